@@ -145,12 +145,26 @@ void Member::CheckLeftRanks(Tensor& tensor, Effects& out) {
   while (!tensor.pushed[pusher]) ++pusher;
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     if (!ranks_[i].left || tensor.pushed[i] || !tensor.in_group[i]) continue;
-    ReportAndFail(RankText(LocalRank{i}) + " has left the job, but " + RankText(LocalRank{pusher}) +
-                      " pushed round " + std::to_string(tensor.open_round().value()) +
-                      " of tensor '" + tensor.spec.name + "', which needs every rank",
-                  out);
+    FailForLeft(tensor,
+                RankText(LocalRank{i}) + " has left the job, but " + RankText(LocalRank{pusher}) +
+                    " pushed round " + std::to_string(tensor.open_round().value()) +
+                    " of tensor '" + tensor.spec.name + "', which needs " +
+                    (NeedsAllRanks(tensor) ? "every rank" : "it"),
+                out);
     return;
   }
+}
+
+bool Member::NeedsAllRanks(const Tensor& tensor) const {
+  if (tensor.spec.ranks.empty() || !view_) return true;
+  uint64_t count = 0;
+  for (const ViewMember& member : view_->members) count += member.standby ? 0 : member.rank_count;
+  return tensor.spec.ranks.size() == count;
+}
+
+void Member::FailForLeft(Tensor& tensor, const std::string& text, Effects& out) {
+  if (NeedsAllRanks(tensor)) return ReportAndFail(text, out);
+  FailTensorWith(tensor, Status::kAborted, text, out);
 }
 
 std::string Member::SpecProblem(const TensorSpec& spec) const {
@@ -177,7 +191,16 @@ std::string Member::SpecProblem(const TensorSpec& spec) const {
 
 std::string Member::GroupProblem(const TensorSpec& spec) const {
   const std::string tensor = "tensor '" + spec.name + "': ";
-  const uint32_t job_ranks = numbers_ ? numbers_->RankCount() : 0;
+  const bool side = spec.collective.side;
+  if (side && spec.ranks.empty()) {
+    return tensor + "a side tensor is of a group: name the ranks that take part in it";
+  }
+  if (!side && IsStandby()) {
+    return tensor + "node " + std::to_string(config_.self.node.value()) +
+           " is a standby, whose ranks take part in side tensors only: say that they are ready "
+           "(talweg_ready), and follow the view in which it is a full member (talweg_follow)";
+  }
+  const uint32_t job_ranks = !numbers_ ? 0 : side ? numbers_->NumberCount() : numbers_->RankCount();
   for (size_t i = 0; i < spec.ranks.size(); ++i) {
     if (i > 0 && spec.ranks[i - 1] >= spec.ranks[i]) {
       return tensor + "the ranks of a group are in ascending order, each once, and rank " +
@@ -197,8 +220,16 @@ std::string Member::GroupProblem(const TensorSpec& spec) const {
          ", which is not among the ranks that take part: " + SpecText(spec);
 }
 
+bool Member::IsStandbyIn(const View& view) const {
+  const std::optional<MemberIndex> self = view.IndexOf(config_.self);
+  return self && view.members[self->value()].standby;
+}
+
+bool Member::IsStandby() const { return numbers_ && IsStandbyIn(*numbers_); }
+
 TensorSpec Member::Normalized(TensorSpec spec) const {
   if (!spec.collective.has_root()) spec.root_rank = 0;
+  if (spec.collective.side) return spec;  // It goes on naming them.
   std::vector<Rank> all;
   for (uint32_t i = 0; numbers_ && i < numbers_->RankCount(); ++i) all.push_back(Rank{i});
   // All ranks have no names where it does not matter which there are: joiners are among them.
@@ -393,7 +424,7 @@ std::string Member::PushProblem(const Push& push) const {
            ", which it has not been told of; declare it first";
   }
   const Tensor& tensor = *tensors_[push.tensor.value()];
-  if (ranks_[push.rank.value()].at_boundary) {
+  if (ranks_[push.rank.value()].at_boundary && !tensor.spec.collective.side) {
     return "pushed tensor '" + tensor.spec.name + "' while it waits at the end of step " +
            std::to_string(steps_base_ + *ranks_[push.rank.value()].at_boundary);
   }

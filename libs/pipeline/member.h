@@ -201,7 +201,10 @@ class Member {
   const View* numbers() const { return numbers_ ? &*numbers_ : nullptr; }
   // A view that this member has had lately.
   const View* FindView(Epoch epoch) const;
-  // What the job's ranks had ended when this member came; its own count on from there.
+  // Whether the ranks here could take part in steps at once.
+  void OnRanksReady(bool ready) { ranks_ready_ = ready; }
+  // What the job's ranks had ended when this member came into the steps; its own count on from
+  // there.
   uint64_t steps_base() const { return steps_base_; }
   // Global number of a local rank; the local one while there is no view.
   Rank GlobalRank(LocalRank rank) const;
@@ -236,6 +239,9 @@ class Member {
   TensorSpec Normalized(TensorSpec spec) const;
   std::string SpecProblem(const TensorSpec& spec) const;
   std::string GroupProblem(const TensorSpec& spec) const;
+  bool IsStandbyIn(const View& view) const;
+  // Whether the ranks here follow a view that has their node as a standby.
+  bool IsStandby() const;
   void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
   void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
   // For the ranks alone: the others may need the round that is held here.
@@ -245,6 +251,10 @@ class Member {
                      std::optional<Rank> rank = std::nullopt);
   void DoPush(const Push& push, int64_t now_ns, Effects& out);
   void CheckLeftRanks(Tensor& tensor, Effects& out);
+  bool NeedsAllRanks(const Tensor& tensor) const;
+  // A rank or a member that the open round needs has left: the job's failure, or that of a tensor
+  // which only some ranks have.
+  void FailForLeft(Tensor& tensor, const std::string& text, Effects& out);
   void CheckRanksDone(Effects& out);
   std::string RankText(LocalRank rank) const;
   std::string PushProblem(const Push& push) const;
@@ -301,7 +311,8 @@ class Member {
   bool CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
                    Effects& out);
   bool WaitsFor(const Owner& owner) const;
-  bool CheckLeft(const wire::Waiting& entry, const std::string& what, Effects& out);
+  // Which of the missing has left, if one has: `what` needs it.
+  std::string LeftText(const wire::Waiting& entry, const std::string& what) const;
   bool IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const;
   void OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns, Effects& out);
   void OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns, Effects& out);
@@ -350,6 +361,7 @@ class Member {
   Phase phase_ = Phase::kForming;
   std::string failed_text_;
   std::optional<View> numbers_;
+  bool ranks_ready_ = true;
   uint64_t steps_base_ = 0;
   std::deque<View> recent_views_;
   std::optional<View> view_;

@@ -267,7 +267,8 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
                                      ? wire::Mode::kCopy
                                      : wire::Mode::kSum,
                          .form = FormOf(tensor, slice),
-                         .wants_result = WantsResult(tensor, slice)};
+                         .wants_result = WantsResult(tensor, slice),
+                         .priority = tensor.priority};
   const bool has_bytes = wire::CarriesData(entry.form);
   Memory memory = Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution;
   if (has_bytes) entry.length_bytes = GivenLength(tensor, slice);

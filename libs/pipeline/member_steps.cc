@@ -44,7 +44,8 @@ void Member::TryQuiesce(Effects& out) {
   if (!AllHaveEnded(quiesce_->step)) return;
   // Other nodes' ranks may still be on their way to the end of the step.
   for (const std::unique_ptr<Tensor>& tensor : tensors_) {
-    if (tensor->pushed_count > 0 || tensor->finish) return;
+    // Whoever enters is in no side tensor that there is, so that its rounds may be open.
+    if ((tensor->pushed_count > 0 && !tensor->spec.collective.side) || tensor->finish) return;
   }
   quiesce_->answered = true;
   out.push_back(Quiesced{quiesce_->id, quiesce_->step});
@@ -88,6 +89,8 @@ void Member::Renumber(Tensor& tensor) const {
   };
   for (size_t i = 0; i < tensor.group.size(); ++i)
     tensor.spec.ranks[i] = number_of(tensor.group[i]);
+  // Standbys have the highest numbers, whatever their places.
+  std::sort(tensor.spec.ranks.begin(), tensor.spec.ranks.end());
   if (!tensor.spec.collective.has_root()) return;
   tensor.spec.root_rank = numbers_->IndexOf(tensor.root_member)
                               ? number_of({tensor.root_member.node, tensor.root_local_rank}).value()

@@ -148,5 +148,104 @@ TEST_CASE("Member: ranks have the numbers of the view that they follow", "[pipel
   CHECK(f.Of<FailTensor>(f.Declare(0, spec)).size() == 1);
 }
 
+View WithStandby(uint64_t epoch, uint32_t node) {
+  View view = MakeView(epoch, {1, 1, 1}, 1);
+  view.members[node].standby = true;
+  return view;
+}
+
+TensorSpec Side(const std::string& name, const std::vector<uint32_t>& ranks) {
+  TensorSpec spec = Spec(name, 10);
+  spec.collective.side = true;
+  for (const uint32_t rank : ranks) spec.ranks.emplace_back(rank);
+  return spec;
+}
+
+TEST_CASE("Member: a standby's ranks are in side tensors only", "[pipeline]") {
+  Stepping f(1);
+  f.Start(WithStandby(4, 1));
+  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{2});
+  const auto refused = f.Of<DeclareReply>(f.Declare(0, Spec("w", 10)));
+  REQUIRE(refused.size() == 1);
+  CHECK(refused[0].status == Status::kInvalid);
+  CHECK(refused[0].text.find("node 1 is a standby") != std::string::npos);
+  CHECK(f.member.tensors().empty());
+  // Node 0 and this one: by places, whatever their numbers.
+  f.Open(Side("state", {0, 2}));
+  CHECK(f.member.tensors()[0]->group ==
+        Group{{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}});
+
+  // It comes into the steps with a view, and its ranks when they follow it.
+  View full = MakeView(5, {1, 1, 1}, 1);
+  full.steps = 30;
+  f.OnView(full);
+  f.AgreeTo(f.AnswerAll());
+  CHECK(f.member.steps_base() == 30);
+  CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("w", 10))).size() == 1);
+  bool ok = false;
+  f.Do([&](Effects& out) { ok = f.member.OnRanksFollow(Epoch{5}, out); });
+  CHECK(ok);
+  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  CHECK(f.member.tensors()[0]->spec.ranks == std::vector<Rank>{Rank{0}, Rank{1}});
+  CHECK_FALSE(f.member.tensors()[0]->is_dead);
+  CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("w", 10))).empty());
+  CHECK(f.member.tensors().size() == 2);
+}
+
+TEST_CASE("Member: what is no side tensor is refused as one", "[pipeline]") {
+  Stepping f;
+  f.Start(WithStandby(4, 2));
+  const auto text_of = [&](const TensorSpec& spec) {
+    const auto replies = f.Of<DeclareReply>(f.Declare(0, spec));
+    return replies.empty() ? std::string() : replies[0].text;
+  };
+  CHECK(text_of(Side("all", {})).find("name the ranks") != std::string::npos);
+  CHECK(text_of(Side("none", {0, 3})).find("ranks 0 to 2") != std::string::npos);
+  TensorSpec gather = Side("gather", {0, 2});
+  gather.collective.op = Op::kCopy;
+  gather.collective.gives = Share::kOwn;
+  CHECK(text_of(gather).find("cannot be a side tensor") != std::string::npos);
+  // Others may not name a standby.
+  TensorSpec named = Side("named", {0, 2});
+  named.collective.side = false;
+  CHECK(text_of(named).find("ranks 0 to 1") != std::string::npos);
+}
+
+TEST_CASE("Member: rounds of side tensors go on at the end of a step", "[pipeline]") {
+  Stepping f;
+  f.Start(WithStandby(4, 2));
+  f.Open(Side("state", {0, 2}));
+  f.Quiesce(5, 0);
+  f.RanksStop({0});
+  f.Quiesce(6, 1);
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
+  CHECK(f.Of<FailRank>(f.Push(0, 0, 1)).empty());
+  // And are open where the node enters the steps.
+  View full = MakeView(5, {1, 1, 1}, 1);
+  full.steps = 1;
+  f.OnView(full);
+  CHECK_FALSE(f.member.tensors()[0]->is_dead);
+}
+
+TEST_CASE("Member: a quiesce does not wait for a side tensor, and does for another", "[pipeline]") {
+  Stepping f;
+  f.Start(WithStandby(4, 2));
+  f.Open(Side("state", {0, 2}));
+  f.Push(0, 0, 1);
+  f.Quiesce(6, 1);
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
+}
+
+TEST_CASE("Member: a side tensor dies with any of its ranks", "[pipeline]") {
+  Stepping f;
+  f.Start(WithStandby(4, 2));
+  f.Open(Side("state", {0, 2}));
+  View again = WithStandby(5, 2);
+  again.members[2].id.incarnation = Incarnation{900};  // Another process at that place.
+  f.OnView(again);
+  f.AnswerAll();
+  CHECK(f.member.tensors()[0]->is_dead);
+}
+
 }  // namespace
 }  // namespace talweg::pipeline

@@ -324,6 +324,34 @@ TEST_CASE("Member: ranks that leave cleanly end nothing unless somebody needs th
   CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // This life of the job is over for it.
 }
 
+TEST_CASE("Member: who leaves a group of ranks ends its tensors, and not the job", "[pipeline]") {
+  Fixture f(0, 3);
+  f.Start(MakeView(1, {3}, 0));
+  TensorSpec spec = Spec("pair", 100);
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Declare(0, spec);
+  f.Declare(1, spec);
+  f.Allocated(0);
+  SECTION("one that waits when the other leaves") {
+    f.Push(0, 0, 1);
+    const Effects out = f.Leave(1, true);
+    CHECK(f.Of<FailJob>(out).empty());
+    const auto completed = f.Of<CompleteRound>(out);
+    REQUIRE(completed.size() == 1);
+    CHECK(completed[0].status == Status::kAborted);
+    CHECK(completed[0].text.find("rank 1 (local rank 1 of node 0") != std::string::npos);
+    CHECK(completed[0].text.find("which needs it") != std::string::npos);
+  }
+  SECTION("one that pushes after the other has left") {
+    CHECK(f.Leave(1, true).empty());
+    const auto completed = f.Of<CompleteRound>(f.Push(0, 0, 1));
+    REQUIRE(completed.size() == 1);
+    CHECK(completed[0].status == Status::kAborted);
+  }
+  SECTION("nobody who has left is waited for") { CHECK(f.Leave(2, true).empty()); }
+  CHECK(f.member.phase() == Phase::kActive);
+}
+
 TEST_CASE("Member: a round that needs a member which has left fails the job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -337,6 +365,44 @@ TEST_CASE("Member: a round that needs a member which has left fails the job", "[
       {{.key = Key("w"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
   REQUIRE(f.Of<FailJob>(out).size() == 1);
   CHECK(f.Of<FailJob>(out)[0].text.find("node 1 has left") != std::string::npos);
+}
+
+TEST_CASE("Member: a round of a group that needs a member which has left fails its tensor",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  TensorSpec spec = Spec("pair", 100);
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Open(spec);
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  const Effects out = f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("pair"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  CHECK(f.Of<FailJob>(out).empty());
+  const auto completed = f.Of<CompleteRound>(out);
+  REQUIRE(completed.size() == 1);
+  CHECK(completed[0].status == Status::kAborted);
+  CHECK(completed[0].text.find("node 1 has left") != std::string::npos);
+  CHECK(f.member.phase() == Phase::kActive);
+}
+
+TEST_CASE("Member: a side tensor waits for the view without the member that has left",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  TensorSpec spec = Spec("state", 100);
+  spec.collective.side = true;
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Open(spec);
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  const Effects out = f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("state"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  CHECK(f.Of<FailJob>(out).empty());
 }
 
 TEST_CASE("Member: the scheduler's word ends every wait with its text", "[pipeline]") {

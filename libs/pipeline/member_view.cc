@@ -52,11 +52,11 @@ wire::FailedCode CodeOf(Status status) {
 }
 
 // Where the ranks belong that `numbers` counts so; up to the first that it does not know.
-Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks) {
+Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks, bool with_standbys) {
   Group group;
   for (const Rank rank : ranks) {
     const std::optional<MemberIndex> member = numbers.MemberOfRank(rank);
-    if (!member) break;
+    if (!member || (numbers.members[member->value()].standby && !with_standbys)) break;
     group.push_back({numbers.members[member->value()].id.node,
                      LocalRank{rank.value() - numbers.RankBase(*member).value()}});
   }
@@ -105,10 +105,9 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   }
   std::erase_if(left_members_,
                 [&view](const auto& left) { return !view.IndexOf(left.first).has_value(); });
-  if (!numbers_) {
-    numbers_ = view;
-    steps_base_ = view.steps;
-  }
+  const bool enters_steps = newest != nullptr && IsStandbyIn(*newest) && !IsStandbyIn(view);
+  if (!numbers_ || enters_steps) steps_base_ = view.steps;
+  if (!numbers_) numbers_ = view;
   if (recent_views_.size() == kRecentViews) recent_views_.pop_front();
   recent_views_.push_back(view);
   next_view_ = view;
@@ -291,10 +290,12 @@ bool Member::Resolve(Tensor& tensor, Effects& out) {
                    out);
     return false;
   };
-  tensor.group = PlacesOf(numbers, tensor.spec.ranks);
+  tensor.group = PlacesOf(numbers, tensor.spec.ranks, tensor.spec.collective.side);
   if (tensor.group.size() < tensor.spec.ranks.size()) {
     return fail(tensor.spec.ranks[tensor.group.size()]);
   }
+  // Standbys have the highest numbers, whatever their places.
+  std::sort(tensor.group.begin(), tensor.group.end());
   tensor.in_group.assign(ranks_.size(), tensor.group.empty());
   for (const Place& place : tensor.group) {
     if (place.node == config_.self.node) tensor.in_group[place.local_rank.value()] = true;
@@ -318,7 +319,7 @@ void Member::ResolveInView(Tensor& tensor) {
     root = Place{tensor.root_member.node, tensor.root_local_rank};
   }
   tensor.participation = Participation(*view_, tensor.spec.collective, tensor.group, root);
-  if (tensor.spec.collective.needs_every_rank() && tensor.needed_members.empty()) {
+  if (tensor.spec.collective.ends_with_any_rank() && tensor.needed_members.empty()) {
     for (const Place& place : tensor.group) {
       const std::optional<MemberIndex> member = view_->IndexOf(place.node);
       if (member) tensor.needed_members.push_back(view_->members[member->value()].id);
@@ -334,7 +335,7 @@ void Member::ResolveInView(Tensor& tensor) {
 uint32_t Member::RootInView(uint32_t root_rank) const {
   const std::optional<MemberIndex> told = numbers_->MemberOfRank(Rank{root_rank});
   // One that is there for nobody, so that they hear of it.
-  if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->RankCount());
+  if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->NumberCount());
   const std::optional<MemberIndex> member = view_->IndexOf(numbers_->members[told->value()].id);
   if (!member) return wire::kNoRank;
   return view_->RankBase(*member).value() + root_rank - numbers_->RankBase(*told).value();

@@ -71,15 +71,19 @@ bool Member::RanksWait() const {
                      [](const LocalRankState& rank) { return rank.at_boundary.has_value(); });
 }
 
-// Running steps do not need the scheduler. A first view, and the end of a quiesce, nobody else can
-// give; while it answers, it may.
+// Running steps do not need the scheduler. A first view, the end of a quiesce, and the view that
+// lets a standby into the steps nobody else can give; while it answers, it may.
 bool Member::CheckScheduler(int64_t now_ns, Effects& out) {
   CountSilence(now_ns);
   if (!scheduler_silent_ || !SchedulerCannotDecide()) return false;
-  if (phase_ != Phase::kForming && !RanksWait()) return false;
-  const std::string what = phase_ == Phase::kForming
-                               ? "job '" + config_.job_name + "' has not begun"
-                               : "a member is about to join job '" + config_.job_name + "'";
+  const bool is_forming = phase_ == Phase::kForming;
+  const View* const view = newest_view();
+  const bool enters_steps = ranks_ready_ && view != nullptr && IsStandbyIn(*view);
+  if (!is_forming && !RanksWait() && !enters_steps) return false;
+  const std::string what =
+      is_forming     ? "job '" + config_.job_name + "' has not begun"
+      : enters_steps ? "this standby is about to join the steps of job '" + config_.job_name + "'"
+                     : "a member is about to join job '" + config_.job_name + "'";
   OnLocalFailure(what + (scheduler_relapsed_ ? ", and the scheduler comes and goes" : ""), now_ns,
                  out);
   return true;
@@ -167,7 +171,9 @@ void Member::OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t n
   const bool is_open = entry.round == tensor.active_round();
   const std::string round =
       "round " + std::to_string(entry.round.value()) + " of tensor '" + tensor.spec.name + "'";
-  if (is_open && CheckLeft(entry, round, out)) return;
+  // A side tensor ends with the view that follows, and the job does not.
+  const std::string left = is_open && !tensor.spec.collective.side ? LeftText(entry, round) : "";
+  if (!left.empty()) return FailForLeft(tensor, left, out);
   if (Names(entry, config_.self.node)) return;
   const bool is_awaited =
       is_open && (tensor.contributed || tensor.finish) && phase_ != Phase::kFencing;
@@ -198,8 +204,9 @@ void Member::OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int6
                     out);
       return;
     }
-  } else if (CheckLeft(entry, "the job's beginning", out) ||
-             (WaitsFor(owner) && CheckAbsent(owner, entry, epoch, out))) {
+  } else if (const std::string left = LeftText(entry, "the job's beginning"); !left.empty()) {
+    return ReportAndFail(left, out);
+  } else if (WaitsFor(owner) && CheckAbsent(owner, entry, epoch, out)) {
     return;
   }
   if (!IsNews(entry, now_ns, epoch_named_)) return;
@@ -209,16 +216,14 @@ void Member::OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int6
                            .absent_ns = entry.absent_ns});
 }
 
-bool Member::CheckLeft(const wire::Waiting& entry, const std::string& what, Effects& out) {
+std::string Member::LeftText(const wire::Waiting& entry, const std::string& what) const {
   for (const uint32_t node : entry.missing_nodes) {
     const auto left = left_members_.find(NodeRank{node});
     if (left == left_members_.end()) continue;
-    ReportAndFail("node " + std::to_string(node) + " has left job '" + config_.job_name + "' (" +
-                      left->second + "), but " + what + " needs it",
-                  out);
-    return true;
+    return "node " + std::to_string(node) + " has left job '" + config_.job_name + "' (" +
+           left->second + "), but " + what + " needs it";
   }
-  return false;
+  return "";
 }
 
 void Member::OnTick(int64_t now_ns, Effects& out) {

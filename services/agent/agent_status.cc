@@ -60,7 +60,7 @@ v1::OpenRound MakeOpenRound(const pipeline::Member& member, const pipeline::Tens
   if (!tensor.contributed && !tensor.finish) {
     round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
     for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-      if (!tensor.pushed[i]) round.add_local_ranks(i);
+      if (tensor.in_group[i] && !tensor.pushed[i]) round.add_local_ranks(i);
     }
   } else if (tensor.awaits_decision || member.phase() == pipeline::Phase::kFencing ||
              tensor.state != pipeline::TensorState::kOpen) {
@@ -88,24 +88,24 @@ int WriteFile(const std::string& path, const std::string& text) {
 }  // namespace
 
 v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) const {
-  const pipeline::Member& member = *member_;
+  const pipeline::Member& member = driver_->member();
   v1::GetStatusResponse status;
   *status.mutable_version() = rpc::ToProto(rpc::Version{});
   *status.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
   status.set_job_name(config_.job);
-  status.set_job_id(job_.value());
+  status.set_job_id(driver_->job().value());
   *status.mutable_id() = rpc::ToShown(member.config().self);
   status.set_host_id(host_id_);
   if (member.newest_view() != nullptr) {
     *status.mutable_view() = rpc::ToShown(*member.newest_view());
   }
   status.set_state(StateText(member));
-  status.set_scheduler_reachable(scheduler_silent_since_ns_ == 0 && !link_->IsAlone());
-  status.set_scheduler_text(link_->IsAlone() ? "none: this node is the whole job"
-                                             : scheduler_text_);
+  status.set_scheduler_reachable(driver_->scheduler_answers() && !driver_->link().IsAlone());
+  status.set_scheduler_text(driver_->link().IsAlone() ? "none: this node is the whole job"
+                                                      : driver_->scheduler_text());
 
-  for (uint32_t i = 0; i < desk_->ranks().size(); ++i) {
-    const RankDesk::Rank& rank = desk_->ranks()[i];
+  for (uint32_t i = 0; i < driver_->desk().ranks().size(); ++i) {
+    const RankDesk::Rank& rank = driver_->desk().ranks()[i];
     v1::RankStatus* out = status.add_ranks();
     out->set_rank(member.GlobalRank(LocalRank{i}).value());
     out->set_local_rank(i);
@@ -113,7 +113,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_uid(rank.uid);
     out->set_attached(rank.attached);
     out->set_ended(rank.ended);
-    out->set_arena_bytes(memory_->ContributionBytes(LocalRank{i}));
+    out->set_arena_bytes(driver_->memory().ContributionBytes(LocalRank{i}));
   }
 
   std::vector<const pipeline::Tensor*> open;
@@ -139,9 +139,8 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
       request.open_rounds_max() == 0 ? kOpenRoundsMax : request.open_rounds_max();
   if (open.size() > open_max) open.resize(open_max);
   for (const pipeline::Tensor* tensor : open) {
-    const auto missing = missing_nodes_.find({tensor->index, tensor->active_round()});
     *status.add_open_rounds() = MakeOpenRound(
-        member, *tensor, missing == missing_nodes_.end() ? nullptr : &missing->second, NowNs());
+        member, *tensor, driver_->MissingNodes(tensor->index, tensor->active_round()), NowNs());
   }
 
   for (const auto& [index, owner] : member.owners()) {
@@ -150,7 +149,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_connected(owner.state == pipeline::OwnerState::kReady);
     out->set_credit_bytes(owner.credit_bytes);
     out->set_bytes_in_flight(member.queue().InFlightBytes(index));
-    const DataPlane::Traffic traffic = link_->TrafficOf(owner.connection);
+    const DataPlane::Traffic traffic = driver_->link().TrafficOf(owner.connection);
     out->set_transport(traffic.transport);
     out->set_bytes_sent(traffic.bytes_sent);
     out->set_bytes_received(traffic.bytes_received);
@@ -158,20 +157,20 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
 
   const pipeline::MemberCounters& counters = member.counters();
   status.set_rounds_done(counters.rounds_completed);
-  status.set_bytes_pushed(desk_->bytes_pushed());
-  const JobLink::Totals totals = link_->totals();
+  status.set_bytes_pushed(driver_->desk().bytes_pushed());
+  const JobLink::Totals totals = driver_->link().totals();
   status.set_bytes_sent(totals.bytes_sent);
   status.set_bytes_received(totals.bytes_received + counters.result_bytes_written);
-  status.set_bytes_reduced_locally(bytes_reduced_);
-  status.set_memory_bytes(memory_->bytes());
-  status.set_tracing(timeline_.recording());
+  status.set_bytes_reduced_locally(driver_->bytes_reduced());
+  status.set_memory_bytes(driver_->memory().bytes());
+  status.set_tracing(driver_->timeline().recording());
   AddCounters(status);
   status.set_pid(static_cast<uint64_t>(getpid()));
   return status;
 }
 
 void Agent::AddCounters(v1::GetStatusResponse& status) const {
-  const pipeline::Member& member = *member_;
+  const pipeline::Member& member = driver_->member();
   const pipeline::MemberCounters& counters = member.counters();
   auto& named = *status.mutable_counters();
   named["contributions_sent"] = counters.contributions_sent;
@@ -186,7 +185,7 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
   named["link_bytes_per_s"] = member.queue().LinkBytesPerMs() * 1000;
   named["round_trip_us"] = static_cast<uint64_t>(member.queue().RoundTripNs() / 1000);
   named["send_window_bytes"] = member.queue().WindowBytes();
-  named["bad_frames"] = link_->totals().bad_frames;
+  named["bad_frames"] = driver_->link().totals().bad_frames;
   for (size_t i = 1; i < counters.refused.size(); ++i) {
     const auto reason = static_cast<wire::RefusedReason>(i);
     named[std::string("refused{reason=") + wire::RefusedReasonName(reason) + "}"] =
@@ -217,7 +216,7 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
 
 v1::GetTraceResponse Agent::MakeTrace() const {
   v1::GetTraceResponse trace;
-  for (const TimelineEvent& event : timeline_.events()) {
+  for (const TimelineEvent& event : driver_->timeline().events()) {
     v1::GetTraceResponse::Event* out = trace.add_events();
     out->set_phase(ToPhase(event.span));
     out->set_tensor(*event.tensor);
@@ -227,7 +226,7 @@ v1::GetTraceResponse Agent::MakeTrace() const {
     out->set_bytes(event.bytes);
     out->set_local_rank(-1);
   }
-  trace.set_dropped(timeline_.dropped());
+  trace.set_dropped(driver_->timeline().dropped());
   trace.set_monotonic_ns(NowNs());
   *trace.mutable_wall_time() = rpc::TimestampFromUnixNs(UnixNowNs());
   return trace;
@@ -235,9 +234,9 @@ v1::GetTraceResponse Agent::MakeTrace() const {
 
 void Agent::WriteTrace() const {
   if (config_.trace_path.empty()) return;
-  const std::string json =
-      timeline_.Json("agent of node " + std::to_string(config_.node_rank) + " (" + node_name_ + ")",
-                     kTraceProcess + config_.node_rank);
+  const std::string json = driver_->timeline().Json(
+      "agent of node " + std::to_string(config_.node_rank) + " (" + node_name_ + ")",
+      kTraceProcess + config_.node_rank);
   const std::string partial = PartialPath(config_.trace_path);
   int error = WriteFile(partial, json);
   if (error == 0 && std::rename(partial.c_str(), config_.trace_path.c_str()) != 0) error = errno;

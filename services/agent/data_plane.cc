@@ -200,6 +200,12 @@ DataPlane::Traffic DataPlane::TrafficOf(ConnectionId connection) const {
   return it == peers_.end() ? Traffic{} : it->second.traffic;
 }
 
+std::optional<ConnectionId> DataPlane::TransportNameOf(ConnectionId connection) const {
+  const auto it = peers_.find(connection);
+  if (it == peers_.end()) return std::nullopt;
+  return it->second.transport_id;
+}
+
 void DataPlane::OnAccepted(ConnectionId connection) {
   // Agents listen nowhere; whoever this is has no business here.
   transport_->Close(connection);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -76,6 +77,8 @@ class DataPlane final : public transport::EventSink {
   };
   // For a connection that is there.
   Traffic TrafficOf(ConnectionId connection) const;
+  // The transport's name of a connection that is there, for those who watch the transport.
+  std::optional<ConnectionId> TransportNameOf(ConnectionId connection) const;
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }
   uint64_t bad_frames() const { return bad_frames_; }

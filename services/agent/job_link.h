@@ -12,8 +12,7 @@
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
-#include "libs/rpc/scheduler_client.h"
-#include "libs/transport/transport.h"
+#include "libs/rpc/scheduler_events.h"
 #include "libs/view/view.h"
 #include "services/agent/data_plane.h"
 
@@ -23,7 +22,10 @@ namespace talweg::agent {
 // aggregators, and what they answer. Owned by the data thread.
 class JobLink {
  public:
-  using LeaveReason = rpc::SchedulerClient::LeaveReason;
+  enum class LeaveReason : uint8_t {
+    kFinished,  // All ranks are done.
+    kStopped,   // Stopped while ranks still work: a loss for the job.
+  };
   struct Totals {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
@@ -42,6 +44,7 @@ class JobLink {
   // --- To the scheduler.
   virtual void Quiesced(uint64_t id, uint64_t step) = 0;
   virtual void SetRanksAttached(bool attached) = 0;
+  virtual void SetRanksReady(bool ready) = 0;
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 
@@ -67,13 +70,6 @@ class JobLink {
 std::unique_ptr<JobLink> NewAloneLink(
     ViewMember self, uint64_t slice_bytes_max,
     std::function<void(const rpc::ViewPublished& published)> publish);
-
-// `join.member.id` is Join's. `on_event` is called on other threads. The transport, which carries
-// the data plane, outlives the link.
-std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<DataPlane> data_plane,
-                                       transport::Transport* transport,
-                                       rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,
-                                       rpc::SchedulerClient::OnEvent on_event);
 
 }  // namespace talweg::agent
 

@@ -9,6 +9,32 @@
 namespace talweg::agent {
 namespace {
 
+// Who a local rank is in a view. A standby's is told who it would be if its node were a full
+// member.
+struct Numbers {
+  talweg::Rank rank;
+  uint32_t size = 0;
+  uint32_t node_count = 0;
+  bool is_standby = false;
+  shm::RankNumbers declared;
+};
+
+Numbers NumbersIn(const View& view, const MemberIdentity& self, LocalRank local_rank) {
+  const MemberIndex index = *view.IndexOf(self);
+  const ViewMember& own = view.members[index.value()];
+  Numbers numbers{.rank = talweg::Rank{local_rank.value()}, .is_standby = own.standby};
+  numbers.declared = {.own = view.RankBase(index).value() + local_rank.value(),
+                      .count = view.NumberCount()};
+  for (uint32_t i = 0; i < view.members.size(); ++i) {
+    const ViewMember& member = view.members[i];
+    if (member.standby && i != index.value()) continue;
+    ++numbers.node_count;
+    numbers.size += member.rank_count;
+    if (i < index.value()) numbers.rank = talweg::Rank{numbers.rank.value() + member.rank_count};
+  }
+  return numbers;
+}
+
 // Maps a GPU's error to the status that the rank gets.
 shm::RankStatus FromStatus(const absl::Status& status) {
   switch (status.code()) {
@@ -64,6 +90,14 @@ bool RankDesk::AllAttached() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.attached; });
 }
 
+bool RankDesk::AllReady() const {
+  const bool one_does_not_ask = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.attached && !rank.knows_standbys;
+  });
+  return one_does_not_ask ||
+         std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ready; });
+}
+
 void RankDesk::SetView(const View& view, const MemberIdentity& self) {
   if (view_) return;
   view_ = view;
@@ -83,7 +117,9 @@ void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHell
           .connection = connection,
           .pid = static_cast<uint64_t>(hello.pid),
           .uid = hello.uid,
-          .client_name = hello.client_name};
+          .client_name = hello.client_name,
+          .knows_standbys = hello.knows_standbys};
+  events_->OnRanksReady(AllReady());
   events_->OnRanksAttached(AllAttached());
   Greet(hello.local_rank);
 }
@@ -96,13 +132,17 @@ void RankDesk::Greet(LocalRank local_rank) {
   const std::optional<MemberIndex> member = view_->IndexOf(self_);
   if (!rank.attached || !member) return;
   rank.welcomed = true;
-  server_->Welcome(rank.connection,
-                   {.rank = talweg::Rank{view_->RankBase(*member).value() + local_rank.value()},
-                    .size = view_->RankCount(),
-                    .local_size = static_cast<uint32_t>(ranks_.size()),
-                    .node_rank = self_.node,
-                    .node_count = static_cast<uint32_t>(view_->members.size()),
-                    .job_name = job_name_});
+  const Numbers numbers = NumbersIn(*view_, self_, local_rank);
+  server_->Welcome(rank.connection, {.rank = numbers.rank,
+                                     .size = numbers.size,
+                                     .local_size = static_cast<uint32_t>(ranks_.size()),
+                                     .node_rank = self_.node,
+                                     .node_count = numbers.node_count,
+                                     .job_name = job_name_,
+                                     .standby = numbers.is_standby,
+                                     .numbers = numbers.declared});
+  // What the others were told before it came.
+  if (stop_) server_->PublishStop(rank.connection, *stop_ + 1);
 }
 
 void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
@@ -229,11 +269,21 @@ void RankDesk::OnRankBoundary(shm::RankConnectionId connection, shm::RequestId r
       return AnswerView(rank, request, Epoch{question.epoch}, question.first_member);
     case shm::BoundaryQuestion::kFollow:
       return events_->OnRankFollows(rank, request.value(), Epoch{question.epoch});
+    case shm::BoundaryQuestion::kReady:
+      ranks_[rank.value()].ready = true;
+      events_->OnRanksReady(AllReady());
+      return AnswerView(rank, request, Epoch{0}, 0);
     case shm::BoundaryQuestion::kWait: break;
   }
   if (!stop_ || question.steps_ended < *stop_) return AnswerView(rank, request, Epoch{0}, 0);
   at_boundary_.push_back({rank, request, question.steps_ended});
   events_->OnRankAtBoundary(rank, question.steps_ended);
+}
+
+void RankDesk::OnRankAsk(shm::RankConnectionId connection, shm::RequestId request,
+                         shm::TensorIndex tensor, Round round) {
+  const std::string text = events_->WhomItWaitsFor(pipeline::TensorIndex{tensor.value()}, round);
+  server_->ReplyTold(connection, request, {.text = text});
 }
 
 void RankDesk::Do(const pipeline::StopRanks& effect) {
@@ -269,22 +319,29 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
                                     {.status = shm::RankStatus::kInvalidArgument, .text = text});
   }
   std::vector<shm::MembershipMember> members;
-  for (size_t i = first_member;
-       i < view->members.size() && members.size() < shm::kMembershipMembersMax; ++i) {
-    const ViewMember& member = view->members[i];
-    members.push_back({member.id.node.value(), member.rank_count, member.id.incarnation.value()});
+  uint32_t member_count = 0;
+  for (const ViewMember& member : view->members) {
+    // Who knows no standbys would count their ranks.
+    if (member.standby && !rank.knows_standbys) continue;
+    if (member_count++ < first_member || members.size() == shm::kMembershipMembersMax) continue;
+    members.push_back({.node = member.id.node.value(),
+                       .rank_count = static_cast<uint16_t>(member.rank_count),
+                       .flags = member.standby ? shm::kMemberStandby : uint16_t{0},
+                       .incarnation = member.id.incarnation.value()});
   }
-  server_->ReplyMembership(
-      rank.connection, request,
-      {.flags = membership_changes_ ? shm::kMembershipChanges : 0,
-       .epoch = view->epoch.value(),
-       .steps = view->steps,
-       .steps_base = events_->Core().steps_base(),
-       .rank = view->RankBase(*view->IndexOf(self_)).value() + local_rank.value(),
-       .size = view->RankCount(),
-       .member_count = static_cast<uint32_t>(view->members.size()),
-       .first_member = first_member,
-       .members = {members.data(), static_cast<uint32_t>(members.size())}});
+  const Numbers numbers = NumbersIn(*view, self_, local_rank);
+  const uint32_t standby = numbers.is_standby ? shm::kMembershipStandby : 0;
+  server_->ReplyMembership(rank.connection, request,
+                           {.flags = (membership_changes_ ? shm::kMembershipChanges : 0) | standby,
+                            .epoch = view->epoch.value(),
+                            .steps = view->steps,
+                            .steps_base = events_->Core().steps_base(),
+                            .rank = numbers.rank.value(),
+                            .size = numbers.size,
+                            .member_count = member_count,
+                            .first_member = first_member,
+                            .members = {members.data(), static_cast<uint32_t>(members.size())},
+                            .number = *numbers.declared.own});
 }
 
 void RankDesk::AnswerFollow(LocalRank local_rank, uint32_t request, Epoch epoch, bool ok) {
@@ -292,11 +349,8 @@ void RankDesk::AnswerFollow(LocalRank local_rank, uint32_t request, Epoch epoch,
   if (!rank.attached) return;
   const View* const view = events_->Core().FindView(epoch);
   if (ok && view != nullptr) {
-    const Rank& to = rank;
-    server_->Renumber(
-        to.connection,
-        talweg::Rank{view->RankBase(*view->IndexOf(self_)).value() + local_rank.value()},
-        view->RankCount());
+    const Numbers numbers = NumbersIn(*view, self_, local_rank);
+    server_->Renumber(rank.connection, numbers.rank, numbers.size, numbers.declared);
   }
   AnswerView(local_rank, shm::RequestId{request}, epoch, 0);
 }

@@ -29,6 +29,9 @@ class RankEvents {
   virtual void OnRankJoined(LocalRank rank, uint32_t pid) = 0;
   // Whether all of the node's ranks are connected. Said when one comes or goes.
   virtual void OnRanksAttached(bool all) = 0;
+  // Whether the node could take part in steps at once. Said before OnRanksAttached, and when it
+  // changes.
+  virtual void OnRanksReady(bool all) = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
                              const pipeline::TensorSpec& spec) = 0;
   virtual void OnRankPush(const pipeline::Push& push) = 0;
@@ -38,6 +41,8 @@ class RankEvents {
   virtual void OnRanksStop(std::vector<uint64_t> ended) = 0;
   // RankDesk::AnswerFollow follows.
   virtual void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) = 0;
+  // Says whom a round that ranks have pushed waits for, for people; empty: nobody that is known.
+  virtual std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const = 0;
   virtual const pipeline::Member& Core() const = 0;
 };
 
@@ -66,7 +71,9 @@ class RankDesk final : public shm::RankEventSink {
     uint64_t pid = 0;
     uint64_t uid = 0;
     std::string client_name;
-    std::string ended;  // How it ended, unless it has not.
+    bool knows_standbys = false;
+    bool ready = false;  // It has said so.
+    std::string ended;   // How it ended, unless it has not.
     uint64_t bytes_pushed = 0;
   };
 
@@ -105,6 +112,8 @@ class RankDesk final : public shm::RankEventSink {
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool AnyAttached() const;
   bool AllAttached() const;
+  // Or one does not ask to enter as a standby.
+  bool AllReady() const;
   uint64_t bytes_pushed() const { return bytes_pushed_; }
 
   // shm::RankEventSink
@@ -114,6 +123,8 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankPush(shm::RankConnectionId connection, const shm::PushedRound& push) override;
   void OnRankBoundary(shm::RankConnectionId connection, shm::RequestId request,
                       const shm::Boundary& question) override;
+  void OnRankAsk(shm::RankConnectionId connection, shm::RequestId request, shm::TensorIndex tensor,
+                 Round round) override;
   void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
   void OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
                           shm::TensorIndex tensor, Round round, int32_t priority,

@@ -14,7 +14,7 @@
 
 #include "libs/pipeline/effects.h"
 #include "libs/shm/daemon/arrival_log.h"
-#include "libs/shm/daemon/rank_server.h"
+#include "libs/shm/daemon/rank_memory.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::agent {
@@ -42,7 +42,7 @@ class PrivatePages {
 class TensorMemory {
  public:
   // `tells_arrivals`: slices are large enough for what has come of a result to be told.
-  TensorMemory(uint32_t rank_count, shm::RankServer* ranks, transport::Transport* transport,
+  TensorMemory(uint32_t rank_count, shm::RankMemory* ranks, transport::Transport* transport,
                bool tells_arrivals)
       : rank_count_(rank_count),
         ranks_sum_(transport == nullptr && RanksSum(rank_count)),
@@ -65,7 +65,8 @@ class TensorMemory {
 
   // Whether the node's ranks combine it themselves: all of them have to take part.
   bool RanksSum(const pipeline::TensorSpec& spec) const {
-    return ranks_sum_ && (spec.ranks.empty() || spec.ranks.size() == rank_count_);
+    return ranks_sum_ && !spec.collective.side &&
+           (spec.ranks.empty() || spec.ranks.size() == rank_count_);
   }
   // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
   // from GPUs, so that they do not sum it, and a single rank's contribution is copied. `in_place`:
@@ -111,7 +112,7 @@ class TensorMemory {
   // as far as that is told; 0: it is not.
   uint64_t AddArrival(const pipeline::SliceBytes& result);
 
-  // All tensors are forgotten. RankServer::DropTensorMemory follows.
+  // All tensors are forgotten. RankMemory::DropTensorMemory follows.
   void Forget();
 
   uint64_t bytes() const { return bytes_; }
@@ -148,7 +149,7 @@ class TensorMemory {
   const uint32_t rank_count_;
   const bool ranks_sum_;
   const bool tells_arrivals_;
-  shm::RankServer* const ranks_;
+  shm::RankMemory* const ranks_;
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   uint64_t bytes_ = 0;

@@ -10,6 +10,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/test_directory.h"
+#include "libs/shm/daemon/rank_server.h"
 #include "libs/transport/loopback/loopback_transport.h"
 #include "libs/wire/frames.h"
 

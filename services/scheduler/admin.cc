@@ -103,6 +103,13 @@ void FillWaiting(const membership::Membership& core, int64_t now_ns,
   }
 }
 
+// Whether it is in the job's view beside those that make steps.
+bool IsStandby(const membership::Job& job, NodeRank node) {
+  if (!job.view) return false;
+  const std::optional<MemberIndex> index = job.view->IndexOf(node);
+  return index && job.view->members[index->value()].standby;
+}
+
 v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
                              int64_t now_ns) {
   v1::GetJobResponse details;
@@ -110,6 +117,7 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
   for (const auto& [node, member] : job.members) {
     v1::MemberStatus status = StatusOf(member.record);
     status.set_state(job.Pending(member) ? v1::MEMBER_STATE_PENDING : v1::MEMBER_STATE_JOINED);
+    status.mutable_member()->set_standby(IsStandby(job, node));
     status.set_attached(member.stream.has_value());
     *status.mutable_lease_remaining() =
         DurationFromNs(std::max<int64_t>(member.lease_end_ns - now_ns, 0));
@@ -120,11 +128,14 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
   if (job.view) {
     *details.mutable_view() = ToShown(*job.view);
     double weights = 0;
-    for (const ViewAggregator& aggregator : job.view->aggregators) weights += aggregator.weight;
+    const auto weight_of = [&job](const ViewAggregator& aggregator) {
+      return WeightsCount(job.view->dealing) ? aggregator.weight : 1;
+    };
+    for (const ViewAggregator& aggregator : job.view->aggregators) weights += weight_of(aggregator);
     for (const ViewAggregator& aggregator : job.view->aggregators) {
       v1::AggregatorShare* share = details.add_shares();
       share->set_name(aggregator.name);
-      share->set_share_of_bytes(aggregator.weight / weights);
+      share->set_share_of_bytes(weight_of(aggregator) / weights);
     }
   }
   for (const membership::SpareAggregator& spare : core.SparesOf(job)) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "libs/membership/membership.h"
-#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+#include "proto/talweg/scheduler/v1/admin.pb.h"
 
 // What AdminService shows of the membership core.
 namespace talweg::scheduler {

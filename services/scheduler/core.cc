@@ -14,7 +14,7 @@
 #include "libs/runtime/clock.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "services/scheduler/admin.h"
 
 namespace talweg::scheduler {
@@ -56,14 +56,16 @@ membership::PoolCaller PoolCallerOf(const Request& request) {
           .secret = rpc::HashOf(request.session_secret())};
 }
 
-// The view as that member may have it: with its own keys of data connections.
-View ForMember(View view, const MemberIdentity& member) {
+// The view's aggregators as that member may have them: with its own keys of data connections.
+void SetAggregators(const View& view, const MemberIdentity& member, v1::View* message) {
   const transport::PeerIdentity identity = {
       .job = view.job, .epoch = view.epoch, .node = member.node, .incarnation = member.incarnation};
-  for (ViewAggregator& aggregator : view.aggregators) {
-    aggregator.data_address = transport::AddressForMember(aggregator.data_address, identity);
+  message->clear_aggregators();
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    v1::ViewAggregator& shown = *message->add_aggregators();
+    shown = ToProto(aggregator);
+    shown.set_data_address(transport::AddressForMember(aggregator.data_address, identity));
   }
-  return view;
 }
 
 // As an aggregator may have it: it connects to nobody.
@@ -144,8 +146,8 @@ void Core::Tell(const membership::TellMember& tell) {
     *response.mutable_attached()->mutable_version() = ToProto(version_);
     *response.mutable_attached()->mutable_lease_duration() = Lease();
     response.mutable_attached()->set_quiesce_id(attached->quiesce.value());
-  } else if (const auto* view = std::get_if<View>(&tell.message)) {
-    *response.mutable_view() = ToProto(ForMember(*view, stream->second.member));
+  } else if (const auto* view = std::get_if<membership::SharedView>(&tell.message)) {
+    SetView(view->pointer(), stream->second, response);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
     response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
     response.mutable_quiesce()->set_step(quiesce->step);
@@ -162,6 +164,23 @@ void Core::Tell(const membership::TellMember& tell) {
     response.mutable_member_left()->set_text(left.text);
   }
   stream->second.stream->Send(std::move(response));
+}
+
+// Whole, or as what differs from the view that was told before on that stream.
+void Core::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+                   v1::WatchViewsResponse& response) {
+  const std::shared_ptr<const View> base = std::exchange(watch.told, view);
+  if (!watch.takes_changes || base == nullptr) {
+    *response.mutable_view() = ToProto(*view);
+    SetAggregators(*view, watch.member, response.mutable_view());
+    return;
+  }
+  // Nearly all members have been told the same view before.
+  if (change_.base != base || change_.view != view) {
+    change_ = {.base = base, .view = view, .message = rpc::ChangeOf(*base, *view)};
+  }
+  *response.mutable_view_change() = change_.message;
+  SetAggregators(*view, watch.member, response.mutable_view_change()->mutable_view());
 }
 
 void Core::Tell(const membership::TellAggregator& tell) {
@@ -286,7 +305,8 @@ absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
     answer = core.OnRenew(
         CallerOf(request),
         request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
-        now_ns, out);
+        now_ns, out,
+        request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -344,12 +364,14 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
   absl::Status status = CheckVersion(
       request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
   if (!status.ok()) return stream->End(status);
-  member_streams_[id] = {.stream = stream, .member = FromProto(request.id())};
+  member_streams_[id] = {.stream = stream,
+                         .member = FromProto(request.id()),
+                         .takes_changes = request.takes_changes()};
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnMemberAttached(id, CallerOf(request),
-                                   !request.has_ranks_attached() || request.ranks_attached(),
-                                   now_ns, out);
+    answer = core.OnMemberAttached(
+        id, CallerOf(request), !request.has_ranks_attached() || request.ranks_attached(), now_ns,
+        out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;
@@ -407,7 +429,8 @@ void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorSt
   aggregator_streams_[id] = stream;
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out);
+    answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out,
+                                       request.knows_standbys());
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;

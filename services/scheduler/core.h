@@ -16,7 +16,9 @@
 #include "libs/rpc/version.h"
 #include "libs/runtime/clock.h"
 #include "libs/store/store.h"
-#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+#include "proto/talweg/scheduler/v1/admin.pb.h"
+#include "proto/talweg/scheduler/v1/membership.pb.h"
+#include "proto/talweg/scheduler/v1/pool.pb.h"
 
 namespace talweg::scheduler {
 
@@ -84,6 +86,18 @@ class Core {
   void EndStreams(const absl::Status& status);
 
  private:
+  struct MemberWatch {
+    std::shared_ptr<MemberStream> stream;
+    MemberIdentity member;
+    bool takes_changes = false;
+    std::shared_ptr<const View> told = nullptr;  // The last one on this stream.
+  };
+  // The last change of a view that was told, without aggregators.
+  struct Change {
+    std::shared_ptr<const View> base;
+    std::shared_ptr<const View> view;
+    v1::WatchViewsResponse::ViewChange message;
+  };
   // Runs one event of the membership core and performs what follows; fails when the store does.
   template <typename Event>
   absl::Status Do(const Event& event);
@@ -91,6 +105,8 @@ class Core {
   absl::Status Persist(const membership::StoreWrite& write);
   void Tell(const membership::TellMember& tell);
   void Tell(const membership::TellAggregator& tell);
+  void SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+               v1::WatchViewsResponse& response);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
   // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
@@ -110,11 +126,8 @@ class Core {
   std::optional<membership::SecretHash> job_secret_;
   std::string data_security_ = "any";
   absl::Status failed_;  // The store's failure; nothing happens afterwards.
-  struct MemberWatch {
-    std::shared_ptr<MemberStream> stream;
-    MemberIdentity member;
-  };
   std::map<membership::StreamId, MemberWatch> member_streams_;
+  Change change_;
   std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;
 
   // For people.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is given which key of the data plane.
+#include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <catch2/catch.hpp>
 
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/scheduler_client.h"
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "services/scheduler/daemon_testing.h"
 #include "services/scheduler/testing.h"
 
@@ -15,35 +18,49 @@ namespace {
 
 TEST_CASE("Scheduler: each member gets its own keys of data connections", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  const std::string listener(64, 'a');
-  PoolMember a0(daemon.address(), "a0", 200, "tcp://127.0.0.1:1/tls/" + listener + ",local:@x");
+  const std::vector<std::string> places = {"tcp://127.0.0.1:1/tls/", "fi:tcp://127.0.0.1:2/"};
+  const std::vector<std::string> listeners = {std::string(64, 'a'), std::string(64, 'b')};
+  PoolMember a0(daemon.address(), "a0", 200,
+                places[0] + listeners[0] + "," + places[1] + listeners[1] + ",local:@x");
   a0.events.Next<rpc::Registered>();
   Member first(Link(daemon.address()), Spec(0, 2, 2));
   Member second(Link(daemon.address()), Spec(1, 2, 2));
-  std::vector<transport::DataKey> keys;
+  std::set<transport::DataKey> keys;
+  uint32_t node = 0;
   for (Member* member : {&first, &second}) {
     const View view = member->events.Next<rpc::ViewPublished>().view;
-    const std::string& address = view.aggregators.at(0).data_address;
-    CHECK(address.ends_with(",local:@x"));
-    CHECK_FALSE(address.find(listener) != std::string::npos);
-    const auto parsed = transport::ParseTcpAddress(address.substr(0, address.find(',')));
-    REQUIRE(parsed.ok());
-    CHECK(parsed->security == transport::DataSecurity::kTls);
-    const uint32_t node = static_cast<uint32_t>(keys.size());
-    CHECK(parsed->identity == transport::PeerIdentity{.job = view.job,
-                                                      .epoch = view.epoch,
-                                                      .node = NodeRank{node},
-                                                      .incarnation = Incarnation{100 + node}});
-    keys.push_back(parsed->key);
+    const transport::PeerIdentity identity = {.job = view.job,
+                                              .epoch = view.epoch,
+                                              .node = NodeRank{node},
+                                              .incarnation = Incarnation{100 + node}};
+    ++node;
+    std::string rest = view.aggregators.at(0).data_address;
+    for (size_t i = 0; i < places.size(); ++i) {
+      REQUIRE(rest.starts_with(places[i]));
+      const size_t end = rest.find(',');
+      const auto key = transport::ParseAddressKey(
+          std::string_view(rest).substr(places[i].size(), end - places[i].size()));
+      REQUIRE(key);
+      CHECK(key->identity == identity);
+      const auto listener = transport::ParseAddressKey(listeners[i]);
+      CHECK(key->key == transport::MemberKey(listener->key, identity));
+      keys.insert(key->key);
+      rest.erase(0, end + 1);
+    }
+    CHECK(rest == "local:@x");
   }
-  CHECK(keys[0] != keys[1]);
+  CHECK(keys.size() == 4);
   const View served = a0.events.Next<rpc::JobViewPublished>().view;
-  CHECK(served.aggregators.at(0).data_address == "tcp://127.0.0.1:1,local");
+  CHECK(served.aggregators.at(0).data_address == "tcp://127.0.0.1:1,fi:tcp://127.0.0.1:2,local");
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   v1::GetJobRequest by_name;
   by_name.set_name("mnist");
-  CHECK_FALSE(Contains(admin.GetJob(by_name)->DebugString(), "/tls"));
-  CHECK_FALSE(Contains(admin.ListAggregators()->DebugString(), "/tls"));
+  for (const std::string& shown :
+       {admin.GetJob(by_name)->DebugString(), admin.ListAggregators()->DebugString()}) {
+    CHECK(Contains(shown, "tcp://127.0.0.1:1,fi:tcp://127.0.0.1:2"));
+    CHECK_FALSE(Contains(shown, "tcp://127.0.0.1:1/"));
+    CHECK_FALSE(Contains(shown, "tcp://127.0.0.1:2/"));
+  }
 }
 
 TEST_CASE("Scheduler: it may let in one data_security alone", "[scheduler]") {

@@ -10,8 +10,11 @@
 #include <utility>
 
 #include "libs/rpc/authorization.h"
+#include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/credentials_access.h"
-#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
 
 namespace talweg::scheduler {
 namespace {
@@ -127,17 +130,31 @@ std::optional<rpc::Identity> ClaimOf(const v1::RegisterAggregatorRequest& reques
   return rpc::Identity{rpc::Role::kAggregator, request.aggregator().name()};
 }
 
+// What proves the process that a request speaks for; "" where none does.
+template <typename Request>
+std::string SecretOf(const Request& request) {
+  if constexpr (requires { request.session_secret(); }) return request.session_secret();
+  return "";
+}
+
 // What the three services share.
 class Gate {
  public:
-  Gate(Front::Post post, std::shared_ptr<const rpc::Credentials> credentials)
-      : post_(std::move(post)), credentials_(std::move(credentials)) {}
+  Gate(Front::Post post, std::shared_ptr<const rpc::Credentials> credentials,
+       std::shared_ptr<rpc::CallGate> calls)
+      : post_(std::move(post)), credentials_(std::move(credentials)), calls_(std::move(calls)) {}
 
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const Request* request,
                                    Response* response,
                                    absl::Status (Core::*method)(const Request&, Response*)) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const grpc::Status entered =
+        rpc::CallGateAccess::Enter(calls_.get(), context, SecretOf(*request));
+    if (!entered.ok()) {
+      reactor->Finish(entered);
+      return reactor;
+    }
     if (const std::optional<rpc::Identity> claim = ClaimOf(*request)) {
       const absl::Status allowed =
           rpc::MayActAs(*claim, rpc::CredentialsAccess::CallerOf(*context, credentials_.get()));
@@ -146,20 +163,30 @@ class Gate {
         return reactor;
       }
     }
-    const bool posted =
-        post_([=](Core& core) { reactor->Finish(ToGrpc((core.*method)(*request, response))); });
+    const bool posted = post_([=, this](Core& core) {
+      const absl::Status status = (core.*method)(*request, response);
+      // The core has compared the secret.
+      if (status.ok() && calls_ != nullptr) calls_->Prove(SecretOf(*request));
+      reactor->Finish(ToGrpc(status));
+    });
     if (!posted) reactor->Finish(Ending());
     return reactor;
   }
 
   template <typename Request, typename Response>
   grpc::ServerWriteReactor<Response>* Watch(
-      const Request* request,
+      grpc::CallbackServerContext* context, const Request* request,
       void (Core::*method)(StreamId, const std::shared_ptr<Stream<Response>>&, const Request&)) {
     const StreamId id{++stream_count_};
     auto* reactor = new WatchReactor<Response>(
         [this, id] { post_([id](Core& core) { core.OnStreamBroken(id); }); });
     std::shared_ptr<WatchReactor<Response>> stream = reactor->self();
+    const grpc::Status entered =
+        rpc::CallGateAccess::Enter(calls_.get(), context, SecretOf(*request));
+    if (!entered.ok()) {
+      stream->End(absl::ResourceExhaustedError(entered.error_message()));
+      return reactor;
+    }
     // The request is gRPC's only until the call ends.
     const bool posted = post_([method, id, stream, request = *request](Core& core) {
       (core.*method)(id, stream, request);
@@ -171,6 +198,7 @@ class Gate {
  private:
   const Front::Post post_;
   const std::shared_ptr<const rpc::Credentials> credentials_;
+  const std::shared_ptr<rpc::CallGate> calls_;
   std::atomic<uint64_t> stream_count_{0};
 };
 
@@ -204,8 +232,8 @@ class MembershipService final : public v1::MembershipService::CallbackService {
     return gate_->Answer(context, request, response, &Core::Quiesced);
   }
   grpc::ServerWriteReactor<v1::WatchViewsResponse>* WatchViews(
-      grpc::CallbackServerContext*, const v1::WatchViewsRequest* request) override {
-    return gate_->Watch(request, &Core::WatchViews);
+      grpc::CallbackServerContext* context, const v1::WatchViewsRequest* request) override {
+    return gate_->Watch(context, request, &Core::WatchViews);
   }
 
  private:
@@ -232,8 +260,8 @@ class PoolService final : public v1::PoolService::CallbackService {
     return gate_->Answer(context, request, response, &Core::DeregisterAggregator);
   }
   grpc::ServerWriteReactor<v1::WatchJobsResponse>* WatchJobs(
-      grpc::CallbackServerContext*, const v1::WatchJobsRequest* request) override {
-    return gate_->Watch(request, &Core::WatchJobs);
+      grpc::CallbackServerContext* context, const v1::WatchJobsRequest* request) override {
+    return gate_->Watch(context, request, &Core::WatchJobs);
   }
 
  private:
@@ -271,8 +299,9 @@ class AdminService final : public v1::AdminService::CallbackService {
 
 class GrpcFront final : public Front {
  public:
-  GrpcFront(Post post, std::shared_ptr<const rpc::Credentials> credentials)
-      : gate_(std::move(post), std::move(credentials)),
+  GrpcFront(Post post, std::shared_ptr<const rpc::Credentials> credentials,
+            std::shared_ptr<rpc::CallGate> calls)
+      : gate_(std::move(post), std::move(credentials), std::move(calls)),
         membership_(&gate_),
         pool_(&gate_),
         admin_(&gate_) {}
@@ -289,8 +318,9 @@ class GrpcFront final : public Front {
 }  // namespace
 
 std::unique_ptr<Front> MakeFront(Front::Post post,
-                                 std::shared_ptr<const rpc::Credentials> credentials) {
-  return std::make_unique<GrpcFront>(std::move(post), std::move(credentials));
+                                 std::shared_ptr<const rpc::Credentials> credentials,
+                                 std::shared_ptr<rpc::CallGate> gate) {
+  return std::make_unique<GrpcFront>(std::move(post), std::move(credentials), std::move(gate));
 }
 
 }  // namespace talweg::scheduler

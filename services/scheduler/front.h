@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libs/rpc/call_gate.h"
 #include "libs/rpc/credentials.h"
 #include "services/scheduler/core.h"
 
@@ -26,9 +27,11 @@ class Front {
   virtual std::vector<grpc::Service*> services() = 0;
 };
 
-// The Front outlives the server that its services are in. `credentials` are the server's.
+// The Front outlives the server that its services are in. `credentials` and `gate` are the
+// server's.
 std::unique_ptr<Front> MakeFront(Front::Post post,
-                                 std::shared_ptr<const rpc::Credentials> credentials);
+                                 std::shared_ptr<const rpc::Credentials> credentials,
+                                 std::shared_ptr<rpc::CallGate> gate);
 
 }  // namespace talweg::scheduler
 

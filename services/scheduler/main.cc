@@ -9,6 +9,7 @@
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
 #include "libs/config/secret_file.h"
+#include "libs/rpc/call_gate.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
 #include "libs/runtime/incarnation.h"
@@ -51,6 +52,8 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.port_max = listen.port_last;
   options.server.advertise_host = config.advertise;
   options.server.insecure = config.insecure;
+  options.server.gate = std::make_shared<rpc::CallGate>(rpc::CallLimitOptions{
+      .per_second_max = config.peer_calls_per_second_max, .open_max = config.peer_calls_open_max});
   TALWEG_ASSIGN_OR_RETURN(options.server.credentials, LoadCredentials(config));
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;

@@ -28,7 +28,7 @@ class Scheduler::Impl : private Poller {
         mailbox_(loop),
         core_(options.membership, options.version, std::move(store), clock, std::move(on_failure)),
         front_(MakeFront([this](std::function<void(Core&)> work) { return Post(std::move(work)); },
-                         options.server.credentials)) {}
+                         options.server.credentials, options.server.gate)) {}
 
   ~Impl() override { Shutdown(0); }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/scheduler_client.h"
@@ -14,6 +19,21 @@
 // The rules of docs/quotas.md through the daemon.
 namespace talweg::scheduler {
 namespace {
+
+// Tells when somebody has read a file of the directory since this was made.
+class Reading {
+ public:
+  explicit Reading(const std::filesystem::path& directory) : watch_(inotify_init1(IN_CLOEXEC)) {
+    REQUIRE(inotify_add_watch(watch_.get(), directory.c_str(), IN_CLOSE_NOWRITE) >= 0);
+  }
+  void Wait() const {
+    pollfd readable = {.fd = watch_.get(), .events = POLLIN, .revents = 0};
+    REQUIRE(poll(&readable, 1, 30'000) == 1);
+  }
+
+ private:
+  const Descriptor watch_;
+};
 
 TEST_CASE("Scheduler: rules hold from the start, change with their file, and reach everybody",
           "[scheduler]") {
@@ -52,8 +72,15 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
   CHECK(jobs->tenants(0).job_count() == 1);
   CHECK(jobs->tenants(0).jobs_max() == 1);
   CHECK(jobs->jobs(0).quota().tenant() == "vision");
-  // What is wrong changes nothing.
+  // What is wrong changes nothing: the second job has to wait still.
+  const Reading reading(std::filesystem::path(path).parent_path());
   write("tenant vision jobs_max=none\n");
+  reading.Wait();
+  const auto after_wrong = admin.ListJobs();  // By the thread that has read the rules.
+  REQUIRE(after_wrong.ok());
+  CHECK(after_wrong->waiting_size() == 1);
+  REQUIRE(after_wrong->tenants_size() == 1);
+  CHECK(after_wrong->tenants(0).jobs_max() == 1);
   write("tenant vision jobs_max=2\njob second weight=3\njob first priority=high\n");
   second.events.Next<rpc::ViewPublished>();
   // The first job's rule has changed while it ran.

@@ -11,7 +11,8 @@
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/scheduler_client.h"
 #include "libs/rpc/secret.h"
-#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
 #include "services/scheduler/daemon_testing.h"
 #include "services/scheduler/testing.h"
 
@@ -57,6 +58,30 @@ v1::GetJobResponse JobWhen(const Daemon& daemon,
     REQUIRE(job.ok());
     if (is_wanted(*job)) return *job;
   }
+}
+
+TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all members",
+          "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  PoolMember a0(daemon.address(), "a0", 200);
+  PoolMember a1(daemon.address(), "a1", 201, "fi:tcp://127.0.0.1:1/0123456789abcdef", 3);
+  a0.events.Next<rpc::Registered>();
+  a1.events.Next<rpc::Registered>();
+  rpc::JoinSpec spec = Spec(0, 1, 1);
+  spec.spec.dealing = ParseDealing("djb2").value();
+  Member first(Link(daemon.address()), spec);
+  const View view = first.events.Next<rpc::ViewPublished>().view;
+  CHECK(view.dealing == spec.spec.dealing);
+  CHECK(a1.events.Next<rpc::JobViewPublished>().view.dealing == spec.spec.dealing);
+  Member second(Link(daemon.address()), Spec(1, 1, 1));
+  CHECK(
+      Contains(Message(second.Refusal()), "dealing is djb2 in the job and striped in the request"));
+  // A hash knows no weights.
+  const v1::GetJobResponse job = JobWhen(daemon, [](const auto&) { return true; });
+  CHECK(job.summary().spec().dealing().rule() == v1::DEALING_RULE_DJB2);
+  REQUIRE(job.shares_size() == 2);
+  CHECK(job.shares(0).share_of_bytes() == 0.5);
+  CHECK(job.shares(1).share_of_bytes() == 0.5);
 }
 
 TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave", "[scheduler]") {

@@ -89,11 +89,13 @@ struct Member {
 
 struct PoolMember {
   PoolMember(const std::string& address, const std::string& name, uint64_t incarnation,
-             const std::string& data_address = "fi:tcp://127.0.0.1:1/0123456789abcdef")
+             const std::string& data_address = "fi:tcp://127.0.0.1:1/0123456789abcdef",
+             uint32_t weight = 1)
       : client(std::make_unique<rpc::AggregatorRegistration>(
             Link(address), [this](rpc::AggregatorEvent event) { events.Put(std::move(event)); })) {
     client->Register({.incarnation = Incarnation{incarnation},
                       .name = name,
+                      .weight = weight,
                       .data_address = data_address,
                       .host_id = "h"});
   }

@@ -29,18 +29,23 @@ constexpr int kFloodCount = 20;
 }  // namespace
 
 void AgentProcess::Stop() {
-  const std::string text = name_ + " was told to stop";
-  Run([&](pipeline::Effects& out) { core_.OnJobFailed(text, timeline_->now_ns(), out); });
-  LeaveJob(membership::LeaveReason::kStopped);
+  told_to_stop_ = true;
+  Run([this] { driver_.Stop(name_ + " was told to stop"); });
 }
 
 void AgentProcess::Confuse() {
   Random& random = timeline_->random();
-  const View* const view = core_.newest_view();
-  if (view == nullptr || core_.owners().empty()) return;
-  auto owner = core_.owners().begin();
-  std::advance(owner, random.Below(core_.owners().size()));
-  const ConnectionId connection = owner->second.connection;
+  if (random.OneIn(4)) {
+    contributes_early_ = true;
+    return;
+  }
+  const View* const view = core().newest_view();
+  if (view == nullptr || core().owners().empty()) return;
+  auto owner = core().owners().begin();
+  std::advance(owner, random.Below(core().owners().size()));
+  const std::optional<ConnectionId> name = data_plane_.TransportNameOf(owner->second.connection);
+  if (!name) return;
+  const ConnectionId connection = *name;
   if (owner->second.state != pipeline::OwnerState::kReady &&
       owner->second.state != pipeline::OwnerState::kGreeting) {
     return;
@@ -78,7 +83,7 @@ void AgentProcess::Confuse() {
   JobId job = view->job;
   Epoch epoch = view->epoch;
   std::vector<std::byte> bytes;
-  for (const auto& tensor : core_.tensors()) {
+  for (const auto& tensor : core().tensors()) {
     if (tensor->spec.collective.copies() || confusion == Confusion::kUnknownTensor ||
         confusion == Confusion::kFlood) {
       continue;
@@ -109,16 +114,29 @@ void AgentProcess::Confuse() {
   network_->SendFrame(host_, connection, writer.Take());
 }
 
+void AgentProcess::ContributeEarly(ConnectionId connection, const wire::Header& header) {
+  in_flight_[connection] = std::nullopt;
+  wire::FrameWriter writer(wire::FrameType::kContribute, header.job, header.epoch);
+  writer.Add(wire::Contribute{.key = TensorKey{timeline_->random().Next()},
+                              .round = kConfusedRound,
+                              .rank_count = config_.rank_count,
+                              .mode = wire::Mode::kSum,
+                              .form = wire::Form::kWritten});
+  Later(1, [this, connection, frame = writer.Take()] {
+    network_->SendFrame(host_, connection, frame);
+  });
+}
+
 // What fits the state that the agent is in; the job fails here, and names the aggregator.
 void AgentProcess::Forge() {
-  const View* const view = core_.newest_view();
-  if (view == nullptr || core_.phase() == pipeline::Phase::kFailed) return;
+  const View* const view = core().newest_view();
+  if (view == nullptr || core().phase() == pipeline::Phase::kFailed) return;
   if (timeline_->random().OneIn(4)) {
     trace_->Reached(kForged);
     View other = *view;
     other.epoch = other.epoch.Next();
-    other.members[other.IndexOf(core_.config().self)->value()].rank_count += 1;
-    return Run([&](pipeline::Effects& out) { core_.OnView(other, timeline_->now_ns(), out); });
+    other.members[other.IndexOf(core().config().self)->value()].rank_count += 1;
+    return Run([&] { driver_.OnMemberEvent(rpc::ViewPublished{other}); });
   }
   if (timeline_->random().OneIn(3)) {
     forges_decision_ = true;
@@ -128,21 +146,23 @@ void AgentProcess::Forge() {
     trace_->Reached(kForged);
     wire::FrameWriter writer(type, view->job, view->epoch);
     writer.Add(entry);
-    OnFrameBytes(connection, writer.Take());
+    // As its transport would deliver it.
+    const auto name = data_plane_.TransportNameOf(connection);
+    if (name) data_plane_.OnFrame(*name, writer.Take());
   };
-  for (const auto& [index, owner] : core_.owners()) {
+  for (const auto& [index, owner] : core().owners()) {
     if (owner.state != pipeline::OwnerState::kGreeting) continue;
     return say(owner.connection, wire::FrameType::kWelcome,
                wire::Welcome{.status = wire::WelcomeStatus::kViewDiffers,
                              .aggregator = owner.incarnation,
                              .text = "node 0 has another view"});
   }
-  if (core_.phase() == pipeline::Phase::kFencing) return;
-  for (const auto& tensor : core_.tensors()) {
+  if (core().phase() == pipeline::Phase::kFencing) return;
+  for (const auto& tensor : core().tensors()) {
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
       if (tensor->slice_states[i] != pipeline::SliceState::kSent) continue;
-      const auto owner = core_.owners().find(tensor->slices[i].owner);
-      if (owner == core_.owners().end()) continue;
+      const auto owner = core().owners().find(tensor->slices[i].owner);
+      if (owner == core().owners().end()) continue;
       const SliceIndex slice{static_cast<uint32_t>(i)};
       if (tensor->partial.have_count > 0 && !tensor->finish) {
         return say(owner->second.connection, wire::FrameType::kResult,
@@ -172,7 +192,7 @@ void AgentProcess::ForgeDecision(ConnectionId connection, const wire::Frame& fra
   wrong.round = Round{wrong.round.value() + 3};
   wire::FrameWriter writer(wire::FrameType::kDecision, frame.header.job, frame.header.epoch);
   writer.Add(wrong);
-  OnFrameBytes(connection, writer.Take());
+  data_plane_.OnFrame(connection, writer.Take());
 }
 
 }  // namespace talweg::sim

@@ -11,19 +11,24 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   const Collective collective = plans_[place]->collective();
   if (complete.status != pipeline::Status::kOk) return;
   trace_->Reached(("a round of " + std::string(collective.name())).c_str());
+  const View* const view = core().view();
+  if (view != nullptr && view->aggregators.size() > 1) {
+    const std::string dealing = DealingText(view->dealing);
+    trace_->Reached(("a round dealt by " + dealing.substr(0, dealing.find(':'))).c_str());
+  }
   if (collective.needs_every_rank()) {
-    NotePlacement(plans_[place]->group(), *core_.tensors()[complete.tensor.value()]);
+    NotePlacement(plans_[place]->group(), *core().tensors()[complete.tensor.value()]);
   }
   if (plans_[place]->group().empty() || collective.needs_every_rank()) return;
   for (const Place& each : plans_[place]->group()) {
-    if (core_.view() != nullptr && core_.view()->IndexOf(each.node)) continue;
+    if (core().view() != nullptr && core().view()->IndexOf(each.node)) continue;
     trace_->Reached("a group goes on with those that are left");
   }
 }
 
 // Beside whom the parts of a tensor are summed.
 void AgentProcess::NotePlacement(const Group& group, const pipeline::Tensor& tensor) const {
-  const View* const view = core_.view();
+  const View* const view = core().view();
   const Collective& collective = tensor.spec.collective;
   if (view == nullptr || view->aggregators.empty()) return;
   const auto rank_count = static_cast<uint32_t>(group.size());

@@ -12,17 +12,23 @@
 #include <string>
 #include <vector>
 
-#include "libs/membership/quiesce_follower.h"
 #include "libs/pipeline/member.h"
+#include "services/agent/agent_driver.h"
+#include "services/agent/data_plane.h"
+#include "tests/sim/agent_link.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/scheduler_process.h"
+#include "tests/sim/sim_rank_server.h"
+#include "tests/sim/sim_transport.h"
 
 namespace talweg::sim {
 
 // No tensor comes so far: contributions to it must not be taken.
 inline constexpr Round kConfusedRound{1'000'000};
+// Declarations of side tensors are numbered from there.
+inline constexpr uint32_t kSideRequests = 1000;
 // More ranks than any node has.
 inline constexpr uint32_t kConfusedRankCount = 8;
 
@@ -35,12 +41,18 @@ inline constexpr const char* kLostRound = "what others were to get of it is lost
 // Somebody has heard what no aggregator of ours says.
 inline constexpr const char* kForged = "words of a confused aggregator";
 
-// Writes the cells that an inline payload carries.
-void StoreInlineCells(std::span<const std::byte> bytes, uint64_t* cells);
+// Adds cells as the ledger does, in the order of the ranks.
+class CellCombiner final : public agent::RankCombiner {
+ public:
+  void Combine(const pipeline::TensorSpec& spec, bool is_final,
+               std::span<const std::byte* const> inputs,
+               std::span<std::byte> output) const override;
+};
 
-// One life of one node's agent, with its ranks: the pipeline core, its memory, and simulated
-// trainers that push every tensor round after round.
-class AgentProcess : public Process {
+// One life of one node's agent, with its ranks: the daemon's own AgentDriver and DataPlane on the
+// simulated network, simulated trainers that push every tensor round after round, and what the
+// world checks of them.
+class AgentProcess : private TransportWatcher, private RankHearing {
  public:
   struct Config {
     std::string job_name;
@@ -51,6 +63,8 @@ class AgentProcess : public Process {
     const Profile* profile = nullptr;
     // It has given up a node that has had no connection, it says.
     std::function<void(NodeRank node)> on_given_up;
+    // Its life is over, and it has said goodbye.
+    std::function<void(const AgentProcess* process)> on_ended;
   };
 
   AgentProcess(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
@@ -63,32 +77,35 @@ class AgentProcess : public Process {
   void ConfuseRank(LocalRank rank);
   // Hears what no aggregator of ours says.
   void Forge();
-  // Ends for a reason of its own, and says so.
+  // Told to stop: its ranks have a while to finish, then it says goodbye and ends.
   void Stop();
 
-  // --- Process.
-  void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
-  void OnLinkOpen(ConnectionId connection) override;
-  void OnLinkLost(ConnectionId connection, const std::string& reason) override;
-  void OnWriteLanded(ConnectionId, uint64_t) override {}
-  CellTarget Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
+  // To the network.
+  Process* process() { return &transport_; }
 
-  const pipeline::Member& core() const { return core_; }
+  const pipeline::Member& core() const { return driver_.member(); }
   const std::string& name() const { return name_; }
   // Every rank has finished its rounds, or has been told why it cannot.
   bool Settled() const;
   std::string Unsettled() const;
   bool AllRanksDone() const;
   bool left() const { return left_; }
+  // It should have ended, as nobody needs it any more.
+  bool Lingers() const;
   // To all aggregators, since when.
   std::optional<int64_t> connected_since_ns() const { return connected_since_ns_; }
   // And they to it: one whose end of a connection has broken may notice so before this one does.
   bool ConnectedAtBothEnds() const;
-  bool Failed() const { return core_.phase() == pipeline::Phase::kFailed; }
+  bool Failed() const { return core().phase() == pipeline::Phase::kFailed; }
+  // When the frame was sent that it has read last.
+  int64_t frame_sent_ns() const { return transport_.frame_sent_ns(); }
   // Rule 8: where `view` lets joiners in all ranks have ended as many steps as it says, and wait.
   void CheckAtBoundary(const View& view) const;
 
  private:
+  // What a pass of the data thread takes that finds something, and one that sums.
+  static constexpr uint64_t kPassNs = 20 * kMicrosecond;
+  static constexpr uint64_t kReduceNs = 50 * kMicrosecond;
   enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
   struct RankTensor {
     bool is_mine = true;  // The rank takes part in it.
@@ -101,7 +118,9 @@ class AgentProcess : public Process {
   struct RankProcess {
     RankState state = RankState::kStarting;
     bool confused = false;
+    bool welcome = false;      // The agent has greeted it.
     uint64_t steps = 0;        // That it has ended.
+    uint64_t stop_at = 0;      // As in RankServer::PublishStop.
     bool at_boundary = false;  // It waits until it may begin the next.
     std::string text;
     std::vector<RankTensor> tensors;  // As the profile's.
@@ -112,51 +131,83 @@ class AgentProcess : public Process {
     uint64_t bytes = 0;  // More than the tensor has: something came twice.
     std::shared_ptr<Cells> cells;
   };
-  struct TensorMemory {
+  struct Allocated {
     TensorKey key;
     pipeline::TensorSpec spec;
-    std::vector<std::shared_ptr<Cells>> contributions;  // By local rank.
-    std::shared_ptr<Cells> send;
-    std::array<std::shared_ptr<Cells>, 2> results;
-    std::array<uint64_t, 2> region_keys{};
     Arriving arriving;
-    // The last completed round's.
-    pipeline::CompleteRound completed;
   };
 
+  // --- TransportWatcher.
+  void OnWake() override { PollLater(kPassNs); }
+  void OnFramePosted(ConnectionId connection, std::span<const std::byte> bytes) override;
+  void OnEvent(ConnectionId connection, std::span<const std::byte> bytes, bool is_end,
+               const std::function<void()>& deliver) override;
+  void OnToken(const transport::TokenClaim&, const std::string&) override {}
+  void OnLanding(wire::RemoteRef, uint64_t) override {}
+
+  // --- RankHearing.
+  void OnSaid() override { PollLater(kPassNs); }
+  void OnWelcome(LocalRank rank) override;
+  void OnDeclared(LocalRank rank, uint32_t request, const shm::DeclaredData& data) override;
+  void OnDeclarationRefused(LocalRank rank, uint32_t request, shm::RankStatus status,
+                            const std::string& text) override;
+  void OnCompletion(const shm::RankServer::Completion& completion) override;
+  void OnDisconnected(LocalRank rank, const std::string& text) override;
+  void OnJobFailed(const std::string& text) override;
+  uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
+  void OnMembership(LocalRank rank, uint32_t request, const shm::Membership& answer) override;
+
   // agent_process.cc
-  void Run(const std::function<void(pipeline::Effects&)>& event);
-  void NoteConnected();
-  void Perform(pipeline::Effects& effects);
-  void Perform(pipeline::Send& send);
-  void Perform(const pipeline::WriteSlice& write);
-  void Perform(const pipeline::ReduceSlice& reduce);
-  void Perform(const pipeline::CopyInline& copy);
-  void Perform(const pipeline::CopyOwn& copy);
-  void Perform(const pipeline::SliceArrived& arrived);
-  void Perform(const pipeline::AllocateTensor& allocate);
-  std::shared_ptr<Cells> MemoryOf(const pipeline::SliceBytes& bytes);
-  void Tick();
-  void OnFailed(const std::string& text);
+  // Does something to the daemon, and looks at it afterwards.
+  void Run(const std::function<void()>& act);
+  void Later(int64_t delay_ns, std::function<void()> event);
+  void SayHello(LocalRank rank);
+  // A turn of its duty cycle.
+  void Poll();
+  void PollLater(uint64_t most_ns);
+  void WakeAt(int64_t deadline_ns);
+  // What it shows an aggregator that it connects to.
+  std::optional<transport::TokenClaim> NextToken();
+  void OnMemberEvent(const rpc::MemberEvent& event);
+  void OnView(const View& view);
+  // Effects of the core, before the driver performs them.
+  void Watch(const pipeline::Effect& effect);
+  void WatchSend(pipeline::Send& send);
+  void WatchArrived(const pipeline::SliceArrived& arrived);
+  void WatchAllocate(const pipeline::AllocateTensor& allocate);
+  void WatchFailure(const std::string& text);
   void OnTensorFailed(const pipeline::FailTensor& failed);
   std::string Details(const pipeline::Send& send) const;
-  void CheckCredit(const pipeline::Send& send);
-  void CheckFenced(const pipeline::Send& send);
+
+  // agent_checks.cc
+  void CheckCredit(ConnectionId connection, const wire::Frame& frame);
+  void ContributeEarly(ConnectionId connection, const wire::Header& header);
+  void CheckFenced(const wire::Header& header);
+  void NoteReceived(ConnectionId connection, const wire::Frame& frame);
+  void NoteConnected();
+  void CheckAfterwards();
   void ForgeDecision(ConnectionId connection, const wire::Frame& frame,
                      const std::vector<wire::Decision>& decisions);
   void CheckDecision(const wire::Decision& decision);
   void CheckTold() const;
+  void NoteAnswer(bool answered);
+  void CheckGivenUp(const std::string& text);
 
   // agent_ranks.cc
   void StartRanks();
   void DeclareNext(LocalRank rank);
-  void OnDeclareReply(const pipeline::DeclareReply& reply);
+  void OnDeclareReply(LocalRank rank, size_t place, pipeline::TensorIndex index, Round held);
   void PushNext(LocalRank rank);
   void Push(LocalRank rank, size_t tensor);
-  void OnCompleted(const pipeline::CompleteRound& complete);
+  void Declare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec);
+  void Say(LocalRank rank, const pipeline::Push& push);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
-  const Cells& ResultOf(const TensorMemory& memory, size_t tensor,
-                        const pipeline::CompleteRound& complete);
+  // Where a rank has what it gives, and what it gets of a round.
+  std::span<std::byte> ContributionOf(LocalRank rank, pipeline::TensorIndex tensor);
+  Cells ResultCells(pipeline::TensorIndex tensor, Round round);
+  std::vector<uint64_t> LengthsOf(pipeline::TensorIndex tensor, Round round);
+  Cells ResultOf(pipeline::TensorIndex tensor, size_t place,
+                 const pipeline::CompleteRound& complete);
   std::optional<Ledger::RankOfMember> RankAt(const std::optional<Place>& place) const;
   std::optional<Rank> NumberOf(const Place& place) const;
   std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
@@ -180,27 +231,32 @@ class AgentProcess : public Process {
   bool HasEndedStep(const RankProcess& rank) const;
   // Whether it may go on.
   bool EndStep(LocalRank rank);
-  void Perform(const pipeline::StopRanks& stop);
+  void Ask(LocalRank rank, shm::BoundaryQuestion question, uint64_t steps, Epoch epoch);
 
-  // agent_control.cc: what rpc::SchedulerClient does.
-  int64_t RetryNs() const;
-  membership::JoinRequest JoinRequest() const;
-  void Join();
-  void OnRefused(const membership::Answer& answer);
-  void OnView(const View& view);
-  void Attach();
-  void Renew();
-  void SendRenewal();
-  // The node's ranks are there, and its agent says so.
-  void AttachRanks();
-  void OnMemberMessage(const membership::MemberMessage& message);
-  void Report(const pipeline::ReportLost& lost);
-  void LeaveJob(membership::LeaveReason reason);
-  void ConfirmQuiesced(membership::QuiesceId id, uint64_t step);
-  void ResumeFromQuiesce(membership::QuiesceId id);
-  void Out(const std::string& text);
-  void NoteAnswer(bool answered);
-  void CheckGivenUp(const std::string& text);
+  // agent_standby.cc: what a standby takes over beside the others' steps.
+  struct SideTensor {
+    std::string name;
+    MemberIdentity other;
+    uint64_t round_count = 0;
+    pipeline::TensorIndex index;
+    bool declared = false;
+    bool over = false;
+    Round pushed;
+  };
+  bool IsStandbyIn(const View& view) const;
+  // Full members do with the newest view's standbys, and a standby with its full members.
+  void MeetStandbys();
+  // Ranks have the numbers of the view of `epoch`, or it is too old.
+  void OnFollowed(bool follows, Epoch epoch);
+  void Meet(const View& view);
+  void DeclareSide(size_t side);
+  void OnSideDeclared(size_t side, pipeline::TensorIndex index, Round held);
+  void OnSideRefused(size_t side, shm::RankStatus status, const std::string& text);
+  void PushSide(size_t side);
+  void TakeSide(size_t side, const pipeline::CompleteRound& complete);
+  void EndSide(size_t side);
+  std::optional<size_t> SideOf(pipeline::TensorIndex index) const;
+  bool RankPushes() const;
 
   Timeline* const timeline_;
   Trace* const trace_;
@@ -210,37 +266,42 @@ class AgentProcess : public Process {
   const HostIndex host_;
   const Config config_;
   const std::string name_;
-  pipeline::Member core_;
-  bool running_ = false;  // An event is being performed: others queue behind it.
-  std::vector<std::function<void(pipeline::Effects&)>> queued_;
-  const wire::Frame* frame_ = nullptr;  // That is being delivered.
-  bool flush_due_ = false;
   bool forges_decision_ = false;  // In front of the next true one.
-  // Contribution bytes that are under way, by connection, as the wire has it; none where a confused
-  // agent has sent what its core does not know of.
+  // By the transport's names of connections. Contribution bytes that are under way, as the wire has
+  // it; none where a confused agent has sent what its core does not know of.
   std::map<ConnectionId, std::optional<uint64_t>> in_flight_;
   std::deque<std::pair<ConnectionId, std::vector<std::byte>>> contributions_sent_;  // The last few.
   std::map<ConnectionId, std::vector<std::byte>> reports_sent_;  // The last frame of each.
-  bool lies_ = false;                                            // In its next report.
+  uint32_t tokens_made_ = 0;
+  bool lies_ = false;               // In its next report.
+  bool contributes_early_ = false;  // After its next Hello, welcome or not.
 
-  std::map<pipeline::TensorIndex, TensorMemory> memory_;
-  std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
-  uint64_t next_region_ = 1;
+  const SimClock clock_;
+  const CellCombiner combiner_;
+  SimTransport transport_;
+  SimRankServer rank_server_;
+  agent::AgentDriver driver_;
+  agent::DataPlane data_plane_;
+  bool poll_due_ = false;
+  int64_t wake_ns_ = 0;
+  bool ended_ = false;  // Its life is over.
+  bool told_to_stop_ = false;
+  std::map<pipeline::TensorIndex, Allocated> allocated_;
   std::vector<RankProcess> ranks_;
-  std::optional<uint64_t> stop_;         // As in StopRanks.
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;
-  bool ranks_attached_ = false;
+  bool knows_standbys_ = false;
+  bool is_ready_ = true;           // Its ranks are, or know no standbys.
+  std::vector<SideTensor> sides_;  // Local rank 0 is in them.
+  bool has_met_ = false;           // As a standby.
   Ledger* ledger_ = nullptr;       // The joined job's.
   std::optional<View> told_view_;  // The first one: ranks have their numbers from it.
+  bool follows_ = false;           // They have them.
   bool left_ = false;
   bool out_ = false;
-  uint64_t attachment_ = 0;
   Epoch epoch_;
   Epoch epoch_reported_;
-  membership::QuiesceFollower quiesce_;
-  std::optional<int64_t> joining_since_ns_;  // Without an answer.
   std::optional<int64_t> silent_since_ns_;   // The scheduler, to this agent.
   std::optional<int64_t> answers_since_ns_;  // After a silence.
   bool relapsed_ = false;                    // It fell silent again before it could decide.

@@ -13,7 +13,8 @@ namespace talweg::sim {
 // The number by which ranks here know the one at `place`; nullopt: they do not.
 std::optional<Rank> AgentProcess::NumberOf(const Place& place) const {
   const std::optional<MemberIndex> member = told_view_->IndexOf(place.node);
-  if (!member || place.local_rank.value() >= told_view_->members[member->value()].rank_count) {
+  if (!member || told_view_->members[member->value()].standby ||
+      place.local_rank.value() >= told_view_->members[member->value()].rank_count) {
     return std::nullopt;
   }
   return Rank{told_view_->RankBase(*member).value() + place.local_rank.value()};
@@ -32,6 +33,7 @@ RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
   if (!profile.has_groups) return {profile, tensor, {}, std::nullopt};
   Group all;
   for (const ViewMember& member : told_view_->members) {
+    if (member.standby) continue;
     for (uint32_t i = 0; i < member.rank_count; ++i) all.push_back({member.id.node, LocalRank{i}});
   }
   Group group;
@@ -91,11 +93,11 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
 
 // Rule 10: whoever has declared a tensor hears that it is disagreed upon, first or last.
 void AgentProcess::CheckTold() const {
-  if (ledger_ == nullptr || core_.phase() != pipeline::Phase::kActive) return;
+  if (ledger_ == nullptr || core().phase() != pipeline::Phase::kActive) return;
   for (const auto& [key, disagreement] : ledger_->disagreements()) {
-    const pipeline::Tensor* const tensor = core_.FindTensor(key);
+    const pipeline::Tensor* const tensor = core().FindTensor(key);
     if (tensor == nullptr || tensor->state == pipeline::TensorState::kFailed ||
-        core_.view()->epoch != disagreement.epoch ||
+        core().view()->epoch != disagreement.epoch ||
         timeline_->now_ns() < disagreement.since_ns + 60 * kSecond) {
       continue;
     }
@@ -105,8 +107,9 @@ void AgentProcess::CheckTold() const {
 }
 
 void AgentProcess::StartRanks() {
+  if (!follows_) return;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].state != RankState::kStarting) continue;
+    if (ranks_[rank].state != RankState::kStarting || !ranks_[rank].welcome) continue;
     ranks_[rank].state = RankState::kDeclaring;
     timeline_->After(network_->Delay(), [this, rank, life = network_->host(host_).life()] {
       network_->host(host_).Deliver(life, [this, rank] { DeclareNext(LocalRank{rank}); });
@@ -146,24 +149,18 @@ void AgentProcess::DeclareNext(LocalRank rank) {
   }
   for (const size_t tensor : order) {
     if (!ranks_[rank.value()].tensors[tensor].is_mine) continue;
-    Run([&](pipeline::Effects& out) {
-      core_.OnRankDeclare(rank, static_cast<uint32_t>(tensor), SpecOf(rank, tensor),
-                          timeline_->now_ns(), out);
-    });
+    Declare(rank, static_cast<uint32_t>(tensor), SpecOf(rank, tensor));
   }
 }
 
-void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
-  RankProcess& rank = ranks_[reply.local_rank.value()];
+void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::TensorIndex index,
+                                  Round held) {
+  RankProcess& rank = ranks_[local.value()];
   if (rank.state != RankState::kDeclaring) return;
-  if (reply.status != pipeline::Status::kOk) {
-    if (reply.text.empty()) throw Violation{name_ + ": a declaration failed without a reason"};
-    return FailRankWith(reply.local_rank, reply.text, reply.status == pipeline::Status::kMismatch);
-  }
-  RankTensor& tensor = rank.tensors[reply.request];
+  RankTensor& tensor = rank.tensors[place];
   tensor.declared = true;
-  tensor.index = reply.tensor;
-  tensor.pushed = tensor.taken = reply.held;
+  tensor.index = index;
+  tensor.pushed = tensor.taken = held;
   for (const RankTensor& other : rank.tensors) {
     if (other.is_mine && !other.declared) return;
   }
@@ -171,8 +168,8 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
   {
     // All that others have ended, and nothing of what follows.
     std::optional<Round> entered;
-    if (core_.steps_base() > 0) {
-      entered = Round{std::min(core_.steps_base() * config_.profile->rounds_per_step,
+    if (core().steps_base() > 0) {
+      entered = Round{std::min(core().steps_base() * config_.profile->rounds_per_step,
                                config_.profile->round_count)};
     }
     for (const RankTensor& other : rank.tensors) {
@@ -182,7 +179,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
         continue;
       }
       // Its open round may have been aborted in this very view.
-      if (core_.tensors().at(other.index.value())->is_dead) continue;
+      if (core().tensors().at(other.index.value())->is_dead) continue;
       if (other.taken == entered.value_or(other.taken)) {
         entered = other.taken;
         continue;
@@ -191,7 +188,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
       // Nobody is left who could tell: all who had been there before have finished meanwhile. Or
       // such a joiner is the one who tells: it goes on from rounds that are apart.
       static constexpr const char* kNobodyLeft = "a joiner whose survivors have all left";
-      if (!ledger_->SurvivorIn(core_.view()->epoch, core_.config().self) ||
+      if (!ledger_->SurvivorIn(core().view()->epoch, core().config().self) ||
           trace_->HasReached(kNobodyLeft)) {
         trace_->Reached(kNobodyLeft);
         break;
@@ -203,10 +200,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
     }
     if (tensor.taken > Round{0}) trace_->Reached("a joiner goes on with a later round");
   }
-  timeline_->After(network_->Delay(),
-                   [this, local = reply.local_rank, life = network_->host(host_).life()] {
-                     network_->host(host_).Deliver(life, [this, local] { PushNext(local); });
-                   });
+  Later(network_->Delay(), [this, local] { PushNext(local); });
 }
 
 void AgentProcess::PushNext(LocalRank local) {
@@ -239,9 +233,9 @@ void AgentProcess::PushNext(LocalRank local) {
 
 void AgentProcess::Push(LocalRank local, size_t place) {
   RankTensor& tensor = ranks_[local.value()].tensors[place];
-  const TensorMemory& memory = memory_.at(tensor.index);
+  const Allocated& allocated = allocated_.at(tensor.index);
   tensor.pushed = tensor.pushed.Next();
-  if (core_.FindTensor(memory.key)->held.round >= tensor.pushed) {
+  if (core().FindTensor(allocated.key)->held.round >= tensor.pushed) {
     trace_->Reached("a push of a round that was aborted before");
   }
   const RoundPlan& plan = *plans_[place];
@@ -251,9 +245,9 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   const uint32_t number = plan.NumberOf(here, 0).value();
   const auto rank_count = static_cast<uint32_t>(plan.group().size());
   const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, local);
-  Cells& cells = *memory.contributions[local.value()];
-  std::fill(cells.begin(), cells.end(), kNothing);
-  const uint64_t base = ContributionBase(core_.config().self, local, memory.key, tensor.pushed);
+  const std::span<std::byte> bytes = ContributionOf(local, tensor.index);
+  for (uint64_t i = 0; i < CellCount(allocated.spec.bytes()); ++i) StoreCell(bytes, i, kNothing);
+  const uint64_t base = ContributionBase(core().config().self, local, allocated.key, tensor.pushed);
   std::vector<uint32_t> lengths;
   bool is_full = true;
   for (uint32_t part = 0; part < plan.part_count(); ++part) {
@@ -267,36 +261,18 @@ void AgentProcess::Push(LocalRank local, size_t place) {
       trace_->Reached("a part is shorter than declared");
     }
     const uint64_t first = part * collective.stride_bytes() / kCellBytes;
-    for (uint64_t i = first; i < first + CellCount(length); ++i) cells[i] = base + i * kCellStep;
-  }
-  if (is_full && memory.spec.collective == collective) lengths.clear();
-  const auto priority = static_cast<int32_t>(timeline_->random().Below(3));
-  Run([&](pipeline::Effects& out) {
-    core_.OnPush({.rank = local,
-                  .tensor = tensor.index,
-                  .round = tensor.pushed,
-                  .priority = priority,
-                  .signature = plan.Signature(tensor.pushed, here),
-                  .lengths = lengths},
-                 timeline_->now_ns(), out);
-  });
-}
-
-void AgentProcess::OnCompleted(const pipeline::CompleteRound& complete) {
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (size_t place = 0; place < ranks_[rank].tensors.size(); ++place) {
-      const RankTensor& tensor = ranks_[rank].tensors[place];
-      if (!tensor.declared || tensor.index != complete.tensor) continue;
-      if (ranks_[rank].state != RankState::kTraining || tensor.pushed != complete.round) continue;
-      // A rank takes its result when it gets round to it.
-      timeline_->After(network_->Delay(), [this, rank, place, complete, epoch = core_.view()->epoch,
-                                           life = network_->host(host_).life()] {
-        network_->host(host_).Deliver(life, [this, rank, place, complete, epoch] {
-          Take(LocalRank{rank}, place, complete, epoch);
-        });
-      });
+    for (uint64_t i = first; i < first + CellCount(length); ++i) {
+      StoreCell(bytes, i, base + i * kCellStep);
     }
   }
+  if (is_full && allocated.spec.collective == collective) lengths.clear();
+  const auto priority = static_cast<int32_t>(timeline_->random().Below(3));
+  Say(local, {.rank = local,
+              .tensor = tensor.index,
+              .round = tensor.pushed,
+              .priority = priority,
+              .signature = plan.Signature(tensor.pushed, here),
+              .lengths = lengths});
 }
 
 // By the numbers that ranks here were given when they came.
@@ -312,7 +288,7 @@ std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
 
 bool AgentProcess::IsRootByNumber(size_t place, LocalRank local) const {
   const std::optional<Ledger::RankOfMember> root = RootOf(place);
-  return root && root->member == core_.config().self && root->local_rank == local;
+  return root && root->member == core().config().self && root->local_rank == local;
 }
 
 std::vector<MemberIdentity> AgentProcess::NeededBy(size_t place) const {
@@ -343,8 +319,8 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
 
 // What no other node gives or gets does not go to an owner.
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
-  const pipeline::Tensor& tensor = *core_.FindTensor(entry.key);
-  if (tensor.finish || core_.view()->members.size() == 1) return;
+  const pipeline::Tensor& tensor = *core().FindTensor(entry.key);
+  if (tensor.finish || core().view()->members.size() == 1) return;
   // A group that was all ranks of this agent's first view means all ranks, joiners too.
   if (tensor.group.empty()) return;
   for (const RoundPlan* const plan : plans_) {
@@ -354,7 +330,7 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
         tensor.spec.collective.part_at(tensor.slices[entry.slice.value()].offset_bytes);
     const auto count = static_cast<uint32_t>(group.size());
     for (uint32_t i = 0; i < count; ++i) {
-      const bool is_there = core_.view()->IndexOf(group[i].node).has_value();
+      const bool is_there = core().view()->IndexOf(group[i].node).has_value();
       const bool takes_part = plan->collective().gives != Share::kRow ||
                               plan->collective().Gives(part, i, count, count) ||
                               plan->collective().Gets(part, i, count, count);
@@ -365,11 +341,21 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   }
 }
 
+std::span<std::byte> AgentProcess::ContributionOf(LocalRank rank, pipeline::TensorIndex tensor) {
+  return rank_server_.memory().At(driver_.memory().ContributionLocation(tensor, rank));
+}
+
+Cells AgentProcess::ResultCells(pipeline::TensorIndex tensor, Round round) {
+  const std::span<std::byte> bytes =
+      rank_server_.memory().At(driver_.memory().ResultLocations(tensor)[round.value() & 1]);
+  return CellsIn(bytes.first(allocated_.at(tensor).spec.bytes()));
+}
+
 // As a rank has it that copies what has come, and all of it again only where that is not the whole.
-const Cells& AgentProcess::ResultOf(const TensorMemory& memory, size_t place,
-                                    const pipeline::CompleteRound& complete) {
-  const Arriving& arriving = memory.arriving;
-  const Cells& result = *memory.results[complete.round.value() & 1];
+Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
+                             const pipeline::CompleteRound& complete) {
+  const Arriving& arriving = allocated_.at(tensor).arriving;
+  const Cells result = ResultCells(tensor, complete.round);
   if (arriving.round != complete.round || complete.status != pipeline::Status::kOk) return result;
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < plans_[place]->part_count(); ++part) {
@@ -413,7 +399,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   RankProcess& rank = ranks_[local.value()];
   if (rank.state != RankState::kTraining || rank.tensors[place].failed) return;
   RankTensor& tensor = rank.tensors[place];
-  const TensorMemory& memory = memory_.at(tensor.index);
+  const Allocated& allocated = allocated_.at(tensor.index);
   const std::string who = name_ + " rank " + std::to_string(local.value());
   // Said again, as another rank came late to it; this one may have taken a later round meanwhile. A
   // RankServer passes over it likewise.
@@ -427,7 +413,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   if (is_mismatch) CheckMismatch(who, complete.text);
   NoteRound(place, complete);
   ledger_->OnOutcome(who,
-                     {.tensor = memory.key,
+                     {.tensor = allocated.key,
                       .plan = plans_[place],
                       .round = complete.round,
                       .end = aborted       ? Ledger::End::kAborted
@@ -436,17 +422,18 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .sum_epoch = complete.sum_epoch,
                       .ranks_summed = complete.ranks_summed,
                       .lengths = complete.lengths,
-                      .member = core_.config().self,
+                      .member = core().config().self,
                       .local_rank = local,
                       .epoch = epoch,
                       .root = RootOf(place),
                       .needed = NeededBy(place)},
-                     ResultOf(memory, place, complete));
+                     ResultOf(tensor.index, place, complete));
   tensor.taken = complete.round;
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {
     trace_->Add(timeline_->now_ns(), who,
-                "takes " + memory.spec.name + " round " + std::to_string(complete.round.value()) +
+                "takes " + allocated.spec.name + " round " +
+                    std::to_string(complete.round.value()) +
                     (aborted       ? " (aborted)"
                      : is_mismatch ? " (mismatch)"
                                    : "") +
@@ -462,7 +449,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
 
 void AgentProcess::ConfuseRank(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
-  if (rank.state != RankState::kTraining || core_.phase() == pipeline::Phase::kFailed) return;
+  if (rank.state != RankState::kTraining || core().phase() == pipeline::Phase::kFailed) return;
   rank.confused = true;
   RankTensor tensor = rank.tensors[timeline_->random().Below(rank.tensors.size())];
   // Else a push of one that it takes no part in may be a good one of another.
@@ -474,10 +461,7 @@ void AgentProcess::ConfuseRank(LocalRank local) {
       if (tensor.pushed == tensor.taken) return;  // Else it pushes the same again.
       break;
   }
-  Run([&](pipeline::Effects& out) {
-    core_.OnPush({.rank = local, .tensor = tensor.index, .round = tensor.pushed},
-                 timeline_->now_ns(), out);
-  });
+  Say(local, {.rank = local, .tensor = tensor.index, .round = tensor.pushed});
 }
 
 void AgentProcess::CheckDone(LocalRank local) {
@@ -488,7 +472,7 @@ void AgentProcess::CheckDone(LocalRank local) {
   }
   rank.state = RankState::kDone;
   trace_->Add(timeline_->now_ns(), name_, "rank " + std::to_string(local.value()) + " is done");
-  Run([&](pipeline::Effects& out) { core_.OnRankLeft(local, true, "", timeline_->now_ns(), out); });
+  rank_server_.SayGone(local, true, "");
 }
 
 // A trainer may do without a tensor.
@@ -513,23 +497,29 @@ void AgentProcess::FailRankWith(LocalRank local, const std::string& text, bool m
   rank.text = text;
   // A trainer that gets an error ends, at once or later, without a goodbye.
   const int64_t linger_ns = may_linger && timeline_->random().OneIn(2) ? 100 * kSecond : 0;
-  timeline_->After(
-      linger_ns + network_->Delay(), [this, local, life = network_->host(host_).life()] {
-        network_->host(host_).Deliver(life, [this, local] {
-          Run([&](pipeline::Effects& out) {
-            core_.OnRankLeft(local, false, "it ended on an error", timeline_->now_ns(), out);
-          });
-        });
-      });
+  Later(linger_ns + network_->Delay(),
+        [this, local] { rank_server_.SayGone(local, false, "it ended on an error"); });
 }
 
 void AgentProcess::KillRank(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
   if (rank.state == RankState::kDone || rank.state == RankState::kDead) return;
-  rank.state = RankState::kDead;
   trace_->Add(timeline_->now_ns(), name_, "rank " + std::to_string(local.value()) + " is killed");
-  Run([&](pipeline::Effects& out) {
-    core_.OnRankLeft(local, false, "its socket hung up", timeline_->now_ns(), out);
+  rank_server_.SayGone(local, false, "its socket hung up");
+  rank.state =
+      rank.state == RankState::kStarting && !rank.welcome ? RankState::kStarting : RankState::kDead;
+  if (rank.state == RankState::kDead) return;
+  // It never was a rank: whoever starts ranks starts another one.
+  Later(network_->Delay(), [this, local] {
+    RankProcess& replaced = ranks_[local.value()];
+    if (replaced.state != RankState::kStarting) return;
+    if (replaced.welcome) {  // It was one after all.
+      replaced.state = RankState::kDead;
+      return;
+    }
+    trace_->Reached("a rank that was killed before it was greeted has a successor");
+    rank_server_.Replace(local);
+    SayHello(local);
   });
 }
 
@@ -540,6 +530,10 @@ bool AgentProcess::Settled() const {
   });
 }
 
+bool AgentProcess::Lingers() const {
+  return !left_ && Settled() && (told_to_stop_ || AllRanksDone() || Failed());
+}
+
 bool AgentProcess::AllRanksDone() const {
   return std::all_of(ranks_.begin(), ranks_.end(),
                      [](const RankProcess& rank) { return rank.state == RankState::kDone; });
@@ -548,9 +542,9 @@ bool AgentProcess::AllRanksDone() const {
 std::string AgentProcess::Unsettled() const {
   static constexpr const char* kStates[] = {"starting", "declaring", "training",
                                             "done",     "failed",    "dead"};
-  std::string text = name_ + " (" + pipeline::PhaseName(core_.phase()) + ", epoch " +
-                     std::to_string(core_.newest_view() ? core_.newest_view()->epoch.value() : 0) +
-                     "):";
+  std::string text =
+      name_ + " (" + pipeline::PhaseName(core().phase()) + ", epoch " +
+      std::to_string(core().newest_view() ? core().newest_view()->epoch.value() : 0) + "):";
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     text +=
         " rank " + std::to_string(rank) + " is " + kStates[static_cast<int>(ranks_[rank].state)];

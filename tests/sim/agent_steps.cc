@@ -7,7 +7,7 @@
 namespace talweg::sim {
 
 uint64_t AgentProcess::EndOfStep(const RankProcess& rank) const {
-  return std::min((core_.steps_base() + rank.steps + 1) * config_.profile->rounds_per_step,
+  return std::min((core().steps_base() + rank.steps + 1) * config_.profile->rounds_per_step,
                   config_.profile->round_count);
 }
 
@@ -24,32 +24,41 @@ bool AgentProcess::HasEndedStep(const RankProcess& rank) const {
 bool AgentProcess::EndStep(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
   ++rank.steps;
-  if (!stop_ || rank.steps < *stop_) return true;
+  if (rank.stop_at == 0 || rank.steps + 1 < rank.stop_at) return true;
   rank.at_boundary = true;
   trace_->Reached("a rank waits at the end of a step");
   trace_->Add(timeline_->now_ns(), name_,
               "rank " + std::to_string(local.value()) + " waits after step " +
-                  std::to_string(core_.steps_base() + rank.steps));
-  Run([&](pipeline::Effects& out) {
-    core_.OnRankAtBoundary(local, rank.steps, timeline_->now_ns(), out);
-  });
+                  std::to_string(core().steps_base() + rank.steps));
+  Ask(local, shm::BoundaryQuestion::kWait, rank.steps, Epoch{0});
   return false;
 }
 
-void AgentProcess::Perform(const pipeline::StopRanks& stop) {
-  stop_ = stop.steps;
-  std::vector<uint64_t> ended;
-  for (uint32_t i = 0; i < ranks_.size(); ++i) {
-    ended.push_back(ranks_[i].steps);
-    if (!ranks_[i].at_boundary || (stop_ && ranks_[i].steps >= *stop_)) continue;
-    ranks_[i].at_boundary = false;
-    if (stop_) trace_->Reached("a rank goes on to the step at which all stop");
-    timeline_->After(network_->Delay(), [this, i, life = network_->host(host_).life()] {
-      network_->host(host_).Deliver(life, [this, i] { PushNext(LocalRank{i}); });
-    });
+void AgentProcess::Ask(LocalRank local, shm::BoundaryQuestion question, uint64_t steps,
+                       Epoch epoch) {
+  rank_server_.Say(local, [=](shm::RankEventSink& sink, shm::RankConnectionId connection) {
+    sink.OnRankBoundary(connection, shm::RequestId{static_cast<uint32_t>(question)},
+                        {.question = question, .steps_ended = steps, .epoch = epoch.value()});
+  });
+}
+
+uint64_t AgentProcess::OnStopPublished(LocalRank local, uint64_t stop_at) {
+  RankProcess& rank = ranks_[local.value()];
+  rank.stop_at = stop_at;
+  return rank.steps;
+}
+
+void AgentProcess::OnMembership(LocalRank local, uint32_t request, const shm::Membership& answer) {
+  RankProcess& rank = ranks_[local.value()];
+  if (request == static_cast<uint32_t>(shm::BoundaryQuestion::kFollow)) {
+    const bool follows = answer.status == shm::RankStatus::kOk;
+    return Later(network_->Delay(),
+                 [this, follows, epoch = Epoch{answer.epoch}] { OnFollowed(follows, epoch); });
   }
-  if (stop_ != 0) return;
-  Run([this, ended](pipeline::Effects& out) { core_.OnRanksStop(ended, out); });
+  if (request != static_cast<uint32_t>(shm::BoundaryQuestion::kWait) || !rank.at_boundary) return;
+  rank.at_boundary = false;
+  if (rank.stop_at != 0) trace_->Reached("a rank goes on to the step at which all stop");
+  Later(network_->Delay(), [this, local] { PushNext(local); });
 }
 
 void AgentProcess::CheckAtBoundary(const View& view) const {
@@ -58,7 +67,7 @@ void AgentProcess::CheckAtBoundary(const View& view) const {
         rank.state == RankState::kDead) {
       continue;
     }
-    const uint64_t steps = core_.steps_base() + rank.steps;
+    const uint64_t steps = core().steps_base() + rank.steps;
     if (rank.at_boundary && steps == view.steps) continue;
     throw Violation{name_ + ": a joiner enters after step " + std::to_string(view.steps) +
                     ", and a rank " + (rank.at_boundary ? "waits" : "goes on") + " after step " +

@@ -81,6 +81,36 @@ void AggregatorProcess::CheckWriter(const aggregation::Job& job, ConnectionId co
   throw Violation{name_ + ": a member is given the slots of one that has left"};
 }
 
+// Whoever is in the newest view is let in, and whoever is out of the view here is not.
+void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::string& why) {
+  const transport::PeerIdentity& peer = claim.identity;
+  const MemberIdentity member{peer.node, peer.incarnation};
+  const aggregation::Job* here = nullptr;
+  for (const aggregation::Job* const job : jobs()) {
+    if (job->config().job == peer.job && !job->closed()) here = job;
+  }
+  if (here == nullptr) return;
+  const bool is_out = peer.epoch <= here->view().epoch && !here->view().IndexOf(member);
+  if (why.empty()) {
+    if (is_out) throw Violation{name_ + ": lets in a member that is out of its view"};
+    return;
+  }
+  if (is_out) trace_->Reached("a member that is out of the view is not let in");
+  if (scheduler_->core() == nullptr || trace_->HasReached(kOlderStore)) return;
+  const auto job = scheduler_->core()->jobs().find(peer.job);
+  if (job == scheduler_->core()->jobs().end() || !job->second.view) return;
+  if (job->second.view->IndexOf(member)) {
+    throw Violation{name_ + ": does not let in a member of the newest view: " + why};
+  }
+}
+
+void AggregatorProcess::CheckTokensAreSpent() {
+  if (!config_.profile->members_prove) return;
+  if (transport_.LetsInAgain()) {
+    throw Violation{name_ + ": a token lets somebody in twice"};
+  }
+}
+
 // Rule 3: a member that is welcomed over a new connection writes nothing over an old one. What an
 // incarnation that was lost still hears lands in memory of its own.
 void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) {

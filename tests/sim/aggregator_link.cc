@@ -115,7 +115,8 @@ void AggregatorLink::Attach() {
       host_,
       [=, trace = trace_, scheduler = scheduler_, self = self_.incarnation](
           membership::Membership& core, int64_t now_ns, EffectList& out) {
-        *answer = core.OnAggregatorAttached(stream, {self}, held, now_ns, out);
+        *answer =
+            core.OnAggregatorAttached(stream, {self}, held, now_ns, out, self.value() % 16 != 0);
         if (!answer->ok()) return;
         if (!held.empty()) trace->Reached("an aggregator re-attaches with jobs");
         scheduler->NoteAttached(stream);

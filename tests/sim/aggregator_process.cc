@@ -24,6 +24,7 @@ DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config, const std::s
           .incarnation = config.incarnation,
           .credit_bytes = config.profile->credit_bytes,
           .memory_bytes_max = config.profile->aggregator_memory_bytes,
+          .results_window_bytes = config.profile->results_window_bytes,
           .refusals_max = kRefusalsMax,
           .events_per_poll = 4,
           .sum_bytes_per_poll = 1,  // One slice.
@@ -117,6 +118,7 @@ void AggregatorProcess::Tick() {
     life_.Tick();
     if (jobs().size() < before.size()) trace_->Reached("a job that is over is collected");
     CheckCreditIsTold();
+    CheckTokensAreSpent();
   });
   Later(kTickNs, [this] { Tick(); });
 }

@@ -59,7 +59,7 @@ class AggregatorProcess : private TransportWatcher {
   bool refused() const { return !life_.result().ok(); }
   const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
   // What cores have counted whose job is over.
-  aggregation::Counters past_counters() const { return data_plane_.totals().ended; }
+  DataPlane::Totals totals() const { return data_plane_.totals(); }
 
  private:
   // What was seen of a job when nothing was going on.
@@ -74,6 +74,7 @@ class AggregatorProcess : private TransportWatcher {
   void OnFramePosted(ConnectionId connection, std::span<const std::byte> frame) override;
   void OnEvent(ConnectionId connection, std::span<const std::byte> frame, bool is_end,
                const std::function<void()>& deliver) override;
+  void OnToken(const transport::TokenClaim& claim, const std::string& why) override;
   void OnLanding(wire::RemoteRef target, uint64_t bytes) override;
 
   void Poll();
@@ -94,6 +95,7 @@ class AggregatorProcess : private TransportWatcher {
   void CheckPlaces() const;
   void CheckForgotten(const aggregation::Job& job, ConnectionId connection) const;
   void CheckFenced(const aggregation::Job& job) const;
+  void CheckTokensAreSpent();
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
   void CheckWriter(const aggregation::Job& job, ConnectionId connection,
                    const wire::Declared& entry);

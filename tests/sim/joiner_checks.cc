@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,19 +11,28 @@
 
 namespace talweg::sim {
 
+// Whether a full member was none in the view before.
+static bool Enters(const View& held, const ViewMember& member) {
+  const std::optional<MemberIndex> before = held.IndexOf(member.id);
+  return !member.standby && (!before || held.members[before->value()].standby);
+}
+
 bool HasJoiner(const View& held, const View& view) {
-  return std::any_of(view.members.begin(), view.members.end(),
-                     [&held](const ViewMember& member) { return !held.IndexOf(member.id); });
+  return std::any_of(view.members.begin(), view.members.end(), [&held](const ViewMember& member) {
+    return !held.IndexOf(member.id) || Enters(held, member);
+  });
 }
 
 namespace {
 
 // Nobody else has to know of a round among ranks that are named.
 bool TakesJoiner(const pipeline::Member& member, const pipeline::Tensor& tensor, const View& view) {
+  // It has been there with others.
+  if (tensor.spec.collective.side) return false;
   if (tensor.group.empty()) return true;
   return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const Place& place) {
     const std::optional<MemberIndex> index = view.IndexOf(place.node);
-    return index && !member.newest_view()->IndexOf(view.members[index->value()].id);
+    return index && Enters(*member.newest_view(), view.members[index->value()]);
   });
 }
 
@@ -35,6 +45,9 @@ void CheckNothingOpen(const std::vector<const pipeline::Member*>& members, const
         "a joiner enters while node " + std::to_string(member->config().self.node.value());
     for (const auto& tensor : member->tensors()) {
       if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced) continue;
+      if (tensor->spec.collective.side && tensor->finish) {
+        throw Violation{who + " finishes a round of " + tensor->spec.name};
+      }
       if (!TakesJoiner(*member, *tensor, view)) continue;
       if (tensor->pushed_count > 0 || tensor->finish) {
         throw Violation{who + " has round " + std::to_string(tensor->active_round().value()) +

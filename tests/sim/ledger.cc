@@ -42,9 +42,10 @@ bool Ledger::InView(Epoch epoch, const MemberIdentity& member) const {
 
 bool Ledger::SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const {
   for (const auto& [earlier, view] : views_) {
-    if (view.IndexOf(joiner)) return false;
+    const std::optional<MemberIndex> index = view.IndexOf(joiner);
+    if (index && !view.members[index->value()].standby) return false;
     for (const ViewMember& member : view.members) {
-      if (InView(epoch, member.id)) return true;
+      if (!member.standby && InView(epoch, member.id)) return true;
     }
   }
   return false;
@@ -118,6 +119,7 @@ std::vector<Ledger::Participant> Ledger::Participants(const View& view, const Ro
   uint32_t number_of_all = 0;
   for (uint32_t m = 0; m < view.members.size(); ++m) {
     const ViewMember& member = view.members[m];
+    if (member.standby) continue;  // In no round of a step.
     for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
       const Place place{member.id.node, LocalRank{rank}};
       const std::optional<uint32_t> number = plan.NumberOf(place, number_of_all++);

@@ -74,6 +74,7 @@ class World {
   void StartAggregator(AggregatorHost& aggregator);
   void CrashAgent(AgentHost& agent);
   void EndAgent(AgentHost& agent, bool silently);
+  void LeaveAgent(AgentHost& agent, const AgentProcess* process);
   void CheckDeathIsSeen(const MemberIdentity& member);
   void CheckJoiners(const View& view) const;
   void CheckSilence();
@@ -180,8 +181,9 @@ void World::StartAgent(AgentHost& agent) {
           .incarnation = NewIncarnation(),
           .host_id = agent.host_id,
           .profile = &profile_,
-          .on_given_up = [this, &agent](NodeRank node) { CheckGivenUp(agent, node); }});
-  host.Start(agent.process.get());
+          .on_given_up = [this, &agent](NodeRank node) { CheckGivenUp(agent, node); },
+          .on_ended = [this, &agent](const AgentProcess* ended) { LeaveAgent(agent, ended); }});
+  host.Start(agent.process->process());
   trace_.Add(timeline_.now_ns(), agent.process->name(), "starts");
   agent.process->Start();
 }
@@ -212,6 +214,15 @@ void World::CrashAgent(AgentHost& agent) {
   EndAgent(agent, silently);
   if (timeline_.random().OneIn(4)) return;  // It stays away.
   timeline_.After(network_.Delay() * 20, [this, &agent] { StartAgent(agent); });
+}
+
+// It ends by itself. What its ranks have come to is looked at still.
+void World::LeaveAgent(AgentHost& agent, const AgentProcess* process) {
+  if (agent.process.get() != process) return;
+  trace_.Add(timeline_.now_ns(), process->name(), "ends");
+  scheduler_->OnHostEnded(agent.host, false);
+  network_.EndHost(agent.host);
+  network_.host(agent.host).End();
 }
 
 void World::EndAgent(AgentHost& agent, bool silently) {
@@ -260,6 +271,8 @@ void World::CheckJoiners(const View& view) const {
     const View* const held = core.newest_view();
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
     if (!HasJoiner(*held, view)) continue;
+    const std::optional<MemberIndex> self = held->IndexOf(core.config().self);
+    if (self && held->members[self->value()].standby) continue;
     members.push_back(&core);
     agent.process->CheckAtBoundary(view);
   }
@@ -282,7 +295,7 @@ void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
     if (agent.job_name != by.job_name || agent.node != node.value()) continue;
     // One that is stopped does not know yet which of its connections are broken.
     if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
-    CheckWasAbsent(*by.process, *agent.process, network_.frame_sent_ns());
+    CheckWasAbsent(*by.process, *agent.process, by.process->frame_sent_ns());
   }
 }
 
@@ -475,7 +488,8 @@ void World::NextFault() {
 bool World::Settled() const {
   return std::all_of(agents_.begin(), agents_.end(),
                      [](const AgentHost& agent) {
-                       return agent.process == nullptr || agent.process->Settled();
+                       return agent.process == nullptr ||
+                              (agent.process->Settled() && !agent.process->Lingers());
                      }) &&
          std::all_of(aggregators_.begin(), aggregators_.end(),
                      [](const AggregatorHost& aggregator) {
@@ -512,9 +526,9 @@ LifeResult World::Live() {
     if (!Settled()) {
       std::string text = "no end:";
       for (const AgentHost& agent : agents_) {
-        if (agent.process != nullptr && !agent.process->Settled()) {
-          text += "\n  " + agent.process->Unsettled();
-        }
+        if (agent.process == nullptr) continue;
+        if (!agent.process->Settled()) text += "\n  " + agent.process->Unsettled();
+        if (agent.process->Lingers()) text += "\n  " + agent.process->name() + " lingers";
       }
       for (const AggregatorHost& aggregator : aggregators_) {
         if (aggregator.process == nullptr || !aggregator.process->draining()) continue;
@@ -550,7 +564,10 @@ void World::Gather(LifeResult& result) {
   const auto gather_aggregator = [&](const AggregatorProcess& process) {
     for (const aggregation::Job* const job : process.jobs()) gather_job(job->counters());
     for (const aggregation::Job* const job : process.leaving_jobs()) gather_job(job->counters());
-    gather_job(process.past_counters());
+    const DataPlane::Totals totals = process.totals();
+    gather_job(totals.ended);
+    result.coverage["a result waits for others"] += totals.results_queued;
+    result.coverage["a result that waits leaves before a FenceAck"] += totals.results_hurried;
   };
   for (const auto& process : past_aggregators_) gather_aggregator(*process);
   for (const AggregatorHost& aggregator : aggregators_) {

@@ -3,9 +3,6 @@
 
 #include <map>
 
-#include "libs/base/check.h"
-#include "tests/sim/ledger.h"
-
 namespace talweg::sim {
 namespace {
 
@@ -38,13 +35,3 @@ const bool* MutationSwitch(const char* name) {
 }
 
 }  // namespace talweg::sim
-
-namespace talweg::internal {
-
-// A mutated core ends its life, not the test.
-void CheckFailed(const char* file, int line, const char* expression) {
-  throw sim::Violation{std::string(file) + ":" + std::to_string(line) +
-                       ": broken invariant: " + expression};
-}
-
-}  // namespace talweg::internal

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -64,7 +65,8 @@ TEST_CASE("Lives come to every deliberate bug that the list plants", "[sim]") {
   // Some places are come to in one life of hundreds only.
   uint64_t seed = 0;
   while (seed < 300 || (seed < kSeedsMax && MutationsSeen() != listed)) {
-    const Kind kind = seed % 2 == 0 ? Kind::kUsual : Kind::kGroups;
+    constexpr Kind kTurns[] = {Kind::kUsual, Kind::kGroups, Kind::kStandbys};
+    const Kind kind = kTurns[seed % std::size(kTurns)];
     CHECK(Live(kind, seed++, false).violation.empty());
   }
   for (const std::string& name : listed) {

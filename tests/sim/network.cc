@@ -74,12 +74,25 @@ std::pair<std::shared_ptr<Network::Link>, int> Network::Find(HostIndex at, Conne
   return {nullptr, 0};
 }
 
-void Network::Connect(HostIndex from, ConnectionId name, HostIndex to) {
+void Network::Accept(const std::shared_ptr<Link>& link,
+                     const std::optional<transport::TokenClaim>& claim) {
+  End& accepted = link->ends[1];
+  if (!accepted.open) return;
+  Process* const process = hosts_[accepted.host]->process();
+  const std::string why = claim ? process->WhyRefused(accepted.name, *claim) : "";
+  if (why.empty()) return process->OnLinkAccepted(accepted.name);
+  accepted.open = false;
+  accepted.arriving.clear();
+  timeline_->After(Delay(), [this, link, why] { Lose(link, 0, "it refused: " + why); });
+}
+
+void Network::Connect(HostIndex from, ConnectionId name, HostIndex to,
+                      const std::optional<transport::TokenClaim>& claim) {
   auto link = std::make_shared<Link>();
   link->ends[0] = {.host = from, .life = hosts_[from]->life(), .name = name, .open = true};
   link->ends[1] = {.host = to, .name = ConnectionId{next_name_++}};
   links_.push_back(link);
-  timeline_->After(Delay(), [this, link, from, to] {
+  timeline_->After(Delay(), [this, link, from, to, claim] {
     if (link->broken || !link->ends[0].open) return;
     Host& peer = *hosts_[to];
     if (!peer.alive() || !Reachable(from, to)) {
@@ -88,10 +101,7 @@ void Network::Connect(HostIndex from, ConnectionId name, HostIndex to) {
     }
     link->ends[1].life = peer.life();
     link->ends[1].open = true;
-    peer.Deliver(peer.life(), [this, link] {
-      const End& accepted = link->ends[1];
-      if (accepted.open) hosts_[accepted.host]->process()->OnLinkAccepted(accepted.name);
-    });
+    peer.Deliver(peer.life(), [this, link, claim] { Accept(link, claim); });
     timeline_->After(Delay(), [this, link, from] {
       if (link->broken || !link->ends[0].open) return;
       Host& host = *hosts_[from];

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "libs/base/ids.h"
+#include "libs/transport/proof/token_book.h"
 #include "libs/wire/frames.h"
 #include "tests/sim/timeline.h"
 
@@ -41,6 +43,8 @@ class Process {
  public:
   virtual ~Process() = default;
   virtual void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) = 0;
+  // Why somebody who shows this token is not let in; "": OnLinkAccepted follows.
+  virtual std::string WhyRefused(ConnectionId, const transport::TokenClaim&) { return ""; }
   virtual void OnLinkAccepted(ConnectionId) {}
   virtual void OnLinkOpen(ConnectionId connection) = 0;
   virtual void OnLinkLost(ConnectionId connection, const std::string& reason) = 0;
@@ -94,8 +98,10 @@ class Network {
   size_t host_count() const { return hosts_.size(); }
   int64_t Delay();
 
-  // From `from`, which has named its end; the other end's name is drawn here.
-  void Connect(HostIndex from, ConnectionId name, HostIndex to);
+  // From `from`, which has named its end; the other end's name is drawn here. With a claim it is
+  // asked whether it lets its maker in.
+  void Connect(HostIndex from, ConnectionId name, HostIndex to,
+               const std::optional<transport::TokenClaim>& claim = std::nullopt);
   // Nothing lands at, and nothing is told to, `at` from now on.
   void Close(HostIndex at, ConnectionId name);
   void SendFrame(HostIndex at, ConnectionId name, std::vector<std::byte> bytes);
@@ -154,6 +160,7 @@ class Network {
   std::pair<std::shared_ptr<Link>, int> Find(HostIndex at, ConnectionId name);
   void Post(const std::shared_ptr<Link>& link, int to, Message message);
   void Arrive(const std::shared_ptr<Link>& link, int to);
+  void Accept(const std::shared_ptr<Link>& link, const std::optional<transport::TokenClaim>& claim);
   void Land(Link& link, int to, const Message& message, bool torn);
   void CheckSource(const Link& link, int from, const Message& message) const;
   void Stall(const std::shared_ptr<Link>& link, int to, int64_t until_ns);

@@ -285,6 +285,68 @@ void Widen(Profile& profile, Random& random) {
   for (TensorProfile& tensor : profile.tensors) tensor.bytes = 8 * (90'000 + random.Below(40'000));
 }
 
+// Settings of the job and of its daemons are drawn from copies, so that all else in a seed's life
+// is as it were without them.
+uint64_t DrawResultsWindow(Random random) {
+  random.Next();
+  if (!random.OneIn(4)) return aggregation::ResultQueue::kNoWindow;
+  return Pick(random, 1, 16384, 65536);
+}
+
+Dealing DrawDealing(Random random) {
+  if (!random.OneIn(3)) return {};
+  constexpr const char* kTexts[] = {"naive",         "djb2",       "sdbm",    "fingerprint",
+                                    "fingerprint:3", "weighted:5", "weighted"};
+  return ParseDealing(kTexts[random.Below(std::size(kTexts))]).value();
+}
+
+// Joiners are many, and nobody is confused.
+Profile DrawStandbys(Random& random) {
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 4   ? DrawRecovery(random)
+                    : base < 5 ? DrawUsual(random)
+                    : base < 7 ? DrawGroups(random)
+                               : DrawSilent(random);
+  profile.standbys = true;
+  // Tensors that go on without the lost, whose places standbys then have.
+  if (profile.has_groups && !random.OneIn(3)) {
+    for (TensorProfile& tensor : profile.tensors) {
+      tensor.gives = tensor.gets = Share::kWhole;
+      tensor.op = Op::kSum;
+      tensor.odd_one_in = 0;
+    }
+  }
+  profile.loss_policy = membership::LossPolicy::kContinue;
+  // With a least of one the first begins alone, and groups are of its own ranks only.
+  profile.min_members = profile.rank_counts.size() > 2 && !random.OneIn(4) ? 2 : 1;
+  profile.members_first = profile.members_first || !random.OneIn(3);
+  profile.round_count += 20;
+  for (const Fault fault : {Fault::kConfuseAgent, Fault::kConfuseRank, Fault::kForge}) {
+    profile.fault_weights[static_cast<int>(fault)] = 0;
+  }
+  // Where groups name places, joiners are to find some that somebody else has lost.
+  profile.fault_weights[static_cast<int>(Fault::kCrashAgent)] += profile.has_groups ? 12 : 4;
+  if (profile.fault_gap_ns == 0) {
+    profile.fault_gap_ns = 10 * profile.delay_max_ns;
+    profile.fault_end_ns = 100 * profile.delay_max_ns;
+  }
+  return profile;
+}
+
+Profile DrawKind(Kind kind, Random& random) {
+  switch (kind) {
+    case Kind::kUsual: break;
+    case Kind::kRecovery: return DrawRecovery(random);
+    case Kind::kSilent: return DrawSilent(random);
+    case Kind::kGroups: return DrawGroups(random);
+    case Kind::kHosts: return DrawHosts(random);
+    case Kind::kStandbys: return DrawStandbys(random);
+  }
+  Profile profile = DrawUsual(random);
+  if (random.OneIn(150)) Widen(profile, random);
+  return profile;
+}
+
 }  // namespace
 
 const char* KindName(Kind kind) {
@@ -294,20 +356,16 @@ const char* KindName(Kind kind) {
     case Kind::kSilent: return "silent";
     case Kind::kGroups: return "groups";
     case Kind::kHosts: return "hosts";
+    case Kind::kStandbys: return "standbys";
   }
   return "unknown";
 }
 
 Profile DrawProfile(Kind kind, Random& random) {
-  switch (kind) {
-    case Kind::kUsual: break;
-    case Kind::kRecovery: return DrawRecovery(random);
-    case Kind::kSilent: return DrawSilent(random);
-    case Kind::kGroups: return DrawGroups(random);
-    case Kind::kHosts: return DrawHosts(random);
-  }
-  Profile profile = DrawUsual(random);
-  if (random.OneIn(150)) Widen(profile, random);
+  Profile profile = DrawKind(kind, random);
+  profile.dealing = DrawDealing(random);
+  profile.results_window_bytes = DrawResultsWindow(random);
+  profile.members_prove = kind == Kind::kHosts || kind == Kind::kStandbys;
   return profile;
 }
 

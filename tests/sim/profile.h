@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "libs/aggregation/result_queue.h"
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/base/dealing.h"
 #include "libs/base/dtype.h"
 #include "libs/base/random.h"
 #include "libs/membership/records.h"
@@ -42,7 +44,10 @@ struct Profile {
   uint32_t min_members = 1;
   membership::LossPolicy loss_policy = membership::LossPolicy::kContinue;
   uint64_t slice_bytes_max = 4096;
+  Dealing dealing;
   uint64_t credit_bytes = 64 * kKiB;
+  // So much is under way before results wait for their turn, by priority.
+  uint64_t results_window_bytes = aggregation::ResultQueue::kNoWindow;
   std::vector<TensorProfile> tensors;
   // Which host each is on: equal names are one host, and nobody knows that of "". Empty: each has
   // one to itself. Who is started again may be on another one.
@@ -51,6 +56,8 @@ struct Profile {
   bool has_groups = false;  // Ranks agree beforehand on who takes part, and on roots, by place.
   uint64_t round_count = 3;
   uint64_t rounds_per_step = 1;  // That a step has, of every tensor; the last may have fewer.
+  bool members_prove = false;    // With tokens, as over libfabric, who they are when they connect.
+  bool standbys = false;         // Joiners may be in the view before they are in the steps.
   bool in_steps = true;          // A rank waits for all tensors of a round before the next one.
 
   uint64_t straggler_one_in = 0;  // So often a rank takes seconds for a step; 0: never.
@@ -104,10 +111,11 @@ enum class Kind : uint8_t {
   kSilent,    // The scheduler goes, and members die that it would have missed.
   kGroups,    // As one of those, with every collective, over groups of ranks.
   kHosts,     // As kGroups, with aggregators beside the ranks that parts belong to.
+  kStandbys,  // As one of those, with joiners that take over state first.
 };
 
-inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
-                                  Kind::kHosts};
+inline constexpr Kind kKinds[] = {Kind::kUsual,  Kind::kRecovery, Kind::kSilent,
+                                  Kind::kGroups, Kind::kHosts,    Kind::kStandbys};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

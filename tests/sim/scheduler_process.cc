@@ -232,10 +232,11 @@ bool SchedulerProcess::MayDie(Fault fault) const {
 // Killed when it has told a view to some, perhaps, and to others not yet.
 bool SchedulerProcess::DiesBehind(const membership::Effect& told) {
   const auto* member = std::get_if<membership::TellMember>(&told);
-  const auto* view = member == nullptr ? nullptr : std::get_if<View>(&member->message);
+  const auto* view =
+      member == nullptr ? nullptr : std::get_if<membership::SharedView>(&member->message);
   if (view == nullptr || !MayDie(Fault::kLoseScheduler)) return false;
   // More often when something hangs on it.
-  if (!timeline_->random().OneIn(view->epoch == Epoch{1} ? 32 : 4)) return false;
+  if (!timeline_->random().OneIn((*view)->epoch == Epoch{1} ? 32 : 4)) return false;
   trace_->Reached("scheduler: killed between telling one and telling the next");
   Lose();
   return true;
@@ -266,8 +267,8 @@ void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
           if constexpr (std::is_same_v<Each, membership::Persist>) {
             Store(each.write);
           } else if constexpr (std::is_same_v<Each, membership::TellMember>) {
-            if (const auto* view = std::get_if<View>(&each.message)) {
-              OnViewTold(*view);
+            if (const auto* view = std::get_if<membership::SharedView>(&each.message)) {
+              OnViewTold(**view);
             }
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {

@@ -28,10 +28,10 @@ constexpr uint64_t kSanitizedLives = 1'000;
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
 // The kinds take turns; each has seeds of its own.
-constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,    Kind::kUsual,  Kind::kUsual,
-                           Kind::kRecovery, Kind::kUsual,    Kind::kUsual,  Kind::kUsual,
-                           Kind::kSilent,   Kind::kRecovery, Kind::kGroups, Kind::kHosts,
-                           Kind::kHosts};
+constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,    Kind::kUsual,   Kind::kUsual,
+                           Kind::kRecovery, Kind::kUsual,    Kind::kUsual,   Kind::kUsual,
+                           Kind::kSilent,   Kind::kRecovery, Kind::kGroups,  Kind::kHosts,
+                           Kind::kHosts,    Kind::kStandbys, Kind::kStandbys};
 
 struct Choice {
   Kind kind;

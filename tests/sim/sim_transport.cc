@@ -59,8 +59,34 @@ class SimTransport::Registered final : public transport::Registration {
 
 absl::StatusOr<ConnectionId> SimTransport::Connect(const std::string& address) {
   const ConnectionId name{next_name_++};
-  network_->Connect(host_, name, static_cast<HostIndex>(std::stoul(address)));
+  network_->Connect(host_, name, static_cast<HostIndex>(std::stoul(address)),
+                    next_claim_ ? next_claim_() : std::nullopt);
   return name;
+}
+
+std::string SimTransport::Check(const transport::TokenClaim& claim) {
+  const std::string why = admission_ ? admission_(claim.identity) : "";
+  if (!why.empty() || tokens_.Take(claim, admission_)) return why;
+  return "the token was used before, or is late";
+}
+
+std::string SimTransport::WhyRefused(ConnectionId connection, const transport::TokenClaim& claim) {
+  std::string why = Check(claim);
+  watcher_->OnToken(claim, why);
+  if (!why.empty()) return why;
+  taken_.push_back(claim);
+  proven_[connection] = claim.identity;
+  return "";
+}
+
+bool SimTransport::LetsInAgain() {
+  return !taken_.empty() && Check(taken_[random_.Below(taken_.size())]).empty();
+}
+
+std::optional<transport::PeerIdentity> SimTransport::ProvenIdentity(ConnectionId connection) const {
+  const auto found = proven_.find(connection);
+  if (found == proven_.end()) return std::nullopt;
+  return found->second;
 }
 
 void SimTransport::Close(ConnectionId connection) {
@@ -109,7 +135,10 @@ void SimTransport::Push(Event event) {
 }
 
 void SimTransport::OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) {
-  Push({.what = What::kFrame, .connection = connection, .frame = {bytes.begin(), bytes.end()}});
+  Push({.what = What::kFrame,
+        .connection = connection,
+        .frame = {bytes.begin(), bytes.end()},
+        .sent_ns = network_->frame_sent_ns()});
 }
 
 void SimTransport::OnLinkAccepted(ConnectionId connection) {
@@ -132,7 +161,8 @@ CellTarget SimTransport::Target(ConnectionId, wire::RemoteRef ref, uint64_t cell
   const auto region = regions_.find(ref.key);
   if (region == regions_.end()) return {};
   const uint64_t bytes = cells * kCellBytes;
-  if (ref.address % kCellBytes != 0 || ref.address + bytes > region->second.size()) {
+  const uint64_t region_bytes = CellCount(region->second.size()) * kCellBytes;
+  if (ref.address % kCellBytes != 0 || ref.address + bytes > region_bytes) {
     throw Violation{"host " + std::to_string(host_) + ": a peer writes past a region"};
   }
   watcher_->OnLanding(ref, bytes);
@@ -155,6 +185,7 @@ int SimTransport::Poll(transport::EventSink& sink, int events_max) {
   while (done < events_max && !events_.empty()) {
     const Event event = std::move(events_.front());
     events_.pop_front();
+    if (event.what == What::kFrame) frame_sent_ns_ = event.sent_ns;
     watcher_->OnEvent(event.connection, event.frame, event.what == What::kDisconnected,
                       [&] { Deliver(sink, event); });
     ++done;

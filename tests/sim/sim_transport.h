@@ -7,11 +7,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "libs/base/random.h"
 #include "libs/runtime/clock.h"
+#include "libs/transport/proof/token_book.h"
 #include "libs/transport/transport.h"
 #include "services/aggregator/slot_memory.h"
 #include "services/aggregator/summer.h"
@@ -53,6 +56,8 @@ class TransportWatcher {
   // `is_end` says that the connection is over.
   virtual void OnEvent(ConnectionId connection, std::span<const std::byte> frame, bool is_end,
                        const std::function<void()>& deliver) = 0;
+  // A member has shown this token; `why` it is not let in, or "".
+  virtual void OnToken(const transport::TokenClaim& claim, const std::string& why) = 0;
   // A peer writes here, inside a region.
   virtual void OnLanding(wire::RemoteRef target, uint64_t bytes) = 0;
 };
@@ -62,7 +67,11 @@ class SimTransport final : public transport::Transport, public Process {
  public:
   // Keys of regions begin at `first_key`. All outlive it and its regions.
   SimTransport(Network* network, HostIndex host, uint64_t first_key, TransportWatcher* watcher)
-      : network_(network), host_(host), next_key_(first_key), watcher_(watcher) {}
+      : network_(network),
+        host_(host),
+        next_key_(first_key),
+        watcher_(watcher),
+        random_(first_key) {}
 
   // --- transport::Transport.
   absl::StatusOr<std::string> Listen(const transport::ListenSpec&) override {
@@ -78,9 +87,22 @@ class SimTransport final : public transport::Transport, public Process {
   int WaitDescriptor() const override { return -1; }
   bool PrepareToSleep() override { return events_.empty(); }
   uint64_t PendingBytes(ConnectionId) const override { return 0; }
+  void SetAdmission(transport::Admission admission) override { admission_ = std::move(admission); }
+  std::optional<transport::PeerIdentity> ProvenIdentity(ConnectionId connection) const override;
+
+  // What it shows whom it connects to; without, or with none, it proves nothing.
+  void SetClaims(std::function<std::optional<transport::TokenClaim>()> next_claim) {
+    next_claim_ = std::move(next_claim);
+  }
+  // When the frame was sent that is being delivered, or was delivered last.
+  int64_t frame_sent_ns() const { return frame_sent_ns_; }
+
+  // Somebody shows a token that he has seen pass by. Returns whether he is let in.
+  bool LetsInAgain();
 
   // --- Process.
   void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
+  std::string WhyRefused(ConnectionId connection, const transport::TokenClaim& claim) override;
   void OnLinkAccepted(ConnectionId connection) override;
   void OnLinkOpen(ConnectionId connection) override;
   void OnLinkLost(ConnectionId connection, const std::string& reason) override;
@@ -95,9 +117,12 @@ class SimTransport final : public transport::Transport, public Process {
     std::vector<std::byte> frame;
     std::string reason;
     uint64_t context = 0;
+    int64_t sent_ns = 0;
   };
   class Registered;
 
+  // The transport's own check, as libfabric's has it.
+  std::string Check(const transport::TokenClaim& claim);
   void Push(Event event);
   static void Deliver(transport::EventSink& sink, const Event& event);
   Cells Read(uint64_t key, size_t offset, size_t length) const;
@@ -109,6 +134,13 @@ class SimTransport final : public transport::Transport, public Process {
   TransportWatcher* const watcher_;
   std::deque<Event> events_;
   std::map<uint64_t, std::span<std::byte>> regions_;  // By key; those that are registered.
+  transport::Admission admission_;
+  std::function<std::optional<transport::TokenClaim>()> next_claim_;
+  int64_t frame_sent_ns_ = 0;
+  transport::TokenBook tokens_;
+  std::vector<transport::TokenClaim> taken_;
+  Random random_;  // Which of those; its own, so that lives are not changed by it.
+  std::map<ConnectionId, transport::PeerIdentity> proven_;
 };
 
 }  // namespace talweg::sim

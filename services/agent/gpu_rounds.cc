@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors a NIC has on the GPU that they are pushed from.
+#include "services/agent/gpu_rounds.h"
+
 #include <utility>
 
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
-#include "services/agent/agent.h"
 
 namespace talweg::agent {
 namespace {
@@ -28,7 +28,7 @@ absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& tr
 
 }  // namespace
 
-void Agent::NoteNotDirect(const absl::Status& why) {
+void GpuRounds::NoteNotDirect(const absl::Status& why) {
   if (absl::IsOutOfRange(why)) return;  // As with most tensors.
   if (absl::IsUnimplemented(why)) direct_off_ = true;
   if (!not_direct_noted_.insert(why.code()).second) return;
@@ -36,10 +36,9 @@ void Agent::NoteNotDirect(const absl::Status& why) {
       "GPUDirect: ", direct_off_ ? "not used: " : "not for some tensors: ", why.message());
 }
 
-std::optional<TensorMemory::NicRegions> Agent::MakeDirect(const pipeline::AllocateTensor& effect) {
-  if (gpus_ == nullptr || transport_ == nullptr || direct_off_ || config_.gpu_direct != "auto") {
-    return std::nullopt;
-  }
+std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
+    const pipeline::AllocateTensor& effect) {
+  if (transport_ == nullptr || direct_off_ || !options_.direct_wanted) return std::nullopt;
   if (const absl::Status takes = transport_->TakesDeviceMemory(); !takes.ok()) {
     NoteNotDirect(takes);
     return std::nullopt;
@@ -50,7 +49,7 @@ std::optional<TensorMemory::NicRegions> Agent::MakeDirect(const pipeline::Alloca
     return std::nullopt;
   }
   GpuStage& stage = gpus_->stage();
-  const auto memory = stage.MakeDirect(effect.tensor, effect.spec, config_.rank_count);
+  const auto memory = stage.MakeDirect(effect.tensor, effect.spec, options_.rank_count);
   if (!memory.ok()) {
     NoteNotDirect(memory.status());
     return std::nullopt;

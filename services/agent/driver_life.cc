@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scheduler and signals say to an agent, and how it ends.
+#include <unistd.h>
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "services/agent/agent_driver.h"
+
+namespace talweg::agent {
+
+void AgentDriver::FailJob(const std::string& text) {
+  Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+}
+
+void AgentDriver::OnView(const View& view) {
+  job_ = view.job;
+  if (!link_->IsAlone()) {
+    Log(LogLevel::kInfo, "view of epoch ", view.epoch, ": ", view.members.size(), " members, ",
+        view.RankCount(), " ranks, ", view.aggregators.size(), " aggregators");
+    const std::string problem = options_.view_problem ? options_.view_problem(view) : "";
+    if (!problem.empty()) {
+      link_->ReportLost({.text = problem, .rank = std::nullopt});
+      return FailJob(problem);
+    }
+  }
+  desk_->OnNewestView(view.epoch);  // Before ranks go on in it.
+  Deliver([this, view](pipeline::Effects& out) { member_->OnView(view, NowNs(), out); });
+  if (member_->phase() != pipeline::Phase::kFailed) desk_->SetView(view, member_->config().self);
+}
+
+void AgentDriver::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
+  link_->OnHostFound(connection, literal);
+}
+
+void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
+  std::visit(
+      [&](const auto& e) {
+        using E = std::decay_t<decltype(e)>;
+        if constexpr (std::is_same_v<E, rpc::Joined>) {
+          job_ = e.job;
+          Log(LogLevel::kInfo, "joined job '", options_.job_name, "' (", e.job, ") as node ",
+              options_.self.node.value());
+        } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
+          FailJob("cannot join job '" + options_.job_name + "': " + StatusText(e.status));
+        } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
+          OnView(e.view);
+        } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||
+                             std::is_same_v<E, rpc::LeaseLost>) {
+          FailJob(e.text);
+        } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
+          Deliver([this, e](pipeline::Effects& out) {
+            member_->OnQuiesce(e.id, e.step, NowNs(), out);
+          });
+        } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
+          Deliver(
+              [this, id = e.id](pipeline::Effects& out) { member_->OnResume(id, NowNs(), out); });
+        } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
+          member_->OnMemberLeft(e.id, e.text);
+        } else if constexpr (std::is_same_v<E, rpc::JoinDelayed>) {
+          Log(LogLevel::kWarning, "not let in yet: ", e.text);
+        } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
+          if (scheduler_silent_since_ns_ == 0) {
+            Log(LogLevel::kWarning, "the scheduler at ", options_.scheduler,
+                " cannot be reached: ", e.text,
+                job_ == JobId{0} ? "; trying again" : "; running steps go on");
+            scheduler_silent_since_ns_ = NowNs();
+            // Until it has joined, the time limit is that of joining.
+            if (job_ != JobId{0}) member_->OnSchedulerSilent(NowNs());
+          }
+          scheduler_text_ = e.text;
+        } else {
+          static_assert(std::is_same_v<E, rpc::Reachable>);
+          if (scheduler_silent_since_ns_ != 0) {
+            Log(LogLevel::kInfo, "the scheduler answers again");
+          }
+          scheduler_silent_since_ns_ = 0;
+          scheduler_text_.clear();
+          member_->OnSchedulerAnswers(e.lease_ns, NowNs());
+        }
+      },
+      event);
+}
+
+std::string AgentDriver::SchedulerSilenceText() const {
+  const int64_t seconds = (NowNs() - scheduler_silent_since_ns_) / 1'000'000'000;
+  return "for " + std::to_string(seconds) + " s the " + scheduler_text_ +
+         " (start it again, and then this job)";
+}
+
+bool AgentDriver::Stop(const std::string& why) {
+  if (!life_.OnStop(why, NowNs())) return false;
+  Log(LogLevel::kInfo, life_.why_it_stops(), "; ranks have ", options_.drain_ns / 1'000'000,
+      " ms to finish");
+  return true;
+}
+
+absl::Status AgentDriver::Leave() {
+  const LifeEnd& end = life_.how_it_ends();
+  return link_->Leave(
+      end.finished ? JobLink::LeaveReason::kFinished : JobLink::LeaveReason::kStopped, end.text);
+}
+
+LifeSight AgentDriver::Look() const {
+  return {.any_attached = desk_->AnyAttached(),
+          .gpus_are_idle = devices_ == nullptr || devices_->IsIdle(),
+          .words_have_left = link_->Drained()};
+}
+
+void AgentDriver::Live() {
+  switch (life_.Advance(Look(), NowNs())) {
+    case LifeStep::kNone: return;
+    case LifeStep::kServeOthers: return Restart();
+    case LifeStep::kFailTheRanks: {
+      const std::string text = "the agent of node " + std::to_string(options_.self.node.value()) +
+                               " (pid " + std::to_string(getpid()) +
+                               ") ends: " + life_.why_it_stops();
+      Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+      return;
+    }
+    case LifeStep::kLeave: Deliver([this](pipeline::Effects& out) { member_->Leave(out); }); return;
+    case LifeStep::kEnd: options_.on_end(); return;
+  }
+}
+
+void AgentDriver::Restart() {
+  Log(LogLevel::kInfo, "all ranks have left; ready for the next");
+  desk_->Restart();
+  memory_->DropNicRegions();
+  if (devices_ != nullptr) devices_->ForgetTensors();
+  memory_->Forget();
+  rank_server_->DropTensorMemory();
+  missing_nodes_.clear();
+  timeline_.ForgetOpen();
+  NewMember();
+  link_->Join(member_->config().self);
+}
+
+}  // namespace talweg::agent

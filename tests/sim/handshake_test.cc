@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "tests/sim/handshake_life.h"
+
+namespace talweg::sim {
+namespace {
+
+constexpr uint64_t kLives = 2'000;
+
+// What somebody between the ends must have tried, and what must have come of it.
+constexpr const char* kCoverage[] = {
+    "a Hello under another member's name",
+    "a Hello is refused",
+    "a Hello is answered",
+    "a Hello comes back to its maker as an Answer",
+    "an Answer is refused",
+    "an Answer is taken",
+    "an Answer comes back to its maker as a Proof",
+    "a Proof is refused",
+    "a Proof is taken",
+    "a connection stands",
+    "a token under another member's name",
+    "a token is refused",
+    "a token that was used, or is late, is refused",
+    "a token lets its member in",
+};
+
+TEST_CASE("Handshakes: nobody passes for another, and nothing is good twice", "[sim]") {
+  std::map<std::string, uint64_t> coverage;
+  for (uint64_t seed = 0; seed < kLives; ++seed) {
+    const HandshakeResult result = LiveHandshakes(seed);
+    CAPTURE(seed);
+    REQUIRE(result.violation == "");
+    for (const auto& [what, count] : result.coverage) coverage[what] += count;
+  }
+  for (const char* what : kCoverage) {
+    CAPTURE(what);
+    CHECK(coverage[what] > 0);
+  }
+}
+
+}  // namespace
+}  // namespace talweg::sim

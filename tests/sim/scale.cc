@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/scale.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/aggregation/job.h"
+#include "libs/rpc/conversion.h"
+#include "libs/store/store.h"
+#include "libs/telemetry/log.h"
+#include "libs/wire/frames.h"
+#include "services/aggregator/outbox.h"
+#include "services/scheduler/core.h"
+#include "tests/sim/scale_members.h"
+#include "tests/sim/scale_time.h"
+
+namespace talweg::sim {
+namespace {
+
+namespace v1 = talweg::scheduler::v1;
+using wire::FrameType;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+template <typename Response>
+class CountedStream final : public scheduler::Stream<Response> {
+ public:
+  explicit CountedStream(std::function<void(Response)> on_message)
+      : on_message_(std::move(on_message)) {}
+  void Send(Response response) override { on_message_(std::move(response)); }
+  void End(const absl::Status&) override {}
+
+ private:
+  const std::function<void(Response)> on_message_;
+};
+
+// A summing process: its core, and the frames that it makes.
+struct Aggregator {
+  Station station;
+  aggregation::MemoryBudget budget{uint64_t{1} << 60};
+  std::optional<aggregation::Job> job;  // From its first view on.
+  std::map<ConnectionId, Outbox> outboxes;
+  // What the present event posts, in order.
+  std::vector<std::pair<ConnectionId, std::shared_ptr<FrameInFlight>>> posted;
+};
+
+class ScaleWorld final : public Peers {
+ public:
+  explicit ScaleWorld(const ScaleOptions& options)
+      : options_(options),
+        collective_(Collective::Of(DType::kF32, Op::kSum,
+                                   uint64_t{options.aggregators} * kStripeBytesMin / 4)),
+        time_(options),
+        scheduler_({.lease_ns = 100'000 * kSecond}, {}, store::MakeMemoryStore(), &time_,
+                   [](const absl::Status&) {}) {}
+
+  ScaleResult Measure() {
+    ScaleResult result;
+    const uint32_t last = options_.members - 1;
+    if (!scheduler_.Open().ok()) result.problem = "the scheduler does not open";
+    AddAggregators();
+    for (uint32_t i = 0; i < options_.members; ++i) {
+      members_.emplace_back();
+      Join(i);
+    }
+    time_.Run();
+    for (Seat& seat : members_) seat.participant->Push();
+    time_.Run();
+    Check(1, "the first round", result);
+
+    for (uint32_t i = 0; i < last; ++i) members_[i].participant->Push();
+    time_.Run();
+    int64_t began_ns = Reset();
+    Lose(last);
+    time_.Run();
+    result.loss = Costs(began_ns);
+    Check(2, "the round after the loss", result);
+
+    began_ns = Reset();
+    Join(last);
+    time_.Run();
+    result.join = Costs(began_ns);
+    Check(2, "the join", result);
+    for (Seat& seat : members_) seat.participant->Push();
+    time_.Run();
+    Check(3, "the round after the join", result);
+    return result;
+  }
+
+  void ToAggregator(uint32_t member, uint32_t aggregator,
+                    std::shared_ptr<FrameInFlight> frame) override {
+    Seat& seat = members_[member];
+    const ConnectionId connection = ConnectionOf(member);
+    time_.Send(seat.station, aggregators_[aggregator]->station, frame->size(), [=, this] {
+      Run(aggregator, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
+        const wire::Frame parsed = frame->Parse();
+        job.OnFrame(connection, parsed, time_.NowNs(), out);
+      });
+    });
+  }
+
+  void Quiesced(uint32_t member, uint64_t id, uint64_t step) override {
+    v1::QuiescedRequest request;
+    Identify(member, request);
+    request.set_quiesce_id(id);
+    request.set_step(step);
+    Call<v1::QuiescedResponse>(member, request, &scheduler::Core::Quiesced);
+  }
+
+ private:
+  // A node's place, and the agent that is there.
+  struct Seat {
+    Station station;
+    uint64_t life = 0;
+    std::unique_ptr<Participant> participant;
+    membership::StreamId stream;
+    uint64_t job = 0;
+  };
+
+  uint64_t IncarnationOf(uint32_t member) const {
+    return 1000 + member + members_[member].life * 1'000'000;
+  }
+  ConnectionId ConnectionOf(uint32_t member) const { return ConnectionId{IncarnationOf(member)}; }
+  static std::string Secret() { return std::string(32, 's'); }
+
+  template <typename Request>
+  void Identify(uint32_t member, Request& request) const {
+    const Seat& seat = members_[member];
+    request.set_job_id(seat.job);
+    request.mutable_id()->set_node_rank(member);
+    request.mutable_id()->set_incarnation(IncarnationOf(member));
+    if (seat.participant) request.set_epoch(seat.participant->epoch().value());
+    request.set_session_secret(Secret());
+  }
+
+  // A call, and its answer; `then` runs when that has come.
+  template <typename Response, typename Request>
+  void Call(
+      uint32_t member, const Request& request,
+      absl::Status (scheduler::Core::*method)(const Request&, Response*),
+      std::function<void(const Response&)> then = [](const Response&) {}) {
+    time_.Send(members_[member].station, scheduler_station_, request.ByteSizeLong(),
+               [this, member, request, method, then] {
+                 Response response;
+                 {
+                   const CpuTimer timer(&scheduler_station_.cost.cpu_s);
+                   if (!(scheduler_.*method)(request, &response).ok()) ++refused_;
+                 }
+                 time_.Send(scheduler_station_, members_[member].station, response.ByteSizeLong(),
+                            [then, response] { then(response); });
+               });
+  }
+
+  void AddAggregators() {
+    for (uint32_t i = 0; i < options_.aggregators; ++i) {
+      const Incarnation self{10 + i};
+      const std::string name = "aggregator-" + std::to_string(i);
+      aggregators_.push_back(std::make_unique<Aggregator>());
+      v1::RegisterAggregatorRequest request;
+      *request.mutable_version() = rpc::ToProto(rpc::Version{});
+      *request.mutable_aggregator() =
+          rpc::ToProto(ViewAggregator{.incarnation = self,
+                                      .name = name,
+                                      .data_address = "fi:tcp://10.1.0.1:7000/0123456789abcdef",
+                                      .host_id = name});
+      request.set_session_secret(Secret());
+      v1::RegisterAggregatorResponse response;
+      if (!scheduler_.RegisterAggregator(request, &response).ok()) ++refused_;
+      v1::WatchJobsRequest watch;
+      *watch.mutable_version() = rpc::ToProto(rpc::Version{});
+      watch.set_incarnation(self.value());
+      watch.set_session_secret(Secret());
+      scheduler_.WatchJobs(
+          membership::StreamId{++streams_},
+          std::make_shared<CountedStream<v1::WatchJobsResponse>>(
+              [this, i](v1::WatchJobsResponse response) { OnJobMessage(i, response); }),
+          watch);
+    }
+  }
+
+  void OnJobMessage(uint32_t aggregator, const v1::WatchJobsResponse& response) {
+    std::shared_ptr<const View> view;
+    if (response.has_job_view()) {
+      // Everybody is told the same, and holds one copy of it here.
+      std::shared_ptr<const View>& known = views_[Epoch{response.job_view().view().epoch()}];
+      if (known == nullptr) {
+        known = std::make_shared<View>(*rpc::FromProto(response.job_view().view()));
+      }
+      view = known;
+    }
+    time_.Send(scheduler_station_, aggregators_[aggregator]->station, response.ByteSizeLong(),
+               [this, aggregator, view] {
+                 if (view == nullptr) return;
+                 Aggregator& target = *aggregators_[aggregator];
+                 if (!target.job) {
+                   target.job.emplace(
+                       aggregation::JobConfig{.job = view->job,
+                                              .name = kScaleJobName,
+                                              .self = view->aggregators[aggregator].incarnation,
+                                              .self_name = view->aggregators[aggregator].name},
+                       &target.budget);
+                 }
+                 Run(aggregator, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
+                   job.OnView(*view, time_.NowNs(), out);
+                 });
+               });
+  }
+
+  void Join(uint32_t member) {
+    Seat& seat = members_[member];
+    ++seat.life;
+    const std::string number = std::to_string(member);
+    const ViewMember self = {.id = {NodeRank{member}, Incarnation{IncarnationOf(member)}},
+                             .rank_count = 1,
+                             .name = "host-" + number,
+                             .admin_address = "10.0.0.1:7000",
+                             .host_id = "host-id-" + number};
+    if (member < options_.cores) {
+      seat.participant = MakeCoreMember(member, self, options_, collective_, &time_, this);
+    } else {
+      seat.participant = MakeStandIn(member, self, options_, collective_, this);
+    }
+    v1::JoinRequest request;
+    *request.mutable_version() = rpc::ToProto(rpc::Version{});
+    request.set_job_name(kScaleJobName);
+    request.mutable_spec()->set_min_members(1);
+    request.mutable_spec()->set_max_members(options_.members);
+    request.mutable_spec()->set_slice_bytes_max(kMiB);
+    request.mutable_spec()->set_loss_policy(v1::LOSS_POLICY_CONTINUE);
+    request.mutable_spec()->mutable_gather()->set_seconds(10'000);
+    *request.mutable_id() = rpc::ToProto(self.id);
+    request.set_rank_count(1);
+    request.set_name(self.name);
+    request.set_admin_address(self.admin_address);
+    request.set_host_id(self.host_id);
+    request.set_session_secret(Secret());
+    Call<v1::JoinResponse>(member, request, &scheduler::Core::Join,
+                           [this, member](const v1::JoinResponse& response) {
+                             members_[member].job = response.job_id();
+                             Watch(member);
+                           });
+  }
+
+  void Watch(uint32_t member) {
+    v1::WatchViewsRequest request;
+    *request.mutable_version() = rpc::ToProto(rpc::Version{});
+    Identify(member, request);
+    request.set_ranks_attached(true);
+    request.set_takes_changes(true);
+    const membership::StreamId stream{++streams_};
+    members_[member].stream = stream;
+    time_.Send(members_[member].station, scheduler_station_, request.ByteSizeLong(),
+               [this, member, stream, request] {
+                 const CpuTimer timer(&scheduler_station_.cost.cpu_s);
+                 scheduler_.WatchViews(stream,
+                                       std::make_shared<CountedStream<v1::WatchViewsResponse>>(
+                                           [this, member](const v1::WatchViewsResponse& response) {
+                                             OnMemberMessage(member, response);
+                                           }),
+                                       request);
+               });
+  }
+
+  void OnMemberMessage(uint32_t member, const v1::WatchViewsResponse& response) {
+    std::function<void()> deliver = [] {};
+    Participant* const participant = members_[member].participant.get();
+    if (response.has_view() || response.has_view_change()) {
+      const uint64_t epoch =
+          response.has_view() ? response.view().epoch() : response.view_change().view().epoch();
+      deliver = [participant, view = views_.at(Epoch{epoch})] { participant->OnView(view); };
+    } else if (response.has_quiesce()) {
+      deliver = [participant, id = response.quiesce().quiesce_id(),
+                 step = response.quiesce().step()] { participant->OnQuiesce(id, step); };
+    }
+    time_.Send(scheduler_station_, members_[member].station, response.ByteSizeLong(),
+               std::move(deliver));
+  }
+
+  // Its process ends; both sides of its connections see it at once.
+  void Lose(uint32_t member) {
+    const ConnectionId connection = ConnectionOf(member);
+    for (uint32_t i = 0; i < aggregators_.size(); ++i) {
+      Run(i, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
+        job.OnDisconnect(connection, out);
+      });
+    }
+    const CpuTimer timer(&scheduler_station_.cost.cpu_s);
+    scheduler_.OnStreamBroken(members_[member].stream);
+  }
+
+  template <typename Event>
+  void Run(uint32_t index, const Event& event) {
+    Aggregator& aggregator = *aggregators_[index];
+    {
+      const CpuTimer timer(&aggregator.station.cost.cpu_s);
+      aggregation::Job::Effects effects;
+      event(*aggregator.job, effects);
+      Perform(aggregator, std::move(effects));
+    }
+    for (auto& [connection, frame] : std::exchange(aggregator.posted, {})) {
+      const uint64_t incarnation = connection.value();
+      const uint32_t member = static_cast<uint32_t>((incarnation - 1000) % 1'000'000);
+      if (incarnation != IncarnationOf(member)) continue;
+      time_.Send(aggregator.station, members_[member].station, frame->size(),
+                 [this, index, member, incarnation, frame = frame] {
+                   if (incarnation != IncarnationOf(member)) return;
+                   members_[member].participant->OnFrame(index, frame->Parse());
+                 });
+    }
+  }
+
+  static Outbox& OutboxOf(Aggregator& aggregator, ConnectionId connection) {
+    const auto found = aggregator.outboxes.find(connection);
+    if (found != aggregator.outboxes.end()) return found->second;
+    const Outbox::PostFrame post = [&aggregator, connection](std::vector<std::byte> bytes) {
+      aggregator.posted.emplace_back(connection, std::make_shared<FrameInFlight>(std::move(bytes)));
+    };
+    return aggregator.outboxes.try_emplace(connection, aggregator.job->config().job, post)
+        .first->second;
+  }
+
+  // Memory and sums are there at once.
+  static void Perform(Aggregator& aggregator, aggregation::Job::Effects effects) {
+    aggregation::Job& job = *aggregator.job;
+    std::set<ConnectionId> touched;
+    while (!effects.empty()) {
+      aggregation::Job::Effects more;
+      for (const aggregation::Effect& effect : effects) {
+        if (const auto* send = std::get_if<aggregation::Send>(&effect)) {
+          touched.insert(send->connection);
+          Add(OutboxOf(aggregator, send->connection), *send);
+        } else if (const auto* credit = std::get_if<aggregation::ReturnCredit>(&effect)) {
+          touched.insert(credit->connection);
+          OutboxOf(aggregator, credit->connection).AddCredit(credit->bytes);
+        } else if (const auto* result = std::get_if<aggregation::SendResult>(&effect)) {
+          touched.insert(result->connection);
+          OutboxOf(aggregator, result->connection)
+              .Add(FrameType::kResult, result->epoch, result->entry);
+          if (result->write != aggregation::WriteId{0}) job.OnWriteDone(result->write, more);
+        } else if (const auto* allocate = std::get_if<aggregation::AllocateMemory>(&effect)) {
+          job.OnAllocated(allocate->id, {allocate->id.value(), 0x1000}, more);
+        } else if (const auto* sum = std::get_if<aggregation::Sum>(&effect)) {
+          job.OnSummed(sum->id, more);
+        } else if (const auto* copy = std::get_if<aggregation::CopyResult>(&effect)) {
+          job.OnSummed(copy->id, more);
+        } else if (const auto* close = std::get_if<aggregation::CloseConnection>(&effect)) {
+          touched.erase(close->connection);
+          aggregator.outboxes.erase(close->connection);
+        }
+      }
+      effects = std::move(more);
+    }
+    for (const ConnectionId connection : touched) {
+      OutboxOf(aggregator, connection).Flush(job.view().epoch, wire::kKeptCreditBytes);
+    }
+  }
+
+  static void Add(Outbox& outbox, const aggregation::Send& send) {
+    std::visit(
+        [&](const auto& entry) {
+          using Entry = std::decay_t<decltype(entry)>;
+          if constexpr (std::is_same_v<Entry, wire::FenceAck>) {
+            outbox.AddFenceAck(send.epoch);
+          } else if constexpr (std::is_same_v<Entry, wire::Welcome>) {
+            outbox.AddWelcome(send.epoch, entry);
+          } else {
+            outbox.Add(TypeOf<Entry>(), send.epoch, entry);
+          }
+        },
+        send.entry);
+  }
+
+  template <typename Entry>
+  static constexpr FrameType TypeOf() {
+    if constexpr (std::is_same_v<Entry, wire::Declared>) return FrameType::kDeclared;
+    if constexpr (std::is_same_v<Entry, wire::Decision>) return FrameType::kDecision;
+    if constexpr (std::is_same_v<Entry, wire::Refused>) return FrameType::kRefused;
+    if constexpr (std::is_same_v<Entry, wire::Failed>) return FrameType::kFailed;
+    return FrameType::kWaiting;
+  }
+
+  int64_t Reset() {
+    scheduler_station_.cost = {};
+    for (const auto& aggregator : aggregators_) aggregator->station.cost = {};
+    return time_.NowNs();
+  }
+
+  ScaleEvent Costs(int64_t began_ns) const {
+    ScaleEvent event = {.scheduler = scheduler_station_.cost, .took_ns = time_.NowNs() - began_ns};
+    for (const auto& aggregator : aggregators_) {
+      event.aggregators.push_back(aggregator->station.cost);
+    }
+    return event;
+  }
+
+  void Check(uint64_t held, const std::string& what, ScaleResult& result) const {
+    for (uint32_t i = 0; i < members_.size() && result.problem.empty(); ++i) {
+      // A member that has died is out of the second check.
+      const bool is_lost = held == 2 && what != "the join" && i + 1 == members_.size();
+      if (!is_lost && members_[i].participant->held() != held) {
+        const std::optional<uint64_t> has = members_[i].participant->held();
+        result.problem = what + ": member " + std::to_string(i) + " holds " +
+                         (has ? std::to_string(*has) : "none") + " of " + std::to_string(held) +
+                         " rounds";
+      }
+    }
+    if (refused_ > 0 && result.problem.empty()) result.problem = what + ": a call was refused";
+  }
+
+  const ScaleOptions options_;
+  const Collective collective_;
+  VirtualTime time_;
+  Station scheduler_station_;
+  scheduler::Core scheduler_;
+  std::vector<std::unique_ptr<Aggregator>> aggregators_;
+  std::deque<Seat> members_;
+  std::map<Epoch, std::shared_ptr<const View>> views_;
+  uint64_t streams_ = 0;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace
+
+ScaleResult MeasureScale(const ScaleOptions& options) {
+  // The scheduler says who joins.
+  SetLogSink([](LogLevel, const std::string&) {});
+  return ScaleWorld(options).Measure();
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/scale.h"
+
+#include <catch2/catch.hpp>
+
+namespace talweg::sim {
+namespace {
+
+ScaleResult Measure(uint32_t members, uint32_t cores) {
+  ScaleResult result = MeasureScale({.members = members, .cores = cores});
+  INFO(result.problem);
+  REQUIRE(result.problem.empty());
+  return result;
+}
+
+void CheckSame(const ScaleEvent& a, const ScaleEvent& b) {
+  CHECK(a.scheduler.in == b.scheduler.in);
+  CHECK(a.scheduler.out == b.scheduler.out);
+  REQUIRE(a.aggregators.size() == b.aggregators.size());
+  for (size_t i = 0; i < a.aggregators.size(); ++i) {
+    CHECK(a.aggregators[i].in == b.aggregators[i].in);
+    CHECK(a.aggregators[i].out == b.aggregators[i].out);
+  }
+}
+
+// With four times as many members: at most so many times as much.
+void CheckGrowth(const Traffic& few, const Traffic& many, double bytes_max) {
+  CHECK(static_cast<double>(many.messages) <= 4.2 * static_cast<double>(few.messages));
+  CHECK(static_cast<double>(many.bytes) <= bytes_max * static_cast<double>(few.bytes));
+}
+
+void CheckGrowth(const ScaleEvent& few, const ScaleEvent& many) {
+  CheckGrowth(few.scheduler.in, many.scheduler.in, 4.2);
+  CheckGrowth(few.scheduler.out, many.scheduler.out, 4.2);
+  for (size_t i = 0; i < few.aggregators.size(); ++i) {
+    CheckGrowth(few.aggregators[i].in, many.aggregators[i].in, 4.2);
+    CheckGrowth(few.aggregators[i].out, many.aggregators[i].out, 4.2);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Scale: stand-ins say as much as cores of members do", "[scale]") {
+  const ScaleResult stand_ins = Measure(12, 0);
+  const ScaleResult cores = Measure(12, 12);
+  CheckSame(stand_ins.loss, cores.loss);
+  CheckSame(stand_ins.join, cores.join);
+}
+
+TEST_CASE("Scale: what a loss and a join cost grows with the number of members", "[scale]") {
+  const ScaleResult few = Measure(50, 1);
+  const ScaleResult many = Measure(200, 1);
+  CheckGrowth(few.loss, many.loss);
+  CheckGrowth(few.join, many.join);
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_SIM_RANK_MEMORY_H_
+#define TALWEG_TESTS_SIM_SIM_RANK_MEMORY_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "libs/shm/daemon/rank_memory.h"
+#include "tests/sim/network.h"
+
+namespace talweg::sim {
+
+// Real bytes in which the first number of every 64 is a cell.
+Cells CellsIn(std::span<const std::byte> bytes);
+void StoreCell(std::span<std::byte> bytes, uint64_t cell, uint64_t value);
+
+// What an agent shares with its simulated ranks: each buffer is a segment.
+class SimRankMemory final : public shm::RankMemory {
+ public:
+  // The next tensor has no room for its results.
+  void RefuseNextResult() { refuses_ = true; }
+
+  // As a rank has it that has mapped the segment.
+  std::span<std::byte> At(const shm::Location& location);
+
+  // --- shm::RankMemory.
+  shm::Outcome<shm::ContributionBuffer> AllocateContribution(shm::RankConnectionId connection,
+                                                             uint64_t bytes) override;
+  shm::Outcome<shm::SharedPlace> PlanContribution(const shm::BufferShape& shape,
+                                                  bool in_place) override;
+  shm::Outcome<shm::Location> PlaceContribution(shm::RankConnectionId connection,
+                                                const shm::SharedPlace& place) override;
+  shm::Outcome<shm::ResultBuffer> AllocateResult(uint64_t bytes) override;
+  void DropTensorMemory() override { segments_.clear(); }
+
+ private:
+  std::pair<shm::Location, std::span<std::byte>> Allocate(uint64_t bytes);
+
+  std::deque<std::vector<uint64_t>> segments_;  // By number, from 1.
+  bool refuses_ = false;
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_SIM_RANK_MEMORY_H_

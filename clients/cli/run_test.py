@@ -104,12 +104,12 @@ class Run:
         return found
 
     def supervisor(self) -> int:
-        children = [
-            pid
-            for pid in self.marked()
-            if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
-            == str(self.process.pid)
-        ]
+        children = []
+        for pid in self.marked():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has just ended.
+                stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+                if int(stat.rpartition(")")[2].split()[1]) == self.process.pid:
+                    children.append(pid)
         assert len(children) == 1, children
         return children[0]
 
@@ -571,7 +571,8 @@ class RunTest(unittest.TestCase):
     def test_what_is_left_when_both_are_killed_the_next_run_removes(self) -> None:
         run = Run("--", "bash", "-c", "echo up; sleep 1000")
         run.until_output("up")
-        pids = [run.process.pid, run.supervisor()]
+        # The supervisor goes first: when its parent ends, the kernel continues its stopped group.
+        pids = [run.supervisor(), run.process.pid]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)  # Neither hears of the other's end.
         for pid in pids:

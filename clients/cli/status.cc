@@ -10,7 +10,9 @@
 
 #include "clients/cli/table.h"
 #include "libs/base/bytes.h"
+#include "libs/base/dealing.h"
 #include "libs/base/json.h"
+#include "libs/rpc/conversion.h"
 
 namespace talweg::cli {
 namespace {
@@ -35,7 +37,8 @@ std::string JobStateText(scheduler::v1::JobState state) {
 std::string MemberStateText(const scheduler::v1::MemberStatus& member) {
   switch (member.state()) {
     case scheduler::v1::MEMBER_STATE_JOINED:
-      return member.attached() ? "joined" : "joined, detached";
+      return absl::StrCat(member.member().standby() ? "standby" : "joined",
+                          member.attached() ? "" : ", detached");
     case scheduler::v1::MEMBER_STATE_PENDING: return "pending";
     case scheduler::v1::MEMBER_STATE_LEFT: return "left";
     case scheduler::v1::MEMBER_STATE_LOST: return "lost";
@@ -57,9 +60,12 @@ std::string AggregatorStateText(const scheduler::v1::AggregatorStatus& aggregato
 std::map<uint32_t, uint32_t> RankBases(const View& view) {
   std::map<uint32_t, uint32_t> bases;
   uint32_t base = 0;
-  for (const auto& member : view.members()) {
-    bases[member.id().node_rank()] = base;
-    base += member.rank_count();
+  for (const bool standby : {false, true}) {
+    for (const auto& member : view.members()) {
+      if (member.standby() != standby) continue;
+      bases[member.id().node_rank()] = base;
+      base += member.rank_count();
+    }
   }
   return bases;
 }
@@ -207,15 +213,22 @@ std::string TenantsText(const StatusFacts& facts) {
   return text;
 }
 
+// "" for the usual one.
+std::string DealingNote(const scheduler::v1::Dealing& dealing) {
+  const talweg::Dealing known = rpc::FromProto(dealing);
+  return known == talweg::Dealing{} ? "" : ", dealing " + talweg::DealingText(known);
+}
+
 std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   const auto& summary = job.summary();
   std::string text = absl::StrFormat(
-      "\njob '%s' (id %d): %s, epoch %d, %d of %d to %d members, %d ranks, %s\n",
+      "\njob '%s' (id %d): %s, epoch %d, %d of %d to %d members, %d ranks, %s%s\n",
       Plain(summary.name()), summary.job_id(), JobStateText(summary.state()), summary.epoch(),
       summary.member_count(), summary.spec().min_members(), summary.spec().max_members(),
       summary.rank_count(),
       summary.spec().loss_policy() == scheduler::v1::LOSS_POLICY_CONTINUE ? "goes on after a loss"
-                                                                          : "fails with a loss");
+                                                                          : "fails with a loss",
+      DealingNote(summary.spec().dealing()));
   if (!summary.state_text().empty()) {
     absl::StrAppend(&text, "  ", Plain(summary.state_text()), "\n");
   }

@@ -11,7 +11,7 @@
 
 #include "proto/talweg/agent/v1/agent.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
-#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+#include "proto/talweg/scheduler/v1/admin.pb.h"
 
 namespace talweg::cli {
 

@@ -170,6 +170,23 @@ TEST_CASE("status: the text", "[cli]") {
   CHECK_THAT(text, !Contains("other"));
 }
 
+TEST_CASE("status: a member that makes no steps yet", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  CHECK_THAT(StatusText(facts), Contains("joined") && !Contains("standby"));
+  facts.jobs[0].mutable_members(0)->mutable_member()->set_standby(true);
+  CHECK_THAT(StatusText(facts), Contains("standby") && !Contains("joined"));
+}
+
+TEST_CASE("status: a dealing that is not the usual one", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  auto* const dealing = facts.jobs[0].mutable_summary()->mutable_spec()->mutable_dealing();
+  dealing->set_rule(scheduler::v1::DEALING_RULE_STRIPED);
+  CHECK_THAT(StatusText(facts), !Contains("dealing"));
+  dealing->set_rule(scheduler::v1::DEALING_RULE_WEIGHTED);
+  dealing->set_constant(101);
+  CHECK_THAT(StatusText(facts), Contains("fails with a loss, dealing weighted:101\n"));
+}
+
 TEST_CASE("status: rules, what is had of them, and who waits for room", "[cli]") {
   StatusFacts facts = TwoNodes();
   CHECK_THAT(StatusText(facts), !Contains("rules:") && !Contains("tenants"));

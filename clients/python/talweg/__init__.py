@@ -14,19 +14,17 @@ for PyTorch.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from talweg import _client, _objects, _rounds
+from talweg import _at_exit, _client, _objects, _rounds
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._elastic_state import State
-from talweg._membership import Change, Member
 from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
 from talweg._outlive import rejoin
@@ -34,6 +32,7 @@ from talweg._process_sets import Group, ProcessSet
 from talweg._sampler import ElasticSampler
 from talweg._scaling import NO_FACTORS, Factors
 from talweg._version import __version__
+from talweg._views import Change, Member
 from talweg.errors import (
     Aborted,
     AgentLost,
@@ -159,7 +158,7 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     itself, which takes a rank that is free: its parent has the one that it has inherited.
     """
     _client.connect(agent_socket, timeout_s)
-    atexit.register(shutdown)
+    _at_exit.register(shutdown)
 
 
 def shutdown() -> None:
@@ -310,7 +309,9 @@ def _start(
     process_set: ProcessSet | None,
     factors: Factors = NO_FACTORS,
     is_blocking: bool = False,
+    shape: tuple[int, ...] = (),
 ) -> Handle:
+    """`shape`: what the ranks must have alike; none: only how many elements."""
     client = _client.current()
     operation = "broadcast" if op is Op.BROADCAST else "push_pull"
     group = Group(client, process_set, operation)
@@ -332,6 +333,7 @@ def _start(
             factors,
             stays=is_blocking or out is array,
             is_async=not is_blocking,
+            shape=shape,
         ),
     )
 

@@ -50,7 +50,7 @@ def connect_to_agent(
     left_s = timeout_s
     while True:
         try:
-            return _native.Connection(agent_socket, local_rank, left_s)
+            return _native.Connection(agent_socket, local_rank, left_s, standby=True)
         except (AgentLost, JobFailed):
             left_s = end - time.monotonic() - _PAUSE_S
             if not has_left or left_s <= 0:
@@ -71,7 +71,7 @@ def connect_again(
         check()
         left_s = max(0.0, end - time.monotonic())
         try:
-            return _native.Connection(agent_socket, local_rank, left_s)
+            return _native.Connection(agent_socket, local_rank, left_s, standby=True)
         except (AgentLost, JobFailed, Timeout) as failure:
             if time.monotonic() + _PAUSE_S >= end:
                 raise AgentLost(

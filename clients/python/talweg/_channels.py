@@ -127,6 +127,15 @@ class Channel:
                 self._see_to_rest()
             self._let_go()
 
+    def waits_for(self) -> str:
+        """Whom the first open call waits for, in words for people; empty: nobody that is known."""
+        with self._lock:
+            first = self._jobs[0] if self._jobs else None
+        wait = first.waits_for if first is not None else None
+        if wait is None:
+            return ""
+        return self.client.connection.waits_for(wait.tensor, wait.round)
+
     def finish(self, job: Job, end: float | None = None) -> bool:
         """Carries on what was submitted until `job` is done. False: time.monotonic() has passed
         `end` before.
@@ -144,6 +153,20 @@ class Channel:
             if end is not None and time.monotonic() >= end:
                 break
         return job.done
+
+    def push_rest(self, end: float) -> None:
+        """Has other ranks get what they need of this one, which leaves; until time.monotonic() is
+        `end`.
+        """
+        while self._jobs and self._carrying.acquire(timeout=max(0.0, end - time.monotonic())):
+            try:
+                self._drop_done()
+                if len(self._jobs) < 2 and not (self._jobs and self._jobs[0].pushes_more):
+                    return
+                if not self._jobs[0].carry_on(end):
+                    return
+            finally:
+                self._let_go()
 
     def look(self, job: Job) -> bool:
         """Carries on what can be without waiting; whether `job` is done."""

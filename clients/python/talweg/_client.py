@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
+import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from talweg import _local, _native, _native_arguments
 from talweg._agents import connect_to_agent
+from talweg._calls import Calls
 from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._declared import Declared as Declared
@@ -35,6 +36,9 @@ from talweg.errors import (
     NotInitialized,
     TalwegError,
 )
+
+# How long a rank that leaves sees to calls that it has begun, and others perhaps not.
+_LEAVE_S = 5.0
 
 
 class NamesWatcher(Protocol):
@@ -142,13 +146,22 @@ class Client:
         """Says goodbye to the agent. A second call does nothing."""
         while self._leavers:
             self._leavers.pop()()
+        if not self._is_closed:
+            self._push_rest()
         self._is_closed = True
         self.connection.close()
         while self._closers:
             self._closers.pop()()
+        self.completions.end(_LEAVE_S)
         if self.attachment is not None:
             self.attachment.leave()
             self.attachment = None
+
+    def _push_rest(self) -> None:
+        """Calls that nobody has waited for may have rounds to push, for which other ranks wait."""
+        end = time.monotonic() + _LEAVE_S
+        for channel in list(self.channels.values()):
+            channel.push_rest(end)
 
     def abandon(self) -> None:
         """Another one takes its place, as its agent is lost."""
@@ -174,11 +187,11 @@ class Client:
             self._open_barriers.clear()
         with self.channels_lock:
             self.channels.clear()
-        _call_all(_counters)
+        _counters()
 
     def finish_step(self) -> None:
         """Returns when nothing is under way that belongs to the step."""
-        _call_all(_finishers)
+        _finishers()
 
     def count_world(self) -> int:
         """How many groups of all ranks torch.distributed has made before this one, with the numbers
@@ -472,60 +485,41 @@ def connect(
         return client
 
 
-# Each gives a call, as long as the call's object lives.
-_Reference = Callable[[], Optional[Callable[..., None]]]
-
-
-def _add(calls: list[_Reference], call: Callable[..., None]) -> None:
-    """Until its object is gone, if it is a method."""
-    if hasattr(call, "__self__"):
-        calls.append(weakref.WeakMethod(call, calls.remove))
-    else:
-        calls.append(lambda: call)
-
-
-def _call_all(calls: list[_Reference], *arguments: Any) -> None:
-    for reference in list(calls):
-        call = reference()
-        if call is not None:
-            call(*arguments)
-
-
 # What finishes a step that a framework has under way.
-_finishers: list[_Reference] = []
+_finishers = Calls()
 
 
 def call_at_end_of_step(call: Callable[[], None]) -> None:
     """Has it called where this rank ends a step, before the others hear of that: it returns when
     the step has no round open, and none to come. A method as long as its object lives.
     """
-    _add(_finishers, call)
+    _finishers.add(call)
 
 
 # What a framework has made of ranks' numbers.
-_counters: list[_Reference] = []
+_counters = Calls()
 
 
 def call_when_numbers_change(call: Callable[[], None]) -> None:
     """Has it called when ranks have got other numbers. A method as long as its object lives."""
-    _add(_counters, call)
+    _counters.add(call)
 
 
 # Methods of objects that keep a client.
-_keepers: list[_Reference] = []
+_keepers = Calls()
 
 
 def call_when_replaced(method: Callable[[Client], None]) -> None:
     """Has a method called, as long as its object lives, with each client that comes after this
     one: where its agent is lost, or the process leaves its job and joins another.
     """
-    _add(_keepers, method)
+    _keepers.add(method)
 
 
 def _tell_of(client: Client) -> None:
     for follower in _followers:
         follower(client)
-    _call_all(_keepers, client)
+    _keepers(client)
 
 
 def replace(make: Callable[[Client], Client]) -> Client:

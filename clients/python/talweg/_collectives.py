@@ -209,7 +209,11 @@ class JobHandle(Handle):
         assert self.job is not None
         end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         if not self.job.channel.finish(self.job, end):
-            raise Timeout(f"{self.name}: not complete after {timeout_s} s; synchronize() again")
+            who = self.job.channel.waits_for() if timeout_s else ""
+            late = f"; it still waits for {who}" if who else ""
+            raise Timeout(
+                f"{self.name}: not complete after {timeout_s} s; synchronize() again{late}"
+            )
         if self.job.failure is not None:
             raise self.job.failure
         self.result = self.shape(self.job.results)

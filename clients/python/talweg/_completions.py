@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ class Completions:
         self._idle = 0
         self._coming = 0  # Threads that were called and are not here yet.
         self._ends = False
+        self._threads: set[threading.Thread] = set()
         self._fd = -1
         self._poller: select.poll | None = None
 
@@ -74,11 +76,19 @@ class Completions:
             self._ready.append(call)
             self._call_threads()
 
-    def end(self) -> None:
-        """The connection's agent is lost: its threads end when they have nothing left to call."""
+    def end(self, wait_s: float = 0.0) -> None:
+        """The connection is over: its threads end when they have nothing left to call.
+
+        Waits at most `wait_s` seconds for them. The interpreter must not end while one of them
+        frees what a call held: that aborts the process if it is an object of torch's.
+        """
         with self._changed:
             self._ends, self._idle = True, 0
             self._changed.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        end = time.monotonic() + wait_s
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _call_threads(self) -> None:
         """As many as there is work for that nobody does."""
@@ -89,7 +99,9 @@ class Completions:
                 self._idle -= 1
                 self._changed.notify()
             else:
-                threading.Thread(target=self._run, name="talweg-completions", daemon=True).start()
+                thread = threading.Thread(target=self._run, name="talweg-completions", daemon=True)
+                self._threads.add(thread)
+                thread.start()
 
     def _run(self) -> None:
         with self._changed:
@@ -100,8 +112,11 @@ class Completions:
                 call = self._tell()
             else:
                 call()
+                call = None  # A thread that waits keeps nothing of a call.
                 with self._changed:
                     call = self._next()
+        with self._changed:
+            self._threads.discard(threading.current_thread())
 
     def _next(self) -> _Call | None:
         """What this thread does next, once there is work; None: it goes to the descriptor.
@@ -125,12 +140,16 @@ class Completions:
     def _tell(self) -> _Call | None:
         """Makes the calls of rounds until nothing is watched; returns what is next."""
         while True:
-            for call in self._poll():
-                call()
+            self._make(self._poll())
             with self._changed:
                 if not self._watched:
                     self._polls = False
                     return self._next()
+
+    @staticmethod
+    def _make(calls: list[_Call]) -> None:
+        while calls:
+            calls.pop(0)()
 
     def _poll(self) -> list[_Call]:
         """Sleeps until a round is over; the calls to be made."""

@@ -5,26 +5,23 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from talweg import _client, _objects, _outlive
-from talweg._membership import Change
+from talweg._replay import Replay
 from talweg._sampler import ElasticSampler
+from talweg._state_replay import Recorder, StateReplay, is_of_jax
+from talweg._views import Change
 from talweg.errors import AgentLost, InvalidArgument, Mismatch
 
 _RESERVED = (
-    *("begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
-    *("pack", "unpack", "digest", "joined", "change"),
+    *("apply", "begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
+    *("pack", "unpack", "digest", "replay", "joined", "took_whole", "change"),
 )
-
-
-def _is_of_jax(value: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, getattr(jax, "Array", ()))
 
 
 class State:
@@ -42,14 +39,33 @@ class State:
     Values are anything that can be pickled, and attributes of this object. A NumPy array is written
     where it lies, so that other names for it stay right. A value with state_dict() and
     load_state_dict() is carried by these. Pickles are loaded: only for ranks that you trust.
+
+    `apply` is a function that changes arrays by what a step has resulted in:
+
+        def descend(state, gradient):
+            state.weights -= state.rate * gradient
+
+        state = talweg.State(apply=descend, weights=weights, rate=0.1, step=0)
+        ...
+        state.apply(talweg.push_pull(gradient, name="gradient"))    # Calls descend(state, ...).
+
+    A joiner calls it with the results of the steps that the others have made since they gave it
+    their state, and so catches up while they go on. Without it they wait until it has the state.
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *, apply: Callable[..., Any] | None = None, **values: Any) -> None:
+        if apply is not None and not callable(apply):
+            raise InvalidArgument(
+                f"State(apply={apply!r}): it is a function that applies a step's results; choose "
+                "another name for a value"
+            )
         for name in values:
             if name in _RESERVED or name.startswith("_"):
                 raise InvalidArgument(f"State({name}=...): choose another name for this value")
         self._values: dict[str, Any] = dict(values)
         self._saved: dict[str, Any] = {}
+        self._hook = apply
+        self._recorders: list[Recorder] = []
         self._digest_steps = 0
         self._joined = False
         self._change: Change | None = None
@@ -76,9 +92,31 @@ class State:
         return self._joined
 
     @property
+    def took_whole(self) -> str | None:
+        """Why this rank, which has joined, took the whole state while the others waited; None: it
+        caught up beside their steps, or has not joined.
+        """
+        return _client.current().membership.took_whole
+
+    @property
     def change(self) -> Change | None:
         """How the membership changed at the end of the last step; None: it did not."""
         return self._change
+
+    def apply(self, *results: Any, **named: Any) -> Any:
+        """Calls the function that State(apply=...) was given with this State and the results, which
+        are the same at all ranks, and returns what it returns.
+
+        The function changes the State's arrays by nothing but these results and the State's values,
+        and makes no calls of talweg.
+        """
+        if self._hook is None:
+            raise InvalidArgument(
+                "State.apply(): this State has no function to call: State(apply=function, ...)"
+            )
+        for recorder in self._recorders:
+            recorder.record((results, named), self._values)
+        return self._hook(self, *results, **named)
 
     def begin(self) -> bool:
         """Starts with the lowest rank's values; returns `joined`.
@@ -182,7 +220,7 @@ class State:
         for sampler in self._samplers():
             sampler.deal(client.rank, client.size)
 
-    # talweg._membership.StateHolder
+    # talweg._state_rounds.StateHolder
 
     def pack(self) -> Sequence[bytes | memoryview]:
         return _objects.pieces_of(
@@ -196,7 +234,15 @@ class State:
     def unpack(self, payload: memoryview) -> None:
         self._take(_objects.from_pieces(payload))
 
-    def _take(self, given: dict[str, Any]) -> None:
+    def replay(self) -> Replay | None:
+        """How joiners catch up with it in steps; None: they take the whole of it."""
+        if self._hook is None:
+            return None
+        call = partial(self._hook, self)
+        return StateReplay(self._values, self._captured, self._take, call, self._recorders)
+
+    def _take(self, given: dict[str, Any], apart: Sequence[str] = ()) -> None:
+        """All values, but those that are taken `apart`."""
         if set(given) != set(self._values):
             here, there = (
                 sorted(set(self._values) - set(given)),
@@ -207,7 +253,8 @@ class State:
                 f"{there or 'nothing'}: start the same program at every rank"
             )
         for name, value in given.items():
-            self._load(name, value)
+            if name not in apart:
+                self._load(name, value)
 
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]
@@ -239,7 +286,7 @@ class State:
         """Arrays by their bytes; of what may look otherwise at every rank nothing."""
         if isinstance(value, np.ndarray):
             total.update(np.ascontiguousarray(value).data)
-        elif _is_of_jax(value):
+        elif is_of_jax(value):
             self._add_to_digest(total, np.asarray(value))
         elif isinstance(value, dict):
             for key in value:

@@ -103,6 +103,7 @@ class LocalConnection(_native.Connection):
         ranks: Sequence[int],
         element_count: int,
         priority: int = 0,
+        side: bool = False,
     ) -> int:
         self.check_health()
         return self._declare_one(name, dtype, op, root_rank, element_count, priority)

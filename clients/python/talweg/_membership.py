@@ -2,39 +2,34 @@
 """Who is in the job, as a program sees it: docs/elastic.md.
 
 The membership changes at the ends of steps only, at the same one for all ranks. Rounds say what
-ranks have to agree on: `talweg.step` at the end of each step, `talweg.agree` where something has
-changed. Both are of unsigned numbers, of which the greatest counts.
+ranks have to agree on: `talweg.step` at the end of each step, and where something has changed those
+of _agreement (which view), of _state_rounds (the State, and its digests), and of _giving and _taking
+(the State beside the steps). All are of unsigned numbers, of which the greatest counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talweg import _native, _objects
-from talweg._declaration import Op
-from talweg._process_sets import ProcessSet
+from talweg import _state_rounds
+from talweg._agreement import U64_MAX, Agreed, Agreement, Said, greatest
+from talweg._replay import Replay
+from talweg._state_rounds import StateHolder
+from talweg._taking import Taking
+from talweg._views import Change, Least, Member, View, change_between, view_of
 from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
 
 if TYPE_CHECKING:
     from talweg._client import Client
 
-_U64_MAX = 2**64 - 1
 # How often ranks of which there are too few look for others.
 _LOOK_S = 0.1
-
-_AGREE = "talweg.agree"
-_AGREED = 11
-
-# Where the ranks' own digests begin in the round that compares them.
-_DIGESTS = 4
 
 _NOT_SYNCHRONIZED = (
     "this rank has joined a running job and has not got the state of those that were there before: "
@@ -43,119 +38,57 @@ _NOT_SYNCHRONIZED = (
 )
 
 
-@dataclass(frozen=True)
-class Member:
-    """One node in the job: its number, the life of its agent, and the ranks on it."""
+class Standing(Enum):
+    """What this rank is in the job. All ranks of a job begin as members, but those that enter later.
 
-    node: int
-    incarnation: int
-    ranks: range
+    A rank whose agent was lost has another Membership after rejoin(): it is a joiner, or a standby,
+    or a member where the job has begun anew. Until begin() or enter() it is `rejoined`, and goes on
+    from the view that the program knew.
+    """
 
-
-@dataclass(frozen=True)
-class View:
-    """The membership of one epoch."""
-
-    epoch: int
-    members: tuple[Member, ...]
-    rank: int
-    size: int
+    STANDBY = "its node takes part in no steps yet"
+    JOINER = "its node does; it has not got the others' state, and may push nothing"
+    MEMBER = "it has what all have"
 
 
-@dataclass(frozen=True)
-class Change:
-    """What on_view_change() callbacks are told: both views, and who is in one of them only."""
+class Event(Enum):
+    """What happens to it."""
 
-    before: View
-    after: View
-    lost: tuple[Member, ...]
-    joined: tuple[Member, ...]
+    FULL_MEMBER = "begin() or enter(): its ranks were ready, and its node takes part in steps"
+    BEGUN = "begin() or enter(): it has the others' state, or takes it over in a way of its own"
 
 
-class StateHolder(Protocol):
-    """What can be sent to a joiner: talweg.State."""
-
-    def pack(self) -> Sequence[bytes | memoryview]: ...
-
-    def unpack(self, payload: memoryview) -> None: ...
-
-    def digest(self) -> int: ...
-
-    @property
-    def digest_steps(self) -> int:
-        """At the end of every how many steps digests are compared; 0: of none but those that must
-        be.
-        """
+# An event that a standing does not list cannot happen in it.
+TRANSITIONS: Mapping[Standing, Mapping[Event, Standing]] = {
+    Standing.STANDBY: {Event.FULL_MEMBER: Standing.JOINER},
+    Standing.JOINER: {Event.BEGUN: Standing.MEMBER},
+    Standing.MEMBER: {Event.BEGUN: Standing.MEMBER},  # At the job's beginning, and after rejoin().
+}
 
 
-@dataclass
-class _Agreed:
-    epoch: int
-    wanted: bool  # Somebody needs the state.
-    source: tuple[int, int] | None  # Node and local rank.
-    names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
-
-
-def _place_in(lane: int) -> tuple[int, int] | None:
-    """The lowest place that ranks have named, as node and local rank."""
-    place = _U64_MAX - lane
-    return (place >> 32, place & 0xFFFFFFFF) if lane else None
-
-
-def _view(found: _native.Membership, members: Sequence[_native.Member]) -> View:
-    base, listed = 0, []
-    for member in members:
-        ranks = range(base, base + member.rank_count)
-        listed.append(Member(member.node, member.incarnation, ranks))
-        base = ranks.stop
-    return View(int(found.epoch), tuple(listed), int(found.rank), int(found.size))
-
-
-@dataclass(frozen=True)
-class Least:
-    """With how few nodes and ranks a program trains; all ranks of a job are told the same."""
-
-    nodes: int = 1
-    ranks: int = 1
-
-    @classmethod
-    def told(cls) -> Least:
-        """By the launcher."""
-        numbers = []
-        for name in ("TALWEG_NODES_MIN", "TALWEG_RANKS_MIN"):
-            text = os.environ.get(name, "") or "1"
-            if not text.isdecimal():
-                raise InvalidArgument(f"{name} is '{text}'; it must be a number")
-            numbers.append(int(text))
-        return cls(*numbers)
-
-
-@dataclass
 class Membership:
     """One client's: it follows the views at the ends of steps."""
 
-    client: Client
-    changes: bool = False  # Nodes may come and go.
-    is_joiner: bool = False
-    view: View = field(init=False)
-    callbacks: list[Callable[[Change], Any]] = field(default_factory=list)
-    holder: StateHolder | None = None
-    # Its agent was lost, and it has been attached again, and has not begun since then. The view is
-    # what the program knew before.
-    rejoined: View | None = None
-    # What had changed when this rank began again.
-    change: Change | None = None
-    # The state has travelled: whether all go on from it alike shows in the next step.
-    _is_first_step: bool = False
-    _steps_base: int = 0
-    _followed: int = 0
-    _has_agreed: bool = False
-    least: Least = field(default_factory=Least.told)
-
-    def __post_init__(self) -> None:
-        client = self.client
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.changes = False  # Nodes may come and go.
+        self.callbacks: list[Callable[[Change], Any]] = []
+        self.holder: StateHolder | None = None
+        # Its agent was lost, and it has been attached again, and has not begun since then. The view
+        # is what the program knew before.
+        self.rejoined: View | None = None
+        # What had changed when this rank began again.
+        self.change: Change | None = None
+        self.least = Least.told()
+        # Why this rank has taken the whole state while others waited; None: it has not.
+        self.took_whole: str | None = None
+        self._standing = Standing.MEMBER
+        # The state has travelled: whether all go on from it alike shows in the next step.
+        self._is_first_step = False
+        self._steps_base = 0
         everybody = (Member(0, 0, range(client.size)),)
-        self.view = View(0, everybody, client.rank, client.size)
+        beginning = View(0, everybody, client.rank, client.size)
+        self._agreement = Agreement(client, beginning)
         if client.is_alone:
             return
         try:
@@ -164,19 +97,35 @@ class Membership:
             return
         self.changes = bool(found.changes)
         self._steps_base = int(found.steps_base)
-        self.is_joiner = self._steps_base > 0
-        self.view = _view(found, members)
-        if (found.rank, found.size) != (client.rank, client.size):
-            # Some are gone since this rank was told its number: it follows at its first step.
-            self.view = View(0, everybody, client.rank, client.size)
+        if found.standby:  # How many steps there have been it learns later.
+            self._standing = Standing.STANDBY
+        elif self._steps_base > 0:
+            self._standing = Standing.JOINER
+        # Some may be gone since a member was told its number: then it follows at its first step.
+        is_told = (found.rank, found.size) == (client.rank, client.size)
+        if is_told or self._standing is Standing.STANDBY:
+            self._agreement.view = view_of(found, members)
         if self.is_joiner:
             client.connection.refusal = _NOT_SYNCHRONIZED
+
+    def _go_on(self, event: Event) -> None:
+        self._standing = TRANSITIONS[self._standing][event]
 
     def follow_on(self, lost: Membership) -> None:
         """This rank was in `lost` before its agent was lost."""
         self.callbacks = lost.callbacks
         # It may be lost again before it has begun.
         self.rejoined = lost.rejoined or lost.view
+
+    @property
+    def view(self) -> View:
+        """What the program has been told of."""
+        return self._agreement.view
+
+    @property
+    def is_joiner(self) -> bool:
+        """Whether it has entered a running job, and has not got the others' state."""
+        return self._standing is not Standing.MEMBER
 
     @property
     def begins_anew(self) -> bool:
@@ -193,14 +142,17 @@ class Membership:
     @property
     def _round_of_step(self) -> tuple[str, int]:
         """The round at the end of a step: its name, and how many numbers it has."""
-        return f"talweg.step{self.client.connection.view_suffix}", 4 + self.client.size
+        name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
+        if standbys:
+            name += f".beside{len(standbys)}"
+        return name, 4 + self.client.size + len(standbys)
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
         """What ranks call that end a step: names, and how many numbers each has."""
-        return [(_AGREE, _AGREED), self._round_of_step] if self.changes else []
+        return [*self._agreement.rounds, self._round_of_step] if self.changes else []
 
-    # What ranks agree on.
+    # Where the membership changes.
 
     @contextlib.contextmanager
     def _unguarded(self) -> Iterator[None]:
@@ -211,116 +163,42 @@ class Membership:
         finally:
             connection.refusal = refusal
 
-    def _greatest(self, name: str, lanes: np.ndarray) -> np.ndarray:
-        self.client.run(name, lanes, Op.MAX)
-        return lanes
+    def _replay(self) -> Replay | None:
+        return self.holder.replay() if self.holder is not None else None
 
-    def _agree(self, wants_state: bool) -> _Agreed:
-        """Has all ranks name one view, and take their numbers from it."""
-        connection = self.client.connection
+    def _agree(self, wants_state: bool, has_caught_up: bool) -> Agreed:
+        """One view, and what joiners hear in it."""
         while True:
-            found, members = connection.membership()
-            lanes: np.ndarray = np.zeros(_AGREED, np.uint64)
-            lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
-            lanes[2] = int(wants_state)
-            # Whether ranks' numbers are not those of the job's beginning any more.
-            has_suffix = connection.view_suffix != ""
-            lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
-            if not self.is_joiner:
-                # The lowest place counts.
-                place = _U64_MAX - self._place(found, members)
-                lanes[6], lanes[7] = place, len(self.client.tensors.free_names)
-                if self.holder is not None:
-                    lanes[3] = place
-                    if self.begins_anew:  # Others may have been started just now.
-                        lanes[5] = place
-            lanes[8] = int(self.is_joiner)
-            lanes[9 if self.client.names_watcher is not None else 10] = 1
-            self._greatest(_AGREE, lanes)
-            if int(lanes[0]) == _U64_MAX - int(lanes[1]):
-                break
-        self._follow(found, members, changed=bool(lanes[4]))
-        if lanes[4] and not lanes[10] and self.client.names_watcher is not None:
-            self.client.names_watcher.agree()
-        self._has_agreed = True
-        return _Agreed(
-            int(found.epoch),
-            bool(lanes[2]),
-            _place_in(int(lanes[5] or lanes[3])),
-            _place_in(int(lanes[6])) if lanes[7] and lanes[8] else None,
-        )
+            holds = self.holder is not None
+            said = Said(self.is_joiner, self.begins_anew, holds, wants_state, has_caught_up)
+            agreed = self._agreement.agree(said, self._replay)
+            with contextlib.suppress(Aborted):  # The teller is gone: from the next one, then.
+                self._agreement.tell_free_names(agreed)
+                return agreed
 
-    def _place(self, found: _native.Membership, members: Sequence[_native.Member]) -> int:
-        """This rank's node and local rank, as one number."""
-        base = 0
-        for member in members:
-            base += member.rank_count
-            if found.rank < base:
-                return (int(member.node) << 32) | self.client.local_rank
-        raise AssertionError("a view without this rank")
+    def _resynchronize(self, wants_state: bool, has_caught_up: bool = False) -> None:
+        """Returns when all ranks follow one view, and whoever wants the state has it.
 
-    def _rank_at(self, place: tuple[int, int]) -> int:
-        node, local_rank = place
-        [member] = [member for member in self.view.members if member.node == node]
-        return member.ranks[local_rank]
-
-    def _tell_free_names(self, agreed: _Agreed) -> None:
-        """Joiners hear which names mean no one tensor any more; Aborted when the teller is lost."""
-        if agreed.names_from is None:
-            return
-        root = self._rank_at(agreed.names_from)
-        names = json.dumps(self.client.tensors.free_names).encode()
-        name = f"talweg.names.{root}"
-        told = _objects.broadcast_bytes(self.client, _objects.Payload(names), root, name)
-        self.client.tensors.free(*json.loads(told.tobytes()))
-
-    def _follow(
-        self, found: _native.Membership, members: Sequence[_native.Member], changed: bool
-    ) -> None:
-        view = _view(found, members)
-        if changed and self._followed != view.epoch:
-            self.client.follow(view.epoch)
-            self._followed = view.epoch
-        self.view = view
-
-    def _transfer(self, agreed: _Agreed) -> Exception | None:
-        """The source's state to all that need it; the others have nothing to do with it.
-
-        Returns why this rank could not give or get it: all hear of that before they go on.
+        Whatever was lost meanwhile, all agree anew, and begin again from there.
         """
-        assert agreed.source is not None
-        root = self._rank_at(agreed.source)
-        takers: np.ndarray = np.zeros(self.client.size, np.uint64)
-        takers[self.client.rank] = self._needs_state
-        self._greatest(f"talweg.takers{self.client.connection.view_suffix}", takers)
-        group = {root, *(rank for rank, takes in enumerate(takers) if takes)}
-        if self.client.rank not in group or len(group) == 1:
-            return None
-        is_source = root == self.client.rank
-        payload = _objects.Payload()
-        if is_source and self.holder is not None:
-            payload = _objects.Payload.of(self.holder.pack)
-        try:
-            # A program may begin again in a view, and another rank be the source.
-            name = f"talweg.state.{root}"
-            data = _objects.broadcast_bytes(self.client, payload, root, name, ProcessSet(group))
-        except (Aborted, InvalidArgument) as failure:
-            return failure
-        if self._needs_state and not is_source and self.holder is not None:
-            self.holder.unpack(data.data)
-        return None
-
-    _needs_state = False
-
-    def _resynchronize(self, wants_state: bool) -> None:
-        self._needs_state = wants_state
+        client = self.client
         while True:
-            agreed = self._agree(wants_state)
-            try:
-                self._tell_free_names(agreed)
-            except Aborted:  # The teller is gone: from the next one, then.
-                continue
+            agreed = self._agree(wants_state, has_caught_up)
+            takes = wants_state
+            if agreed.wanted and has_caught_up:  # It comes by anyhow.
+                takes, self.took_whole = True, self.took_whole or "another joiner needed it"
+            if not agreed.wanted and not agreed.caught_up:
+                return
             if not agreed.wanted:
+                try:
+                    _state_rounds.compare(client, self.holder)
+                except Mismatch:
+                    # What the optimizer has not done is not replayed: it takes the whole.
+                    if has_caught_up:
+                        self.took_whole = "its parameters were not those of the others"
+                        wants_state, has_caught_up = True, False
+                    continue
+                self._is_first_step = True
                 return
             if agreed.source is None:
                 if not wants_state:
@@ -330,56 +208,13 @@ class Membership:
                     "give the program one, and call its begin() and end_step()"
                 )
             try:
-                self._compare(self._transfer(agreed))
+                root = self.view.rank_at(*agreed.source)
+                failure = _state_rounds.transfer(client, self.holder, root, takes)
+                _state_rounds.compare(client, self.holder, failure)
             except Aborted:  # The source is gone: from the next one, then.
                 continue
-            self._needs_state = False
             self._is_first_step = True
             return
-
-    def _digest(self) -> int:
-        """The holder's, never 0."""
-        assert self.holder is not None
-        return (self.holder.digest() & (2**62 - 1)) | 2**62
-
-    def _is_compared(self, step: int) -> bool:
-        """Whether digests are compared at the end of that step."""
-        if self.holder is None:
-            return False
-        every = self.holder.digest_steps
-        return self._is_first_step or (every > 0 and step % every == 0)
-
-    def _compare(self, failure: Exception | None = None) -> None:
-        """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
-
-        Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
-        it could not be sent.
-        """
-        has_digest = self.holder is not None and failure is None
-        digest = self._digest() if has_digest else 0
-        lanes: np.ndarray = np.zeros(_DIGESTS + self.client.size, np.uint64)
-        lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
-        if has_digest:
-            lanes[0], lanes[1] = digest, _U64_MAX - digest
-            lanes[_DIGESTS + self.client.rank] = digest
-        self._greatest(f"talweg.digest{self.client.connection.view_suffix}", lanes)
-        if lanes[3]:
-            raise failure or InvalidArgument(
-                "the State of the rank that was to give it to others cannot be pickled: see there why"
-            )
-        if lanes[2]:
-            raise Aborted("the state has not reached all ranks that need it")
-        if int(lanes[0]) == _U64_MAX - int(lanes[1]):
-            return
-        by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
-        digests = list(by_rank.values())
-        usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
-        others = [rank for rank, each in by_rank.items() if each != usual]
-        raise Mismatch(
-            f"ranks {others} hold other parameters than the others, of which the digest is "
-            f"{usual:x}: end them, and start them again, so that they begin with the state of "
-            "the others"
-        )
 
     # What a program calls.
 
@@ -391,11 +226,12 @@ class Membership:
         was_joiner = self.is_joiner
         self.holder = holder
         if self.client.is_alone or (self.client.size == 1 and not self.changes):
-            self._enter()
+            self._begun()
             return was_joiner
         with self._unguarded():
-            self._resynchronize(wants_state=True)
-        self._enter()
+            has_caught_up = self._become_full_member(holder.replay())
+            self._resynchronize(not has_caught_up, has_caught_up)
+        self._begun()
         self._await_others()
         return was_joiner
 
@@ -403,12 +239,24 @@ class Membership:
         """Enters a running job without a State."""
         if self.is_joiner:
             with self._unguarded():
+                self._become_full_member(None)
                 self._resynchronize(wants_state=False)
         if self.is_joiner or self.rejoined is not None:
-            self._enter()
+            self._begun()
 
-    def _enter(self) -> None:
-        self.is_joiner = False
+    def _become_full_member(self, replay: Replay | None) -> bool:
+        """Returns when this rank's node takes part in steps; whether this rank has caught up."""
+        if self._standing is not Standing.STANDBY:
+            return False
+        taking = Taking(self.client, replay)
+        has_caught_up, self.took_whole = taking.run(), taking.reason
+        found, members = self.client.connection.membership()
+        self._steps_base, self._agreement.view = int(found.steps_base), view_of(found, members)
+        self._go_on(Event.FULL_MEMBER)
+        return has_caught_up
+
+    def _begun(self) -> None:
+        self._go_on(Event.BEGUN)
         self.client.connection.refusal = None
         before, self.rejoined = self.rejoined, None
         self.change = self._tell(before) if before is not None else None
@@ -425,21 +273,25 @@ class Membership:
         change = self._end_one_step(commit)
         if not self._await_others():
             return change
-        return self._change_since(before)
+        return change_between(before, self.view)
 
     def _await_others(self) -> bool:
         """Ends empty steps, in which nodes may enter, while there are too few; whether there were."""
         were_few = False
         # Without a State a joiner's next rounds are the program's own, which others have to take
         # part in.
-        while self.changes and self.holder is not None and self._are_few():
+        while self.changes and self.holder is not None and not self.least.is_there(self.view):
             were_few = True
             time.sleep(_LOOK_S)
             self._end_one_step(None)
         return were_few
 
-    def _are_few(self) -> bool:
-        return len(self.view.members) < self.least.nodes or self.view.size < self.least.ranks
+    def _is_compared(self, step: int) -> bool:
+        """Whether digests are compared at the end of that step."""
+        if self.holder is None:
+            return False
+        every = self.holder.digest_steps
+        return self._is_first_step or (every > 0 and step % every == 0)
 
     def _end_one_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None
@@ -449,7 +301,7 @@ class Membership:
         is_compared, self._is_first_step = self._is_compared(step), False
         if not self.changes:
             if is_compared and self.client.size > 1:
-                self._compare()
+                _state_rounds.compare(self.client, self.holder)
             if commit is not None:
                 commit(None)
             if not self.client.is_alone:
@@ -457,29 +309,33 @@ class Membership:
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
-        if not self._has_agreed:
+        if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
         name, count = self._round_of_step
         lanes: np.ndarray = np.zeros(count, np.uint64)
         newest = connection.newest_epoch()
-        lanes[0], lanes[1] = newest, _U64_MAX - newest
-        if is_compared:
-            digest = self._digest()
-            lanes[2], lanes[3] = digest, _U64_MAX - digest
+        lanes[0], lanes[1] = newest, U64_MAX - newest
+        if is_compared and self.holder is not None:
+            digest = _state_rounds.digest_of(self.holder)
+            lanes[2], lanes[3] = digest, U64_MAX - digest
         lanes[4 + self.client.rank] = 1
-        self._greatest(name, lanes)
-        ended = tuple(bool(lane) for lane in lanes[4:])
+        beside = 4 + self.client.size
+        lanes[beside:] = self._agreement.giving.look(self.view)
+        greatest(self.client, name, lanes)
+        ended = tuple(bool(lane) for lane in lanes[4:beside])
         self._require_none_joined(ended, is_compared)
-        if lanes[2] and int(lanes[2]) != _U64_MAX - int(lanes[3]):
-            self._compare()  # Says who differs.
+        if lanes[2] and int(lanes[2]) != U64_MAX - int(lanes[3]):
+            _state_rounds.compare(self.client, self.holder)  # Says who differs.
         if commit is not None:
             commit(ended)
+        self._agreement.giving.on_boundary(step, self.view, ended, lanes[beside:].tolist())
         connection.end_step()
         steps = self._steps_base + connection.steps_ended()
         has_joiner = False
         if connection.newest_epoch() != self.view.epoch:
-            found, _ = connection.membership()
+            found, members = connection.membership()
             has_joiner = found.steps_entered == steps
+            self._agreement.giving.on_view(steps, view_of(found, members))
         if int(lanes[0]) == self.view.epoch and not has_joiner:
             return None
         before = self.view
@@ -504,21 +360,8 @@ class Membership:
             )
 
     def _tell(self, before: View) -> Change | None:
-        change = self._change_since(before)
+        change = change_between(before, self.view)
         if change is not None:
             for callback in self.callbacks:
                 callback(change)
         return change
-
-    def _change_since(self, before: View) -> Change | None:
-        after = self.view
-        if before.epoch == after.epoch:
-            return None
-        known = {(member.node, member.incarnation) for member in before.members}
-        left = {(member.node, member.incarnation) for member in after.members}
-        return Change(
-            before,
-            after,
-            tuple(each for each in before.members if (each.node, each.incarnation) not in left),
-            tuple(each for each in after.members if (each.node, each.incarnation) not in known),
-        )

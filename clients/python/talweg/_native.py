@@ -23,7 +23,14 @@ from talweg._native_arguments import (
 )
 from talweg._native_exchange import TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
 from talweg._native_gpu import GpuCalls
-from talweg._native_structures import Collective, Declaration, Member, Membership, Options
+from talweg._native_structures import MEMBER_STANDBY as MEMBER_STANDBY
+from talweg._native_structures import (
+    Collective,
+    Declaration,
+    Member,
+    Membership,
+    Options,
+)
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
 _PENDING = 17
@@ -60,6 +67,10 @@ EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
 class EventsLost(Exception):
     """The agent has opened a GPU again: place the tensor once more, and push what is open."""
 
+
+# How much is said of whom a round waits for, and for how long the agent is asked.
+_WAITS_BYTES = 1024
+_WAITS_NS = 1_000_000_000
 
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
@@ -127,6 +138,11 @@ _PROTOTYPES = {
         ],
     ),
     "talweg_ranks_summed": (_u64, [_client_p, _u32]),
+    "talweg_waits_for": (
+        ctypes.c_int,
+        [_client_p, _u32, _u64, ctypes.c_char_p, ctypes.c_size_t, _i64],
+    ),
+    "talweg_ready": (ctypes.c_int, [_client_p, _i64]),
     "talweg_end_step": (ctypes.c_int, [_client_p, _i64]),
     "talweg_steps_ended": (_u64, [_client_p]),
     "talweg_newest_epoch": (_u64, [_client_p]),
@@ -209,7 +225,13 @@ class Connection(ExchangeCalls, GpuCalls):
     # Code in another language knows its address.
     _is_lent = False
 
-    def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        agent_socket: str | None,
+        local_rank: int | None,
+        timeout_s: float,
+        standby: bool = False,
+    ) -> None:
         self._handle = _client_p()
         self._library = library()
         options = Options()
@@ -217,6 +239,7 @@ class Connection(ExchangeCalls, GpuCalls):
         if agent_socket is not None:
             options.agent_socket = os.fsencode(agent_socket)
         options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
+        options.standby = standby
         options.timeout_ns = nanoseconds(timeout_s)
         self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
         # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
@@ -248,6 +271,11 @@ class Connection(ExchangeCalls, GpuCalls):
         if status != 0:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
             raise EXCEPTIONS.get(status, errors.TalwegError)(text)
+
+    def _timeout(self, tensor: int, round_: int, names_whom: bool) -> errors.Timeout:
+        text = (self._library.talweg_last_error() or b"").decode(errors="replace")
+        who = self.waits_for(tensor, round_) if names_whom else ""
+        return errors.Timeout(f"{text}; it still waits for {who}" if who else text)
 
     def _check_pushes(self) -> None:
         if self.refusal is not None:
@@ -342,6 +370,7 @@ class Connection(ExchangeCalls, GpuCalls):
         ranks: Sequence[int],
         element_count: int,
         priority: int = 0,
+        side: bool = False,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
         collective = Collective(
@@ -353,8 +382,9 @@ class Connection(ExchangeCalls, GpuCalls):
             len(ranks),
             (_u32 * len(ranks))(*ranks),
             within("count", element_count, 0, 2**64 - 1),
+            side,
         )
-        if ranks or shares != (_WHOLE, _WHOLE):
+        if not side and (ranks or shares != (_WHOLE, _WHOLE)):
             name += self.view_suffix
         tensor, encoded, wire_priority = _u32(), encode(name), checked_priority(priority)
         declare = self._library.talweg_declare_collective
@@ -464,8 +494,10 @@ class Connection(ExchangeCalls, GpuCalls):
             wait = self._library.talweg_wait_again
             if left_ns >= 0:
                 left_ns -= slice_ns
-            if status != TIMEOUT or left_ns == 0:
+            if status != TIMEOUT:
                 return self._check(status)
+            if left_ns == 0:
+                raise self._timeout(tensor, round_, bool(timeout_s))
 
     def barrier(self) -> None:
         self._check_pushes()
@@ -507,11 +539,23 @@ class Connection(ExchangeCalls, GpuCalls):
         """How many ranks are in the result that was taken last."""
         return int(self._library.talweg_ranks_summed(self._handle, tensor))
 
+    def waits_for(self, tensor: int, round_: int) -> str:
+        """Whom the round waits for, for people; empty: nobody that the agent knows of."""
+        text = ctypes.create_string_buffer(_WAITS_BYTES)
+        status = self._library.talweg_waits_for(
+            self._handle, tensor, round_, text, len(text), _WAITS_NS
+        )
+        return "" if status else text.value.decode(errors="replace")
+
     # ----- Steps and membership: talweg.h and docs/elastic.md say what each call means. -----
 
     def end_step(self) -> None:
         """Returns when the rank may begin the next step."""
         self._in_slices(lambda slice_ns: self._library.talweg_end_step(self._handle, slice_ns))
+
+    def ready(self) -> None:
+        """This rank can take part in steps as soon as its node is let in."""
+        self._in_slices(lambda slice_ns: self._library.talweg_ready(self._handle, slice_ns))
 
     def steps_ended(self) -> int:
         return int(self._library.talweg_steps_ended(self._handle))

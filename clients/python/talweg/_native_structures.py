@@ -11,7 +11,7 @@ class Options(ctypes.Structure):
         ("struct_bytes", ctypes.c_size_t),
         ("agent_socket", ctypes.c_char_p),
         ("local_rank", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("standby", ctypes.c_uint32),
         ("timeout_ns", ctypes.c_int64),
         ("agent_wait_ns", ctypes.c_int64),
         ("spin_ns", ctypes.c_int64),
@@ -45,7 +45,12 @@ class Collective(ctypes.Structure):
         ("rank_count", ctypes.c_uint32),
         ("ranks", ctypes.POINTER(ctypes.c_uint32)),
         ("element_count", ctypes.c_uint64),
+        ("side", ctypes.c_uint32),
     ]
+
+
+# talweg_member's flags.
+MEMBER_STANDBY = 1
 
 
 class Member(ctypes.Structure):
@@ -53,7 +58,8 @@ class Member(ctypes.Structure):
 
     _fields_ = [
         ("node", ctypes.c_uint32),
-        ("rank_count", ctypes.c_uint32),
+        ("rank_count", ctypes.c_uint16),
+        ("flags", ctypes.c_uint16),
         ("incarnation", ctypes.c_uint64),
     ]
 
@@ -70,6 +76,8 @@ class Membership(ctypes.Structure):
         ("size", ctypes.c_uint32),
         ("member_count", ctypes.c_uint32),
         ("changes", ctypes.c_uint32),
+        ("standby", ctypes.c_uint32),
+        ("number", ctypes.c_uint32),
     ]
 
 

@@ -66,6 +66,19 @@ class Payload:
 _ALIGNMENT = 64
 
 
+def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[memoryview]:
+    """`value` pickled, for unpickled(): the pickle, then the arrays in it, where they lie."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def unpickled(pieces: Sequence[Any]) -> Any:
+    """The value of pickled(); arrays in it refer to the pieces."""
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
 def pieces_of(
     value: Any, pickler: type[pickle.Pickler] = pickle.Pickler
 ) -> list[bytes | memoryview]:
@@ -74,10 +87,7 @@ def pieces_of(
     Bytes: how many pieces there are (u64), the length of each (u64), then the pickle and the
     arrays, each after zeros up to a multiple of 64 bytes.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    pieces = pickled(value, pickler)
     lengths = np.array([len(pieces), *map(len, pieces)], dtype="<u8").tobytes()
     made: list[bytes | memoryview] = [lengths]
     position = len(lengths)
@@ -96,7 +106,7 @@ def from_pieces(data: memoryview) -> Any:
         position += -position % _ALIGNMENT
         pieces.append(data[position : position + length])
         position += length
-    return pickle.loads(pieces[0], buffers=pieces[1:])
+    return unpickled(pieces)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from talweg._collectives import Given, JobHandle, Rows
 from talweg._declaration import Declaration, Op
 from talweg._process_sets import Group
 from talweg._scaling import NO_FACTORS, Factors
+from talweg._words import DIMENSIONS_MAX
 from talweg.errors import Mismatch
 
 # How many calls without a name may be under way at once; others wait for their turn.
@@ -62,6 +63,8 @@ class Brought:
     # Whether the bytes at `address` stay as they are until then.
     stays: bool = False
     is_async: bool = True  # It may not be waited for soon.
+    # What calls that a control round compares must have alike; none: only how many elements.
+    shape: tuple[int, ...] = ()
 
 
 def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
@@ -242,7 +245,7 @@ def _as_collective(
     given = Given(
         _collectives.ALL_REDUCE if reduces else _collectives.BROADCAST,
         declaration.root_rank,
-        Rows(declaration.dtype.name.lower(), (declaration.count,), declaration.nbytes),
+        Rows(declaration.dtype.name.lower(), _row_shape(brought), declaration.nbytes),
         [1] * gives,
         address,
         keep,
@@ -264,6 +267,12 @@ def _as_collective(
         ranks_summed=group.size,
         job=job,
     )
+
+
+def _row_shape(brought: Brought) -> tuple[int, ...]:
+    if 0 < len(brought.shape) <= DIMENSIONS_MAX:
+        return brought.shape
+    return (brought.declaration.count,)
 
 
 def _call(

@@ -37,7 +37,7 @@ from talweg.errors import Mismatch
 HEADER = struct.Struct("<BBBBiq16s11qq")
 # An all_reduce has its slot between the rows and the data.
 _SLOT = struct.Struct("<q")
-_DIMENSIONS_MAX = 11
+DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All but the rows.
 _CALL_BYTES = 8  # The kind, and what is not of the tensor.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
@@ -87,9 +87,9 @@ def header(given: Given, total_rows: int) -> bytes:
     rows = given.rows
     if rows is None:
         kind = given.kind.number
-        dims = [0] * _DIMENSIONS_MAX
+        dims = [0] * DIMENSIONS_MAX
         return HEADER.pack(kind, given.op, _ANY_TENSOR, 0, given.root_rank, 0, b"", *dims, 0)
-    dims = [*rows.row_shape, *[0] * (_DIMENSIONS_MAX - len(rows.row_shape))]
+    dims = [*rows.row_shape, *[0] * (DIMENSIONS_MAX - len(rows.row_shape))]
     return HEADER.pack(
         given.kind.number,
         given.op,

@@ -116,7 +116,7 @@ class Table:
         return int(self.value(environment, name))
 
     def switch(self, environment: Mapping[str, str], name: str) -> bool:
-        return self.value(environment, name) == "1"
+        return self.value(environment, name).lower() in ("1", "true")
 
     def check(self, environment: Mapping[str, str]) -> None:
         """Raises for the first value that is not allowed, or not offered."""

@@ -77,18 +77,39 @@ class Session:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._open: dict[int, Pending] = {}
-        # By name and ranks: those outside a set have seen nothing of its operations.
-        self._declared: dict[tuple[str, tuple[int, ...]], Declaration] = {}
+        # The newest handle of each name that has one.
+        self._newest: dict[str, int] = {}
+        self._asked: set[int] = set()  # Their holders have asked once.
+        # By name and ranks: what it has been, in that order. Those outside a set have seen nothing
+        # of its operations.
+        self._declared: dict[tuple[str, tuple[int, ...]], tuple[Declaration, ...]] = {}
         self._held: set[str] = set()
         # How often ranks have disagreed on a name.
         self._spoilt: dict[tuple[str, tuple[int, ...]], int] = {}
 
-    def add(self, pending: Pending) -> int:
-        """The operation's handle."""
+    def add(self, pending: Pending, name: str | None = None) -> int:
+        """The operation's handle; `name` is for finish()."""
         with self._lock:
             handle = next(self._numbers)
             self._open[handle] = pending
+            if name is not None:
+                self._newest[name] = handle
             return handle
+
+    def finish(self, name: str) -> None:
+        """Waits for the operation of that name that is under way. Its handle stays good."""
+        handle = self._newest.get(name, -1)
+        pending = self._open.get(handle)
+        if pending is None:
+            return
+        over: Pending
+        try:
+            over = Done(pending.wait())
+        except Exception as failure:
+            over = Failed(failure)
+        with self._lock:
+            if handle in self._open:
+                self._open[handle] = over
 
     def find(self, handle: int) -> Pending | None:
         return self._open.get(handle)
@@ -96,20 +117,40 @@ class Session:
     def take(self, handle: int) -> Pending | None:
         """The operation of a handle that is good for nothing from now on."""
         with self._lock:
+            self._asked.discard(handle)
             return self._open.pop(handle, None)
+
+    def drop_handles(self) -> None:
+        """Every handle that was given out is good for nothing from now on."""
+        with self._lock:
+            self._open.clear()
+            self._newest.clear()
+            self._asked.clear()
+
+    def is_first_question(self, handle: int) -> bool:
+        """Whether it was not asked about this handle before."""
+        with self._lock:
+            is_first = handle not in self._asked
+            self._asked.add(handle)
+            return is_first
 
     def name_for(self, name: str, declaration: Declaration) -> str:
         """The wire's name of a tensor.
 
         Talweg agrees on a name's dtype, length and operation for ever, the other systems for one
         operation. What comes later under the same name and is otherwise gets a name of its own, and
-        so does what comes after ranks have disagreed, which every rank has been told of.
+        so does what comes after ranks have disagreed, which every rank has been told of. That name
+        is numbered: where ranks differ in what is new, they meet, and are told.
         """
         with self._lock:
             times = self._spoilt.get((name, declaration.ranks), 0)
             name = f"{name}~{times}" if times else name
-            first = self._declared.setdefault((name, declaration.ranks), declaration)
-        return name if first == declaration else f"{name}/{declaration}"
+            forms = self._declared.get((name, declaration.ranks), ())
+            if declaration not in forms:
+                forms = (*forms, declaration)
+                self._declared[name, declaration.ranks] = forms
+            number = forms.index(declaration)
+        return f"{name}/{number}" if number else name
 
     @property
     def books(self) -> Any:
@@ -162,8 +203,14 @@ def current() -> Session:
 
 
 def forget(_: Client | None = None) -> None:
-    """The handles that were given out are worth nothing any more."""
+    """The client is another one, or none: handles and names are worth nothing any more."""
     _sessions.clear()
+
+
+def forget_handles() -> None:
+    """The handles that were given out are worth nothing any more; the client's names stay."""
+    for session in list(_sessions.values()):
+        session.drop_handles()
 
 
 _client.call_when_replaced(forget)

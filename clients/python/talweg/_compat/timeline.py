@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chrome traces of a rank's rounds, from the push until the result was taken."""
+"""Files of traces, and how fast a rank pushes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from talweg._client import Client, Handle
-
-# What one recorder keeps; later rounds are not recorded. About 100 bytes each.
-_EVENTS_MAX = 1_000_000
-
-Span = tuple[str, int, int]  # A tensor's name, begin and end on the monotonic clock.
-
-
-class Recorder:
-    """The rounds that a client has taken while it was installed."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def __call__(self, handle: Handle) -> None:
-        if len(self.spans) < _EVENTS_MAX:
-            self.spans.append((handle.name, handle.begin_ns, time.monotonic_ns()))
-
-    def begin(self, client: Client) -> None:
-        client.watchers.append(self)
-
-    def end(self, client: Client) -> None:
-        if self in client.watchers:
-            client.watchers.remove(self)
 
 
 def write(path: str, content: Any) -> None:

@@ -139,7 +139,7 @@ class OnHost:
 
     def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
         self.host = host
-        self._text = b""
+        self._text: list[bytes] = []  # Parts of a line whose end has not come.
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
             line = ssh.line(host, shlex.join(line))
@@ -171,7 +171,11 @@ class OnHost:
             return []
         if not part:
             return None
-        *lines, self._text = (self._text + part).split(b"\n")
+        *lines, rest = part.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._text, lines[0]])
+            self._text.clear()
+        self._text += [rest] if rest else []
         return [dict(json.loads(line)) for line in lines]
 
     def failure(self) -> str:

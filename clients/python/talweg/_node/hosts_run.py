@@ -371,11 +371,12 @@ class HostsRun:
     def _start(self, start: Start) -> None:
         here = hosts.is_here(start.host)
         least = "TALWEG_RANKS_MIN" if self._bounds.in_ranks else "TALWEG_NODES_MIN"
+        own = {least: str(self._bounds.least), "TALWEG_HOST": start.host}
         task = {
             "command": [*self._node_line(start), "--", *self._options.program],
             "directory": os.getcwd(),
             "environment": hosts.sent(os.environ, here),
-            "variables": {str(start.node): {least: str(self._bounds.least)}},
+            "variables": {str(start.node): own},
             "secret": self._secret,
             "interfaces": self._options.network_interfaces.split(","),
             "waits": True,

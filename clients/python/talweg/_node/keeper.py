@@ -33,6 +33,7 @@ from .meeting_point import Group, MeetingPoint
 
 SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
+_NAMED_MAX = 8  # How many of the ranks that have not come are named.
 _SAY_S = 10.0
 # How often an agent is started again for ranks that have outlived it, and in how many seconds.
 RESTARTS = 3
@@ -254,7 +255,7 @@ class Keeper:
         rank.local_rank = local_rank
         self._seen.add(local_rank)
         if self._phase == SERVING:
-            rank.tell({"agent": self._agent_path})
+            self._tell_agent()
         elif self._waiting:
             rank.tell({"waiting": self._waiting})
 
@@ -457,9 +458,24 @@ class Keeper:
 
     def _serve(self) -> None:
         self._phase = SERVING
+        self._tell_agent()
+
+    def _tell_agent(self) -> None:
+        """Tells all ranks when all have come: the last rank's end is the end of the daemons.
+
+        A rank that came, trained nothing and left before another was there would be the last.
+        """
+        missing = sorted(set(range(self._plan.local_size)) - self._seen)
+        message = {"agent": self._agent_path}
+        if missing:
+            named = ", ".join(str(local_rank) for local_rank in missing[:_NAMED_MAX])
+            more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
+            message = {
+                "waiting": f"local rank {named}{more} of {self._plan.host} has not called init() yet"
+            }
         for rank in self._ranks:
             if rank.local_rank >= 0:
-                rank.tell({"agent": self._agent_path})
+                rank.tell(message)
 
     def _launch(self, name: str, line: list[str]) -> Daemon:
         # With a scheduler that was there before, the user's own secret counts.

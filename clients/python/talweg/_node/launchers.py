@@ -280,9 +280,14 @@ class World:
 def find_in(environment: Mapping[str, str], world: World) -> Place:
     """find() for a backend of torch.distributed: its store is the nodes' way to each other.
 
-    Every rank calls it. Where no launcher speaks of this world, ranks of one host are a node.
+    Every rank calls it. Where no launcher speaks of this world, ranks of one host are a node. So it
+    is where a launcher's variables are not complete: programs set WORLD_SIZE for reasons of their
+    own.
     """
-    place = find(environment)
+    try:
+        place = find(environment)
+    except InvalidArgument:
+        place = None
     if place is None or (place.rank, place.size) != (world.rank, world.size):
         place = _of_store(world.store, world.rank, world.size)
     return _with_meeting(place, lambda _, life: meeting.StoreMeeting(world.store, life))

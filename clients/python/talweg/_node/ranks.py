@@ -12,6 +12,7 @@ connection that never closes.
 from __future__ import annotations
 
 import base64
+import collections
 import ctypes
 import json
 import os
@@ -32,7 +33,6 @@ BEAT = b"\n"
 _GRACE_S = 5.0
 # What ranks have written and the launcher has not read yet. Above that they wait.
 _UNSENT_BYTES_MAX = 1 << 20
-_FULL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -75,25 +75,53 @@ class _Ranks:
         self._killed = False
         self._may_begin = not task.waits
         self._heard_s = time.monotonic()
-        self._unsent = b""
+        # What is watched while much is unsent: what ranks write waits in their pipes.
+        self._selector_when_full = selectors.DefaultSelector()
+        self._unsent: collections.deque[memoryview] = collections.deque()
+        self._unsent_bytes = 0
+        self._watches_stdout = False
         os.set_blocking(1, False)
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._unsent += json.dumps(message).encode() + b"\n"
+        line = json.dumps(message).encode() + b"\n"
+        self._unsent.append(memoryview(line))
+        self._unsent_bytes += len(line)
         self._send()
 
     def _send(self) -> None:
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(1, self._unsent) :]
+                written = os.write(1, self._unsent[0])
+                self._unsent_bytes -= written
+                self._unsent[0] = self._unsent[0][written:]
+                if not self._unsent[0]:
+                    self._unsent.popleft()
         except BlockingIOError:
-            return
+            pass
         except OSError:
-            self._unsent = b""
+            self._drop_unsent()
             self.ask_to_end()
+        self._watch_stdout()
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    def _watch_stdout(self) -> None:
+        """While something is unsent, a turn also ends when more can be sent."""
+        wanted = bool(self._unsent)
+        if wanted == self._watches_stdout:
+            return
+        self._watches_stdout = wanted
+        for selector in (self._selector, self._selector_when_full):
+            if wanted:
+                selector.register(1, selectors.EVENT_WRITE, ("", "stdout", b""))
+            else:
+                selector.unregister(1)
 
     def run(self) -> None:
-        self._selector.register(0, selectors.EVENT_READ, ("", "stdin", b""))
+        for selector in (self._selector, self._selector_when_full):
+            selector.register(0, selectors.EVENT_READ, ("", "stdin", b""))
         if not self._may_begin:
             self._say({"here": True})
         while not self._may_begin and not self._end:
@@ -115,16 +143,14 @@ class _Ranks:
                 self._signal(signal.SIGKILL)
 
     def _turn(self) -> None:
-        is_full = len(self._unsent) > _UNSENT_BYTES_MAX
-        for key, _ in self._selector.select(_FULL_S if self._unsent else 0.2):
-            if not is_full or key.data[1] == "stdin":
+        is_full = self._unsent_bytes > _UNSENT_BYTES_MAX
+        for key, events in (self._selector_when_full if is_full else self._selector).select(0.2):
+            if events & selectors.EVENT_READ:
                 self._read(key)
-        if is_full:
-            time.sleep(_FULL_S)
         self._send()
         silence_s = self._task.silence_s
         if silence_s and time.monotonic() - self._heard_s > silence_s:
-            self._unsent = b""  # Nobody reads it.
+            self._drop_unsent()  # Nobody reads it.
             self.ask_to_end()
 
     def _start(self, rank: str, own: dict[str, str]) -> None:
@@ -159,7 +185,8 @@ class _Ranks:
         if name == "stdin":
             self._heard_s = time.monotonic()
             if not part:
-                self._selector.unregister(0)
+                for selector in (self._selector, self._selector_when_full):
+                    selector.unregister(0)
                 self._heard_s = float("inf")
                 self.ask_to_end()
             elif BEGIN in part:

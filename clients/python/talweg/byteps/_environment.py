@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from talweg._compat.environment import (
     ANY,
     SWITCH,
@@ -18,7 +20,7 @@ from talweg._compat.environment import (
 
 _MANY = 2**31 - 1
 _CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
-LOG_LEVELS = {
+_LOG_LEVELS = {
     "TRACE": ("DEBUG", "debug"),
     "DEBUG": ("DEBUG", "debug"),
     "INFO": ("INFO", "info"),
@@ -139,9 +141,10 @@ _RANKS = [
 _DATA = [
     _honoured(
         "BYTEPS_PARTITION_BYTES",
-        number(4096, 1 << 30),
+        number(4096, _MANY),
         "",
-        "The largest slice (slice_bytes_max), rounded up to a multiple of 64; 1 MiB unless set.",
+        "The largest slice (slice_bytes_max), rounded up to a multiple of 64 and at most 1 GiB; 1 MiB "
+        "unless set.",
     ),
     _none(
         "BYTEPS_MIN_COMPRESS_BYTES",
@@ -153,22 +156,39 @@ _DATA = [
         "BYTEPS_FORCE_DISTRIBUTED",
         SWITCH,
         "0",
-        "1: scheduler and servers also for one worker.",
+        "1: scheduler and servers also for one worker. Without it scheduler and servers wait for a "
+        "job's only worker for two minutes, and end.",
     ),
-    _none(
+    _honoured(
         "BYTEPS_KEY_HASH_FN",
         choice("naive", "built_in", "djb2", "sdbm", "mixed"),
-        "djb2",
-        "Slices are placed by a hash of the tensor's name and by the aggregators' weights.",
+        "",
+        "The hash of a slice's key that selects its server (dealing), the same at all workers. The key "
+        "is 65536 times a number made of the tensor's name, plus the slice's number in the tensor. "
+        "mixed needs BYTEPS_ENABLE_MIXED_MODE=1. Unset: long tensors are striped over all servers by "
+        "weight, which balances better than any hash.",
     ),
-    _none("BYTEPS_BUILT_IN_HASH_COEF", number(1, _MANY), "1", "See BYTEPS_KEY_HASH_FN."),
-    _none(
+    _honoured(
+        "BYTEPS_BUILT_IN_HASH_COEF",
+        number(1, _MANY),
+        "1",
+        "What the hash of BYTEPS_KEY_HASH_FN=built_in is multiplied by. It is a fixed 64-bit hash, the "
+        "same on all machines.",
+    ),
+    _honoured(
         "BYTEPS_ENABLE_MIXED_MODE",
         SWITCH,
         "0",
-        "The scheduler weighs aggregators by the hosts they stand on.",
+        "1: slices are dealt by djb2 in proportion to the servers' weights, whatever "
+        "BYTEPS_KEY_HASH_FN says. The scheduler weighs servers on hosts of their own against those "
+        "beside workers by BytePS's formula.",
     ),
-    _none("BYTEPS_MIXED_MODE_BOUND", number(0, _MANY), "101", "See BYTEPS_ENABLE_MIXED_MODE."),
+    _honoured(
+        "BYTEPS_MIXED_MODE_BOUND",
+        number(1, _MANY),
+        "101",
+        "How many points mixed mode divides among the servers; at least DMLC_NUM_SERVER.",
+    ),
     _none("BYTEPS_THREADPOOL_SIZE", number(0, 1024), "0", "An agent has one data thread."),
     _none(
         "BYTEPS_REDUCE_ROOTS",
@@ -219,11 +239,12 @@ _SERVER = [
         "1",
         "Threads that sum in each server, at most 64: the aggregator's lanes, which share its memory.",
     ),
-    _none(
+    _honoured(
         "BYTEPS_SERVER_ENABLE_SCHEDULE",
         SWITCH,
         "0",
-        "Slices arrive in the order of their priorities.",
+        "1: results that wait for a worker's connection leave by their tensor's priority "
+        "(results_by_priority). What workers send leaves by priority always.",
     ),
     _none(
         "BYTEPS_SERVER_ENGINE_BLOCKING", SWITCH, "0", "An aggregator has no queue of operations."
@@ -242,7 +263,7 @@ _SERVER = [
 _DEBUG = [
     _honoured(
         "BYTEPS_LOG_LEVEL",
-        choice(*LOG_LEVELS),
+        text(f"{choice(*_LOG_LEVELS).allowed}, in any case", f"(?i){'|'.join(_LOG_LEVELS)}"),
         "WARNING",
         "What the package, the launcher and the daemons write to stderr.",
     ),
@@ -264,7 +285,10 @@ _DEBUG = [
         "BYTEPS_TRACE_ON",
         SWITCH,
         "0",
-        "1: writes BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, a Chrome trace with one event a push_pull.",
+        "1: each rank writes BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, a Chrome trace with an event a "
+        "push_pull, and for each key one from the call until the bytes are handed over (PUSH), and "
+        "one until the result was taken (PULL). The node's agent writes agent_NODE.json beside "
+        "them: what it spent that time with.",
     ),
     _honoured(
         "BYTEPS_TRACE_START_STEP",
@@ -410,3 +434,8 @@ TABLE = Table(
     ],
     ("BYTEPS_", "DMLC_", "BYTESCHEDULER_"),
 )
+
+
+def log_levels(environment: Mapping[str, str]) -> tuple[str, str]:
+    """What BYTEPS_LOG_LEVEL is for Python's logging, and for the daemons."""
+    return _LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL").upper()]

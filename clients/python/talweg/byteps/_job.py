@@ -16,11 +16,12 @@ from typing import Any
 from talweg import _programs
 from talweg._compat.environment import VariableError
 from talweg._node import places
-from talweg.byteps._environment import LOG_LEVELS, PROVIDERS, TABLE
+from talweg.byteps._environment import PROVIDERS, TABLE, log_levels
 
 # How long everyone waits for the others, as the agent's join_timeout_ms has it.
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
+_SLICE_BYTES_MAX = 1 << 30
 _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
 _RDMA_DEVICES = Path("/sys/class/infiniband")
@@ -99,7 +100,29 @@ def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
 
 def slice_bytes(environment: Mapping[str, str]) -> int:
     text = TABLE.value(environment, "BYTEPS_PARTITION_BYTES")
-    return (int(text) + 63) // 64 * 64 if text else _SLICE_BYTES
+    return min((int(text) + 63) // 64 * 64, _SLICE_BYTES_MAX) if text else _SLICE_BYTES
+
+
+def dealing(environment: Mapping[str, str]) -> str:
+    """How slices are dealt to aggregators, as the agent's option says it; "": its default."""
+    told = TABLE.value(environment, "BYTEPS_KEY_HASH_FN")
+    if TABLE.switch(environment, "BYTEPS_ENABLE_MIXED_MODE"):
+        bound = TABLE.number(environment, "BYTEPS_MIXED_MODE_BOUND")
+        servers = TABLE.number(environment, "DMLC_NUM_SERVER")
+        if bound < servers:
+            raise VariableError(
+                f"BYTEPS_MIXED_MODE_BOUND is {bound}; with DMLC_NUM_SERVER={servers} it must be at "
+                f"least {servers}, so that each server can get slices"
+            )
+        return f"weighted:{bound}"
+    if told == "mixed":
+        raise VariableError(
+            "BYTEPS_KEY_HASH_FN is mixed, which needs BYTEPS_ENABLE_MIXED_MODE=1: set it at all "
+            "workers, or choose naive, built_in, djb2 or sdbm"
+        )
+    if told == "built_in":
+        return f"fingerprint:{TABLE.number(environment, 'BYTEPS_BUILT_IN_HASH_COEF')}"
+    return told
 
 
 def log_level(environment: Mapping[str, str], is_server: bool = False) -> str:
@@ -107,7 +130,7 @@ def log_level(environment: Mapping[str, str], is_server: bool = False) -> str:
     verbose = TABLE.number(environment, "PS_VERBOSE")
     if verbose >= 2 or (is_server and TABLE.switch(environment, "BYTEPS_SERVER_DEBUG")):
         return "debug"
-    level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][1]
+    _, level = log_levels(environment)
     return "info" if verbose == 1 and level != "debug" else level
 
 
@@ -116,6 +139,9 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
     found = {"TALWEG_LOG_LEVEL": log_level(environment, is_server)}
     if environment.get("BYTEPS_PARTITION_BYTES"):
         found["TALWEG_SLICE_BYTES_MAX"] = str(slice_bytes(environment))
+    dealt = "" if is_server else dealing(environment)
+    if dealt:
+        found["TALWEG_DEALING"] = dealt
     credit = TABLE.number(environment, "BYTEPS_SCHEDULING_CREDIT")
     if credit > 0:
         lowest, highest = _CREDIT_BYTES
@@ -124,6 +150,8 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
     if is_server and environment.get("BYTEPS_SERVER_ENGINE_THREAD"):
         wanted = TABLE.number(environment, "BYTEPS_SERVER_ENGINE_THREAD")
         found["TALWEG_LANES"] = str(min(wanted, _LANES_MAX))
+    if is_server and TABLE.switch(environment, "BYTEPS_SERVER_ENABLE_SCHEDULE"):
+        found["TALWEG_RESULTS_BY_PRIORITY"] = "true"
     for variable, option in (("DMLC_INTERFACE", "INTERFACE"), ("DMLC_NODE_HOST", "ADVERTISE")):
         if environment.get(variable):
             found[f"TALWEG_{option}"] = TABLE.value(environment, variable)
@@ -229,21 +257,40 @@ def live_servers(told: Mapping[str, Any]) -> int:
     return len({name.partition("/")[0] for name in live})
 
 
-def job_state(told: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """The newest job of that name: forming, running, failed or finished ("": there is none), and why."""
-    summaries = [each["job"]["summary"] for each in told["jobs"]]
-    mine = [each for each in summaries if each["name"] == name]
-    if not mine:
-        return "", ""
-    return mine[-1]["state"][len("JOB_STATE_") :].lower(), mine[-1]["state_text"]
+class OwnJob:
+    """The one job of its name that a launcher's scheduler and servers are for.
 
+    It is the first that there is. A rank that has left it and is still there has its agent join
+    another one. A scheduler that others have started may have older ones, which are over.
+    """
 
-def member_count(told: Mapping[str, Any], name: str) -> int:
-    """How many workers the newest job of that name has."""
-    mine = [
-        each["job"]["summary"] for each in told["jobs"] if each["job"]["summary"]["name"] == name
-    ]
-    return int(mine[-1]["member_count"]) if mine else 0
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._id: Any = None
+        self._has_looked = False
+        # forming, running, failed or finished ("": it is not there yet), and why.
+        self.state = self.why = ""
+        self.member_count = 0
+
+    def look(self, told: Mapping[str, Any]) -> None:
+        """Takes what status() has told."""
+        summaries = [each["job"]["summary"] for each in told["jobs"]]
+        mine = [each for each in summaries if each["name"] == self._name]
+        if self._id is None and mine:
+            over = ("JOB_STATE_FINISHED", "JOB_STATE_FAILED")
+            live = [each for each in mine if each["state"] not in over]
+            own = mine[0] if self._has_looked else (live or mine[-1:])[0]
+            self._id = own["job_id"]
+        self._has_looked = True
+        for each in mine:
+            if each["job_id"] == self._id:
+                self.state = each["state"][len("JOB_STATE_") :].lower()
+                self.why = each["state_text"]
+                self.member_count = int(each["member_count"])
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("finished", "failed")
 
 
 def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> str:

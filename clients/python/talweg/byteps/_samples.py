@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """BYTEPS_DEBUG_SAMPLE_TENSOR: the first and the last element of a partition, as it goes and comes.
 
-A key is a tensor's number, in the order in which this rank has first pushed them, times 65536, plus
-the number of a slice. Each tensor's keys are logged when it is first pushed.
+Each tensor's keys (_keys.py) are logged when it is first pushed.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 
 from talweg._client import Client, Declared, Handle
 from talweg._declaration import Declaration, DType
+from talweg.byteps._keys import PARTITIONS, Keys
 
 _NUMPY = {
     DType.F32: np.float32,
@@ -31,7 +31,6 @@ _NUMPY = {
     DType.U64: np.uint64,
     DType.BOOL: np.bool_,
 }
-_PARTITIONS = 1 << 16
 
 
 def parse_key(text: str) -> int:
@@ -54,10 +53,10 @@ class Samples:
     def __init__(self, client: Client, key: int, slice_bytes: int, log: logging.Logger) -> None:
         self._client = client
         self._key = key
-        self._tensor, self._slice = divmod(key, _PARTITIONS)
+        self._tensor, self._slice = divmod(key, PARTITIONS)
         self._slice_bytes = slice_bytes
         self._log = log
-        self._numbers: dict[str, int] = {}
+        self._keys = Keys(slice_bytes)
         # The sampled tensor's.
         self._declaration: Declaration | None = None
         self._pushed = ""
@@ -66,13 +65,10 @@ class Samples:
 
     def _on_push(self, declared: Declared, address: int) -> None:
         name, declaration = declared.name, declared.declaration
-        number = self._numbers.get(name)
-        if number is None:
-            number = self._numbers[name] = len(self._numbers)
-            first = number * _PARTITIONS
-            last = first + max(declaration.nbytes - 1, 0) // self._slice_bytes
-            self._log.debug("tensor '%s' has the keys %d to %d", name, first, last)
-        if number != self._tensor or address == 0:
+        if self._keys.add(name):
+            keys = self._keys.of(name, declaration)
+            self._log.debug("tensor '%s' has the keys %d to %d", name, keys[0], keys[-1])
+        if self._keys.number(name) != self._tensor or address == 0:
             return
         self._declaration = declaration
         ends = self._ends(address)
@@ -81,7 +77,7 @@ class Samples:
             self._say(ends, "PUSH")
 
     def _on_result(self, handle: Handle) -> None:
-        if self._declaration is None or self._numbers.get(handle.name) != self._tensor:
+        if self._declaration is None or self._keys.number(handle.name) != self._tensor:
             return
         ends = self._ends(handle.out_address or _address_of(handle.result))
         if ends is not None and self._pushed:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from talweg import _programs
 from talweg._compat.environment import logger
-from talweg.byteps import _cores, _job
-from talweg.byteps._environment import LOG_LEVELS, TABLE
+from talweg.byteps import _cores, _job, _trace
+from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
 
 _ASK_S = 1.0
@@ -33,13 +33,15 @@ _SAY_S = 10.0
 _LEAVE_S = 10.0
 # How long a scheduler may not answer before a server takes it for gone.
 _GONE_S = 15.0
+# How long scheduler and servers wait for a job's only worker, whose variables may have it go alone.
+_LONE_WORKER_S = 120.0
 
 
 def main() -> int:
     environment = dict(os.environ)
     try:
         TABLE.check(environment)
-        level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][0]
+        level, _ = log_levels(environment)
         log = logger("bpslaunch", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
         TABLE.say(environment, log)
         role = TABLE.value(environment, "DMLC_ROLE")
@@ -48,7 +50,7 @@ def main() -> int:
         if len(sys.argv) > 1:
             log.warning("a %s runs no command; '%s' is not started", role, shlex.join(sys.argv[1:]))
         job = _job.job_of(environment, role, 1)
-        if not job.is_distributed:
+        if not job.is_distributed and not (job.host and job.port):
             _say(
                 f"a job of one worker needs no {role}: nothing is started "
                 "(BYTEPS_FORCE_DISTRIBUTED=1 forces one)"
@@ -162,7 +164,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     line.append(f"--ranks-per-node={job.local_size}")
     rank = str(Path(__file__).with_name("_rank.py"))
     line += ["--", sys.executable, rank, sections, command_of(arguments, environment)]
-    environment.update(_job.daemon_variables(environment))
+    environment.update(_job.daemon_variables(environment) | _trace.prepare_agent(job, environment))
     os.execve(line[0], line, environment)  # It passes signals on, and ends all that it starts.
     raise AssertionError
 
@@ -204,15 +206,18 @@ def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
         line.append(f"--lease_ms={lease_s * 1000}")
     variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
     said = _Saying()
+    own, lone = _job.OwnJob(job.name), _LoneWorker(job)
     with _Daemon(line, variables) as daemon:
         while daemon.poll() is None:
             told = _job.status(job.scheduler)
             if told is not None:
-                state, why = _job.job_state(told, job.name)
-                if state in ("finished", "failed"):
+                own.look(told)
+                if own.is_over:
                     _await_leaving(job)
-                    return _over(state, why)
-                said.say(_waits_for(job, told, state))
+                    return _over(own)
+                said.say(_waits_for(job, told, own))
+                if lone.stays_away(own.state):
+                    return 0
             time.sleep(_ASK_S)
         raise TalwegError(f"the scheduler has ended with exit status {daemon.returncode}")
 
@@ -226,19 +231,19 @@ def _await_leaving(job: _job.Job) -> None:
         time.sleep(_ASK_S)
 
 
-def _over(state: str, why: str) -> int:
-    if state == "failed":
-        _say(why)
+def _over(own: _job.OwnJob) -> int:
+    if own.state == "failed":
+        _say(own.why)
         return 1
     return 0
 
 
-def _waits_for(job: _job.Job, told: Mapping[str, object], state: str) -> str:
+def _waits_for(job: _job.Job, told: Mapping[str, object], own: _job.OwnJob) -> str:
     """Empty when it waits for nobody."""
-    if state == "running":
+    if own.state == "running":
         return ""
     servers = _job.live_servers(told)
-    members = _job.member_count(told, job.name)
+    members = own.member_count
     missing = []
     if servers < job.servers:
         missing.append(f"servers ({servers} of {job.servers} are there)")
@@ -261,6 +266,28 @@ class _Saying:
             _say(text)
 
 
+class _LoneWorker:
+    """A job's only worker comes to its scheduler and servers where BYTEPS_FORCE_DISTRIBUTED is 1.
+
+    They may not have that variable themselves: BytePS's own test scripts set it for the worker.
+    """
+
+    def __init__(self, job: _job.Job) -> None:
+        self._end = None if job.is_distributed else time.monotonic() + _LONE_WORKER_S
+
+    def stays_away(self, state: str) -> bool:
+        """Says so when it has not come for long."""
+        if state:
+            self._end = None
+        if self._end is None or time.monotonic() < self._end:
+            return False
+        _say(
+            f"the job's only worker has not come within {_LONE_WORKER_S:.0f} s, and needs nobody: "
+            "set BYTEPS_FORCE_DISTRIBUTED=1 for it if it should come here"
+        )
+        return True
+
+
 def _server(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over or the scheduler has left."""
     address = _job.own_address(job, environment)
@@ -281,6 +308,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     if binds_all:
         variables["TALWEG_ADVERTISE"] = address
     said = _Saying()
+    own, lone = _job.OwnJob(job.name), _LoneWorker(job)
     seen = False
     last_answer = time.monotonic()
     with _Daemon(line, variables) as daemon:
@@ -288,9 +316,13 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
             told = _job.status(job.scheduler)
             if told is not None:
                 seen, last_answer = True, time.monotonic()
-                state, why = _job.job_state(told, job.name)
-                if state in ("finished", "failed"):
-                    return _over(state, why)
+                own.look(told)
+                if own.is_over:
+                    return _over(own)
+                if lone.stays_away(own.state):
+                    return 0
+            elif lone.stays_away(""):
+                return 0
             elif not seen:
                 said.say(f"waiting for the scheduler at {job.scheduler}")
             elif time.monotonic() - last_answer > _GONE_S:

@@ -38,7 +38,7 @@ def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
     return Variable(f"HOROVOD_{name}", kind, default, Effect.NONE, meaning)
 
 
-_LAUNCHER = "A launcher's; rank and sizes come from the node's agent."
+_LAUNCHER = "horovodrun sets it for programs that read it; hvd.init() asks the node's agent."
 _PLACES = [
     _none("RANK", number(0, _MANY), "", _LAUNCHER),
     _none("SIZE", number(1, _MANY), "", _LAUNCHER),
@@ -115,9 +115,14 @@ _OTHERS = [
         "TIMELINE",
         ANY,
         "",
-        "The file to which rank 0 writes a Chrome trace; DYNAMIC: start_timeline() names it.",
+        "The file to which rank 0 writes a Chrome trace as it goes; DYNAMIC: start_timeline() names it.",
     ),
-    _honoured("TIMELINE_MARK_CYCLES", _FLAG, "0", "Accepted; there are no cycles to mark."),
+    _honoured(
+        "TIMELINE_MARK_CYCLES",
+        _FLAG,
+        "0",
+        "1: the timeline marks when an operation begins and no other is under way.",
+    ),
     _honoured("LOG_LEVEL", _LEVEL, "warning", "What the package writes to stderr."),
     _honoured("LOG_HIDE_TIME", _FLAG, "0", "1: the package's lines have no time."),
     _none("MPI_THREADS_DISABLE", _FLAG, "0", "There is no MPI."),

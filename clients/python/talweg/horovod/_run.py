@@ -36,6 +36,9 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
     return data
 
 
+# What programs look for in the text of an error.
+FAILED = "Horovod detected that one or more processes exited with a failure"
+
 _ELASTIC = (
     "min_num_proc",
     "max_num_proc",
@@ -85,9 +88,7 @@ def run(
     rank fails: it names the rank.
     """
     given = locals()
-    from talweg.horovod import (
-        runner,
-    )  # A program, too: `python -m` wants to be the first to import it.
+    from talweg.horovod import runner  # Which has run() as well.
 
     for name in _ELASTIC:
         if given[name] is not None:
@@ -121,5 +122,5 @@ def run(
     launch.environment = {**launch.environment, "PYTHONPATH": os.pathsep.join(paths)}
     outcome = start(launch)
     if outcome.failure:
-        raise RuntimeError(f"horovod.run: {outcome.failure}; all other ranks were ended")
+        raise RuntimeError(f"horovod.run: {outcome.failure}; all other ranks were ended ({FAILED})")
     return [pickle.loads(outcome.results[rank]) for rank in range(count)]

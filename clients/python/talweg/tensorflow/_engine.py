@@ -11,9 +11,12 @@ In a graph an operation is three of TensorFlow's own:
 One thread of this process waits for the rounds and puts the tokens in. So all operations of a graph
 start when their inputs are there, in whatever order, with however few threads TensorFlow has.
 
+A Python function can raise few of TensorFlow's errors. Where the kernel's library is there, collect
+tells a failure to an operation of it, which raises the right one.
+
 When TensorFlow executes eagerly, an operation starts and is waited for at once. In a graph of
-tf.compat.v1 there is no queue that this thread could reach: collect waits there, after all starts
-of its operation.
+tf.compat.v1 there is no queue that this thread could reach: collect waits there, on a thread that
+is none of those that carry out the graph.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from talweg.errors import Timeout
+from talweg.errors import TalwegError, Timeout
+from talweg.tensorflow import _kernel
 from talweg.tensorflow._rounds import Pending
 
 # How long the waiting thread looks at one round before it looks at the others.
@@ -157,7 +161,7 @@ class _Site:
         with self._lock:
             tickets = [self._tickets.pop(number) for number in numbers]
         for ticket in tickets:
-            ticket.over.wait()  # Only where there is no queue, or an execution was given up.
+            ticket.over.wait()  # Where there is no queue, or an execution was given up.
         if self._queue is not None:
             # Such a one has left its tokens, and this one's stand after them.
             missing = set(numbers) - {int(token) for token in given[-1]}
@@ -185,14 +189,21 @@ def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
             manager.run_independently(number.op)
         numbers.append(number)
     token = site.make_queue()
-    outputs = [output for part in parts for output in part.outputs]
+    dtypes = [dtype for part in parts for dtype, _ in part.outputs]
+    loaded = _kernel.kernel()
+    collect = site.collect
+    if loaded is not None:
+        collect = _telling(collect, dtypes)
+        dtypes = [tf.int32, tf.string, *dtypes]
     # After all of them have started: it may wait.
-    collected = tf.numpy_function(
-        site.collect,
-        [*numbers, *([] if token is None else [token])],
-        [dtype for dtype, _ in outputs],
-        stateful=False,
-    )
+    if token is None:
+        collected = _on_own_thread(collect, numbers, dtypes)
+    else:
+        collected = tf.numpy_function(collect, [*numbers, token], dtypes, stateful=False)
+    if loaded is not None:
+        code, text, *collected = collected
+        with tf.control_dependencies([loaded.check(code, text)]):
+            collected = [tf.identity(each) for each in collected]
     results = iter(collected)
     placed = []
     for part in parts:
@@ -201,6 +212,55 @@ def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
             result.set_shape(shape)
         placed.append(own)
     return placed
+
+
+def _telling(
+    collect: Callable[..., list[np.ndarray]], dtypes: Sequence[tf.DType]
+) -> Callable[..., list[Any]]:
+    """It returns, before the results, the code and the text of a failure; 0 where there is none."""
+
+    def telling(*given: Any) -> list[Any]:
+        try:
+            return [np.int32(0), b"", *collect(*given)]
+        except TalwegError as failure:
+            unused = [np.zeros((), each.as_numpy_dtype) for each in dtypes]
+            return [np.int32(_kernel.code_of(failure)), str(failure).encode(), *unused]
+
+    return telling
+
+
+def _on_own_thread(
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+) -> list[tf.Tensor]:
+    """tf.numpy_function() that occupies none of a session's threads while it waits.
+
+    TensorFlow computes a dataset's only element on a thread of that kernel's own, and the function
+    that maps it on the same thread, when it is told that the function needs no parallelism.
+    """
+
+    @tf.function(input_signature=[tf.TensorSpec((), each.dtype) for each in inputs])
+    def mapped(*given: tf.Tensor) -> list[tf.Tensor]:
+        results = tf.numpy_function(function, list(given), list(dtypes), stateful=False)
+        return list(results)
+
+    unknown = [tf.TensorShape(None)] * len(dtypes)
+    element = tf.raw_ops.TensorDataset(
+        components=list(inputs), output_shapes=[each.shape for each in inputs]
+    )
+    dataset = tf.raw_ops.MapDataset(
+        input_dataset=element,
+        other_arguments=[],
+        f=mapped.get_concrete_function(),
+        output_types=list(dtypes),
+        output_shapes=unknown,
+        use_inter_op_parallelism=False,
+    )
+    results = tf.raw_ops.DatasetToSingleElement(
+        dataset=dataset, output_types=list(dtypes), output_shapes=unknown
+    )
+    return list(results)
 
 
 def _run_eagerly(parts: Sequence[Part]) -> list[list[tf.Tensor]]:

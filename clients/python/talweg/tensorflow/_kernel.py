@@ -105,6 +105,10 @@ class Kernel:
             manager.run_independently(result.op)
         return result
 
+    def check(self, code: tf.Tensor, text: tf.Tensor) -> tf.Operation:
+        """The operation that fails, in the present graph, with a code of tf.errors that is not 0."""
+        return self._ops.talweg_check(code=code, text=text)
+
     def _resolve(self, number: int, count: int, out: Any, text: Any) -> int:
         """What an operation's tensor is by now; a status of tf.errors."""
         try:
@@ -113,7 +117,7 @@ class Kernel:
         except Exception as failure:
             words = str(failure).encode()[: _TEXT_BYTES - 1] + b"\0"
             ctypes.memmove(text, words, len(words))
-            return _code_of(failure)
+            return code_of(failure)
 
     def _declaration(self, client: Client, site: _Site, count: int) -> tuple[Declaration, Group]:
         group = Group(client, site.how.process_set, site.how.operation)
@@ -175,7 +179,7 @@ class Kernel:
             watch(handle)
 
 
-def _code_of(failure: Exception) -> int:
+def code_of(failure: Exception) -> int:
     """The number of the error of tf.errors that stands for it."""
     if isinstance(failure, (errors.Mismatch, errors.NotInitialized)):
         return int(tf.errors.FAILED_PRECONDITION)

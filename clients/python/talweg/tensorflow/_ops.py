@@ -199,8 +199,11 @@ def broadcast_tensors(
         def gradient(*upstream: tf.Tensor) -> Any:
             wanted = [_gradient_name(name) for name in names]
             averages = reduce_many(upstream, wanted, [average] * len(upstream))
-            is_root = _client.current().rank == root_rank
-            return [each if is_root else tf.zeros_like(each) for each in averages]
+            if _client.current().rank == root_rank:
+                return averages
+            # A graph of tf.compat.v1 leaves out what nothing depends on, and the root would wait.
+            with tf.control_dependencies(averages):
+                return [tf.zeros_like(each) for each in averages]
 
         return outputs, gradient
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -28,7 +29,31 @@ class _Steps:
         self._averages_passes = averages_passes
         self._sums: list[Any] = []
         self._count: Any = None
+        # A program that computes gradients by the optimizer has combined ones from then on.
+        self._combines_when_computed = False
+        self._minimizing = 0
         _client.call_when_replaced(self._begin_anew)
+
+    @property
+    def counter(self) -> tf.Tensor:
+        """How many passes the present step has had."""
+        return tf.zeros((), tf.int64) if self._count is None else self._count % self.passes
+
+    @contextlib.contextmanager
+    def minimizing(self) -> Iterator[None]:
+        """Gradients are applied right after they are computed: they are combined there."""
+        self._minimizing += 1
+        try:
+            yield
+        finally:
+            self._minimizing -= 1
+
+    def computed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """What the optimizer's own methods return that compute gradients."""
+        if self._minimizing or self.passes > 1:
+            return list(gradients)
+        self._combines_when_computed = True
+        return _gradients.combine(gradients, variables, self.choices, "gradient")
 
     def _begin_anew(self, _: Client) -> None:
         """The job is another one, or this rank's agent was lost: a step begins with its first pass."""
@@ -66,6 +91,8 @@ class _Steps:
         skip: Callable[[], Any],
     ) -> Any:
         """Has `apply` take the combined gradients, in the last of each step's passes; else `skip`."""
+        if self.passes == 1 and self._combines_when_computed and not self._minimizing:
+            return apply(list(gradients))
         if self.passes == 1:
             return apply(_gradients.combine(gradients, variables, self.choices, "gradient"))
         dense = [each if each is None else tf.convert_to_tensor(each) for each in gradients]
@@ -91,22 +118,35 @@ class _Steps:
                     total.assign(tf.zeros_like(total)) for total in self._sums if total is not None
                 ]
             with tf.control_dependencies(cleared):
-                apply(combined)
-            return tf.constant(True)
+                return _after(apply(combined), True)
 
         def other() -> Any:
-            skip()
-            return tf.constant(False)
+            return _after(skip(), False)
 
         if tf.executing_eagerly():
             return last() if int(count) % self.passes == 0 else other()
         return tf.cond(tf.equal(count % self.passes, 0), last, other)
 
 
-class _Keras3Methods:
-    """What an optimizer of Keras 3 gets."""
+def _after(done: Any, value: bool) -> tf.Tensor:
+    """The value, when that is done: a graph of tf.compat.v1 leaves out what nothing depends on."""
+    operations = [done] if isinstance(done, (tf.Tensor, tf.Operation)) else []
+    with tf.control_dependencies(operations):
+        return tf.identity(tf.constant(value))
+
+
+class _Methods:
+    """What every optimizer gets."""
 
     _talweg_steps: _Steps
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradients of this variable are not combined."""
+        self._talweg_steps.choices.add_local([var])
+
+
+class _Keras3Methods(_Methods):
+    """What an optimizer of Keras 3 gets."""
 
     @plain
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -129,10 +169,40 @@ class _Keras3Methods:
         )
 
 
-class _TfKerasMethods:
+class _TfKerasMethods(_Methods):
     """What an optimizer of tf-keras gets, also one of its legacy ones."""
 
-    _talweg_steps: _Steps
+    def minimize(self, *arguments: Any, **keywords: Any) -> Any:
+        """Keras's, of the ranks' gradients combined."""
+        with self._talweg_steps.minimizing():
+            return super().minimize(*arguments, **keywords)  # type: ignore[misc]
+
+    @plain
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Keras's, combined over the ranks; apply_gradients() takes them as they are.
+
+        So a check of them, as that of a LossScaleOptimizer, has one outcome at all ranks.
+        """
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    @plain
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> Any:
+        base: Any = super()
+        if hasattr(base, "_compute_gradients"):  # A legacy one.
+            pairs = base._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = base.compute_gradients(loss, var_list, tape)
+        variables = [variable for _, variable in pairs]
+        gradients = self._talweg_steps.computed([gradient for gradient, _ in pairs], variables)
+        return list(zip(gradients, variables))
+
+    @plain
+    def get_gradients(self, loss: Any, params: Any) -> Any:
+        """Keras's, combined over the ranks; only legacy optimizers have it."""
+        gradients = super().get_gradients(loss, params)  # type: ignore[misc]
+        return self._talweg_steps.computed(gradients, params)
 
     @plain
     def apply_gradients(
@@ -158,10 +228,8 @@ class _TfKerasMethods:
         )
 
 
-class _V1Methods:
+class _V1Methods(_Methods):
     """What an optimizer of tf.compat.v1.train gets."""
-
-    _talweg_steps: _Steps
 
     @plain
     def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
@@ -188,15 +256,10 @@ class _V1Methods:
         self._create_slots(variables)  # type: ignore[attr-defined]
 
         def apply(combined: list[Any]) -> Any:
-            done = base.apply_gradients(list(zip(combined, variables)), global_step, name)
-            if done is not None and not tf.executing_eagerly():
-                with tf.control_dependencies([done]):
-                    return tf.constant(True)
-            return done
+            return base.apply_gradients(list(zip(combined, variables)), global_step, name)
 
-        def skip() -> None:
-            if global_step is not None:
-                global_step.assign_add(1)
+        def skip() -> Any:
+            return None if global_step is None else tf.group(global_step.assign_add(1))
 
         gradients = [gradient for gradient, _ in pairs]
         done = self._talweg_steps.step(gradients, variables, apply, skip)

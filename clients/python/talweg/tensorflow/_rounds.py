@@ -96,7 +96,15 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
     factors = Factors(how.prescale, postscale)
     try:
         handle = talweg._start(
-            array, out, op, wire_name, how.priority, how.root_rank, how.process_set, factors
+            array,
+            out,
+            op,
+            wire_name,
+            how.priority,
+            how.root_rank,
+            how.process_set,
+            factors,
+            shape=array.shape,
         )
     except Busy as busy:
         raise InvalidArgument(f"{how.operation}: {busy}") from None

@@ -14,6 +14,7 @@ from talweg import _client, _objects
 from talweg._elastic_state import State
 from talweg._sampler import ElasticSampler
 from talweg.errors import InvalidArgument, Mismatch
+from talweg.torch._replay import TorchReplay
 
 
 def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -52,14 +53,18 @@ class Elastic(State):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         ends_steps: bool = False,
         scale: str | None = None,
         **values: Any,
     ) -> None:
-        named: dict[str, Any] = {"model": model, **values}
+        if "apply" in values:
+            raise InvalidArgument(
+                "Elastic(apply=...): joiners apply steps with their optimizer; it is for talweg.State"
+            )
+        named: dict[str, Any] = dict(values) if model is None else {"model": model, **values}
         if optimizer is not None:
             named["optimizer"] = optimizer
         super().__init__(**named)
@@ -108,7 +113,26 @@ class Elastic(State):
         for group, rate in zip(optimizer.param_groups, self._rates):
             group["lr"] = rate
 
-    # talweg._membership.StateHolder
+    # talweg._state_rounds.StateHolder
+
+    def replay(self) -> TorchReplay:
+        apart = ("model", "optimizer")
+
+        def others() -> dict[str, Any]:
+            return {k: self._captured(v) for k, v in self._values.items() if k not in apart}
+
+        def take_others(given: dict[str, Any]) -> None:
+            self._take({**given, **{name: None for name in apart if name in self._values}}, apart)
+
+        values = self._values
+        return TorchReplay(
+            values["model"],
+            values.get("optimizer"),
+            others,
+            take_others,
+            _Pickler,
+            any(isinstance(v, torch.optim.Optimizer) for k, v in values.items() if k not in apart),
+        )
 
     def pack(self) -> Sequence[bytes | memoryview]:
         values = {name: self._captured(value) for name, value in self._values.items()}
@@ -144,8 +168,8 @@ class Elastic(State):
         own.load_state_dict(value)
 
     def _add_all_to_digest(self, total: Any) -> None:
-        model: torch.nn.Module = self._values["model"]
-        for name, parameter in model.named_parameters():
+        model: torch.nn.Module | None = self._values.get("model")
+        for name, parameter in model.named_parameters() if model is not None else ():
             total.update(name.encode())
             host = parameter.detach().cpu().contiguous().reshape(-1)
             total.update(host.view(torch.uint8).numpy().data)

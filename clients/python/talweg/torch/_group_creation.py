@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import itertools
 from typing import Any
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import talweg
-from talweg import _client
+from talweg import _at_exit, _client
 from talweg._node.launchers import World
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._process_group import NAME, ProcessGroup
@@ -77,7 +76,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         client = _client.connect(
             None, options.timeout.total_seconds(), world=World(store, rank, size)
         )
-        atexit.register(talweg.shutdown)
+        _at_exit.register(talweg.shutdown)
         if (rank, size) != (talweg.rank(), talweg.size()):
             raise InvalidArgument(
                 f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "

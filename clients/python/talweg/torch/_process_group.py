@@ -28,15 +28,16 @@ from talweg._collectives import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    SEND,
     Given,
     channel_of,
 )
 from talweg._kinds import WANTS_SLOT
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
+from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
+from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
@@ -67,6 +68,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._lane = lane
         self._channel = channel_of(self._client, lane, self._group)
         self._small = SmallCalls(self._channel)
+        self._messages = PointToPoint(self._client, self._ranks, rank, self._submit)
         if not self._group.listed and self._client.size == self._client.local_size > 1:
             self._channel.slots = self._channel.slots or TensorSlots(self._client, lane)
         self._timeout = timeout
@@ -214,9 +216,15 @@ class ProcessGroup(dist.ProcessGroup):
             work = self._small_call(key, tensor, tensor, tensors, opts)
             if work is not None:
                 return work
+        if tensors[:1] and tensors[0].layout is torch.sparse_coo:
+            return self._all_reduce_sparse(self._only(tensors, "all_reduce"), opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce", key)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:
+        outputs, calls = sparse.all_reduce(tensor, Reduction.of(opts.reduceOp), len(self._ranks))
+        return self._submit("all_reduce", calls, [tensor], [tensor], outputs, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
@@ -403,12 +411,19 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(lists, inputs, result, opts, operation, key)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        """`output_lists` has a list for each rank, of a tensor for each input."""
         opts = _options(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
             return super().allgather_coalesced(output_lists, input_list, opts)
+        size, counts = len(self._ranks), [len(each) for each in output_lists]
+        if counts != [len(input_list)] * size:
+            raise InvalidArgument(
+                f"all_gather_coalesced: lists of {counts} tensors; give {size}, one for each rank, "
+                f"of {len(input_list)}, as many as there are inputs"
+            )
         outputs = [
             self._of_every_rank([each], tensor, "all_gather_coalesced")
-            for each, tensor in zip(output_lists, input_list)
+            for each, tensor in zip(zip(*output_lists), input_list)
         ]
         return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
 
@@ -487,56 +502,22 @@ class ProcessGroup(dist.ProcessGroup):
 
     # ----- Between two ranks -----
 
-    def _pair(
-        self, operation: str, tensors: Any, peer: int, tag: int, source: int, target: int
-    ) -> Work:
-        tensor = self._only(tensors, operation)
-        if peer == self._place or not 0 <= peer < len(self._ranks):
-            raise InvalidArgument(
-                f"{operation}: rank {peer} of the group is "
-                f"{'this one' if peer == self._place else 'none'}; name another of its "
-                f"{len(self._ranks)} ranks"
-            )
-        gives = operation == "send"
-        output = None if gives else Outputs([tensor], operation)
-        sender, receiver = self._ranks[source], self._ranks[target]
-        call = given(
-            SEND,
-            [tensor] if gives else [],
-            tensors_.whole(tensor),
-            [1] if gives else [],
-            sender,
-            output,
-        )
-        return self._submit(
-            f"{operation} {'to' if gives else 'from'} rank {self._ranks[peer]}",
-            [call],
-            [tensor],
-            tensors,
-            [output] if output is not None else [],
-            None,
-            lane=f".{sender}.{receiver}.{tag}",
-            group=Group(self._client, ProcessSet([sender, receiver]), operation),
-            source_rank=source,
-        )
-
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "send"):
             return super().send(tensors, dst, tag)
-        return self._pair("send", tensors, dst, tag, self._place, dst)
+        return self._messages.send(self._only(tensors, "send"), dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "recv"):
             return super().recv(tensors, src, tag)
-        return self._pair("recv", tensors, src, tag, src, self._place)
+        tensor = self._only(tensors, "recv")
+        return self._messages.receive(tensor, src, tag, self._timeout.total_seconds())
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "recv"):
             return super().recv_anysource(tensors, tag)
-        raise Unsupported(
-            "recv: without a source: Talweg's receivers name the rank that they receive from: pass "
-            "src=..."
-        )
+        tensor = self._only(tensors, "recv")
+        return self._messages.receive_from_any(tensor, tag, self._timeout.total_seconds())
 
     # ----- The group -----
 

@@ -149,6 +149,7 @@ def _start_on_host(
             factors,
             None if in_place else lambda: _cuda.copy(shown_out, target),
             stays=source.data_ptr() != shown.data_ptr() or out.data_ptr() == shown.data_ptr(),
+            shape=tuple(shown.shape),
         ),
     )
 

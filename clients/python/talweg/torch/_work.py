@@ -87,13 +87,18 @@ class Work(dist.Work):
             timeout_s = given_s if given_s > 0 else self._timeout_s
             if not self._channel.finish(self._job, time.monotonic() + min(timeout_s, 1e8)):
                 raise Timeout(
-                    f"{self._what()}: not complete after {timeout_s:g} s: another rank has not "
-                    "called it yet, or never will; `talweg status` says who is waited for"
+                    f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
                 )
         failure = self._take()
         if failure is not None:
             raise failure
         return True
+
+    def _who_is_late(self) -> str:
+        who = self._channel.waits_for()
+        if who:
+            return f"it still waits for {who}"
+        return "no rank is known to be late; `talweg status` says what each node waits for"
 
     def synchronize(self) -> None:
         """wait()"""
@@ -130,6 +135,10 @@ class Work(dist.Work):
                 when_it_ends(lambda: when_it_ends(self._raise_failure))
             self._channel.call_when_done(self._job, self._complete)
         return future
+
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        """Has it called once the call is done, on the thread that all calls share."""
+        self._channel.call_when_done(self._job, call)
 
     def _complete(self) -> None:
         assert self._future is not None

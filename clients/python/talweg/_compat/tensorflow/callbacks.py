@@ -48,13 +48,17 @@ def best_model_checkpoint(keras: Any) -> type:
 def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
     """LearningRateScheduleCallback and LearningRateWarmupCallback.
 
-    Horovod has the rate as the first argument, BytePS as the last.
+    Horovod has the rate as the first argument, BytePS as the last. A number as the multiplier is
+    Horovod's decay per epoch, and BytePS's factor.
     """
     base: Any = keras.callbacks.Callback
     if rate_is_last:
 
         class LastSchedule(_keras.LearningRateSchedule, base):
-            """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or batch."""
+            """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or batch.
+
+            A number is a factor of the first rate, not of the epoch before.
+            """
 
             def __init__(
                 self,
@@ -66,12 +70,13 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
                 steps_per_epoch: int | None = None,
                 initial_lr: float | None = None,
             ) -> None:
+                own = multiplier
                 super().__init__(
                     initial_lr,
-                    multiplier,
+                    own if callable(own) else lambda _: own,
                     start_epoch,
                     end_epoch,
-                    staircase,
+                    staircase or not callable(own),
                     momentum_correction,
                     steps_per_epoch,
                 )

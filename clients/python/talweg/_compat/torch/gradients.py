@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from talweg._client import Handle
+from talweg._client import Handle, group_of
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
-from talweg._exchange_adapter import Tensor
-from talweg.torch import _tensors
+from talweg._exchange_adapter import Pushed, Tensor
+from talweg.errors import InvalidArgument
+from talweg.torch import _sparse, _tensors
 from talweg.torch._averager import GradientAverager
+from talweg.torch._collectives import COLLECTIVES
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class Choices:
     compression: Any = NoneCompressor
     prescale: float = 1.0  # Before the sum.
     postscale: float = 1.0  # After it.
-    sparse_as_dense: bool = False
+    sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
     members: Any = None  # A process set; None: all ranks.
+    gathers_sparse: bool = False  # Sparse gradients stay so: their rows are gathered.
 
     @property
     def are_usual(self) -> bool:
@@ -55,6 +58,8 @@ class ChosenAverager(GradientAverager):
         """`before_backward` is told at a pass's first gradient whether averages stand in `.grad`."""
         self._choices = choices
         self._before_backward = before_backward
+        # In how many dimensions gradients are sparse, by the index of their parameters.
+        self._sparse: dict[int, int] = {}
         super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
 
@@ -67,11 +72,73 @@ class ChosenAverager(GradientAverager):
         if self._choices.are_usual:  # Else each with its push.
             super().declare(tensors)
 
+    def start(self, tensor: Tensor, has_gradient: bool) -> Pushed:
+        choices, index = self._choices, tensor.index
+        if not choices.gathers_sparse or choices.sparse_as_dense:
+            return super().start(tensor, has_gradient)
+        gradient = self.parameters[index].grad if has_gradient else None
+        if gradient is not None and gradient.layout is torch.sparse_coo:
+            self._sparse[index] = gradient.sparse_dim()
+        if index not in self._sparse:
+            return super().start(tensor, has_gradient)
+        handle = self._start_gathers(tensor, gradient)
+        return Pushed(handle, gradient, None if gradient is None else gradient._version)
+
+    def _start_gathers(self, tensor: Tensor, gradient: torch.Tensor | None) -> Handle:
+        """Joins the ranks' rows. One without a gradient gives none, as does one that has joined."""
+        choices, parameter = self._choices, self.parameters[tensor.index]
+        if choices.op not in (Op.AVERAGE, Op.SUM):
+            raise InvalidArgument(
+                f"the gradient of '{self.exchange.name_of(tensor.index)}' is sparse: only averages "
+                "and sums of such ones are offered; use sparse_as_dense=True"
+            )
+        dimensions = self._sparse[tensor.index]
+        if gradient is None:
+            indices = torch.empty((0, dimensions), dtype=torch.int64, device=parameter.device)
+            values = parameter.detach().new_empty((0, *parameter.shape[dimensions:]))
+        else:
+            if gradient.layout is not torch.sparse_coo:
+                gradient = gradient.to_sparse(dimensions)
+            indices, values = _sparse.rows_of(gradient.detach())
+        pushed, context = choices.compression.compress(values)
+        if choices.prescale != 1.0:
+            pushed = pushed * choices.prescale
+        factor = choices.postscale
+        if choices.op is Op.AVERAGE:
+            factor = factor / self.group.size
+        handle = group_of(
+            self.client,
+            [
+                COLLECTIVES.all_gather_of_some_async(
+                    rows,
+                    name=f"{tensor.name}.{what}",
+                    process_set=self.process_set,
+                    priority=tensor.priority,
+                )
+                for what, rows in (("indices", indices), ("values", pushed))
+            ],
+        )
+
+        def join() -> None:
+            all_indices, all_values = handle.result
+            all_values = choices.compression.decompress(all_values, context)
+            if factor != 1.0:
+                all_values = all_values * factor
+            handle.result = _sparse.of_rows(all_indices, all_values, parameter.shape)
+
+        return _tensors.and_then(handle, join)
+
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         if not self._choices.sparse_as_dense:
             return super().dense(index, gradient)
-        dense = self.parameters[index].grad = gradient.to_dense()
-        return dense
+        self._sparse[index] = gradient.sparse_dim()
+        return gradient.to_dense()
+
+    def put(self, index: int, average: torch.Tensor) -> None:
+        dimensions = self._sparse.get(index)
+        if dimensions is not None and average.layout is torch.strided:
+            average = average.to_sparse(dimensions)
+        super().put(index, average)
 
     def run_loss(self, value: np.ndarray, op: Op = Op.AVERAGE) -> None:
         choices = self._choices

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import subprocess
@@ -13,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import talweg
-from talweg import _client, errors
+from talweg import _at_exit, _client, errors
 from talweg._compat import session, timeline
 from talweg._compat.environment import logger
 from talweg._node import launchers
-from talweg.byteps import _job, _samples
-from talweg.byteps._environment import LOG_LEVELS, TABLE
+from talweg.byteps import _job, _samples, _trace
+from talweg.byteps._environment import TABLE, log_levels
 
 # How long a rank waits for the whole job: as long as its agent does.
 _WAIT_S = _job.WAIT_S
@@ -29,47 +28,6 @@ _agent: subprocess.Popen[bytes] | None = None
 # How many jobs this process has joined: all ranks of a node have joined as many.
 _jobs = 0
 _speed: timeline.Speed | None = None
-_trace: _Trace | None = None
-
-
-class _Trace:
-    """BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, which is written when the client is closed."""
-
-    def __init__(self, environment: Mapping[str, str], client: _client.Client) -> None:
-        self._first = TABLE.number(environment, "BYTEPS_TRACE_START_STEP")
-        self._last = TABLE.number(environment, "BYTEPS_TRACE_END_STEP")
-        if self._last <= self._first:
-            raise errors.InvalidArgument(
-                f"BYTEPS_TRACE_END_STEP is {self._last}; it must be larger than "
-                f"BYTEPS_TRACE_START_STEP, which is {self._first}"
-            )
-        directory = TABLE.value(environment, "BYTEPS_TRACE_DIR")
-        self._path = os.path.join(directory, str(client.local_rank), "comm.json")
-        self._counts: dict[str, int] = {}
-        self._events: list[dict[str, Any]] = []
-        client.watchers.append(self._on_round)
-        client.call_when_closed(self._write)
-
-    def _on_round(self, handle: _client.Handle) -> None:
-        count = self._counts[handle.name] = self._counts.get(handle.name, 0) + 1
-        if not self._first <= count <= self._last:
-            return
-        name = f"Comm.{handle.name}"
-        begin_us = handle.begin_ns // 1000
-        event: dict[str, Any] = {
-            "ph": "X",
-            "cat": "Comm",
-            "name": name,
-            "pid": name,
-            "tid": "total",
-        }
-        self._events.append(
-            {**event, "ts": begin_us, "dur": time.monotonic_ns() // 1000 - begin_us}
-        )
-
-    def _write(self) -> None:
-        timeline.write(self._path, {"traceEvents": self._events, "displayTimeUnit": "ms"})
-        print(f"byteps: the trace is in {self._path}", flush=True)
 
 
 def init(lazy: bool = True) -> None:
@@ -77,12 +35,12 @@ def init(lazy: bool = True) -> None:
 
     Returns when the whole job is there, whether `lazy` or not. A second call does nothing.
     """
-    global _jobs, _speed, _trace
+    global _jobs, _speed
     if talweg.is_initialized():
         return
     environment = dict(os.environ)
     TABLE.check(environment)
-    level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][0]
+    level, _ = log_levels(environment)
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
     if _says(environment):
         TABLE.say(environment, log)
@@ -92,12 +50,12 @@ def init(lazy: bool = True) -> None:
     session.forget()
     _join(environment)
     _jobs += 1
-    atexit.register(shutdown)
+    _at_exit.register(shutdown)
     client = _client.current()
     if TABLE.switch(environment, "BYTEPS_TELEMETRY_ON"):
         _speed = timeline.Speed(client)
     if TABLE.switch(environment, "BYTEPS_TRACE_ON"):
-        _trace = _Trace(environment, client)
+        _trace.Trace(environment, client, _job.slice_bytes(environment))
     key = TABLE.value(environment, "BYTEPS_DEBUG_SAMPLE_TENSOR")
     if key and log.isEnabledFor(logging.DEBUG):
         _samples.Samples(client, _samples.parse_key(key), _job.slice_bytes(environment), log)
@@ -154,7 +112,11 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
     if job.is_distributed:
         _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
     _end_agent()
-    variables = {**environment, **_job.daemon_variables(environment)}
+    variables = {
+        **environment,
+        **_job.daemon_variables(environment),
+        **_trace.prepare_agent(job, environment),
+    }
     _agent = subprocess.Popen(
         line,
         env=variables,
@@ -180,8 +142,8 @@ def _end_agent() -> None:
 
 def shutdown() -> None:
     """Leaves the job cleanly; also called when the interpreter ends."""
-    global _speed, _trace
-    _speed = _trace = None
+    global _speed
+    _speed = None
     talweg.shutdown()
     session.forget()
     _end_agent()

@@ -10,7 +10,8 @@ from typing import Any
 
 import keras
 
-from talweg.byteps.common import init, local_rank, local_size, rank, shutdown, size
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.keras import _impl, callbacks
 from talweg.byteps.keras._impl import (
     DistributedOptimizer,
@@ -26,15 +27,10 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "init",
     "load_model",
-    "local_rank",
-    "local_size",
     "push_pull",
-    "rank",
-    "shutdown",
-    "size",
 ]
+__all__ += surface.__all__
 
 
 def load_model(

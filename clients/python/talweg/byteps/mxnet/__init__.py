@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.mxnet import ops
 from talweg.byteps.mxnet._training import (
     DistributedOptimizer,
@@ -19,3 +21,4 @@ __all__ = [
     "broadcast_parameters",
 ]
 __all__ += ops.__all__
+__all__ += surface.__all__

@@ -12,30 +12,15 @@ from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._declaration import Op
-from talweg.byteps.common import (
-    init,
-    local_rank,
-    local_size,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-)
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.errors import InvalidArgument, Unsupported
 
 __all__ = [
     "byteps_declare_tensor",
     "byteps_push_pull",
-    "init",
-    "local_rank",
-    "local_size",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
 ]
+__all__ += surface.__all__
 
 
 def byteps_push_pull(

@@ -6,7 +6,9 @@ See docs/byteps.md.
 
 from __future__ import annotations
 
-from talweg.byteps.tensorflow import ops
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
+from talweg.byteps.tensorflow import distribute, ops
 from talweg.byteps.tensorflow.compression import Compression
 from talweg.byteps.tensorflow.gradients import DistributedGradientTape, DistributedOptimizer
 from talweg.byteps.tensorflow.ops import *  # noqa: F403
@@ -15,5 +17,7 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "distribute",
 ]
 __all__ += ops.__all__
+__all__ += surface.__all__

@@ -16,17 +16,8 @@ from talweg import _client
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
-from talweg.byteps.common import (
-    get_pushpull_speed,
-    init,
-    local_rank,
-    local_size,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-)
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.tensorflow import _ops, _variables
 from talweg.tensorflow._compression import Compression
@@ -40,17 +31,9 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",
-    "get_pushpull_speed",
-    "init",
-    "local_rank",
-    "local_size",
     "push_pull",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
 ]
+__all__ += surface.__all__
 
 Average, Sum, Adasum = "Average", "Sum", "Adasum"
 
@@ -88,11 +71,12 @@ def push_pull(
     compression: Any = Compression.none,
     op: Any = None,
     enable_async: bool = False,
+    name: str | None = None,
 ) -> Any:
     """Returns the average, or the sum, of `tensor` over all ranks; differentiable.
 
-    The ranks meet by `scope`, in a graph also by the tensor's name; eager calls without a scope
-    belong together by their order. tf.IndexedSlices give the rows of all ranks.
+    The ranks meet by `scope` and `name`, in a graph without a name by the tensor's; eager calls
+    with neither belong together by their order. tf.IndexedSlices give the rows of all ranks.
     """
     if enable_async:
         raise Unsupported(
@@ -102,9 +86,9 @@ def push_pull(
     wanted = op_of(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):
-            own = _name(scope, "BytePSPushPull", tensor.indices)
+            own = _name(scope, "BytePSPushPull", tensor.indices, name)
             return reduce_slices(tensor, own, wanted, None, compression)
-    own = _name(scope, "BytePSPushPull", tensor)
+    own = _name(scope, "BytePSPushPull", tensor, name)
     with tf.device(device_dense):
         pushed, context = compression.compress(tf.convert_to_tensor(tensor))
         [reduced] = _ops.reduce_tensors([pushed], [own], Reduction(wanted))

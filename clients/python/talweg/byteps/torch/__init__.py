@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.torch import ops, parallel
 from talweg.byteps.torch._optimizer import DistributedOptimizer
 from talweg.byteps.torch._state import (
@@ -22,3 +24,4 @@ __all__ = [
     "parallel",
 ]
 __all__ += ops.__all__
+__all__ += surface.__all__

@@ -12,38 +12,21 @@ from talweg._compat import session
 from talweg._compat.torch import rounds
 from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op
-from talweg.byteps.common import (
-    get_pushpull_speed,
-    init,
-    local_rank,
-    local_size,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-)
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.errors import InvalidArgument
 
 __all__ = [
     "byteps_push_pull",
     "declare",
-    "get_pushpull_speed",
-    "init",
-    "local_rank",
-    "local_size",
     "poll",
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_inplace",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
     "synchronize",
 ]
+__all__ += surface.__all__
 
 
 def _name(name: str | None) -> str | None:
@@ -61,10 +44,11 @@ def _start(
     if not isinstance(version, int) or isinstance(version, bool):
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
     op = Op.AVERAGE if average else Op.SUM
-    pending = rounds.push_pull(
-        tensor, op, _name(name), priority, in_place=in_place, rounding="floor"
-    )
-    return session.current().add(pending)
+    life, wire_name = session.current(), _name(name)
+    if wire_name is not None:
+        life.finish(wire_name)
+    pending = rounds.push_pull(tensor, op, wire_name, priority, in_place=in_place, rounding="floor")
+    return life.add(pending, wire_name)
 
 
 def push_pull_async(
@@ -76,8 +60,9 @@ def push_pull_async(
 ) -> int:
     """Starts the average, or the sum, of `tensor` over all ranks and returns a handle.
 
-    Without a name such calls belong together by their order. `version` has no effect. Averages of
-    integers round down.
+    Calls under one name follow each other: a second one waits until the first one is over. Without
+    a name calls belong together by their order. `version` has no effect. Averages of integers round
+    down.
     """
     return _start(tensor, average, name, version, priority, False)
 

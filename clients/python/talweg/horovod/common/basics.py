@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import talweg
-from talweg import _client, errors
-from talweg._compat import session, timeline
+from talweg import _at_exit, _client, errors
+from talweg._compat import session
 from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
@@ -21,6 +19,7 @@ from talweg.horovod._environment import LOG_LEVELS, TABLE
 from talweg.horovod.common import joining
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.exceptions import HorovodInternalError
+from talweg.horovod.common.timeline import Timeline
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 _OPS = {Average: Op.AVERAGE, Sum: Op.SUM, Min: Op.MIN, Max: Op.MAX, Product: Op.PRODUCT}
@@ -34,8 +33,8 @@ class _Life:
 
     # By node: how many ranks it has; None: nodes come and go.
     fixed_nodes: list[int] | None
-    recorder: timeline.Recorder | None = None
-    path: str = ""
+    records: bool = False
+    timeline: Timeline | None = None  # Rank 0's.
 
 
 _life: _Life | None = None
@@ -48,12 +47,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     a list of ProcessSet, the same at every rank, or "dynamic". A second call only forgets handles.
     """
     global _life
-    session.forget()
+    session.forget_handles()
     if talweg.is_initialized() and _life is not None:
         return
     TABLE.check(os.environ)
     level = LOG_LEVELS[TABLE.value(os.environ, "HOROVOD_LOG_LEVEL").lower()]
-    hides_time = TABLE.value(os.environ, "HOROVOD_LOG_HIDE_TIME") == "1"
+    hides_time = TABLE.switch(os.environ, "HOROVOD_LOG_HIDE_TIME")
     TABLE.say(os.environ, logger("horovod", level, hides_time))
     talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
     _check_comm(comm)
@@ -63,11 +62,20 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         nodes = []
         while sum(nodes) < len(sizes):
             nodes.append(sizes[sum(nodes)])
+    else:
+        _tell_numbers()
+    sets.reset(process_sets)  # Raises for wrong ones: then another call takes the right ones.
     _life = _Life(nodes)
-    sets.reset(process_sets)
     joining.begin()
     _begin_timeline()
-    atexit.register(shutdown)
+    _at_exit.register(shutdown)
+
+
+def _tell_numbers() -> None:
+    """For programs that read variables: horovodrun could not know the numbers of ranks."""
+    if "HOROVOD_LOCAL_RANK" in os.environ:
+        os.environ["HOROVOD_RANK"] = str(talweg.rank())
+        os.environ["HOROVOD_SIZE"] = str(talweg.size())
 
 
 def _check_comm(comm: Any) -> None:
@@ -87,7 +95,7 @@ def _check_comm(comm: Any) -> None:
 def shutdown() -> None:
     """Leaves the job cleanly; operations that are open fail. init() works again afterwards."""
     global _life
-    if _life is not None and _life.recorder is not None:
+    if _life is not None and _life.records:
         stop_timeline()
     _life = None
     talweg.shutdown()
@@ -172,11 +180,12 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    return False
+    """True: jobs run without MPI, as those of a Horovod with Gloo."""
+    return True
 
 
 def gloo_built() -> bool:
-    return False
+    return True
 
 
 def nccl_built() -> int:
@@ -251,61 +260,41 @@ def internal(call: Callable[[], _Result]) -> _Result:
 def _begin_timeline() -> None:
     path = TABLE.value(os.environ, "HOROVOD_TIMELINE")
     if path and path != "DYNAMIC":
-        start_timeline(path)
+        start_timeline(path, TABLE.switch(os.environ, "HOROVOD_TIMELINE_MARK_CYCLES"))
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records from now on; rank 0 writes the file in stop_timeline(). There are no cycles to mark."""
+    """Rank 0 writes what it takes to the file, from now on until stop_timeline().
+
+    `mark_cycles`: it also marks when an operation begins and no other is under way.
+    """
     life = _ready()
     if not TABLE.value(os.environ, "HOROVOD_TIMELINE"):
         raise ValueError(
             "Set HOROVOD_TIMELINE=DYNAMIC (or a file) before hvd.init() to start a timeline."
         )
-    if life.recorder is not None:
+    if life.records:
         stop_timeline()
-    life.path = file_path
-    life.recorder = timeline.Recorder()
-    life.recorder.begin(_client.current())
+    if talweg.rank() == 0:
+        life.timeline = Timeline(_client.current(), file_path, mark_cycles)
+    life.records = True
 
 
 def stop_timeline() -> None:
-    """Ends recording; rank 0 writes what there is."""
+    """Ends the timeline; after that the file is JSON."""
     life = _ready()
-    recorder, life.recorder = life.recorder, None
-    if recorder is None:
+    if not life.records:
         raise ValueError("No timeline is being recorded; call hvd.start_timeline() first.")
-    recorder.end(_client.current())
-    if talweg.rank() == 0:
-        timeline.write(life.path, _events(recorder.spans))
+    life.records = False
+    timeline, life.timeline = life.timeline, None
+    if timeline is not None:
+        timeline.end()
 
 
-def _events(spans: list[timeline.Span]) -> list[dict[str, Any]]:
-    """A Chrome trace array: a process for each tensor."""
-    now_us, now_ns = time.time_ns() // 1000, time.monotonic_ns()
-    events: list[dict[str, Any]] = [
-        {
-            "name": "process_name",
-            "ph": "M",
-            "pid": 0,
-            "args": {"start_time_since_epoch_in_micros": now_us - now_ns // 1000},
-        }
-    ]
-    numbers: dict[str, int] = {}
-    for name, begin_ns, end_ns in spans:
-        number = numbers.get(name)
-        if number is None:
-            number = numbers[name] = len(numbers) + 1
-            events.append(
-                {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
-            )
-        kind = name.partition(".")[0].upper()
-        events.append(
-            {
-                "name": kind,
-                "ph": "X",
-                "pid": number,
-                "ts": begin_ns // 1000,
-                "dur": (end_ns - begin_ns) // 1000,
-            }
-        )
-    return events
+# ----- what programs read that know Horovod's own code -----
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """By id: the ranks of all process sets that are registered."""
+    _ready()
+    return sets.ids_and_ranks()

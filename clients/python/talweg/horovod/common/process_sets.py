@@ -23,6 +23,7 @@ class ProcessSet:
             )
         self.process_set_id: int | None = None
         self.ranks: list[int] | None = sorted(int(rank) for rank in ranks)
+        self.mpi_comm = None  # There is no MPI.
         self._members: talweg.ProcessSet | None = None
 
     def size(self) -> int | None:
@@ -44,7 +45,10 @@ class ProcessSet:
         return None if self.process_set_id is None else talweg.rank() in (self.ranks or [])
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, "
+            f"mpi_comm={self.mpi_comm})"
+        )
 
     __repr__ = __str__
 
@@ -85,14 +89,18 @@ def reset(process_sets: Any) -> None:
         known.process_set_id = None
         known._members = None
     _registered.clear()
-    _dynamic = process_sets == "dynamic" or TABLE.value(
-        os.environ, "HOROVOD_DYNAMIC_PROCESS_SETS"
-    ).lower() in ("1", "true")
+    _dynamic = process_sets == "dynamic" or TABLE.switch(os.environ, "HOROVOD_DYNAMIC_PROCESS_SETS")
     global_process_set.ranks = list(range(talweg.size()))
     if process_sets is None or process_sets == "dynamic":
         return
     for process_set in process_sets:
         _register(process_set)
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """By id: the ranks of all that are registered."""
+    known = {0: global_process_set, **_registered}
+    return {number: list(each.ranks or []) for number, each in sorted(known.items())}
 
 
 def _register(process_set: ProcessSet) -> ProcessSet:
@@ -165,6 +173,12 @@ def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | N
     if process_set.process_set_id is None:
         raise InvalidArgument(
             f"{operation}: {process_set} is not registered: pass it to hvd.init()"
+        )
+    known = _registered.get(process_set.process_set_id)
+    if known is None or known.ranks != process_set.ranks:
+        raise InvalidArgument(
+            f"{operation}: there is no process set with id {process_set.process_set_id} and ranks "
+            f"{process_set.ranks}: register it by hvd.init() or hvd.add_process_set()"
         )
     if not process_set.included():
         raise InvalidArgument(

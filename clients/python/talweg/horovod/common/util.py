@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+from talweg.horovod.common import basics
+
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """False: no operation of Horovod's own runs on a GPU."""
@@ -12,3 +19,54 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether this package serves the framework."""
     return ext_base_name in ("keras", "mxnet", "tensorflow", "torch")
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> bool:
+    return bool(basics.nccl_built())
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    return basics.ccl_built()
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version, as "2.6.0", is the target or a later one."""
+    return _numbers(ver) >= _numbers(target)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no version: pass one as '2.6.0'")
+    numbers = [int(each) for each in found.group().split(".")]
+    while len(numbers) > 1 and numbers[-1] == 0:  # 2.6 is 2.6.0.
+        numbers.pop()
+    return tuple(numbers)
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets environment variables within it; None leaves one as it is."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -9,9 +9,9 @@ from talweg._compat.tensorflow import keras as shared
 from talweg._compat.tensorflow.failures import operation
 from talweg.horovod.common import basics
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set
-from talweg.horovod.tensorflow import mpi_ops
+from talweg.horovod.tensorflow import gradients, mpi_ops
 from talweg.horovod.tensorflow.gradients import choices_of, local_variables
-from talweg.tensorflow import _optimizer, _variables
+from talweg.tensorflow import _variables
 from talweg.tensorflow._compression import Compression
 
 
@@ -44,7 +44,7 @@ def distribute(
         "DistributedOptimizer",
     )
     choices.add_local(local_variables(local_layers))
-    return _optimizer.distribute(
+    return gradients.distribute(
         optimizer, choices, backward_passes_per_step, average_aggregated_gradients
     )
 

@@ -58,6 +58,8 @@ __all__ = [
 ]
 __all__ += surface.__all__
 
+_basics = basics  # Programs that know Horovod's own code ask it.
+
 
 def _members(process_set: ProcessSet, operation: str) -> Any:
     _client.current()  # NotInitialized before anything else.

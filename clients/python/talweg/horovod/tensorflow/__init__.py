@@ -15,7 +15,7 @@ from talweg.horovod.common.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from talweg.horovod.tensorflow import elastic, mpi_ops
+from talweg.horovod.tensorflow import elastic, mpi_ops, util
 from talweg.horovod.tensorflow.compression import Compression
 from talweg.horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -31,6 +31,7 @@ from talweg.horovod.tensorflow.gradients import (
     PartialDistributedGradientTape,
 )
 from talweg.horovod.tensorflow.mpi_ops import *  # noqa: F403
+from talweg.horovod.tensorflow.util import _executing_eagerly  # noqa: F401
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -50,6 +51,7 @@ __all__ = [
     "elastic",
     "global_process_set",
     "remove_process_set",
+    "util",
 ]
 __all__ += mpi_ops.__all__
 

@@ -61,6 +61,17 @@ def choices_of(
     )
 
 
+def distribute(optimizer: Any, choices: Choices, passes: int, averages_passes: bool) -> Any:
+    """Makes `optimizer` reduce its gradients; returns the same object."""
+    _optimizer.distribute(optimizer, choices, passes, averages_passes)
+    # What programs read that know Horovod's own code.
+    steps = optimizer._talweg_steps
+    object.__setattr__(optimizer, "_agg_helper", steps if passes > 1 else None)
+    if _optimizer.is_v1(optimizer):
+        optimizer._optimizer = optimizer
+    return optimizer
+
+
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -101,9 +112,7 @@ def DistributedOptimizer(
             "backward_passes_per_step > 1 is not supported yet for legacy optimizers when "
             "executing eagerly: use an optimizer of Keras"
         )
-    return _optimizer.distribute(
-        optimizer, choices, backward_passes_per_step, average_aggregated_gradients
-    )
+    return distribute(optimizer, choices, backward_passes_per_step, average_aggregated_gradients)
 
 
 def DistributedGradientTape(

@@ -61,6 +61,8 @@ __all__ = [
 ]
 __all__ += surface.__all__
 
+_basics = basics  # Programs that know Horovod's own code ask it.
+
 _GROUP = "{name}_{number}of{count}"
 
 

@@ -32,11 +32,16 @@ def add_group(
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. ValueError for a handle that is none."""
-    pending = internal(lambda: session.current().find(handle))
+    """Whether synchronize(handle) would return at once. ValueError for a handle that is none.
+
+    The first answer is no, as from Horovod, where no operation is over when its call returns: some
+    programs find out in this way whether it is asynchronous.
+    """
+    life = internal(session.current)
+    pending = life.find(handle)
     if pending is None:
         raise ValueError(f"handle {handle!r} was never given out, or is synchronized already")
-    return internal(pending.poll)
+    return internal(pending.poll) and not life.is_first_question(handle)
 
 
 def synchronize(handle: int) -> Any:

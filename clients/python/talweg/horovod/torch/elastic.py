@@ -53,6 +53,9 @@ class TorchState(_elastic.State, Elastic):
     def digest(self) -> int:
         return Elastic.digest(self) if "model" in self._values else 0
 
+    def replay(self) -> Any:
+        return Elastic.replay(self) if "model" in self._values else None
+
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
     """hvd.elastic.ElasticSampler: what is left of an epoch, dealt anew after each change.

@@ -29,10 +29,27 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Makes every rank's optimizer state the root's. `model` has no effect: no step is made for it."""
+    """Makes every rank's optimizer state the root's; no step is made to create it.
+
+    As with Horovod, parameters of an optimizer that had no state have gradients after it: zeros. Not
+    those that get sparse ones, which `model` tells.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    if not optimizer.state:
+        _give_zero_gradients(optimizer, model)
     internal(lambda: tw.broadcast_optimizer_state(optimizer, root_rank))
+
+
+def _give_zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return
+    modules = [] if model is None else list(model.modules())
+    sparse = {id(each.weight) for each in modules if getattr(each, "sparse", False)}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None and id(parameter) not in sparse:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def broadcast_object(

@@ -32,6 +32,7 @@ from talweg.horovod.common.process_sets import ProcessSet, global_process_set, m
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import _starts
 from talweg.horovod.torch._handles import add, add_group, poll, synchronize
+from talweg.torch import _sparse
 
 __all__ = [
     "Adasum",
@@ -71,6 +72,8 @@ __all__ = [
     "synchronize",
 ]
 __all__ += surface.__all__
+
+_basics = basics  # Programs that know Horovod's own code ask it.
 
 
 def _of_gradient(name: str | None) -> str | None:
@@ -293,20 +296,19 @@ def sparse_allreduce_async(
         raise NotImplementedError(
             "sparse_allreduce_async: only hvd.Average and hvd.Sum of sparse tensors"
         )
-    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
 
     def gather(rows: torch.Tensor, what: str) -> int:
         own = named("allgather", f"{name}.{what}")
         return add(lambda: _starts.gather(rows, own, process_set, "sparse_allreduce", of_some=True))
 
-    indices = gather(tensor.indices().transpose(0, 1).contiguous(), "indices")
-    values = gather(tensor.values(), "values")
+    own_indices, own_values = _sparse.rows_of(tensor)
+    indices, values = gather(own_indices, "indices"), gather(own_values, "values")
 
     def wait() -> torch.Tensor:
         all_indices, all_values = synchronize(indices), synchronize(values)
         if op == Average:
             all_values = all_values / (process_set.size() or 1)
-        return torch.sparse_coo_tensor(all_indices.transpose(0, 1), all_values, tensor.size())
+        return _sparse.of_rows(all_indices, all_values, tensor.size())
 
     return wait
 

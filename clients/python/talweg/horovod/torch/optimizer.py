@@ -63,6 +63,16 @@ class _HorovodMethods:
     """What Horovod's optimizer has beside Talweg's."""
 
     _horovod: _Rules
+    _talweg: Any
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """By parameter, for programs that know Horovod's own code."""
+        averager = self._talweg
+        return {
+            parameter: averager.exchange.name_of(index)
+            for index, parameter in enumerate(averager.parameters)
+        }
 
     def synchronize(self) -> None:
         """Returns when the gradients are reduced, which they are when backward() has returned."""
@@ -114,10 +124,10 @@ def _choices(
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
     if factor == 1.0:
-        return gradients.Choices(wanted, compression, 1.0, 1.0, sparse_as_dense, members)
+        return gradients.Choices(wanted, compression, 1.0, 1.0, sparse_as_dense, members, True)
     count = process_set.size() or 1
     return gradients.Choices(
-        Op.SUM, compression, 1.0 / factor, factor / count, sparse_as_dense, members
+        Op.SUM, compression, 1.0 / factor, factor / count, sparse_as_dense, members, True
     )
 
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TensorFlow's operation TalwegReduce: a push_pull or a broadcast that occupies no thread while it
-// waits. _kernel.py builds this file against the TensorFlow that is installed, and loads it.
+// waits. And TalwegCheck, which fails with what a Python function has found: such a function cannot
+// choose among TensorFlow's errors. _kernel.py builds this file against the TensorFlow that is
+// installed, and loads it.
 //
 // What a tensor is called, and what the ranks agree on for it, Python says: at an operation's first
 // execution, and again for another number of elements or another client. Later ones push, and are
@@ -212,7 +214,27 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
   std::map<uint64_t, Resolution> resolutions_;  // By the number of elements.
 };
 
+class CheckOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const int32_t code = context->input(0).scalar<int32_t>()();
+    if (code == 0) return;
+    const std::string text = context->input(1).scalar<tensorflow::tstring>()();
+    context->SetStatus(absl::Status(static_cast<absl::StatusCode>(code), text));
+  }
+};
+
 }  // namespace
+
+REGISTER_OP("TalwegCheck")
+    .Input("code: int32")
+    .Input("text: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_KERNEL_BUILDER(Name("TalwegCheck").Device(tensorflow::DEVICE_CPU), CheckOp);
 
 REGISTER_OP("TalwegReduce")
     .Input("tensor: T")

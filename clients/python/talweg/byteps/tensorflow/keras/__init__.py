@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from talweg.byteps.common import init, local_rank, local_size, rank, shutdown, size
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.keras import _impl
 from talweg.byteps.keras._impl import (
     DistributedOptimizer,
@@ -27,15 +28,10 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "init",
     "load_model",
-    "local_rank",
-    "local_size",
     "push_pull",
-    "rank",
-    "shutdown",
-    "size",
 ]
+__all__ += surface.__all__
 
 
 def load_model(

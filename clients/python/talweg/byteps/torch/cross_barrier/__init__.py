@@ -9,61 +9,20 @@ from typing import Any
 
 import torch
 
-from talweg.byteps.torch import (
-    Compression,
-    DistributedOptimizer,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    byteps_push_pull,
-    declare,
-    get_pushpull_speed,
-    init,
-    local_rank,
-    local_size,
-    poll,
-    push_pull,
-    push_pull_async_inplace,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-    synchronize,
-)
+import talweg.byteps.torch as bps
+from talweg.byteps.torch import *  # noqa: F403
 from talweg.byteps.torch._optimizer import make_averager
 from talweg.torch._optimizer import distribute
 
-__all__ = [
-    "Compression",
-    "CrossBarrier",
-    "DistributedOptimizer",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "byteps_push_pull",
-    "declare",
-    "get_pushpull_speed",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "push_pull_async_inplace",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
-]
+__all__ = ["CrossBarrier"]
+__all__ += bps.__all__
 
 
 def CrossBarrier(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = bps.Compression.none,
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
 ) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer of half-precision models: byteps.torch.misc.imagenet18."""
+"""byteps.misc.imagenet18: the names of byteps.torch, with an optimizer of half-precision models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ import torch
 
 from talweg import _client
 from talweg._compat.torch import gradients
-from talweg._compat.torch.compression import Compression
-from talweg.byteps.torch._optimizer import DistributedOptimizer as _FullPrecision
+from talweg.byteps import torch as bps
+from talweg.byteps.common import surface
+from talweg.byteps.common.surface import *  # noqa: F403
+from talweg.byteps.torch import (
+    Compression,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    ops,
+    parallel,
+)
+from talweg.byteps.torch.ops import *  # noqa: F403
 from talweg.errors import InvalidArgument
 
-__all__ = ["DistributedOptimizer"]
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "parallel",
+]
+__all__ += ops.__all__
+__all__ += surface.__all__
 
 
 class _HalfPrecision:
@@ -99,7 +118,9 @@ def DistributedOptimizer(
     model's parameters, and the optimizer holds `fp32_params`, their copies in the same order.
     """
     if not half:
-        return _FullPrecision(optimizer, named_parameters, compression, backward_passes_per_step)
+        return bps.DistributedOptimizer(
+            optimizer, named_parameters, compression, backward_passes_per_step
+        )
     if model is None or fp16_params is None or fp32_params is None:
         raise InvalidArgument("half=True needs model, fp16_params and fp32_params")
     return _HalfPrecision(

@@ -7,7 +7,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from talweg import _programs
 from talweg._node import hosts, listed_hosts
 from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError, Unsupported
+from talweg.horovod._run import run
+
+__all__ = ["main", "run"]
 
 # Options that only set a variable; docs/horovod.md says what each does here.
 _NUMBERS = {
@@ -153,7 +156,7 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
     return listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
 
 
-def _check(options: Any) -> None:
+def check(options: Any) -> None:
     """Errors name what is missing or not offered."""
     if options.config_file:
         raise Unsupported("--config-file is not offered by Talweg: give the options themselves")
@@ -231,38 +234,49 @@ def _elastic_line(options: Any) -> list[str]:
     return [f"{name}={value}" for name, value in told.items() if value is not None]
 
 
-def _command(options: Any) -> list[str]:
-    """A rank's, which writes into files of its host where that is wanted."""
-    command: list[str] = options.command
-    if options.output_filename:
-        number = "%0*d" if not is_elastic(options) else "%.0s%s"
-        rank = "$RANK" if not is_elastic(options) else "$GROUP_RANK.$LOCAL_RANK"
-        digits = len(str(options.num_proc - 1))
-        script = (
-            f'd="$0/rank.$(printf {number} "$1" "{rank}")"; mkdir -p "$d"; shift; '
-            'exec "$@" >"$d/stdout" 2>"$d/stderr"'
-        )
-        command = ["/bin/sh", "-c", script, options.output_filename, str(digits), *command]
-    return command
+def _command(options: Any, ranks_of: Sequence[listed_hosts.Host]) -> list[str]:
+    """A rank's, which learns its place by the hosts that have slots for just these ranks, and writes
+    into files of its host where that is wanted. No hosts: they come and go.
+    """
+    told = ",".join(f"{host.name}:{host.slots}" for host in ranks_of)
+    rank = str(Path(__file__).parents[1] / "_rank.py")
+    python = [sys.executable, "-I", "-S", rank]
+    return [*python, told, options.output_filename or "", *options.command]
 
 
 def say(rank: int, stream: str, text: str) -> None:
     print(f"[{rank}] {text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
 
 
+class _HorovodArgs:
+    """Options as attributes, for launch._run(); those that are not set are not given."""
+
+    def __init__(self) -> None:
+        self.num_proc = 1
+        self.command: list[str] | None = None
+        self.run_func: Callable[..., Any] | None = None
+        self.hosts: str | None = None
+
+
+def defaults() -> Any:
+    """The options where none is given."""
+    return _parser().parse_args([])
+
+
 def parse(arguments: list[str]) -> Any:
     """The options, checked."""
     options = _parser().parse_args(arguments)
-    _check(options)
+    check(options)
     return options
 
 
 def launch_of(options: Any, say: Callable[[int, str, str], None]) -> hosts.Launch:
     """Their ranks, on their hosts."""
+    dealt = hosts.deal(_hosts(options), options.num_proc)
     return hosts.Launch(
-        _command(options),
+        _command(options, dealt),
         options.num_proc,
-        hosts.deal(_hosts(options), options.num_proc),
+        dealt,
         say,
         hosts.Ssh(options.ssh_port, options.ssh_identity_file),
         {**os.environ, **variables_of(options)},
@@ -270,11 +284,11 @@ def launch_of(options: Any, say: Callable[[int, str, str], None]) -> hosts.Launc
     )
 
 
-def _run_on_hosts(options: Any) -> int:
+def run_on_hosts(options: Any) -> int:
     launch = launch_of(options, say)
     if options.verbose:
         where = ", ".join(f"{host.name}:{host.slots}" for host in launch.hosts)
-        print(f"horovodrun: {shlex.join(launch.command)} on {where}", file=sys.stderr)
+        print(f"horovodrun: {shlex.join(options.command)} on {where}", file=sys.stderr)
     try:
         outcome = hosts.run(launch)
     except KeyboardInterrupt:
@@ -282,6 +296,25 @@ def _run_on_hosts(options: Any) -> int:
     if outcome.failure:
         print(f"horovodrun: {outcome.failure}; all other ranks were ended", file=sys.stderr)
     return outcome.status
+
+
+def is_here(options: Any) -> bool:
+    """Whether `talweg run` carries them out: all hosts are this one, or come and go."""
+    return is_elastic(options) or all(hosts.is_here(host.name) for host in _hosts(options))
+
+
+def line_here(options: Any) -> list[str]:
+    """What carries them out then."""
+    if is_elastic(options):
+        told, dealt = _elastic_line(options), []
+    else:
+        told = [f"--ranks-per-node={options.num_proc}"]
+        dealt = [listed_hosts.Host(_hosts(options)[0].name, options.num_proc)]
+    return [_programs.tool(), "run", *told, "--job=horovod", "--", *_command(options, dealt)]
+
+
+def environment_here(options: Any) -> dict[str, str]:
+    return {"TALWEG_PYTHON": sys.executable, **os.environ, **variables_of(options)}
 
 
 def main() -> int:
@@ -293,29 +326,20 @@ def main() -> int:
         )
         return 0
     try:
-        _check(options)
+        check(options)
         for name in _unused(options):
             print(
                 f"horovodrun: {name} has no effect without --min-np or --host-discovery-script",
                 file=sys.stderr,
             )
-        if not is_elastic(options) and not all(
-            hosts.is_here(host.name) for host in _hosts(options)
-        ):
-            return _run_on_hosts(options)
-        elastic = is_elastic(options)
-        told = _elastic_line(options) if elastic else [f"--ranks-per-node={options.num_proc}"]
-        line = [_programs.tool(), "run", *told, "--job=horovod", "--", *_command(options)]
+        if not is_here(options):
+            return run_on_hosts(options)
+        line = line_here(options)
     except (TalwegError, OSError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return 1
     if options.verbose:
         print(f"horovodrun: {' '.join(line)}", file=sys.stderr)
     # It passes signals on, and ends all that it starts.
-    environment = {"TALWEG_PYTHON": sys.executable, **os.environ, **variables_of(options)}
-    os.execve(line[0], line, environment)
+    os.execve(line[0], line, environment_here(options))
     raise AssertionError
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels from one survivor to the ranks of one standby, in rounds beside the steps.
+
+A line is a stream of messages, cut into chunks of one round each, of which two are under way at
+once. A chunk begins with its length and with whether it begins a message anew: then the message
+before, which was not whole, is void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import struct
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Union
+
+import numpy as np
+
+from talweg import _native
+from talweg._declaration import Declaration, DType, Op
+from talweg._replay import Call
+from talweg.errors import TalwegError
+
+# What a round takes. All its tensors take several times as much, for each line that a rank has.
+CHUNK_BYTES = 2 << 20
+_CHUNK = struct.Struct("<QQ")  # Bytes that follow, and whether a message begins.
+_MESSAGE = struct.Struct("<8Q")  # Kind, numbers, and bytes of a pickle that follows.
+_LANES = 2
+# After all that a step waits for.
+PRIORITY = 1 - (1 << 31)
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    SNAPSHOT = 1
+    ENTRY = 2
+    REST = 3
+    UNABLE = 4
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One survivor's stripe of it."""
+
+    step: int
+    place: int
+    count: int
+    header: bytes  # The first survivor's.
+    sizes: tuple[int, ...]  # All buffers'.
+    stripe: np.ndarray  # Empty where it has come: whoever reads it has said where it is to be.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One survivor's stripe of a step. As it left, `newest` was to be sent already."""
+
+    step: int
+    newest: int
+    calls: Sequence[Call]
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is not replayed, from the first survivor; then nothing more comes."""
+
+    step: int
+    payload: memoryview
+
+
+@dataclass(frozen=True)
+class Unable:
+    """The survivor gives nothing more."""
+
+    reason: str
+
+
+Message = Union[Snapshot, Entry, Rest, Unable]
+
+
+def pieces(message: Message) -> list[np.ndarray]:
+    """As bytes, which lie where they were."""
+    numbers: tuple[int, ...] = ()
+    small: object = None
+    large: list[np.ndarray] = []
+    if isinstance(message, Snapshot):
+        kind = Kind.SNAPSHOT
+        numbers = (message.step, message.place, message.count)
+        small, large = (message.header, message.sizes, message.stripe.size), [message.stripe]
+    elif isinstance(message, Entry):
+        kind, numbers = Kind.ENTRY, (message.step, message.newest)
+        small = [(call.header, call.total, call.stripe.size) for call in message.calls]
+        large = [call.stripe for call in message.calls]
+    elif isinstance(message, Rest):
+        kind, numbers, small = Kind.REST, (message.step,), len(message.payload)
+        large = [np.frombuffer(message.payload, np.uint8)]
+    else:
+        kind, small = Kind.UNABLE, message.reason
+    pickled = pickle.dumps(small)
+    padded = (*numbers, 0, 0, 0, 0, 0, 0)[:6]
+    head = _MESSAGE.pack(kind, *padded, len(pickled)) + pickled
+    return [np.frombuffer(head, np.uint8), *(each for each in large if each.size)]
+
+
+# Takes arrays to be filled, gives messages.
+_Parser = Generator[Union[np.ndarray, Message], None, None]
+
+
+# Told of a snapshot, and of the bytes of its stripe, when it begins to come: where that is to be.
+FindRoom = Callable[["Snapshot", int], Sequence[np.ndarray]]
+
+
+def _parse(find_room: FindRoom) -> _Parser:
+    """Yields arrays to fill, and messages."""
+
+    def filled(size: int) -> Generator[np.ndarray, None, np.ndarray]:
+        data: np.ndarray = np.empty(size, np.uint8)
+        if size > 0:
+            yield data
+        return data
+
+    while True:
+        head = yield from filled(_MESSAGE.size)
+        kind, *numbers, small_bytes = _MESSAGE.unpack(head.tobytes())
+        small = pickle.loads((yield from filled(small_bytes)).data)
+        if kind == Kind.SNAPSHOT:
+            header, sizes, stripe_bytes = small
+            step, place, count = numbers[:3]
+            snapshot = Snapshot(step, place, count, header, sizes, np.empty(0, np.uint8))
+            for part in find_room(snapshot, stripe_bytes):
+                if part.size > 0:
+                    yield part
+            yield snapshot
+        elif kind == Kind.ENTRY:
+            calls = []
+            for call_header, total, size in small:
+                calls.append(Call(call_header, total, (yield from filled(size))))
+            yield Entry(numbers[0], numbers[1], calls)
+        elif kind == Kind.REST:
+            yield Rest(numbers[0], (yield from filled(small)).data)
+        else:
+            yield Unable(small)
+
+
+class Reader:
+    """Makes messages of chunks."""
+
+    def __init__(self, find_room: FindRoom) -> None:
+        self._find_room = find_room
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = _parse(self._find_room)
+        self._position = 0
+        self._target = next(self._parser)
+
+    def take(self, chunk: np.ndarray) -> Iterator[Message]:
+        """The messages that are whole with what a round has brought."""
+        length, begins = _CHUNK.unpack(chunk[: _CHUNK.size].tobytes())
+        data = chunk[_CHUNK.size : _CHUNK.size + length]
+        if begins:
+            self._begin()
+        while data.size > 0:
+            assert isinstance(self._target, np.ndarray)
+            count = min(data.size, self._target.size - self._position)
+            self._target[self._position : self._position + count] = data[:count]
+            self._position += count
+            data = data[count:]
+            if self._position < self._target.size:
+                break
+            self._position, self._target = 0, next(self._parser)
+            while not isinstance(self._target, np.ndarray):
+                yield self._target
+                self._target = next(self._parser)
+
+
+def line_name(standby: tuple[int, int], survivor: tuple[int, int], local_rank: int) -> str:
+    """How tensors from a survivor to a standby are called; nodes are given with incarnations."""
+    return f"talweg.catch_up.{standby[0]}.{standby[1]}.{survivor[0]}.{survivor[1]}.{local_rank}"
+
+
+class Rounds:
+    """Broadcasts from one rank to others, beside the steps; two are under way at once.
+
+    Any thread; one at a time.
+    """
+
+    def __init__(
+        self,
+        connection: _native.Connection,
+        name: str,
+        root: int,
+        ranks: Sequence[int],
+        bytes_max: int,
+        is_root: bool,
+        lanes: int = _LANES,
+    ) -> None:
+        self._connection = connection
+        self._is_root = is_root
+        self._bytes_max = bytes_max
+        kind = Declaration(DType.U8, bytes_max, Op.BROADCAST, root, tuple(ranks))
+        self._tensors = [
+            connection.declare_collective(
+                f"{name}.{lane}",
+                int(kind.dtype),
+                int(kind.op),
+                kind.shares(),
+                root,
+                sorted(ranks),
+                bytes_max,
+                PRIORITY,
+                side=True,
+            )
+            for lane in range(lanes)
+        ]
+        self._open: list[int | None] = [None] * lanes
+        self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
+        self._turn = 0
+        if not is_root:
+            for lane in range(lanes):
+                self._open[lane] = connection.push_parts(self._tensors[lane], 0, [], PRIORITY)
+
+    def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
+        """False: `is_over` says so, before it could be sent."""
+        if not self._await(self._turn, None, is_over):
+            return False
+        tensor = self._tensors[self._turn]
+        address = int(chunk.ctypes.data)
+        round_ = self._connection.push_parts(tensor, address, [chunk.size], PRIORITY)
+        self._open[self._turn] = round_
+        self._turn = (self._turn + 1) % len(self._tensors)
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether receive() would not wait."""
+        round_ = self._open[self._turn]
+        return round_ is not None and self._connection.poll(self._tensors[self._turn], round_)
+
+    def receive(self, end: float) -> np.ndarray | None:
+        """The next chunk, which stays until the next call; None: time.monotonic() passed `end`."""
+        turn = self._turn
+        if not self._await(turn, end, lambda: True):
+            return None
+        self._open[turn] = self._connection.push_parts(self._tensors[turn], 0, [], PRIORITY)
+        self._turn = (turn + 1) % len(self._tensors)
+        return self._chunk
+
+    def finish(self, is_over: Callable[[], bool]) -> bool:
+        """Returns when all that was sent has come. False: `is_over` says so before."""
+        return all(self._await(lane, None, is_over) for lane in range(len(self._tensors)))
+
+    def _await(self, lane: int, end: float | None, is_over: Callable[[], bool]) -> bool:
+        round_ = self._open[lane]
+        if round_ is None:
+            return True
+        address, room = int(self._chunk.ctypes.data), self._bytes_max
+        wait = self._connection.wait_parts
+        while not wait(self._tensors[lane], round_, address, room, end if end else _soon()):
+            if is_over():
+                return False
+        self._open[lane] = None
+        return True
+
+    def close(self) -> None:
+        """Takes what is over already, so that no round stays open at its end."""
+        for lane, round_ in enumerate(self._open):
+            if round_ is not None and self._connection.poll(self._tensors[lane], round_):
+                with contextlib.suppress(TalwegError):
+                    self._await(lane, None, lambda: True)
+
+
+def _soon() -> float:
+    return time.monotonic() + 0.1
+
+
+class Writer:
+    """Cuts messages into chunks, and sends them."""
+
+    def __init__(self, rounds: Rounds, bytes_max: int = CHUNK_BYTES) -> None:
+        self._rounds = rounds
+        self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
+
+    def send(self, message: Message, is_over: Callable[[], bool]) -> bool:
+        """False: `is_over` says so, before all was sent. The next message begins anew then."""
+        position, begins = _CHUNK.size, 1
+
+        def leave() -> bool:
+            nonlocal position, begins
+            self._chunk[: _CHUNK.size] = np.frombuffer(
+                _CHUNK.pack(position - _CHUNK.size, begins), np.uint8
+            )
+            sent = not is_over() and self._rounds.send(self._chunk[:position], is_over)
+            position, begins = _CHUNK.size, 0
+            return sent
+
+        for piece in pieces(message):
+            while piece.size > 0:
+                count = min(piece.size, self._chunk.size - position)
+                self._chunk[position : position + count] = piece[:count]
+                piece, position = piece[count:], position + count
+                if position == self._chunk.size and not leave():
+                    return False
+        return position == _CHUNK.size or leave()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the State travels while all ranks wait, and how they compare it: docs/elastic.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from talweg import _objects
+from talweg._agreement import U64_MAX, greatest
+from talweg._process_sets import ProcessSet
+from talweg._replay import Replay
+from talweg.errors import Aborted, InvalidArgument, Mismatch
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+
+# Where the ranks' own digests begin in the round that compares them.
+_DIGESTS = 4
+
+
+class StateHolder(Protocol):
+    """What can be sent to a joiner: talweg.State."""
+
+    def pack(self) -> Sequence[bytes | memoryview]: ...
+
+    def unpack(self, payload: memoryview) -> None: ...
+
+    def digest(self) -> int: ...
+
+    def replay(self) -> Replay | None:
+        """How a joiner catches up with it beside the steps; None: it takes the whole."""
+
+    @property
+    def digest_steps(self) -> int:
+        """At the end of every how many steps digests are compared; 0: of none but those that must
+        be.
+        """
+
+
+def digest_of(holder: StateHolder) -> int:
+    """Never 0."""
+    return (holder.digest() & (2**62 - 1)) | 2**62
+
+
+def transfer(
+    client: Client, holder: StateHolder | None, root: int, takes: bool
+) -> Exception | None:
+    """The root's state to all that take it; the others have nothing to do with it.
+
+    Returns why this rank could not give or get it: all hear of that before they go on.
+    """
+    takers: np.ndarray = np.zeros(client.size, np.uint64)
+    takers[client.rank] = takes
+    greatest(client, f"talweg.takers{client.connection.view_suffix}", takers)
+    group = {root, *(rank for rank, does in enumerate(takers) if does)}
+    if client.rank not in group or len(group) == 1:
+        return None
+    is_source = root == client.rank
+    payload = _objects.Payload()
+    if is_source and holder is not None:
+        payload = _objects.Payload.of(holder.pack)
+    try:
+        # A program may begin again in a view, and another rank be the source.
+        name = f"talweg.state.{root}"
+        data = _objects.broadcast_bytes(client, payload, root, name, ProcessSet(group))
+    except (Aborted, InvalidArgument) as failure:
+        return failure
+    if takes and not is_source and holder is not None:
+        holder.unpack(data.data)
+    return None
+
+
+def compare(client: Client, holder: StateHolder | None, failure: Exception | None = None) -> None:
+    """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
+
+    Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
+    it could not be sent.
+    """
+    lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
+    lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
+    if holder is not None and failure is None:
+        digest = digest_of(holder)
+        lanes[0], lanes[1] = digest, U64_MAX - digest
+        lanes[_DIGESTS + client.rank] = digest
+    greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
+    if lanes[3]:
+        raise failure or InvalidArgument(
+            "the State of the rank that was to give it to others cannot be pickled: see there why"
+        )
+    if lanes[2]:
+        raise Aborted("the state has not reached all ranks that need it")
+    if int(lanes[0]) == U64_MAX - int(lanes[1]):
+        return
+    by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
+    digests = list(by_rank.values())
+    usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
+    others = [rank for rank, each in by_rank.items() if each != usual]
+    raise Mismatch(
+        f"ranks {others} hold other parameters than the others, of which the digest is "
+        f"{usual:x}: end them, and start them again, so that they begin with the state of "
+        "the others"
+    )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BYTEPS_TRACE_ON: BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, as BytePS writes it, and the timeline of
+the node's agent beside it.
+
+A round is handed to the agent as one, so the events of a tensor's keys have equal times. What an
+agent does with it in between is in the agent's own timeline.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from talweg import errors
+from talweg._client import Client, Declared, Handle
+from talweg._compat import timeline
+from talweg.byteps._environment import TABLE
+from talweg.byteps._job import Job
+from talweg.byteps._keys import Keys
+
+# What the agent's option allows.
+_AGENT_ROUNDS_MAX = 1_000_000
+
+
+def prepare_agent(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
+    """What has the node's agent write its timeline of the rounds that ranks trace; the directory is
+    there then. InvalidArgument where it cannot be made."""
+    if not TABLE.switch(environment, "BYTEPS_TRACE_ON"):
+        return {}
+    directory = os.path.abspath(TABLE.value(environment, "BYTEPS_TRACE_DIR"))
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidArgument(
+            f"BYTEPS_TRACE_DIR is '{directory}', which cannot be made: {error.strerror}; name a "
+            "directory that can be written to, or unset BYTEPS_TRACE_ON"
+        ) from None
+    rounds = min(TABLE.number(environment, "BYTEPS_TRACE_END_STEP"), _AGENT_ROUNDS_MAX)
+    return {
+        "TALWEG_TRACE_PATH": os.path.join(directory, f"agent_{job.worker or 0}.json"),
+        "TALWEG_TRACE_ROUNDS": str(rounds),
+    }
+
+
+class Trace:
+    """One client's comm.json, which is written when the client is closed."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        client: Client,
+        slice_bytes: int,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._first = TABLE.number(environment, "BYTEPS_TRACE_START_STEP")
+        self._last = TABLE.number(environment, "BYTEPS_TRACE_END_STEP")
+        if self._last <= self._first:
+            raise errors.InvalidArgument(
+                f"BYTEPS_TRACE_END_STEP is {self._last}; it must be larger than "
+                f"BYTEPS_TRACE_START_STEP, which is {self._first}"
+            )
+        directory = TABLE.value(environment, "BYTEPS_TRACE_DIR")
+        self._path = os.path.join(directory, str(client.local_rank), "comm.json")
+        self._now_ns = now_ns
+        self._keys = Keys(slice_bytes)
+        self._counts: dict[str, int] = {}
+        self._pushed: dict[
+            str, tuple[int, range]
+        ] = {}  # When a name's open round was, and its keys.
+        self._events: list[dict[str, Any]] = []
+        client.push_watchers.append(self._on_push)
+        client.watchers.append(self._on_result)
+        client.call_when_closed(self._write)
+
+    def _on_push(self, declared: Declared, _: int) -> None:
+        self._keys.add(declared.name)
+        keys = self._keys.of(declared.name, declared.declaration)
+        self._pushed[declared.name] = (self._now_ns(), keys)
+
+    def _on_result(self, handle: Handle) -> None:
+        name = handle.name
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        # A framework's own kernel pushes where nobody watches.
+        begin_ns, keys = self._pushed.pop(name, (handle.begin_ns, range(0)))
+        if not self._first <= count <= self._last:
+            return
+        end_ns = self._now_ns()
+        row = f"Comm.{name}"
+        self._add(row, row, "total", begin_ns, end_ns)
+        for key in keys:
+            self._add(f"{row}.PUSH", row, str(key), begin_ns, handle.begin_ns)
+            self._add(f"{row}.PULL", row, str(key), handle.begin_ns, end_ns)
+
+    def _add(self, name: str, row: str, thread: str, begin_ns: int, end_ns: int) -> None:
+        begin_us = begin_ns // 1000
+        event = {"ph": "X", "cat": "Comm", "name": name, "pid": row, "tid": thread}
+        self._events.append({**event, "ts": begin_us, "dur": end_ns // 1000 - begin_us})
+
+    def _write(self) -> None:
+        timeline.write(self._path, {"traceEvents": self._events, "displayTimeUnit": "ms"})
+        print(f"byteps: the trace is in {self._path}", flush=True)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What horovodrun starts for each rank: sets HOROVOD_RANK and its kin, then becomes COMMAND.
+
+    python _rank.py HOSTS OUTPUT COMMAND...
+
+HOSTS are `name:slots,...`, which ranks fill in order; empty where hosts come and go, and the numbers
+of ranks with them: hvd.init() sets these. OUTPUT is the directory for what ranks write; empty: it is not kept.
+A file, not a module: importing the package would cost every rank its start again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+
+def places(hosts: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """A rank's place, by the names without HOROVOD_, from what `talweg run` has told it."""
+    local = int(environment["LOCAL_RANK"])
+    found = {"LOCAL_RANK": str(local), "LOCAL_SIZE": environment["LOCAL_WORLD_SIZE"]}
+    if not hosts:
+        return {**found, "HOSTNAME": environment["TALWEG_HOST"]}
+    node = int(environment["GROUP_RANK"])
+    slots = [int(host.rpartition(":")[2]) for host in hosts.split(",")]
+    alike = [place for place, count in enumerate(slots) if count > local]
+    return {
+        **found,
+        "RANK": environment["RANK"],
+        "SIZE": environment["WORLD_SIZE"],
+        "CROSS_RANK": str(alike.index(node)),
+        "CROSS_SIZE": str(len(alike)),
+        "HOSTNAME": hosts.split(",")[node].rpartition(":")[0],
+    }
+
+
+def _directory(output: str, found: Mapping[str, str]) -> str:
+    if "RANK" not in found:
+        return f"{output}/rank.{os.environ['GROUP_RANK']}.{found['LOCAL_RANK']}"
+    digits = len(str(int(found["SIZE"]) - 1))
+    return f"{output}/rank.{int(found['RANK']):0{digits}d}"
+
+
+def main() -> None:
+    hosts, output, *command = sys.argv[1:]
+    found = places(hosts, os.environ)
+    os.environ.update((f"HOROVOD_{name}", value) for name, value in found.items())
+    if output:
+        directory = _directory(output, found)
+        os.makedirs(directory, exist_ok=True)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            with open(f"{directory}/{name}", "wb") as file:
+                os.dup2(file.fileno(), descriptor)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"horovodrun: {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

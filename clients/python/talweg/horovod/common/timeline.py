@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline that rank 0 writes: a Chrome trace of its operations, an event at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any
+
+from talweg._client import Client, Handle
+
+
+class Timeline:
+    """Writes what a client takes to a file, which Chrome reads also before end(), and JSON after it.
+
+    Any thread may take; each tensor is a process of the trace.
+    """
+
+    def __init__(self, client: Client, path: str, mark_cycles: bool) -> None:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        self._file = open(path, "w", buffering=1)
+        self._client = client
+        self._marks_cycles = mark_cycles
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._cycle_end_ns = 0
+        now_us, now_ns = time.time_ns() // 1000, time.monotonic_ns()
+        self._file.write("[\n")
+        told = {"start_time_since_epoch_in_micros": now_us - now_ns // 1000}
+        self._write(self._of_process(0, told), "")
+        client.watchers.append(self._on_result)
+
+    def end(self) -> None:
+        """Makes the file whole."""
+        if self._on_result in self._client.watchers:
+            self._client.watchers.remove(self._on_result)
+        with self._lock:
+            self._file.write("\n]\n")
+            self._file.close()
+
+    def _on_result(self, handle: Handle) -> None:
+        end_ns = time.monotonic_ns()
+        with self._lock:
+            if not self._file.closed:
+                self._add(handle.name, handle.begin_ns, end_ns)
+
+    def _add(self, name: str, begin_ns: int, end_ns: int) -> None:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers) + 1
+            self._write(self._of_process(number, {"name": name}))
+        kind = name.partition(".")[0].upper()
+        at_us = begin_ns // 1000
+        if self._marks_cycles and begin_ns >= self._cycle_end_ns:
+            self._write(self._mark("CYCLE_START", 0, at_us))
+        self._cycle_end_ns = end_ns
+        self._write(self._mark(f"NEGOTIATE_{kind}", number, at_us))
+        took_us = end_ns // 1000 - at_us
+        self._write({"name": kind, "ph": "X", "pid": number, "ts": at_us, "dur": took_us})
+
+    @staticmethod
+    def _of_process(number: int, told: dict[str, Any]) -> dict[str, Any]:
+        return {"name": "process_name", "ph": "M", "pid": number, "args": told}
+
+    @staticmethod
+    def _mark(name: str, number: int, at_us: int) -> dict[str, Any]:
+        return {"name": name, "ph": "i", "s": "p", "pid": number, "tid": 0, "ts": at_us}
+
+    def _write(self, event: dict[str, Any], before: str = ",\n") -> None:
+        self._file.write(before + json.dumps(event))

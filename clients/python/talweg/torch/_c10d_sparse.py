@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sum of sparse tensors for torch.distributed: all ranks gather indices and values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from talweg._collectives import ALL_GATHER, Given, Rows
+from talweg._declaration import Op
+from talweg.errors import InvalidArgument, Mismatch, Unsupported
+from talweg.torch import _c10d_tensors as tensors_
+from talweg.torch import _sparse
+from talweg.torch._c10d_tensors import Outputs, Reduction
+
+
+class _Gathered(Outputs):
+    """The rows of all ranks, in a tensor made when their number is known."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        super().__init__([], "all_reduce")
+        self._like = like
+        self.all_rows = like
+
+    def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
+        result = self._like.new_empty((sum(counts), *self._like.shape[1:]))
+        return result, int(result.data_ptr())
+
+    def finish(self, got: Any) -> None:
+        self.all_rows = got
+
+
+class _Sum(_Gathered):
+    """Gets the ranks' values after their shapes and indices, and has the tensor be the sum."""
+
+    def __init__(
+        self, tensor: torch.Tensor, values: torch.Tensor, shapes: _Gathered, indices: _Gathered
+    ) -> None:
+        super().__init__(values)
+        self._tensor = tensor
+        self._shapes = shapes
+        self._indices = indices
+
+    def finish(self, got: Any) -> None:
+        shapes = self._shapes.all_rows.tolist()
+        for rank, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise Mismatch(
+                    f"all_reduce of sparse tensors: rank 0 of the group has the shape {shapes[0]}, "
+                    f"but rank {rank} has {shape}"
+                )
+        self._tensor.copy_(
+            _sparse.of_rows(self._indices.all_rows, got, self._tensor.shape).coalesce()
+        )
+
+
+def all_reduce(
+    tensor: torch.Tensor, reduction: Reduction, size: int
+) -> tuple[list[Outputs], list[Given]]:
+    """The calls that sum a COO tensor of `size` ranks, and what gets their results.
+
+    Ranks may have other indices, and as many as they like. The sum is coalesced.
+    """
+    if reduction.op not in (Op.SUM, Op.AVERAGE):
+        raise Unsupported(
+            f"all_reduce of sparse tensors with {reduction.op.name.lower()}: only sums and averages "
+            "are there; use tensor.to_dense()"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"all_reduce: a sparse tensor is on {tensor.device}: use tensor.cpu()"
+        )
+    indices, values = _sparse.rows_of(tensor.detach())
+    if reduction.factor is not None:
+        values = values * reduction.factor
+    if reduction.op is Op.AVERAGE:
+        values = values / size
+    shape = torch.tensor([[*tensor.shape, tensor.sparse_dim()]])
+    outputs: list[_Gathered] = [_Gathered(shape), _Gathered(indices)]
+    outputs.append(_Sum(tensor, values, outputs[0], outputs[1]))
+    calls = [_gather(each, output) for each, output in zip((shape, indices, values), outputs)]
+    return [*outputs], calls
+
+
+def _gather(rows_of_rank: torch.Tensor, output: Outputs) -> Given:
+    """Gathers tensors whose first dimension may differ between ranks."""
+    row_shape = tuple(rows_of_rank.shape[1:])
+    row_bytes = math.prod(row_shape) * rows_of_rank.element_size()
+    rows = Rows(tensors_.elements(rows_of_rank).dtype, row_shape, row_bytes)
+    return tensors_.given(ALL_GATHER, [rows_of_rank], rows, [rows_of_rank.shape[0]], 0, output)

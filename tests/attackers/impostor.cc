@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A member of one job who would pass for a member of another, for tests.
 //
-//   impostor SCHEDULER none|keyed|tls
+//   impostor SCHEDULER none|keyed|tls tcp|libfabric
 //
 // Joins a job of its own, gets its own keys with the view, connects to the first aggregator with
-// them, and says Hello: in its own name, in that of node 1 of job 1, and in that name with the
-// address changed to it. Prints what came of each: "answered", or "closed".
+// them, and says Hello: in its own name, in that of node 1 of the job before, in that name with the
+// address changed to it, and over libfabric in its own again when it has left its job. Prints what
+// came of each: "answered", or "closed" and why.
 #include <poll.h>
 
 #include <chrono>
@@ -14,7 +15,8 @@
 #include <string>
 
 #include "libs/runtime/clock.h"
-#include "libs/transport/tcp/tcp_transport.h"
+#include "libs/transport/network/network.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 #include "tests/attackers/lone_member.h"
@@ -59,35 +61,57 @@ class Conversation final : public transport::EventSink {
   std::optional<std::string> outcome_;
 };
 
-int Run(const std::string& scheduler, const std::string& setting) {
+// The address with another member in the place of the one that its key is for.
+std::string WithMember(const std::string& address, const transport::PeerIdentity& member) {
+  const size_t key = address.rfind('/') + 1;
+  auto parsed = transport::ParseAddressKey(address.substr(key));
+  if (!parsed || !parsed->identity) return "";
+  parsed->identity = member;
+  return address.substr(0, key) + parsed->ToString();
+}
+
+int Run(const std::string& scheduler, const std::string& setting, const std::string& carrier) {
   const MemberIdentity self = {NodeRank(0), Incarnation(0x1234)};
-  const LoneMember member(scheduler, setting, "impostor", self);
+  LoneMember member(scheduler, setting, "impostor", self);
   if (!member.is_in()) return 1;
   const View& view = member.view();
   const std::string address = view.aggregators[0].data_address;
-  auto parsed = transport::ParseTcpAddress(address);
-  if (!parsed.ok() || !parsed->identity) {
+  const JobId victims(view.job.value() - 1);  // Ids ascend.
+  const std::string forged = WithMember(
+      address,
+      {.job = victims, .epoch = Epoch(1), .node = NodeRank(1), .incarnation = Incarnation(0x5678)});
+  if (forged.empty()) {
     std::printf("no key of its own in its view\n");
     return 1;
   }
   const MonotonicClock clock;
-  auto transport = transport::NewTcpTransport({.security = parsed->security}, &clock, nullptr);
+  auto transport = transport::NewNetworkTransport(
+      {.data_security = setting, .data_transport = carrier}, &clock, nullptr);
   if (!transport.ok()) return 1;
   Conversation conversation(transport->get());
-  wire::Hello hello = {.member = self,
-                       .rank_count = 1,
-                       .view_digest = PlacementDigest(view),
-                       .job_name = "impostor",
-                       .node_name = "impostor"};
-  std::printf("its own name: %s\n", conversation.Say(address, hello, view.job, view.epoch).c_str());
+  const wire::Hello own = {.member = self,
+                           .rank_count = 1,
+                           .view_digest = PlacementDigest(view),
+                           .job_name = "impostor",
+                           .node_name = "impostor"};
+  std::printf("its own name: %s\n", conversation.Say(address, own, view.job, view.epoch).c_str());
+  wire::Hello hello = own;
   hello.member = {NodeRank(1), Incarnation(0x5678)};
   hello.job_name = "default";
   std::printf("another member's name: %s\n",
-              conversation.Say(address, hello, JobId(1), Epoch(1)).c_str());
-  parsed->identity = transport::PeerIdentity{
-      .job = JobId(1), .epoch = Epoch(1), .node = NodeRank(1), .incarnation = Incarnation(0x5678)};
+              conversation.Say(address, hello, victims, Epoch(1)).c_str());
   std::printf("another member's address: %s\n",
-              conversation.Say(parsed->ToString(), hello, JobId(1), Epoch(1)).c_str());
+              conversation.Say(forged, hello, victims, Epoch(1)).c_str());
+  // Other transports let it in, and the aggregator answers.
+  if (carrier != "libfabric") return 0;
+  member.Leave();
+  // The aggregator hears of it a little later.
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  std::string outcome;
+  do {
+    outcome = conversation.Say(address, own, view.job, view.epoch);
+  } while (outcome == "answered" && std::chrono::steady_clock::now() < end);
+  std::printf("its own name after it has left: %s\n", outcome.c_str());
   return 0;
 }
 
@@ -95,6 +119,6 @@ int Run(const std::string& scheduler, const std::string& setting) {
 }  // namespace talweg
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  return talweg::Run(argv[1], argv[2]);
+  if (argc != 4) return 2;
+  return talweg::Run(argv[1], argv[2], argv[3]);
 }

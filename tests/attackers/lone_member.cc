@@ -37,4 +37,10 @@ LoneMember::LoneMember(const std::string& scheduler, const std::string& setting,
   if (!is_in_) std::printf("no aggregator\n");
 }
 
+void LoneMember::Leave() {
+  const absl::Status status =
+      client_.Leave(rpc::SchedulerClient::LeaveReason::kFinished, "done", 60'000'000'000);
+  if (!status.ok()) std::printf("%s\n", std::string(status.message()).c_str());
+}
+
 }  // namespace talweg

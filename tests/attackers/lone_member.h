@@ -23,6 +23,8 @@ class LoneMember {
   bool is_in() const { return is_in_; }
   const View& view() const { return view_; }
   MemberIdentity self() const { return self_; }
+  // Ends its job. Returns when the scheduler has heard so.
+  void Leave();
 
  private:
   const MemberIdentity self_;

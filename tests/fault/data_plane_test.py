@@ -16,6 +16,8 @@ from collections.abc import Callable
 from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Job
 
 _SECURE = ("keyed", "tls")
+# What libfabric's tcp says first: a header of its own, and a token.
+_CONNECT_BYTES = 32 + 53
 _Change = Callable[[bytes], bytes]
 
 
@@ -242,16 +244,18 @@ class DataPlaneTest(unittest.TestCase):
 
     def test_a_members_key_is_no_other_members(self) -> None:
         """A member of the job has its own key, and says in its Hello that it is another."""
-        for security in ("none", *_SECURE):
-            with self.subTest(security), Cluster() as cluster:
-                option = f"--data_security={security}"
-                network = [option, "--data_transport=tcp", "--local_transport=false"]
+        ways = [("tcp", security) for security in ("none", *_SECURE)]
+        for transport, security in [*ways, ("libfabric", "none")]:
+            with self.subTest(security, transport=transport), Cluster() as cluster:
+                network = [f"--data_security={security}", f"--data_transport={transport}"]
+                network.append("--local_transport=false")
                 job = Job(cluster, aggregator_options=network, agent_options=network)
                 done = subprocess.run(
                     [
                         str(RUNFILES / "tests/attackers/impostor"),
                         job.scheduler.addresses["listen"],
                         security,
+                        transport,
                     ],
                     capture_output=True,
                     text=True,
@@ -262,8 +266,54 @@ class DataPlaneTest(unittest.TestCase):
                 self.assertIn("its own name: answered", done.stdout)
                 self.assertIn("another member's name: closed", done.stdout)
                 self.assertIn("another member's address: closed", done.stdout)
+                if transport == "libfabric":
+                    self.assertRegex(
+                        done.stdout,
+                        "its own name after it has left: closed: .* it refused: job [0-9]+ was over",
+                    )
                 cluster.wait_for_log(job.aggregators[0], "and its key is of node")
                 self._check_unharmed(job)
+
+    def test_what_members_said_to_connect_over_libfabric_is_good_once(self) -> None:
+        """Who has recorded it, and says it again with noise after it, gets nothing parsed."""
+        with Cluster() as cluster:
+            path = OnThePath()
+            self.addCleanup(path.close)
+            address = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            options = ["--local_transport=false", "--advertise=127.0.0.2"]
+            aggregator = cluster.aggregator(address, "a0", options)
+            path.open(_place(aggregator)[1])
+            ranks = []
+            for node in range(2):
+                options = [f"--scheduler={address}", f"--node_rank={node}", "--min_members=2"]
+                options += ["--max_members=2", "--local_transport=false"]
+                ranks.append(cluster.rank(cluster.agent(node, options), "steady.py"))
+            for rank in ranks:
+                rank.goes_on()
+            self.assertEqual(len(path.first_bytes), 2)
+            place = ("127.0.0.1", _place(aggregator)[1])
+            for said in path.first_bytes:
+                connect = said[:_CONNECT_BYTES]
+                self.assertEqual(connect[32:36], b"TLWF")
+                # As the attacker of old had it: a message of an operation that there is not.
+                noise = b"\x01" * 64
+                for after in (b"", noise, said[_CONNECT_BYTES:]):
+                    for _ in range(3):
+                        with socket.create_connection(place, DEADLINE_S) as connection:
+                            try:
+                                connection.sendall(connect + after)
+                            except OSError:
+                                pass
+                            self.assertTrue(_is_closed(connection))
+                changed = connect[:-1] + bytes([connect[-1] ^ 1])
+                with socket.create_connection(place, DEADLINE_S) as connection:
+                    connection.sendall(changed + noise)
+                    self.assertTrue(_is_closed(connection))
+            self.assertIsNone(aggregator.process.poll())
+            for rank in ranks:
+                rank.goes_on()
+            # Neither of them ever came so far as to say Hello.
+            self.assertEqual(len(re.findall("connection .* node", cluster.log(aggregator))), 2)
 
     def test_other_settings_are_told_both(self) -> None:
         with Cluster() as cluster:

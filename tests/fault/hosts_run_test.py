@@ -50,10 +50,10 @@ class HostsRunTest(unittest.TestCase):
 
     def test_it_begins_with_all_hosts(self) -> None:
         """However long one is in coming; all begin with one number of ranks."""
-        job = _Job(self, "a slow", "--hostfile={hosts}", "--gather-ms=500")
+        job = _Job(self, "a slow", "--hostfile={hosts}", "--gather-ms=5000")
         # Its part of the launcher is there, and would have begun by then.
         job.wait_for("host a is reached", lambda: len(job.processes("a")) > 0)
-        time.sleep(2)
+        time.sleep(6)
         self.assertEqual(job.said(), {})
         (job.directory / "SLOW").touch()
         job.go_on(2)

@@ -61,6 +61,8 @@ class QuotasTest(unittest.TestCase):
             # A mistake changes nothing and is told; then there is room.
             _write(rules, "tenant vision jobs_max=many\n")
             cluster.wait_for_log(job.scheduler, "line 1 has a wrong setting: jobs_max is 'many'")
+            [tenant] = _status(address)["tenants"]
+            self.assertEqual((tenant["name"], tenant["jobs_max"]), ("vision", "1"))
             _write(rules, "tenant vision jobs_max=2\n")
             rank.wait_for("step 3")
             self.assertEqual(_status(address)["waiting"], [])

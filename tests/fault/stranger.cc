@@ -21,7 +21,9 @@
 #include <vector>
 
 #include "libs/rpc/conversion.h"
-#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
 
 namespace talweg {
 namespace {

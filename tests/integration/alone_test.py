@@ -14,6 +14,25 @@ from talweg import _local
 # What the launcher of this test itself may have set.
 _CLEAN = {k: v for k, v in os.environ.items() if k not in _local._LAUNCHED}
 
+# Whoever holds it makes it go when the interpreter's modules do; another one goes at once.
+_KEPT = """
+import builtins
+from talweg import _client
+def make():
+    class Kept:
+        def method(self, client): print(1, end=" ")
+    kept = Kept()
+    kept.itself = kept
+    _client.call_when_replaced(kept.method)
+    return kept
+class Gone:
+    def method(self, client): print(2)
+builtins.kept = make()
+_client.call_when_replaced(Gone().method)
+_client._keepers(None)
+print(len(_client._keepers) - 1)
+"""
+
 
 def _run(program: str) -> str:
     environment = dict(_CLEAN)
@@ -43,6 +62,18 @@ class AloneTest(unittest.TestCase):
 
     def test_steps(self) -> None:
         _run("torch_steps.py")
+
+    def test_what_goes_with_the_interpreter(self) -> None:
+        """An object whose method is to be called, and which its program keeps, goes without a word."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _KEPT],
+            env=_CLEAN,
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "1 0\n", ""))
 
     def test_who_was_launched_is_not_alone(self) -> None:
         """Each rank of a job whose agent is missing would train for itself, and nobody would know."""

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import unittest
 from pathlib import Path
 
 import job
@@ -37,6 +38,20 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
         timeout=job.TIMEOUT_S,
         check=False,
     )
+
+
+def start(test: unittest.TestCase, arguments: list[str], **variables: str) -> subprocess.Popen[str]:
+    """launch.py with these variables, which ends with the test; errors come with its output."""
+    process = subprocess.Popen(
+        [*LAUNCH, *arguments],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    test.addCleanup(process.wait)
+    test.addCleanup(process.terminate)
+    return process
 
 
 def free_port() -> str:

@@ -14,9 +14,10 @@ import tempfile
 import textwrap
 import unittest
 from pathlib import Path
+from typing import Any
 
 import job
-from byteps_commands import LAUNCH, environment, run, shared
+from byteps_commands import LAUNCH, environment, free_port, run, shared, start
 from talweg.byteps import _job, launcher
 
 # Its rank needs no torch: what this asks of the package is told by numbers alone.
@@ -34,6 +35,28 @@ talweg.barrier()
 """
 
 
+# A process that is one job's only worker after another's, and starts their schedulers and servers.
+_JOBS = """
+import os, subprocess, sys
+import numpy as np
+import talweg
+from talweg.byteps import common as bps
+port, *launch = sys.argv[1:]
+os.environ |= {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
+os.environ |= {"DMLC_PS_ROOT_PORT": port, "BYTEPS_PARTITION_BYTES": "2147483647"}
+others = [{**os.environ, "DMLC_ROLE": role} for role in ("scheduler", "server")]
+os.environ |= {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"}
+os.environ |= {"BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": "1"}
+for length in (5, 20_000_000):
+    started = [subprocess.Popen(launch, env=each) for each in others]
+    bps.init()
+    ones = np.ones(length, np.float32)
+    assert (talweg.push_pull(ones, op=talweg.Op.SUM, name="x") == 1).all()
+    bps.shutdown()
+    print("job is over:", *[each.wait() for each in started], flush=True)
+"""
+
+
 class CommandsTest(unittest.TestCase):
     """As written in the tutorial, with ranks on CPUs."""
 
@@ -44,18 +67,6 @@ class CommandsTest(unittest.TestCase):
         self.program = self.directory / "a program.py"
         self.program.write_text(_PROGRAM)
         self.python = [sys.executable, str(self.program)]
-
-    def _start(self, arguments: list[str], **variables: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*LAUNCH, *arguments],
-            env=environment(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.addCleanup(process.wait)
-        self.addCleanup(process.terminate)
-        return process
 
     def test_one_worker_needs_nobody_else(self) -> None:
         """The addresses do not matter, and quoting is kept."""
@@ -84,11 +95,11 @@ class CommandsTest(unittest.TestCase):
         """Everything ends by itself."""
         given = shared(NVIDIA_VISIBLE_DEVICES="0,1")
         workers = [
-            self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
+            start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
             for worker in (1, 0)
         ]
-        server = self._start([], **given, DMLC_ROLE="server", MXNET_OMP_MAX_THREADS="4")
-        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        server = start(self, [], **given, DMLC_ROLE="server", MXNET_OMP_MAX_THREADS="4")
+        scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
         lines = []
         for process in (*workers, server, scheduler):
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
@@ -102,10 +113,86 @@ class CommandsTest(unittest.TestCase):
         given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
         given["DMLC_USE_KUBERNETES"] = "1"  # Bound to all addresses, and told by one.
         given |= {"BYTEPS_PARTITION_BYTES": "40960", "BYTEPS_SCHEDULING_CREDIT": "4"}
-        worker = self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
-        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
-        server = self._start([], **given, DMLC_ROLE="server", DMLC_PORT="0")
+        worker = start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+        scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
+        server = start(self, [], **given, DMLC_ROLE="server", DMLC_PORT="0")
         for process in (worker, server, scheduler):
+            output, _ = process.communicate(timeout=job.TIMEOUT_S)
+            self.assertEqual(process.returncode, 0, output)
+
+    def test_a_process_that_starts_job_after_job(self) -> None:
+        """As BytePS's unit tests do, whose scheduler and server are not told that they are forced.
+
+        The job's tensors are not to be cut, and its variables come after the import.
+        """
+        self.program.write_text(_JOBS)
+        port = free_port()
+        done = subprocess.run(
+            [*self.python, port, *LAUNCH],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("job is over: 0 0"), 2, done.stdout + done.stderr)
+
+    def test_a_worker_that_does_without_them(self) -> None:
+        """The scheduler and the server of a job of one worker end, sooner here than they would."""
+        impatient = (
+            "import sys; from talweg.byteps import launcher; launcher._LONE_WORKER_S = 0.1; "
+        )
+        given = shared(DMLC_NUM_WORKER="1")
+        for role in ("scheduler", "server"):
+            done = subprocess.run(
+                [sys.executable, "-c", impatient + "sys.exit(launcher.main())"],
+                env=environment(**given, DMLC_ROLE=role),
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("set BYTEPS_FORCE_DISTRIBUTED=1 for it", done.stderr)
+
+    def test_ranks_that_stay_when_they_have_left(self) -> None:
+        """They write their models, say. Their agents, which are started again, find no job.
+
+        One leaves when the other one's second agent asks to be let in already.
+        """
+        given = shared()
+        leave, end = self.directory / "leave", self.directory / "end"
+        self.program.write_text(
+            _PROGRAM
+            + textwrap.dedent(
+                """
+                import pathlib, time
+                leave, end = map(pathlib.Path, sys.argv[1:])
+                while bps.rank() == 1 and not leave.exists():
+                    time.sleep(0.05)
+                bps.shutdown()
+                while not end.exists():
+                    time.sleep(0.05)
+                """
+            )
+        )
+        command = [*self.python, str(leave), str(end)]
+        workers = [
+            start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
+            for worker in (0, 1)
+        ]
+        others = [start(self, [], **given, DMLC_ROLE=role) for role in ("scheduler", "server")]
+        assert workers[0].stdout is not None
+        for line in workers[0].stdout:
+            if "not let in yet" in line:
+                break
+        leave.touch()
+        for process in others:
+            output, _ = process.communicate(timeout=job.TIMEOUT_S)
+            self.assertEqual(process.returncode, 0, output)
+        end.touch()
+        for process in workers:
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
             self.assertEqual(process.returncode, 0, output)
 
@@ -113,11 +200,11 @@ class CommandsTest(unittest.TestCase):
         given = shared()
         self.program.write_text(_PROGRAM + "if bps.rank() == 1: sys.exit(7)\ntalweg.barrier()\n")
         workers = [
-            self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
+            start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
             for worker in (0, 1)
         ]
-        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
-        server = self._start([], **given, DMLC_ROLE="server")
+        scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
+        server = start(self, [], **given, DMLC_ROLE="server")
         codes = []
         for process in (*workers, scheduler, server):
             process.communicate(timeout=job.TIMEOUT_S)
@@ -127,7 +214,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_ctrl_c_ends_a_scheduler(self) -> None:
         given = shared()
-        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
         of_scheduler = _job.job_of(given, "scheduler", 1)
         _job.await_servers(dataclasses.replace(of_scheduler, servers=0), print)
         scheduler.send_signal(signal.SIGTERM)
@@ -178,22 +265,57 @@ class CommandsTest(unittest.TestCase):
         self.assertIn("again 0 of 2", outputs[1])
 
     def test_a_trace(self) -> None:
+        """Each round has a total and two stages of each key; the agent's timeline lies beside."""
         self.program.write_text(
-            _PROGRAM + "for _ in range(9): talweg.push_pull(np.ones(3, np.float32), name='often')\n"
+            _PROGRAM
+            + "for _ in range(9): talweg.push_pull(np.ones(2000, np.float32), name='often')\n"
         )
+        directory = self.directory / "traces"
         done = run(
             self.python,
             BYTEPS_TRACE_ON="1",
             BYTEPS_TRACE_START_STEP="2",
             BYTEPS_TRACE_END_STEP="4",
-            BYTEPS_TRACE_DIR=str(self.directory),
+            BYTEPS_TRACE_DIR=str(directory),
+            BYTEPS_PARTITION_BYTES="4096",
+            NVIDIA_VISIBLE_DEVICES="0,1",
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        trace = json.loads((self.directory / "0" / "comm.json").read_text())
-        self.assertEqual([event["name"] for event in trace["traceEvents"]], ["Comm.often"] * 3)
+        for local_rank in "01":
+            self.check_trace(json.loads((directory / local_rank / "comm.json").read_text()))
+        agents = json.loads((directory / "agent_0.json").read_text())["traceEvents"]
+        seen = [event["args"]["round"] for event in agents if event["ph"] == "X"]
+        self.assertLessEqual({2, 3, 4}, set(seen))
+        self.assertLessEqual(max(seen), 4)
+
+    def check_trace(self, trace: dict[str, Any]) -> None:
         self.assertEqual(trace["displayTimeUnit"], "ms")
-        for event in trace["traceEvents"]:
-            self.assertEqual((event["ph"], event["cat"], event["tid"]), ("X", "Comm", "total"))
+        rounds = [trace["traceEvents"][at : at + 5] for at in (0, 5, 10)]
+        self.assertEqual(len(trace["traceEvents"]), 15)
+        for events in rounds:
+            self.assertEqual(
+                [(event["tid"], event["name"]) for event in events],
+                [
+                    ("total", "Comm.often"),
+                    *[("65536", f"Comm.often.{stage}") for stage in ("PUSH", "PULL")],
+                    *[("65537", f"Comm.often.{stage}") for stage in ("PUSH", "PULL")],
+                ],
+            )
+            for event in events:
+                self.assertEqual((event["ph"], event["cat"]), ("X", "Comm"))
+                self.assertEqual(event["pid"], "Comm.often")
+            total, push, pull = events[:3]
+            self.assertEqual(push["ts"], total["ts"])
+            self.assertAlmostEqual(pull["ts"], push["ts"] + push["dur"], delta=1)
+            self.assertAlmostEqual(push["dur"] + pull["dur"], total["dur"], delta=1)
+
+    def test_a_directory_for_traces_that_cannot_be_made(self) -> None:
+        self.program.write_text(_PROGRAM)
+        file = self.directory / "file"
+        file.touch()
+        done = run(self.python, BYTEPS_TRACE_ON="1", BYTEPS_TRACE_DIR=str(file / "traces"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"BYTEPS_TRACE_DIR is '{file}/traces', which cannot be made", done.stderr)
 
     def test_samples_of_a_tensor(self) -> None:
         """The second slice of the second tensor, of its two rounds."""

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import unittest
 from pathlib import Path
 
 from byteps_commands import run
 from talweg._compat.environment import Effect, VariableError
-from talweg.byteps import _cores, _job
+from talweg.byteps import _cores, _job, _trace
 from talweg.byteps._environment import TABLE
 from talweg.errors import Unsupported
 
@@ -54,6 +55,19 @@ class VariablesTest(unittest.TestCase):
             ],
         )
 
+    def test_the_timeline_of_an_agent_has_its_nodes_number(self) -> None:
+        """Also where the global rank alone says which node this is."""
+        shared = {"DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "1"}
+        shared |= {"DMLC_PS_ROOT_URI": "localhost", "DMLC_PS_ROOT_PORT": "1"}
+        job = _job.job_of(
+            {**shared, "BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1"}, "worker", 2
+        )
+        traced = {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": ".", "BYTEPS_TRACE_END_STEP": "7"}
+        told = _trace.prepare_agent(job, traced)
+        self.assertEqual(told["TALWEG_TRACE_PATH"], os.path.abspath("agent_2.json"))
+        self.assertEqual(told["TALWEG_TRACE_ROUNDS"], "7")
+        self.assertEqual(_trace.prepare_agent(job, {}), {})
+
     def test_what_has_no_effect_is_said_once(self) -> None:
         done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2", BYTEPS_LOG_LEVEL="INFO")
         self.assertEqual(done.stderr.count("BYTEPS_NCCL_NUM_RINGS has no effect: "), 1, done.stderr)
@@ -87,8 +101,27 @@ class VariablesTest(unittest.TestCase):
         self.assertNotIn("TALWEG_LANES", _job.daemon_variables(lanes))
         many = {"BYTEPS_SERVER_ENGINE_THREAD": "1000"}
         self.assertEqual(_job.daemon_variables(many, is_server=True)["TALWEG_LANES"], "64")
+        scheduled = {"BYTEPS_SERVER_ENABLE_SCHEDULE": "1"}
+        told = _job.daemon_variables(scheduled, is_server=True)
+        self.assertEqual(told["TALWEG_RESULTS_BY_PRIORITY"], "true")
+        self.assertNotIn("TALWEG_RESULTS_BY_PRIORITY", _job.daemon_variables(scheduled))
+        self.assertNotIn(
+            "TALWEG_RESULTS_BY_PRIORITY",
+            _job.daemon_variables({"BYTEPS_SERVER_ENABLE_SCHEDULE": "0"}, is_server=True),
+        )
         with_tls = {"DMLC_INTERFACE": "eth5", "TALWEG_TLS_DIR": "/certificates"}
         self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
+
+    def test_tensors_that_are_not_to_be_cut(self) -> None:
+        """BytePS's own tests ask for slices as large as its number of them can say."""
+        told = _job.daemon_variables({"BYTEPS_PARTITION_BYTES": str(2**31 - 1)})
+        self.assertEqual(told["TALWEG_SLICE_BYTES_MAX"], str(2**30))
+
+    def test_the_log_level_in_any_case(self) -> None:
+        for told in ("INFO", "info", "Info"):
+            self.assertEqual(_job.log_level({"BYTEPS_LOG_LEVEL": told}), "info")
+        with self.assertRaisesRegex(VariableError, "'loud'; it must be TRACE, .*, in any case"):
+            _job.log_level({"BYTEPS_LOG_LEVEL": "loud"})
 
     def test_the_lanes_of_a_server_count_as_one(self) -> None:
         states = {"a": "STATE_LIVE", "a/1": "STATE_LIVE", "b": "STATE_LOST", "b/1": "STATE_LIVE"}
@@ -98,6 +131,30 @@ class VariablesTest(unittest.TestCase):
             ]
         }
         self.assertEqual(_job.live_servers(told), 2)
+
+    def test_which_job_is_a_launchers_own(self) -> None:
+        def look(own: _job.OwnJob, *jobs: tuple[int, str]) -> str:
+            summaries = [
+                {"job_id": str(number), "name": "byteps", "state": f"JOB_STATE_{state}"}
+                | {"state_text": "", "member_count": 1}
+                for number, state in jobs
+            ]
+            own.look({"jobs": [{"job": {"summary": summary}} for summary in summaries]})
+            return own.state
+
+        own = _job.OwnJob("byteps")
+        self.assertEqual(look(own), "")
+        self.assertEqual(look(own, (1, "RUNNING")), "running")
+        # Ranks that have left it, and have not ended, join another one.
+        self.assertEqual(look(own, (1, "FINISHED"), (2, "FORMING")), "finished")
+        own = _job.OwnJob("byteps")
+        self.assertEqual(look(own), "")
+        self.assertEqual(look(own, (1, "FAILED"), (2, "RUNNING")), "failed")
+        # A scheduler may have had jobs before.
+        own = _job.OwnJob("byteps")
+        self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FORMING")), "forming")
+        self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FINISHED")), "finished")
+        self.assertEqual(look(_job.OwnJob("other"), (1, "RUNNING")), "")
 
     def test_the_transport(self) -> None:
         with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as some:

@@ -39,6 +39,12 @@ class C10dTest(unittest.TestCase):
     def test_errors_and_what_gloo_has_not(self) -> None:
         job.run(job.command("c10d_errors.py", ranks=3, forks=self.forks))
 
+    def test_senders_that_leave(self) -> None:
+        job.run(job.command("c10d_any_source.py", ranks=3, forks=self.forks))
+        job.run(
+            job.command("c10d_any_source.py", nodes=3, ranks=1, aggregators=1, forks=self.forks)
+        )
+
     def _loss_of(self, example: str, pattern: str) -> float:
         program = str(_EXAMPLES / example)
         line = job.command(program, nodes=2, ranks=2, aggregators=1, forks=self.forks)

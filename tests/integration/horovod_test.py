@@ -68,6 +68,10 @@ class HorovodTest(unittest.TestCase):
                 )
                 job.run(line)
 
+    def test_lives(self) -> None:
+        for nodes, ranks in ((1, 2), (2, 1)):
+            job.run(job.command("horovod_lives.py", nodes=nodes, ranks=ranks, forks=self.forks))
+
     def test_ranks_that_disagree(self) -> None:
         for nodes, ranks in ((1, 2), (2, 1)):
             line = job.command("compat_disagreement.py", nodes=nodes, ranks=ranks, forks=self.forks)
@@ -85,6 +89,15 @@ class HorovodTest(unittest.TestCase):
             TABLE.check({"HOROVOD_START_TIMEOUT": "x"})
         with self.assertRaisesRegex(Unsupported, "loss-policy"):
             TABLE.check({"HOROVOD_ELASTIC": "1"})
+        for text, is_set in (
+            ("1", True),
+            ("true", True),
+            ("True", True),
+            ("0", False),
+            ("false", False),
+        ):
+            told = {"HOROVOD_LOG_HIDE_TIME": text}
+            self.assertEqual(TABLE.switch(told, "HOROVOD_LOG_HIDE_TIME"), is_set, text)
         misspelt = TABLE.misspelt({"HOROVOD_TIMELIN": "x", "HOROVOD_TIMELINE": "x"})
         self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
 

@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import job
-from talweg.horovod import runner
+import torch
+from talweg.horovod import _rank, runner
 from talweg.horovod._environment import TABLE
+from talweg.horovod.runner import launch
+from talweg.horovod.runner.util import threads
 
+_PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
 _PRINT = (
     "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'],"
-    " os.environ['HOROVOD_FUSION_THRESHOLD'])"
+    " os.environ['HOROVOD_FUSION_THRESHOLD'],"
+    f" *(os.environ['HOROVOD_' + name] for name in {_PLACES}))"
 )
 
 
@@ -41,9 +49,68 @@ class HorovodrunTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             for rank in range(2):
                 text = (output / f"rank.{rank}" / "stdout").read_text()
-                self.assertEqual(text, f"{rank} 2 {32 << 20}\n")
+                places = f"{rank} 2 {rank} 2 0 1 localhost"
+                self.assertEqual(text, f"{rank} 2 {32 << 20} {places}\n")
         done = _run("-np", "2", sys.executable, "-c", "import sys; sys.exit(5)")
         self.assertEqual(done.returncode, 5)
+
+    def test_a_program_that_is_not_there(self) -> None:
+        done = _run("-np", "1", "no-such-program")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("horovodrun: no-such-program: No such file", done.stderr)
+
+    def test_places_on_hosts_with_other_slots(self) -> None:
+        """What CROSS_ counts are the hosts that have a rank of this local rank."""
+        found: list[dict[str, str]] = []
+        for node, slots in enumerate((1, 2, 2)):
+            for local in range(slots):
+                told = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(slots)}
+                told |= {"RANK": str(len(found)), "WORLD_SIZE": "5", "GROUP_RANK": str(node)}
+                found.append(_rank.places("a:1,b:2,c:2", told))
+        self.assertEqual([each["RANK"] for each in found], list("01234"))
+        self.assertEqual([each["CROSS_RANK"] for each in found], list("01021"))
+        self.assertEqual([each["CROSS_SIZE"] for each in found], list("33232"))
+        self.assertEqual([each["HOSTNAME"] for each in found], list("abbcc"))
+        # Where hosts come and go hvd.init() tells the numbers of ranks.
+        come_and_go = _rank.places("", {**told, "TALWEG_HOST": "c"})
+        self.assertEqual(come_and_go, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "HOSTNAME": "c"})
+
+    def test_places_where_hosts_come_and_go(self) -> None:
+        """Each host is a node of its own there."""
+        program = (
+            "import os; from talweg.horovod.common import basics; basics.init(); "
+            f"print(*(os.environ.get('HOROVOD_' + name) for name in {_PLACES}))"
+        )
+        hosts = ["--min-np", "2", "-H", "localhost:1,127.0.0.1:1"]
+        done = _run("-np", "2", *hosts, sys.executable, "-P", "-c", program)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+        wanted = ["0 2 0 1 None None localhost", "1 2 0 1 None None 127.0.0.1"]
+        self.assertEqual(said, wanted)
+
+    def test_as_functions(self) -> None:
+        """What programs that start jobs import of horovod.runner."""
+        arguments = runner._HorovodArgs()
+        arguments.num_proc, arguments.command = 2, ["true"]
+        self.assertIsNone(launch._run(arguments))
+        arguments.command = ["false"]
+        with self.assertRaisesRegex(RuntimeError, "one or more processes exited"):
+            launch._run(arguments)
+        arguments.run_func = os.getpid
+        self.assertEqual(len(set(launch._run(arguments))), 2)
+        self.assertEqual(runner.run(torch.is_tensor, (1,), np=2), [False] * 2)
+        self.assertEqual(runner.run(os.getenv, ("RANK",), np=4), ["0", "1", "2", "3"])
+        for _ in range(3):  # Ranks write their results at the same time.
+            self.assertEqual(runner.run(bytes, (2 << 20,), np=4), [bytes(2 << 20)] * 4)
+        large = random.Random(1).randbytes  # Far more than the launcher takes at once.
+        self.assertEqual(
+            runner.run(large, (16 << 20,), np=2), [random.Random(1).randbytes(16 << 20)] * 2
+        )
+        with mock.patch("sys.argv", ["horovodrun", "-np", "3", "true"]):
+            self.assertEqual(launch.parse_args().num_proc, 3)
+        done: list[int] = []
+        threads.in_thread(done.append, (1,)).join()
+        self.assertEqual(done, [1])
 
     def test_what_is_not_offered_says_what_to_use(self) -> None:
         for arguments, text in (

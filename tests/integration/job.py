@@ -38,7 +38,12 @@ def command(
     return line
 
 
-def run(line: Sequence[str], env: dict[str, str] | None = None, check: bool = True) -> str:
+def run(
+    line: Sequence[str],
+    env: dict[str, str] | None = None,
+    check: bool = True,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
     """Runs it in a process group of its own; returns its output, raises when it fails or hangs."""
     environment = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **(env or {}))
     environment["PYTHONPATH"] += f":{_RUNFILES / 'tests' / 'integration'}"
@@ -51,7 +56,7 @@ def run(line: Sequence[str], env: dict[str, str] | None = None, check: bool = Tr
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
+        output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         try:
@@ -60,7 +65,7 @@ def run(line: Sequence[str], env: dict[str, str] | None = None, check: bool = Tr
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
         raise AssertionError(
-            f"no end after {TIMEOUT_S} s: {' '.join(line)}\n{output[-8000:]}"
+            f"no end after {timeout_s} s: {' '.join(line)}\n{output[-8000:]}"
         ) from None
     if check and process.returncode != 0:
         raise AssertionError(f"exit {process.returncode}: {' '.join(line)}\n{output[-8000:]}")

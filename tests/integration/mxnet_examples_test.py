@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import unittest
 
 import job
-from byteps_commands import LAUNCH, MXNET, environment, run, shared
+from byteps_commands import MXNET, run, shared, start
 
 _SMALL = ["--benchmark", "1", "--batch-size=2", "--num-layers", "18", "--image-shape", "3,32,32"]
 _SMALL += [
@@ -39,16 +38,8 @@ class MxnetExamplesTest(unittest.TestCase):
         ):
             own = {} if worker is None else {"DMLC_WORKER_ID": worker}
             own |= {"NVIDIA_VISIBLE_DEVICES": worker} if worker is not None else {}
-            process = subprocess.Popen(
-                [*LAUNCH, *([] if worker is None else arguments)],
-                env=environment(**given, **own, DMLC_ROLE=role),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            self.addCleanup(process.wait)
-            self.addCleanup(process.terminate)
-            started.append(process)
+            line = [] if worker is None else arguments
+            started.append(start(self, line, **given, **own, DMLC_ROLE=role))
         outputs = [process.communicate(timeout=job.TIMEOUT_S)[0] for process in started]
         for process, output in zip(started, outputs):
             self.assertEqual(process.returncode, 0, output)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 from byteps.tensorflow import distribute
+from byteps.tensorflow.util import _executing_eagerly
 from expected_errors import expect
 
 
@@ -33,7 +34,7 @@ def signatures() -> None:
     wanted = {
         bps.init: "lazy=True",
         bps.push_pull: f"tensor, scope=, average=None, {devices}, {none}, op=None, "
-        "enable_async=False",
+        "enable_async=False, name=None",
         bps.broadcast: "tensor, root_rank, scope=, name=None, is_variable=True",
         bps.broadcast_variables: "variables, root_rank, scope=",
         bps.broadcast_global_variables: "root_rank, scope=",
@@ -70,6 +71,8 @@ def sums() -> None:
         cast = tf.cast(own, dtype)
         assert (bps.push_pull(cast, average=False).numpy() == total).all()
         assert (bps.push_pull(cast, "scope.", op=bps.Sum).numpy() == total).all()
+        named = bps.push_pull(cast, average=False, name=f"named.{dtype.name}")
+        assert (named.numpy() == total).all()
         graph = tf.function(lambda x: bps.push_pull(x, average=False))
         assert (graph(cast).numpy() == total).all()
     assert np.allclose(bps.push_pull(own), mean)
@@ -125,7 +128,9 @@ def tapes_and_optimizers() -> None:
 
 def graphs_of_version_1() -> None:
     size, rank = bps.size(), bps.rank()
+    assert _executing_eagerly()
     with tf.Graph().as_default():
+        assert not _executing_eagerly()
         weight = tf.compat.v1.get_variable("w", initializer=tf.fill([2], float(rank + 1)))
         loss = tf.reduce_sum(weight) * float(rank)
         optimizer = bps.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
@@ -165,6 +170,23 @@ def models() -> None:
     assert size >= 1
 
 
+def schedules() -> None:
+    """A number is a factor of the first rate, in every epoch of the range."""
+    for module, kind in ((bps_keras, keras), (bps_tf_keras, tf_keras)):
+        model = kind.Sequential([kind.layers.Dense(1)])
+        model.compile(kind.optimizers.SGD(0.5), "mse")
+        schedule = module.callbacks.LearningRateScheduleCallback
+        callbacks = [
+            schedule(start_epoch=0, end_epoch=1, multiplier=1.0),
+            schedule(start_epoch=1, end_epoch=4, multiplier=1e-1, staircase=False),
+            schedule(start_epoch=4, multiplier=lambda epoch: 10.0**-epoch),
+        ]
+        ones: np.ndarray = np.ones((4, 2), np.float32)
+        past = model.fit(ones, ones[:, :1], epochs=5, verbose=0, callbacks=callbacks)
+        wanted = [0.5, 0.05, 0.05, 0.05, 0.5e-4]
+        assert np.allclose(past.history["lr"], wanted), (kind.__name__, past.history["lr"])
+
+
 def mirrored() -> None:
     size, rank = bps.size(), bps.rank()
     strategy = distribute.MirroredStrategy(devices=["/gpu:0"])  # Here it is the CPU.
@@ -195,6 +217,7 @@ def main() -> int:
         tapes_and_optimizers,
         graphs_of_version_1,
         models,
+        schedules,
         mirrored,
     ):
         print(f"case {case.__name__}", flush=True)

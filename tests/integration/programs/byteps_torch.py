@@ -14,8 +14,8 @@ import torch
 from expected_errors import expect
 from talweg import _client
 from talweg._compat import timeline
+from talweg.byteps.misc import imagenet18
 from talweg.byteps.torch import cross_barrier
-from talweg.byteps.torch.misc import imagenet18
 from talweg.byteps.torch.parallel import DistributedDataParallel
 from torch import nn
 
@@ -63,6 +63,18 @@ def signatures() -> None:
         assert _parameters(function) == text, f"{function}: {_parameters(function)}"
 
 
+def modules_in_its_place() -> None:
+    """Programs import them as `bps`."""
+    for module in (cross_barrier, imagenet18):
+        for name in bps.__all__:
+            own = getattr(module, name)
+            assert own is getattr(bps, name) or (module, name) == (
+                imagenet18,
+                "DistributedOptimizer",
+            ), name
+            assert name in module.__all__, name
+
+
 def averages_and_sums() -> None:
     for dtype in (torch.float16, torch.float32, torch.float64):
         own = torch.full((3, 4), float(bps.rank()), dtype=dtype)
@@ -103,8 +115,12 @@ def handles() -> None:
     third = bps.push_pull_async(torch.ones(7), name="first")
     while not bps.poll(third):
         pass
-    expect(ValueError, "first", bps.push_pull_async, torch.ones(7), name="first")
+    # A program may push a name again before it has waited, or never wait.
+    again = [bps.byteps_push_pull(torch.ones(7), False, "first") for _ in range(3)]
+    assert bps.poll(third) and bps.poll(again[0])
     assert (bps.synchronize(third) == 1).all()
+    assert (bps.synchronize(again[2]) == bps.size()).all()
+    assert (bps.synchronize(again[0]) == bps.size()).all()
 
 
 def other_shapes_of_one_name() -> None:
@@ -331,6 +347,7 @@ def speed() -> None:
 
 CASES = [
     signatures,
+    modules_in_its_place,
     averages_and_sums,
     positions,
     handles,

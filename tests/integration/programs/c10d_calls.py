@@ -212,6 +212,54 @@ def point_to_point(rank: int, size: int) -> Any:
 
 
 @case
+def from_any_source(rank: int, size: int) -> Any:
+    """Rank 0 gets what all others send, in whatever order it comes; one rank's in its order."""
+    if rank > 0:
+        for number in range(3):
+            dist.send(_values(10 * number + rank, 4), 0)
+        dist.send(_values(rank, 2), 0)
+        return None
+    got: dict[int, list[Any]] = {}
+    last, tensor = torch.zeros(2), torch.zeros(4)
+    while sum(map(len, got.values())) < 3 * (size - 1):
+        # A rank that has sent all three is heard by its number, for its fourth is a shorter one.
+        source = dist.recv(tensor)
+        got.setdefault(source, []).append(tensor.tolist())
+        if len(got[source]) == 3:
+            break
+    for source in range(1, size):
+        for _ in range(3 - len(got.setdefault(source, []))):
+            assert dist.recv(tensor, source) == source
+            got[source].append(tensor.tolist())
+        dist.recv(last, source)
+        got[source].append(last.tolist())
+    return got
+
+
+@case
+def sparse(rank: int, size: int) -> Any:
+    """Ranks have other indices, some of them twice; dense dimensions too."""
+    found = []
+    for dense in ((), (2,)):
+        indices = torch.tensor([[rank, 0, rank], [1, 0, 1]])
+        values = _values(rank, 3 * (2 if dense else 1)).view(3, *dense)
+        tensor = torch.sparse_coo_tensor(indices, values, (size, 2, *dense))
+        if rank == size - 1:
+            tensor = torch.sparse_coo_tensor(torch.zeros(2, 0), values[:0], (size, 2, *dense))
+        dist.all_reduce(tensor)
+        found.append(tensor.to_dense())
+    return found
+
+
+@case
+def all_gather_coalesced(rank: int, size: int) -> Any:
+    inputs = [_values(rank, 4), _values(rank, 6).view(2, 3)]
+    outputs = [[torch.zeros_like(each) for each in inputs] for _ in range(size)]
+    dist.all_gather_coalesced(outputs, inputs)
+    return outputs
+
+
+@case
 def objects(rank: int, size: int) -> Any:
     every: list[Any] = [None] * size
     dist.all_gather_object(every, {"rank": rank, "text": "x" * 100 * rank})

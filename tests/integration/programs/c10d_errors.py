@@ -189,7 +189,8 @@ def check_timeout() -> None:
     if _RANK == 0:
         tensor = torch.ones(6)
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        words = r"rank 0: all_reduce of float32\[6\].* not complete after 0\.05 s"
+        words = r"rank 0: all_reduce of float32\[6\].* timeout after 0\.05 s: "
+        words += r"it still waits for rank 1 \(local rank 1 of node 0\)$"
         with raises(talweg.Timeout, words):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()
@@ -272,7 +273,13 @@ def check_refused() -> None:
     with raises(talweg.Unsupported, "bit_and is not defined for f32"):
         dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
     with raises(talweg.InvalidArgument, "use tensor.to_dense"):
-        dist.all_reduce(torch.ones(3).to_sparse())
+        dist.broadcast(torch.ones(3).to_sparse(), 0)
+    with raises(talweg.Unsupported, "sparse tensors with max: only sums and averages"):
+        dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX)
+    with raises(talweg.Mismatch, "rank 0 of the group has the shape"):
+        dist.all_reduce(torch.ones(3 + _RANK).to_sparse())
+    with raises(talweg.InvalidArgument, f"give {_SIZE}, one for each rank, of 1"):
+        dist.all_gather_coalesced([[torch.ones(3)]], [torch.ones(3)])
     with raises(talweg.InvalidArgument, "takes tensors in host memory"):
         dist.all_reduce(torch.ones(3, device="meta"))
     with raises(talweg.Unsupported, "a tensor instead of a list"):
@@ -283,8 +290,6 @@ def check_refused() -> None:
         dist.reduce_scatter(torch.ones(2), [torch.ones(3 + rank) for rank in range(_SIZE)])
     with raises(talweg.InvalidArgument, "give 3 parts"):
         dist.reduce_scatter(torch.ones(3), [torch.ones(3), torch.ones(3)])
-    with raises(talweg.Unsupported, "recv: without a source"):
-        dist.recv(torch.zeros(3))
     with raises(ValueError, "only implemented for GLOO"):
         dist.monitored_barrier()
     with raises(RuntimeError, "accelerator|device|split"):

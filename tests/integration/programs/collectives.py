@@ -369,10 +369,19 @@ def a_time_limit() -> None:
     if rank == 0:
         handle = talweg.all_gather_async(np.array([0]), "late")
         expect(talweg.Timeout, "late", talweg.synchronize, handle, 0.0)
+        if talweg.local_size() == n:
+            words = "it still waits for rank 1 (local rank 1 of node 0)"
+            expect(talweg.Timeout, words, talweg.synchronize, handle, 0.01)
+            pushed = talweg.push_pull_async(np.zeros(3, np.float32), "late_sum")
+            expect(talweg.Timeout, words, talweg.synchronize, pushed, 0.01)
         talweg.barrier()
+        if talweg.local_size() == n:
+            talweg.synchronize(pushed)
         assert talweg.synchronize(handle).tolist() == list(range(n))
     else:
         talweg.barrier()
+        if talweg.local_size() == n:
+            talweg.push_pull(np.zeros(3, np.float32), "late_sum")
         assert talweg.all_gather(np.array([rank]), "late").tolist() == list(range(n))
 
 

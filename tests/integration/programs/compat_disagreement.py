@@ -9,7 +9,7 @@ import talweg.horovod.torch as hvd
 import torch
 
 
-def _told(tensor: torch.Tensor, name: str) -> str:
+def _told(tensor: torch.Tensor, name: str | None) -> str:
     handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
     try:
         hvd.synchronize(handle)
@@ -24,6 +24,9 @@ def main() -> int:
     shapes = _told(torch.ones(3 + rank), "shapes")
     assert "f32[3]" in shapes and "f32[4]" in shapes, shapes
     assert _told(torch.ones(3), "shapes") == ""  # The name is free again.
+    turned = _told(torch.ones([(2, 6), (3, 4)][rank % 2]), None)
+    assert "[2, 6]" in turned and "[3, 4]" in turned, turned
+    assert _told(torch.ones(3, 4), None) == ""
     dtypes = _told(torch.ones(3, dtype=(torch.float32, torch.float64)[rank % 2]), "dtypes")
     assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
     roots = ""

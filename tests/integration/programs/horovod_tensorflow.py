@@ -10,7 +10,9 @@ import tempfile
 import warnings
 from typing import Any
 
+import horovod.common.util
 import horovod.keras as hvd_keras
+import horovod.runner.common.util.env
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_tf_keras
 import keras
@@ -221,6 +223,9 @@ def process_sets() -> None:
         for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
             expect(wrong, f"rank {rank}", call, tf.ones(4), process_set=some)
     assert int(hvd.process_set_included_op(some.process_set_id)) == int(included)
+    unknown = hvd.ProcessSet([rank])
+    unknown.process_set_id = 10
+    expect(ValueError, "no process set with id 10", hvd.allreduce, tf.ones(4), process_set=unknown)
     variable = tf.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=some)
     optimizer.apply_gradients([(tf.constant(float(rank)), variable)])
@@ -308,6 +313,141 @@ def graphs_of_version_1() -> None:
                 session.run(train, {x: np.full((1, 2), rank)})
             found = session.run(weight, {x: np.zeros((1, 2))})
     assert np.allclose(found, 1.0 - 2 * 0.5 * (size - 1) / 2), found
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("w", initializer=[1.0])
+        steps = tf.compat.v1.train.get_or_create_global_step()
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        train = optimizer.minimize(weight * float(rank), global_step=steps)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for passes in range(1, 6):
+            session.run(train)
+            found, counted = session.run([weight, steps])
+            assert np.allclose(found, 1.0 - passes // 2 * (size - 1)), (passes, found)
+            assert counted == passes
+
+
+def sessions_of_one_thread() -> None:
+    """What waits occupies none of a session's threads, in whatever orders ranks come to it."""
+    size, rank = hvd.size(), hvd.rank()
+    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+    kinds = [
+        lambda each, name: hvd.allgather(each, name=name),
+        lambda each, name: hvd.allreduce(each, op=hvd.Sum, name=name),
+        lambda each, name: hvd.broadcast(each, 0, name=name),
+        lambda each, name: hvd.reducescatter(each, op=hvd.Sum, name=name),
+        lambda each, name: hvd.alltoall(each, name=name),
+    ]
+    calls = list(enumerate(kinds * 2))
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=threads) as session:
+        results = {}
+        for number, call in calls if rank % 2 == 0 else reversed(calls):
+            rows = tf.fill([size, 2], tf.compat.v1.placeholder_with_default(1.0, []))
+            results[number] = tf.reduce_sum(call(rows, f"c{number}"))
+        whole = 2.0 * size
+        for _ in range(3):
+            found = session.run([results[number] for number, _ in calls])
+            assert found == [whole * size, whole * size, whole, whole, whole] * 2, found
+        # The root waits for the others' gradients, which give nothing to their own ones.
+        x = tf.fill([2], float(rank + 1))
+        [gradient] = tf.gradients(hvd.broadcast(x * x, size - 1), x)
+        assert (session.run(gradient) == (2.0 * size if rank == size - 1 else 0.0)).all()
+
+
+def disagreements() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    if size == 1:
+        return
+    shape = [2, 6] if rank == 0 else [2, 2, 3]  # As many elements.
+    precondition = tf.errors.FailedPreconditionError
+    for _ in range(2):
+        expect(precondition, "2, 6", hvd.allreduce, tf.ones(shape))
+        assert (hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy() == size).all()
+    # Also of a name that they have agreed on before.
+    graph = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
+    for _ in range(2):
+        assert (graph(tf.ones(3)).numpy() == size).all()
+        expect(tf.errors.OpError, "f32[", graph, tf.ones(4 + rank % 2))
+    assert (graph(tf.ones(3)).numpy() == size).all()
+
+
+def computed_gradients() -> None:
+    """An optimizer of tf-keras that a program asks for gradients gives combined ones."""
+    size, rank = hvd.size(), hvd.rank()
+    mean = (size + 1) / 2
+    for kind in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+        own, shared = tf.Variable(0.0), tf.Variable(0.0)
+        optimizer = hvd_tf_keras.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+        optimizer.register_local_var(own)
+
+        def loss(own: tf.Variable = own, shared: tf.Variable = shared) -> Any:
+            return (own + shared) * float(rank + 1)
+
+        optimizer.minimize(loss, [own, shared])
+        assert np.allclose(shared, -mean * size) and np.allclose(own, -(rank + 1) / size)
+        with tf.GradientTape() as tape:
+            value = loss()
+        pairs = optimizer.compute_gradients(value, [own, shared], tape=tape)
+        assert [float(gradient) for gradient, _ in pairs] == [(rank + 1) / size, mean * size]
+        optimizer.apply_gradients([(gradient * 2, each) for gradient, each in pairs])
+        assert np.allclose(shared, -3 * mean * size)  # Combined once.
+        optimizer.minimize(loss, [own, shared])
+        assert np.allclose(shared, -4 * mean * size)
+        # One rank has no finite gradient: all leave the step out, and none waits for another.
+        scaled = tf_keras.mixed_precision.LossScaleOptimizer(
+            hvd_tf_keras.DistributedOptimizer(kind(1.0)), dynamic=True, initial_scale=4.0
+        )
+        variable = tf.Variable(1.0)
+        for factor in (float("inf") if rank == size - 1 else 1.0, 1.0):
+            with tf.GradientTape() as tape:
+                value = variable * factor
+                if hasattr(scaled, "get_scaled_loss"):
+                    value = scaled.get_scaled_loss(value)
+            if not hasattr(scaled, "get_scaled_loss"):
+                pairs = scaled.compute_gradients(value, [variable], tape=tape)
+            else:
+                inner = scaled.inner_optimizer
+                pairs = inner.compute_gradients(value, [variable], tape=tape)
+                gradients = scaled.get_unscaled_gradients([gradient for gradient, _ in pairs])
+                pairs = list(zip(gradients, [variable]))
+            scaled.apply_gradients(pairs)
+        assert np.allclose(variable, 0.0), variable
+
+
+def insides() -> None:
+    """What Horovod's own tests, and programs written after them, ask of its code."""
+    assert hvd.util._executing_eagerly() and hvd._executing_eagerly()
+    variable = tf.Variable(1.0)
+    refs = hvd.util.vars_to_refs([variable, [variable]])
+    assert hash(refs) and hvd.util.refs_to_vars(refs) == [variable, [variable]]
+    newer = horovod.common.util.is_version_greater_equal_than
+    assert newer("2.10.0", "2.9") and newer("2.6.0-rc1", "2.6") and not newer("2.9.3", "2.10")
+    expect(ValueError, "no version", newer, "new", "2.6")
+    told = horovod.runner.common.util.env.get_env_rank_and_size
+    kept = dict(os.environ)
+    try:
+        for name in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+            os.environ.pop(f"{name}_RANK", None)
+            os.environ.pop(f"{name}_SIZE", None)
+        assert told() == (0, 1)
+        os.environ["PMI_RANK"] = "3"
+        expect(RuntimeError, "PMI_RANK is set", told)
+        os.environ["PMI_SIZE"] = "4"
+        assert told() == (3, 4)
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+    whole = (
+        "ProcessSet(process_set_id=0, ranks=" + str(list(range(hvd.size()))) + ", mpi_comm=None)"
+    )
+    assert str(hvd.global_process_set) == whole
+    optimizer = hvd_tf_keras.DistributedOptimizer(
+        tf_keras.optimizers.legacy.SGD(), backward_passes_per_step=2
+    )
+    for passes in (1, 0, 1):
+        optimizer.apply_gradients([(tf.constant(1.0), variable)])
+        assert int(optimizer._agg_helper.counter) == passes
 
 
 def models() -> None:
@@ -446,6 +586,10 @@ def main() -> int:
         tapes,
         optimizers,
         graphs_of_version_1,
+        sessions_of_one_thread,
+        disagreements,
+        computed_gradients,
+        insides,
         models,
         batch_norm,
         joined,

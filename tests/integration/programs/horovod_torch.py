@@ -92,7 +92,8 @@ def places() -> None:
     everyone = hvd.allgather_object((hvd.rank(), hvd.cross_rank(), hvd.local_rank()))
     assert [rank for rank, _, _ in everyone] == list(range(hvd.size()))
     assert len({(cross, local) for _, cross, local in everyone}) == hvd.size()
-    assert not hvd.mpi_built() and not hvd.gloo_enabled() and hvd.nccl_built() == 0
+    assert not hvd.mpi_built() and not hvd.mpi_enabled() and hvd.nccl_built() == 0
+    assert hvd.gloo_built() and hvd.gloo_enabled()
     expect(ValueError, "MPI", hvd.mpi_threads_supported)
 
 
@@ -220,6 +221,10 @@ def states() -> None:
     same = hvd.allgather_object(model.weight.detach())
     assert all(torch.equal(each, same[0]) for each in same)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 + hvd.rank())
+    model.bias.requires_grad_(False)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # It has no state.
+    assert (model.weight.grad == 0).all() and model.bias.grad is None
+    model.bias.requires_grad_(True)
     if hvd.rank() == 0:
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
@@ -275,24 +280,44 @@ def optimizers() -> None:
     _check_optimizer(1.0, 1e-5, op=hvd.Sum)
     _check_optimizer(size, 1e-5, gradient_predivide_factor=4.0)
     _check_optimizer(size, 1e-6, groups=2)
-    distributed = hvd.DistributedOptimizer(_sgd(_model()))  # Without names.
+    model = _model()
+    distributed = hvd.DistributedOptimizer(_sgd(model))  # Without names.
     distributed.zero_grad()
+    names = distributed._parameter_names
+    assert set(names) == set(model.parameters()) and len(set(names.values())) == len(names)
 
 
 def sparse_gradients() -> None:
-    table = nn.Embedding(hvd.size(), 3, sparse=True)
-    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
-    wanted = table.weight.detach().clone()
-    distributed = hvd.DistributedOptimizer(
-        torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters(), sparse_as_dense=True
-    )
-    for _ in range(2):
-        distributed.zero_grad()
-        table(torch.tensor([hvd.rank()])).sum().backward()  # Each rank uses a row of its own.
-        assert table.weight.grad is not None and table.weight.grad.layout is torch.strided
+    """Rows are gathered, or pushed as a dense tensor; the gradient stays sparse."""
+    size = hvd.size()
+    for as_dense in (False, True):
+        table, bias = nn.Embedding(size, 3, sparse=True), nn.Parameter(torch.zeros(3))
+        hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+        wanted = table.weight.detach().clone()
+        distributed = hvd.DistributedOptimizer(
+            torch.optim.SGD([table.weight, bias], lr=0.1), sparse_as_dense=as_dense
+        )
+        for users in (range(size), range(size), range(1)):  # In the end some have no gradient.
+            distributed.zero_grad()
+            loss = bias.sum()
+            if hvd.rank() in users:
+                loss = loss + table(torch.tensor([hvd.rank()])).sum()
+            loss.backward()
+            assert table.weight.grad is not None and table.weight.grad.is_sparse
+            distributed.step()
+            wanted[list(users)] -= 0.1 / size
+        assert torch.allclose(table.weight, wanted, atol=1e-6)
+        sparse_adam = torch.optim.SparseAdam(list(table.parameters()), lr=0.1)
+        hvd.broadcast_optimizer_state(sparse_adam, root_rank=0)
+        distributed = hvd.DistributedOptimizer(sparse_adam, sparse_as_dense=as_dense)
+        table(torch.tensor([0])).sum().backward()
         distributed.step()
-        wanted -= 0.1 / hvd.size()
-    assert torch.allclose(table.weight, wanted, atol=1e-6)
+    table = nn.Embedding(size, 3, sparse=True)
+    least = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters(), op=hvd.Min
+    )
+    expect(ValueError, "sparse_as_dense=True", table(torch.tensor([0])).sum().backward)
+    del least
 
 
 def optimizer_arguments() -> None:
@@ -375,22 +400,35 @@ def batch_norms() -> None:
     expect(ValueError, "2D", hvd.SyncBatchNorm(4), torch.ones(4))
 
 
+def _events(text: str) -> list[Any]:
+    """Those of a timeline that may be open still, as Chrome reads it."""
+    events: list[Any] = json.loads(text if text.rstrip().endswith("]") else f"{text}]")
+    return events
+
+
 def timelines() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "timeline.json"
         expect(ValueError, "HOROVOD_TIMELINE", hvd.start_timeline, str(path))
         with mock.patch.dict(os.environ, HOROVOD_TIMELINE="DYNAMIC"):
-            for turn in range(2):
-                hvd.start_timeline(str(path), mark_cycles=True)
-                hvd.allreduce(torch.ones(3), name=f"traced.{turn}")
+            for marks in (True, False):
+                hvd.start_timeline(str(path), mark_cycles=marks)
+                hvd.allreduce(torch.ones(3), name="traced")
+                before = path.read_text() if hvd.rank() == 0 else ""
+                hvd.allreduce(torch.ones(3), name=f"traced.{marks}")
                 hvd.stop_timeline()
                 if hvd.rank() != 0:
                     assert not path.exists()
                     continue
+                assert len([e for e in _events(before) if e["name"] == "ALLREDUCE"]) == 1
                 events = json.loads(path.read_text())
-                names = {event["args"].get("name") for event in events if event["ph"] == "M"}
-                assert f"allreduce.traced.{turn}" in names
-                assert len([event for event in events if event["name"] == "ALLREDUCE"]) == 1
+                told = [event["args"] for event in events if event["ph"] == "M"]
+                assert "start_time_since_epoch_in_micros" in told[0]
+                names = [each.get("name") for each in told[1:]]
+                assert names == ["allreduce.traced", f"allreduce.traced.{marks}"]
+                kinds = [event["name"] for event in events if event["ph"] != "M"]
+                turn = ["CYCLE_START"] * marks + ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"]
+                assert kinds == turn * 2, kinds
             expect(ValueError, "start_timeline", hvd.stop_timeline)
 
 
@@ -428,6 +466,16 @@ def elastic_where_nodes_stay() -> None:
     state.batch = 9
     state.restore()
     assert state.batch == 3
+    sampler = hvd.elastic.ElasticSampler(range(8 * hvd.size()))
+    alone = hvd.elastic.TorchState(sampler=sampler)  # There may be no model.
+    alone.sync()
+    sampler.record_batch(0, 2)
+    alone.commit()
+    sampler.record_batch(1, 2)
+    alone.restore()
+    assert sampler.processed_num == 2 * hvd.size()
+    alone.sync()
+    assert len(sampler) == 6
 
 
 def exception_types() -> None:

@@ -203,6 +203,31 @@ def repeated_names() -> None:
     assert all((tensor.asnumpy() == n * size).all() for n, tensor in enumerate(tensors))
 
 
+def names_stay() -> None:
+    """A second init() forgets handles, not what the ranks have agreed on."""
+    size = hvd.size()
+    first, second = mx.nd.ones((3,)), mx.nd.ones((4,))
+    hvd.allreduce_(first, op=hvd.Sum, name="stays")
+    hvd.broadcast_parameters({"stays": second})
+    hvd.init()
+    hvd.allreduce_(second, op=hvd.Sum, name="stays")
+    hvd.broadcast_parameters({"stays": second}, root_rank=size - 1)
+    assert (first.asnumpy() == size).all() and (second.asnumpy() == size).all()
+    if size == 1:
+        return
+    # Ranks that go on otherwise are told, also of a name that they have agreed on before.
+    for _ in range(2):
+        other = mx.nd.ones((5 + hvd.rank() % 2,))
+        expect(
+            mx.MXNetError,
+            "declare",
+            lambda each: hvd.allreduce(each, name="stays").wait_to_read(),
+            other,
+        )
+        again = hvd.allreduce(mx.nd.ones((3,)), op=hvd.Sum, name="stays")
+        assert (again.asnumpy() == size).all()
+
+
 def gathers() -> None:
     size, rank = hvd.size(), hvd.rank()
     for dtype in _DTYPES:
@@ -432,6 +457,7 @@ def main() -> None:
         numpy_arrays,
         own_layouts,
         repeated_names,
+        names_stay,
         gathers,
         exchanges,
         scatters,

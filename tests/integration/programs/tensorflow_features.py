@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -263,9 +264,13 @@ def errors() -> None:
     expect(Mismatch, "f32[", tw.push_pull, tf.ones(3 + rank), "shapes")
     assert float(tw.push_pull(tf.constant(1.0), "shapes", average=False)) == size
     graph = tf.function(lambda x: tw.push_pull(x, "graph"))
-    # By Python functions UnknownError, by the kernel FailedPreconditionError.
-    expect(tf.errors.OpError, "f32[", graph, tf.ones(3 + rank))
+    with_kernel = os.environ.get("TALWEG_TENSORFLOW_OPS") == "kernel"
+    failed = tf.errors.FailedPreconditionError if with_kernel else tf.errors.UnknownError
+    expect(failed, "f32[", graph, tf.ones(3 + rank))
     assert (graph(tf.fill([2], float(rank))).numpy() == (size - 1) / 2).all()
+    gather = tf.function(lambda x: tw.all_gather(x, "gathered"))
+    expect(failed, "f32 rows", gather, tf.ones([2, 3 + rank]))
+    assert gather(tf.ones([1, 2])).shape == (size, 2)
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ rank.py die RANK       RANK kills itself in the middle; the others say what they
 rank.py fail_once      rank 1 fails in the first of torchrun's lives
 rank.py again          joins and leaves three times
 rank.py hold FILE      goes on until FILE is there
+rank.py late FILE      rank 1 joins when FILE is there: rank 0 makes it when it has waited in vain
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import talweg
 
 _INIT_S = 120.0
+_VAIN_S = 2.0
 
 
 def _sum() -> None:
@@ -34,8 +36,22 @@ def _say(text: str) -> None:
     os.write(1, f"{place}: {text}\n".encode())
 
 
+def _wait_for_the_late(file: Path) -> None:
+    if os.environ["RANK"] == "1":
+        while not file.exists():
+            time.sleep(0.05)
+        return
+    try:
+        talweg.init(timeout_s=_VAIN_S)
+    except talweg.Timeout as error:
+        os.write(1, f"told: {error}\n".encode())
+    file.touch()
+
+
 def main() -> int:
     mode, *arguments = sys.argv[1:]
+    if mode == "late":
+        _wait_for_the_late(Path(arguments[0]))
     talweg.init(timeout_s=_INIT_S)
     _sum()
     if mode == "die":

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody calls daemons without end: who is refused, and who goes on."""
+
+from __future__ import annotations
+
+import unittest
+
+from cluster import RUNFILES, Cluster, Job, Rank
+
+# The members of a job renew their leases five times in each. What a caller takes away from them is
+# seen within two.
+_LEASE_MS = 1000
+_LIMITS = ["--peer_calls_per_second_max=50", "--peer_calls_open_max=20"]
+
+
+def _caller(cluster: Cluster, address: str, what: str) -> Rank:
+    return Rank(cluster.process([str(RUNFILES / "tests/fault/caller"), address, what]))
+
+
+class CallsTest(unittest.TestCase):
+    def test_members_go_on_while_their_own_address_floods_the_scheduler(self) -> None:
+        with Cluster() as cluster:
+            options = [f"--lease_ms={_LEASE_MS}", *_LIMITS]
+            job = Job(cluster, scheduler_options=options)
+            address = job.scheduler.addresses["listen"]
+            # With a member's call, but nobody's secret, and as somebody who only looks.
+            callers = [_caller(cluster, address, what) for what in ("renew", "look")]
+            for caller in callers:
+                text = caller.wait_for("refused: ")
+                self.assertRegex(
+                    text, "127.0.0.1 has (made )?the peer_calls_(per_second|open)_max=.* calls"
+                )
+                self.assertIn("raise that option", text)
+            # Several leases long.
+            for caller in callers:
+                for _ in range(20):
+                    caller.wait_for("calls ")
+            for rank in job.all_ranks():
+                rank.goes_on()
+            for daemon in (job.scheduler, *job.aggregators, *job.agents):
+                self.assertIsNone(daemon.process.poll())
+            self.assertNotIn("lease", cluster.log(job.scheduler))
+
+    def test_a_job_comes_in_after_a_flood_of_its_address(self) -> None:
+        """Whoever is refused so asks again."""
+        limit = "--peer_calls_per_second_max=1"
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory", limit])
+            address = scheduler.addresses["listen"]
+            caller = _caller(cluster, address, "look")
+            caller.wait_for("refused: ")
+            # Now and then one may come just when there is room for a call.
+            for number in range(50):
+                options = [f"--scheduler={address}", "--min_members=1", f"--job=job{number}"]
+                agent = cluster.agent(0, options, name=f"agent{number}")
+                cluster.wait_for_log(agent, "joined job|not let in yet")
+                if "not let in yet" in cluster.log(agent):
+                    break
+            self.assertIn("peer_calls_per_second_max=1 calls", cluster.log(agent))
+            rank = cluster.rank(agent, "steady.py")
+            caller.process.kill()
+            rank.wait_for("step 3")
+
+    def test_every_port_counts(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, aggregator_options=_LIMITS, agent_options=_LIMITS)
+            ports = {"agent": job.agents[0], "aggregator": job.aggregators[0]}
+            for what, daemon in ports.items():
+                for call in (what, "health"):
+                    with self.subTest(f"{call} of an {what}"):
+                        caller = _caller(cluster, daemon.addresses["admin"], call)
+                        caller.wait_for("refused: 127.0.0.1 has ")
+                        caller.process.kill()
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+
+if __name__ == "__main__":
+    unittest.main()

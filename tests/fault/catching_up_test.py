@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node joins a job of two, and takes over their state beside their steps."""
+
+from __future__ import annotations
+
+import signal
+import unittest
+from collections.abc import Sequence
+
+from catching_up import Job, beside
+from cluster import DEADLINE_S, Cluster
+
+# The state takes as long to travel as many steps.
+_FROZEN_MB = 96
+
+
+class CatchUpTest(unittest.TestCase):
+    def _joins(self, options: Sequence[str], least_steps: int, program: str = "catch_up.py") -> str:
+        with Cluster() as cluster:
+            job = Job(cluster, options, program=program)
+            joiner = job.add(2)
+            begun = joiner.wait_for("begins ")
+            self.assertIn(": True ", begun)
+            for rank in job.ranks:
+                rank.wait_for("of 3 ranks")
+                rank.goes_on()
+            self.assertGreaterEqual(beside(job.ranks[0], 2), least_steps, job.ranks[0].seen)
+            job.end(self, [0, 1, 2])
+            return begun
+
+    def test_beside_the_steps(self) -> None:
+        for optimizer in ("sgd", "adam"):
+            with self.subTest(optimizer=optimizer):
+                begun = self._joins([f"--optimizer={optimizer}", f"--frozen={_FROZEN_MB}"], 10)
+                self.assertTrue(begun.endswith("True None"), begun)
+
+    def test_a_program_without_a_framework(self) -> None:
+        for option, steps, why in (
+            ("--touch=0", 10, "True None"),
+            ("--touch=1", 1, "not those of the others"),
+            ("--no-hook", 0, "this State cannot be replayed"),
+        ):
+            with self.subTest(option=option):
+                options = [option, f"--frozen={_FROZEN_MB}"]
+                begun = self._joins(options, steps, "catch_up_numpy.py")
+                self.assertTrue(begun.endswith(why), begun)
+
+    def test_what_cannot_be_replayed_is_taken_whole(self) -> None:
+        begun = self._joins(["--optimizer=lbfgs"], 1)
+        self.assertIn("LBFGS evaluates the loss", begun)
+
+    def test_what_the_optimizer_has_not_done_is_noticed(self) -> None:
+        begun = self._joins(["--touch=1", f"--frozen={_FROZEN_MB}"], 1)
+        self.assertIn("not those of the others", begun)
+
+    def test_a_joiner_is_lost(self) -> None:
+        for phase in ("load", "apply", "load_rest"):
+            with self.subTest(phase=phase), Cluster() as cluster:
+                job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
+                lost = job.add(2, [f"--dies-in={phase}"])
+                self.assertEqual(lost.process.wait(DEADLINE_S), -signal.SIGKILL)
+                begun = job.add(3).wait_for("begins ")
+                self.assertTrue(begun.endswith("True None"), begun)
+                for place in (0, 1, 3):
+                    job.ranks[place].wait_for("of 3 ranks")
+                job.end(self, [0, 1, 3])
+
+    def test_a_survivor_is_lost(self) -> None:
+        """Node 0 has given its state to node 1 before."""
+        for node, phase in ((1, "snapshot"), (0, "")):
+            with self.subTest(node=node), Cluster() as cluster:
+                job = Job(cluster, [f"--frozen={_FROZEN_MB}"], {node: phase} if phase else {})
+                joiner = job.add(2)
+                if phase:
+                    self.assertEqual(job.ranks[node].process.wait(DEADLINE_S), -signal.SIGKILL)
+                else:
+                    job.ranks[node].wait_for("beside 2")
+                    job.agents[node].kill()
+                self.assertIn(": True ", joiner.wait_for("begins "))
+                others = [1 - node, 2]
+                for place in others:
+                    job.ranks[place].wait_for("of 2 ranks")
+                job.end(self, others)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains with torch until it is told to stop; a node that joins catches up beside the steps.
+
+    catch_up.py STOP [--optimizer NAME] [--frozen MB] [--trained MB] [--touch STEP]
+                [--begins-when FILE] [--dies-in PHASE] [--stops-in PHASE] [--fails-in PHASE]
+
+Lines: "begins STEP: JOINED WHY", "step STEP of RANKS ranks", with "beside NODE" while that node is a
+standby, "gives" when this rank's state is copied for one, "stops" before it does, at last "weights
+DIGEST". `--frozen`: so much of the model is not trained, so that the state is large and a step's
+gradients are small. `--trained`: so much more is trained. `--touch`: parameters are also changed
+without the optimizer, in each step from that one on. `--begins-when`: begin() is called when that
+file is there. The process kills itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go on)
+when its state is asked for, or is taken over, so. `--fails-in`: the rank that is the second of its
+node raises an error there. The file STOP ends all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import talweg
+import talweg.torch
+import torch
+from torch import nn
+
+_OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=2),
+}
+
+
+_PHASES = ("problem", "snapshot", "rest", "load", "apply", "load_rest")
+
+
+class MortalState(talweg.torch.Elastic):
+    """One that ends, stops or fails its process where it has been told to."""
+
+    told: argparse.Namespace
+    has_stopped = False
+
+    def replay(self) -> Any:
+        told = MortalState.told
+        replay: Any = super().replay()
+        calls = {phase: getattr(replay, phase) for phase in _PHASES}
+
+        def die(*_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def stop(*given: Any) -> Any:
+            if not MortalState.has_stopped:
+                MortalState.has_stopped = True
+                print("stops", flush=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return calls[told.stops_in](*given)
+
+        def fail(*_: Any) -> str:
+            if told.fails_in == "problem":
+                return "told to fail"
+            raise RuntimeError("told to fail")
+
+        def tell() -> Any:
+            print("gives", flush=True)
+            return calls["snapshot"]()
+
+        replay.snapshot = tell
+        if told.dies_in is not None:
+            setattr(replay, told.dies_in, die)
+        if told.stops_in is not None:
+            setattr(replay, told.stops_in, stop)
+        if told.fails_in is not None and talweg.local_rank() == 1:
+            setattr(replay, told.fails_in, fail)
+        return replay
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stop", type=Path)
+    parser.add_argument("--optimizer", choices=_OPTIMIZERS, default="adam")
+    parser.add_argument("--frozen", type=int, default=0)
+    parser.add_argument("--trained", type=int, default=0)
+    parser.add_argument("--touch", type=int, default=0)
+    parser.add_argument("--begins-when", type=Path)
+    for way in ("dies", "stops", "fails"):
+        parser.add_argument(f"--{way}-in", choices=_PHASES)
+    arguments = parser.parse_args()
+    MortalState.told = arguments
+    torch.set_num_threads(1)
+    talweg.init()
+    model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+    # Others at every rank, until it has the state.
+    frozen, trained = torch.rand(arguments.frozen << 18), torch.rand(arguments.trained << 18)
+    model.register_parameter("frozen", nn.Parameter(frozen, requires_grad=False))
+    model.register_parameter("trained", nn.Parameter(trained))
+    optimizer = talweg.torch.DistributedOptimizer(
+        _OPTIMIZERS[arguments.optimizer](p for p in model.parameters() if p.requires_grad)
+    )
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    state = MortalState(model, optimizer, scheduler=scheduler, step=0)
+    while arguments.begins_when is not None and not arguments.begins_when.exists():
+        time.sleep(0.005)
+    state.begin()
+    print(f"begins {state.step}: {state.joined} {state.took_whole}", flush=True)
+    is_stopped = False
+    while not is_stopped:
+        generator = torch.Generator().manual_seed(1000 * state.step + talweg.rank())
+        inputs = torch.randn(8, 20, generator=generator)
+
+        def loss(inputs: torch.Tensor = inputs) -> torch.Tensor:
+            optimizer.zero_grad()
+            value = nn.functional.cross_entropy(model(inputs), (inputs[:, 0] > 0).long())
+            value = value + model.trained.sum() * inputs.mean()
+            value.backward()
+            return value
+
+        if arguments.optimizer == "lbfgs":
+            optimizer.step(loss)
+        else:
+            loss()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        if 0 < arguments.touch <= state.step:
+            with torch.no_grad():
+                model[0].weight.mul_(0.999)
+        scheduler.step()
+        state.step += 1
+        own = np.array([arguments.stop.exists()], np.int32)
+        is_stopped = bool(talweg.push_pull(own, op=talweg.Op.MAX, name="stop")[0])
+        state.end_step()
+        beside = "".join(f" beside {each.node}" for each in talweg.members() if each.standby)
+        print(f"step {state.step} of {talweg.size()} ranks{beside}", flush=True)
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    print(f"weights {digest.hexdigest()[:16]}", flush=True)
+    talweg.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that writes anything into all memory that it shares, while it pushes: scribble.py SEED.
+
+Prints "mapped N bytes" before it begins. It ends by itself, if its own client does not crash first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import threading
+import time
+
+import numpy as np
+import talweg
+
+_WRITES = 30_000
+_FORGED_PUSHES = 300
+# Values that counters, lengths and offsets turn into something else by.
+_WORDS = (0, 1, 2, 3, 63, 64, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
+
+
+def shared_memory() -> list[tuple[int, int]]:
+    """Begin and length of what this process may write and others see."""
+    found = []
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            addresses, rights, *_ = line.split(maxsplit=5)
+            if rights == "rw-s":
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                found.append((begin, end - begin))
+    return found
+
+
+def scribble(places: list[tuple[int, int]], chance: random.Random) -> None:
+    """Words anywhere, most of them where a segment, or a buffer, begins."""
+    begin, length = chance.choice(places)
+    reach = chance.choice((256, 4096, 65536, length))
+    offset = chance.randrange(min(reach, length) // 8) * 8
+    ctypes.c_uint64.from_address(begin + offset).value = word(chance)
+
+
+def word(chance: random.Random) -> int:
+    if chance.random() < 0.5:
+        return chance.choice(_WORDS)
+    return chance.getrandbits(64) >> chance.randrange(64)
+
+
+def forge(control: int, chance: random.Random) -> None:
+    """A push that no client would make, as docs/shared_memory.md has the ring."""
+    capacity = ctypes.c_uint32.from_address(control + 16).value
+    submitted = ctypes.c_uint64.from_address(control + 0x140)
+    entry = (ctypes.c_uint64 * 4).from_address(control + 0x1000 + 32 * (submitted.value % capacity))
+    for field in range(4):
+        entry[field] = word(chance)
+    submitted.value += 1
+
+
+def write(chance: random.Random) -> None:
+    """In one of three manners. Who spoils the ring of pushes is soon thrown out, so one leaves the
+    control segment alone, which is the smallest."""
+    places = sorted(shared_memory(), key=lambda place: place[1])
+    manner = chance.choice(("all", "data", "forge"))
+    if manner == "forge":
+        for _ in range(_FORGED_PUSHES):
+            forge(places[0][0], chance)
+            time.sleep(0.001)
+        return
+    reached = places if manner == "all" else places[1:]
+    for _ in range(_WRITES):
+        scribble(reached, chance)
+
+
+def main() -> int:
+    chance = random.Random(int(sys.argv[1]))
+    talweg.init()
+    large: np.ndarray = np.ones(50_000, np.float32)
+
+    def push() -> None:
+        talweg.push_pull_inplace(large, op=talweg.Op.SUM, name="large", timeout_s=1)
+        talweg.push_pull(np.ones(3, np.int32), op=talweg.Op.SUM, name="small", timeout_s=1)
+
+    push()
+    print(f"mapped {sum(length for _, length in shared_memory())} bytes", flush=True)
+    writer = threading.Thread(target=write, args=[chance], daemon=True)
+    writer.start()
+    is_in = True
+    while writer.is_alive() and is_in:
+        try:
+            push()
+        except (talweg.JobFailed, talweg.AgentLost):
+            is_in = False
+        except talweg.TalwegError:
+            writer.join(0.001)
+    os._exit(7)  # Without a goodbye, which could wait for what is written over.
+
+
+if __name__ == "__main__":
+    sys.exit(main())

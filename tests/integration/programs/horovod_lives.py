@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of horovod_test.py: a process that joins its job, leaves it and joins it again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import talweg.horovod.torch as hvd
+import torch
+from expected_errors import expect
+
+_LIVES = 6
+
+
+def wrong_process_sets() -> None:
+    """init() says what is wrong with them, and takes the right ones after that."""
+    expect(
+        ValueError,
+        "registered already",
+        hvd.init,
+        process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])],
+    )
+    assert not hvd.is_initialized()
+    first = hvd.ProcessSet([0])
+    hvd.init(process_sets=[first])
+    ranks = list(range(hvd.size()))
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: ranks, 1: [0]}
+    assert first.process_set_id == 1
+    hvd.shutdown()
+
+
+def lives() -> None:
+    """Each has operations that nobody waited for, of names and tensors that the one before had."""
+    for life in range(_LIVES):
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        own = torch.full((life + 1, 2), float(rank))
+        summed = hvd.allreduce(own, name="of each life", op=hvd.Sum)
+        assert (summed == size * (size - 1) // 2).all() and summed.shape == own.shape
+        for _ in range(4):  # Each has a round for which the others wait, after one that is over.
+            hvd.allgather_async(own)
+        hvd.allgather_async(own, name="left open")
+        hvd.barrier()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+    threads = [each for each in threading.enumerate() if each.name == "talweg-completions"]
+    for each in threads[:-2]:  # Those of the last life may still be at it.
+        each.join(60)
+        assert not each.is_alive(), f"of {_LIVES} lives there are {len(threads)} threads"
+
+
+def main() -> int:
+    wrong_process_sets()
+    lives()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's own suite of torch.distributed passes over the backend "talweg"."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unittest
+
+import job
+
+# What torch itself refuses every backend but Gloo, and who asks for Gloo's name.
+_OF_GLOO_ALONE = (
+    "test_get_backend",
+    "test_monitored_barrier_gloo",
+    "test_monitored_barrier_gloo_rank_0_timeout",
+    "test_monitored_barrier_gloo_subgroup",
+)
+
+
+# Each test starts its ranks anew.
+_TIMEOUT_S = 840
+
+
+class TorchSuiteTest(unittest.TestCase):
+    def _run(self, backend: str, ranks: int, part: str, *left_out: str) -> int:
+        """How many of the tests with `part` in their names have run; all of them pass."""
+        line = [sys.executable, "-P", str(job.PROGRAMS / "torch_suite.py"), part]
+        line += [f"-{name}" for name in left_out]
+        environment = {"BACKEND": backend, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        output = job.run(line, environment, timeout_s=_TIMEOUT_S)
+        found = re.search(r"ran (\d+), skipped \d+, failed 0", output)
+        assert found is not None, output
+        return int(found[1])
+
+    def test_what_gloo_has(self) -> None:
+        self.assertGreaterEqual(self._run("gloo", 3, "test_", *_OF_GLOO_ALONE), 85)
+
+    def test_what_only_mpi_has(self) -> None:
+        self.assertGreaterEqual(self._run("mpi", 4, "all_to_all"), 10)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -9,16 +9,18 @@ from pathlib import Path
 
 from harness import recovery_log
 from harness.recovery_log import Log, Record
-from recovery_record import BEGINS, COMES, RECORD, STEP
+from recovery_record import BEGINS, COMES, RECORD, STEP, WHOLE
 
 _MS = 1_000_000
 
 
-def _steps(*durations_ms: int, epochs: tuple[int, ...], first: int = 1) -> list[Record]:
-    records, now = [], 0
+def _steps(
+    *durations_ms: int, epochs: tuple[int, ...], first: int = 1, size: int = 3, begin_ms: int = 0
+) -> list[Record]:
+    records, now = [], begin_ms * _MS
     for place, (duration, epoch) in enumerate(zip(durations_ms, epochs, strict=True)):
         end = now + duration * _MS
-        records.append(Record(STEP, first + place, now, end, epoch, 3))
+        records.append(Record(STEP, first + place, now, end, epoch, size))
         now = end
     return records
 
@@ -42,6 +44,26 @@ class CostTest(unittest.TestCase):
         cost = recovery_log.cost(_steps(2, epochs=(1,)), after)
         self.assertAlmostEqual(cost.loss_s, 0.010)
         self.assertAlmostEqual(cost.rejoin_s or 0, 0.050)
+
+
+class JoinTest(unittest.TestCase):
+    def test_a_joiner_that_catches_up(self) -> None:
+        survivor = [
+            *_steps(9, 2, 2, 2, epochs=(1,) * 4, size=3),  # Before another rank was lost.
+            *_steps(4, 4, 4, epochs=(2,) * 3, size=2, begin_ms=15),
+            *_steps(5, 30, 6, 50, epochs=(3,) * 4, size=2, begin_ms=27),
+            *_steps(8, 90, *[4] * 9, 200, epochs=(4,) * 12, size=3, begin_ms=118),
+        ]
+        came = Record(COMES, 0, 0, 28 * _MS, 3, 2)
+        began = Record(BEGINS, 9, 0, 119 * _MS, 4, 3)
+        join = recovery_log.join([came, began], survivor, 3)
+        self.assertAlmostEqual(join.enter_s, 0.091)
+        self.assertAlmostEqual(join.usual_s, 0.004)
+        self.assertAlmostEqual(join.longest_s, 0.090)
+        self.assertEqual(join.steps, 4)
+        self.assertFalse(recovery_log.has_taken_whole([came, began]))
+        whole = Record(WHOLE, 9, 0, 118 * _MS, 4, 3)
+        self.assertTrue(recovery_log.has_taken_whole([came, whole, began]))
 
 
 class LogTest(unittest.TestCase):

@@ -157,6 +157,9 @@ class SmokeTest(unittest.TestCase):
         for kind in ("rank", "agent", "host cut off"):
             self.assertGreater(data[kind]["enter_s"][0], 0, kind)
         self.assertEqual(len(data["large_state"]["enter_s"]), 1)
+        for figures in data["catching_up"].values():
+            self.assertEqual(len(figures["enter_s"]), 1)
+            self.assertGreater(figures["longest_s"][0], figures["usual_s"][0])
 
     def test_the_loss_between_kills(self) -> None:
         data = self.document["data"]["loss_curve"]

@@ -153,6 +153,10 @@ class Job:
     def _run_log(self, node: int) -> Path:
         return self._directory / f"run{node}.log"
 
+    def said(self, node: int) -> str:
+        """What the node's processes have said last."""
+        return self._run_log(node).read_text()[-1500:]
+
     def _end_runs(self) -> None:
         for run in self._runs:
             run.terminate()
@@ -225,7 +229,7 @@ class Job:
         while not is_true():
             ended = [node for node, run in enumerate(self._runs) if run.poll() is not None]
             if ended or time.monotonic() > end:
-                tails = [self._run_log(node).read_text()[-1500:] for node in range(NODES)]
+                tails = [self.said(node) for node in range(NODES)]
                 raise ContenderFailed(f"no {what}; ended: {ended}\n" + "\n---\n".join(tails))
             time.sleep(_POLL_S)
 
@@ -270,7 +274,7 @@ class Job:
             except subprocess.TimeoutExpired:
                 return f"node {node} does not end"
             if status != 0:
-                return f"node {node}: status {status}: {self._run_log(node).read_text()[-1500:]}"
+                return f"node {node}: status {status}: {self.said(node)}"
         last = {self.log_of(node).records[-1].step for node in range(NODES)}
         for log in self._logs.values():
             log.read()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery_record import BEGINS, COMES, RECORD, STEP
+from recovery_record import BEGINS, COMES, RECORD, STEP, WHOLE
 
 from harness.figures import median
 
@@ -116,6 +116,36 @@ def enter_s(records: Sequence[Record]) -> float | None:
         elif record.what == STEP and came_ns is not None:
             return (record.end_ns - came_ns) * 1e-9
     return None
+
+
+@dataclass(frozen=True)
+class Join:
+    """What it took a joiner to enter, and what it cost a survivor."""
+
+    enter_s: float
+    usual_s: float  # The survivor's step before.
+    longest_s: float  # Its longest one, until a few after the entry.
+    steps: int  # That it ended until the entry.
+
+
+def join(joiner: Sequence[Record], survivor: Sequence[Record], size: int) -> Join:
+    """The joiner's first entry; `size`: how many ranks there are with it."""
+    came_ns = next(record.end_ns for record in joiner if record.what == COMES)
+    began_ns = next(record.end_ns for record in joiner if record.what == BEGINS)
+    steps = [record for record in survivor if record.what == STEP]
+    before = [each for each in steps if each.end_ns <= came_ns and each.size == size - 1]
+    after = [each for each in steps if each.end_ns > came_ns]
+    entered = next(place for place, each in enumerate(after) if each.size == size)
+    return Join(
+        (began_ns - came_ns) * 1e-9,
+        median([each.seconds for each in before[-USUAL_STEPS:]]),
+        max(each.seconds for each in after[: entered + 1 + _AFTER]),
+        sum(each.end_ns <= began_ns for each in after),
+    )
+
+
+def has_taken_whole(joiner: Sequence[Record]) -> bool:
+    return any(record.what == WHOLE for record in joiner)
 
 
 def wrong_order(log: Log) -> str:

@@ -7,5 +7,6 @@ import struct
 
 # What happened, the step, when it began and ended (monotonic ns), the epoch and the ranks then.
 RECORD = struct.Struct("<qqqqqq")
-# The process is there; it has the others' state; it has ended a step.
-COMES, BEGINS, STEP = 0, 1, 2
+# The process is there; it has the others' state; it has ended a step; the others have waited while it
+# took their state.
+COMES, BEGINS, STEP, WHOLE = 0, 1, 2, 3

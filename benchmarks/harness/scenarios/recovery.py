@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from harness import recovery_log
+from harness import joins, recovery_log
 from harness.figures import format_bytes, format_seconds, median, quantile
 from harness.goodput import goodput_bytes_per_s
 from harness.recovery_job import NODES, Job
@@ -130,9 +130,13 @@ def _check(job: Job, section: Section, context: Context) -> None:
         context.notes.append(f"{TITLE}: {wrong}")
 
 
+def _state_bytes(context: Context) -> int:
+    return int(str(context.pick(1 << 20, 100_000_000, _LARGE_STATE_BYTES)))
+
+
 def _large_state(context: Context, kills: int, section: Section) -> None:
     """How long a joiner takes that has much to get over a link of a known rate."""
-    state = int(str(context.pick(1 << 20, 100_000_000, _LARGE_STATE_BYTES)))
+    state = _state_bytes(context)
     kind = Kind(_RANK)
     arguments = (_GRADIENT_BYTES, state)
     with Job(
@@ -185,6 +189,8 @@ def run(context: Context) -> Section:
         "A joiner enters from the time that its process is there until its first step has ended. Each\n"
         "rank counts its steps in its weights: none is lost, and none is done twice.\n"
     )
+    with noted(context, section, ", joiners that catch up"):
+        joins.add(context, _state_bytes(context), int(str(context.pick(1, 2, 5))), section)
     return section
 
 

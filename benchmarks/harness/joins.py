@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joiners that catch up beside the others' steps: what it takes them, and what it costs the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness import recovery_log
+from harness.contender import ContenderFailed
+from harness.figures import format_bytes, format_seconds, median
+from harness.goodput import goodput_bytes_per_s
+from harness.recovery_job import NODES, Job
+from harness.recovery_log import Log
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Section
+
+_RANK_PROGRAM = "catch_up_rank.py"
+_LEASE_MS = 10_000
+_LINK = 1000  # Mb/s
+# Steps of all nodes before the next node is lost.
+_STEPS = 20
+_ENTER_TIMES_MAX = 1.25
+_SHARE_MIN = 0.8
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the steps do beside which a joiner catches up."""
+
+    name: str
+    gradient_bytes: int
+
+
+_COMPUTE_MS = 100
+# With the first the gradients leave nearly all of the link, with the other about half.
+_LIGHT = Load("light steps", 256 << 10)
+_HEAVY = Load("heavy steps", 4 << 20)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All joins beside one load."""
+
+    load: Load
+    state_bytes: int
+    goodput_bytes_per_s: float
+    joins: list[recovery_log.Join]
+
+    @property
+    def least_s(self) -> float:
+        """The time of the state's bytes on the link."""
+        return self.state_bytes / self.goodput_bytes_per_s
+
+    def times(self, join: recovery_log.Join) -> float:
+        """The time to the entry, less one step, over that of the bytes."""
+        return (join.enter_s - join.usual_s) / self.least_s
+
+    def share(self, join: recovery_log.Join) -> float:
+        """How much of what gradients left of the server's link carried the state and the log.
+
+        Everything passes that link once in each direction: the survivors' gradients, and one copy
+        of what the joiner gets.
+        """
+        gradients = join.steps * self.load.gradient_bytes
+        left = self.goodput_bytes_per_s * join.enter_s - (NODES - 1) * gradients
+        return (self.state_bytes + gradients) / left
+
+
+def _join(job: Job, victim: int) -> recovery_log.Join:
+    """Kills a node's rank, and returns when it has entered again."""
+    job.await_steps(_STEPS, time.monotonic_ns())
+    survivors = [job.log_of(node) for node in range(NODES) if node != victim]
+    killed_ns = time.monotonic_ns()
+    job.kill_rank(victim)
+    job.await_steps(_STEPS, time.monotonic_ns())
+    joiner = job.log_of(victim)
+    if joiner.records[0].end_ns < killed_ns or recovery_log.has_taken_whole(joiner.records):
+        raise ContenderFailed(f"node {victim}'s joiner took the whole state: {job.said(victim)}")
+    return _worst(joiner, survivors)
+
+
+def _worst(joiner: Log, survivors: Sequence[Log]) -> recovery_log.Join:
+    """By the survivor whose longest step was longest."""
+    found = []
+    for log in survivors:
+        log.read()
+        found.append(recovery_log.join(joiner.records, log.records, NODES))
+    return max(found, key=lambda join: join.longest_s)
+
+
+def _measure(context: Context, load: Load, state: int, count: int, section: Section) -> Measured:
+    arguments = (load.gradient_bytes, state, _COMPUTE_MS)
+    with Job(context.programs, _RANK_PROGRAM, arguments, _LEASE_MS, megabits_per_s=_LINK) as job:
+        job.await_steps(_STEPS, 0)
+        goodput = goodput_bytes_per_s(job.network, "node0", "node1", _LINK)
+        joins = []
+        for number in range(count):
+            context.progress(f"{load.name}, {format_bytes(state)}: join {number + 1} of {count}")
+            joins.append(_join(job, number % NODES))
+        if wrong := job.stop():
+            section.failed = True
+            context.notes.append(f"{section.title}: {wrong}")
+    return Measured(load, state, goodput, joins)
+
+
+def add(context: Context, state: int, count: int, section: Section) -> None:
+    """Adds a table, and bars."""
+    measured = [_measure(context, load, state, count, section) for load in (_LIGHT, _HEAVY)]
+    rows = [_row(each) for each in measured]
+    head = ["joins beside", "joins", "usual step", "longest", "steps meanwhile", "enters"]
+    head += ["bytes alone", "times", "share of the rest"]
+    gradients = " or ".join(format_bytes(each.load.gradient_bytes) for each in measured)
+    section.text += "\n" + markdown_table(head, rows)
+    section.text += (
+        f"\nA joiner takes {format_bytes(state)} over links of {_LINK} Mb/s while the others go on: "
+        f"steps compute for {_COMPUTE_MS} ms\nand have gradients of {gradients}. It enters from its "
+        "begin() until that returns. `bytes alone`:\nthe time of the state's on that link. `times`: "
+        "the first, less a usual step, over the second. `share of the\nrest`: of what gradients left "
+        "of the link, how much carried the state and the steps since. Medians; the\nlongest of all.\n"
+    )
+    light, heavy = measured
+    times = median([light.times(join) for join in light.joins])
+    share = median([heavy.share(join) for join in heavy.joins])
+    size = format_bytes(state)
+    section.bars += [
+        Bar(
+            f"a joiner that catches up with {size}: its time, less one step, over its transfer's",
+            f"<= {_ENTER_TIMES_MAX:g}",
+            times,
+            times <= _ENTER_TIMES_MAX,
+        ),
+        Bar(
+            f"a joiner that catches up with {size}: its share of what gradients leave of the link",
+            f">= {_SHARE_MIN:g}",
+            share,
+            share >= _SHARE_MIN,
+        ),
+    ]
+    section.data["catching_up"] = {each.load.name: _data(each) for each in measured}
+
+
+def _data(measured: Measured) -> dict[str, object]:
+    joins = measured.joins
+    return {
+        "state_bytes": measured.state_bytes,
+        "gradient_bytes": measured.load.gradient_bytes,
+        "goodput_bytes_per_s": measured.goodput_bytes_per_s,
+        "usual_s": [join.usual_s for join in joins],
+        "longest_s": [join.longest_s for join in joins],
+        "enter_s": [join.enter_s for join in joins],
+        "steps": [join.steps for join in joins],
+        "share": [measured.share(join) for join in joins],
+    }
+
+
+def _row(measured: Measured) -> list[str]:
+    joins = measured.joins
+    return [
+        measured.load.name,
+        str(len(joins)),
+        format_seconds(median([join.usual_s for join in joins])),
+        format_seconds(max(join.longest_s for join in joins)),
+        f"{median([join.steps for join in joins]):g}",
+        format_seconds(median([join.enter_s for join in joins])),
+        format_seconds(measured.least_s),
+        f"{median([measured.times(join) for join in joins]):.3g}",
+        f"{median([measured.share(join) for join in joins]):.0%}",
+    ]

@@ -40,6 +40,7 @@ from talweg._catch_up_lines import (
     Writer,
     pieces,
 )
+from talweg._giving import _Outbox
 from talweg._replay import Call
 
 _A, _B = (0, 0), (1, 0)
@@ -47,11 +48,12 @@ _LAYOUT = b"layout"
 
 
 def _ready_taker() -> Taker:
-    """It has the snapshot of step 5 from both, and has said that it is ready."""
+    """It has the snapshot of step 4 from both, has made step 5, and has said that it is ready."""
     taker = Taker([_A, _B])
     for number, place in enumerate((_A, _B)):
-        taker.on_snapshot(place, 5, (number, 2), _LAYOUT)
+        taker.on_snapshot(place, 4, (number, 2), _LAYOUT)
         taker.on_stripe(place)
+        taker.on_entry(place, 5, 5)
     return taker
 
 
@@ -148,10 +150,7 @@ class TakerTest(unittest.TestCase):
     def test_it_is_ready_when_it_is_behind_by_one(self) -> None:
         taker = Taker([_A])
         taker.on_snapshot(_A, 5, (0, 1), _LAYOUT)
-        self.assertEqual(list(taker.on_stripe(_A)), [Load(5), SayReady()])
-        taker = Taker([_A])
-        taker.on_snapshot(_A, 5, (0, 1), _LAYOUT)
-        taker._lines[_A].told = 9
+        # It does not know how many steps there were meanwhile.
         self.assertEqual(list(taker.on_stripe(_A)), [Load(5)])
         self.assertEqual(list(taker.on_entry(_A, 6, 9)), [Apply(6)])
         self.assertEqual(list(taker.on_entry(_A, 7, 9)), [Apply(7)])
@@ -428,7 +427,8 @@ class LinesTest(unittest.TestCase):
 
                 reader = Reader(find_room)
                 for message in sent:
-                    self.assertTrue(writer.send(message, lambda: False))
+                    has_next = message is not sent[-1] and draw.random() < 0.5
+                    self.assertTrue(writer.send(message, lambda: False, has_next))
                 got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
                 stripes = iter(begun)
                 got = [
@@ -452,6 +452,35 @@ class LinesTest(unittest.TestCase):
         reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
         got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
         self.assertEqual(got, [Unable("why")])
+
+
+    def test_a_joiner_gets_ready_when_steps_are_shorter_than_rounds(self) -> None:
+        outbox = _Outbox()
+
+        class Pipe(_Pipe):
+            def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
+                """Meanwhile the survivor makes three steps."""
+                for _ in range(3):
+                    outbox.step += 1
+                    outbox.add(Entry(outbox.step, outbox.step, []), 0)
+                if len(self.chunks) == 20:
+                    outbox.drop(is_over=True)
+                return super().send(chunk, is_over)
+
+        pipe: Any = Pipe()
+        outbox.step = 5
+        outbox.add(Snapshot(5, 0, 1, b"", (9,), np.ones(9, np.uint8)), 9)
+        self.assertFalse(outbox.send_all(Writer(pipe)))
+        taker = Taker([_A])
+        taker.on_snapshot(_A, 5, (0, 1), _LAYOUT)
+        taker.on_stripe(_A)
+        reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
+        effects: list[Any] = []
+        for chunk in pipe.chunks[1:]:
+            for message in reader.take(chunk):
+                assert isinstance(message, Entry)
+                effects += taker.on_entry(_A, message.step, message.newest)
+        self.assertIn(SayReady(), effects)
 
 
 class StripesTest(unittest.TestCase):

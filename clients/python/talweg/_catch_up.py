@@ -327,7 +327,9 @@ class Taker:
         while self.step < min(line.logged for line in lines):
             self.step += 1
             effects.append(Apply(self.step))
-        if max(line.told for line in lines) - self.step <= _BEHIND_MAX:
+        # Only an entry tells how many steps there were while the snapshot came.
+        behind = max(line.told for line in lines) - self.step
+        if self.step > self._loaded and behind <= _BEHIND_MAX:
             effects += self._say_ready()
         if all(line.rest_of is not None for line in lines):
             if {line.rest_of for line in lines} != {self.step}:

@@ -278,30 +278,39 @@ def _soon() -> float:
 
 
 class Writer:
-    """Cuts messages into chunks, and sends them."""
+    """Cuts messages into chunks, and sends them.
+
+    Steps may be shorter than a round takes. So a chunk holds as many messages as there are and fit.
+    """
 
     def __init__(self, rounds: Rounds, bytes_max: int = CHUNK_BYTES) -> None:
         self._rounds = rounds
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
+        self._begin()
 
-    def send(self, message: Message, is_over: Callable[[], bool]) -> bool:
-        """False: `is_over` says so, before all was sent. The next message begins anew then."""
-        position, begins = _CHUNK.size, 1
+    def _begin(self) -> None:
+        self._position, self._begins = _CHUNK.size, 1
 
-        def leave() -> bool:
-            nonlocal position, begins
-            self._chunk[: _CHUNK.size] = np.frombuffer(
-                _CHUNK.pack(position - _CHUNK.size, begins), np.uint8
-            )
-            sent = not is_over() and self._rounds.send(self._chunk[:position], is_over)
-            position, begins = _CHUNK.size, 0
-            return sent
+    def send(
+        self, message: Message, is_over: Callable[[], bool], has_next: bool = False
+    ) -> bool:
+        """`has_next`: another message follows at once, and may be in the same chunk.
 
+        False: `is_over` says so, before all was sent. The next message begins anew then.
+        """
         for piece in pieces(message):
             while piece.size > 0:
-                count = min(piece.size, self._chunk.size - position)
-                self._chunk[position : position + count] = piece[:count]
-                piece, position = piece[count:], position + count
-                if position == self._chunk.size and not leave():
+                count = min(piece.size, self._chunk.size - self._position)
+                self._chunk[self._position : self._position + count] = piece[:count]
+                piece, self._position = piece[count:], self._position + count
+                if self._position == self._chunk.size and not self._leave(is_over):
                     return False
-        return position == _CHUNK.size or leave()
+        return has_next or self._position == _CHUNK.size or self._leave(is_over)
+
+    def _leave(self, is_over: Callable[[], bool]) -> bool:
+        head = _CHUNK.pack(self._position - _CHUNK.size, self._begins)
+        self._chunk[: _CHUNK.size] = np.frombuffer(head, np.uint8)
+        sent = not is_over() and self._rounds.send(self._chunk[: self._position], is_over)
+        self._begin()
+        self._begins = int(not sent)
+        return sent

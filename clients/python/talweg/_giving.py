@@ -118,13 +118,13 @@ class _Outbox:
                 if self.is_over:
                     return False
                 queued, drops = self._queue.popleft(), self._drops
-                newest = self._newest
+                newest, has_next = self._newest, bool(self._queue and self._queue[0])
             if queued is None:
                 return True
             message = queued.message
             if isinstance(message, Entry):
                 message = replace(message, newest=newest)
-            writer.send(message, partial(self._has_dropped, drops))
+            writer.send(message, partial(self._has_dropped, drops), has_next)
             with self._condition:
                 if self._drops == drops:
                     self._waiting_bytes -= queued.nbytes

@@ -540,6 +540,14 @@ TALWEG_API talweg_status talweg_follow(talweg_client* client, uint64_t epoch, in
 TALWEG_API talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, void* out,
                                       uint64_t count);
 
+/* ---- Comparing
+ * --------------------------------------------------------------------------------------- */
+
+/* A digest of `bytes` bytes of `data`, as fast as memory is read. Ranks that should hold equal
+ * bytes compare it: it is the same on every machine, and it resists no adversary. `seed` may be the
+ * digest of what comes before, or 0. (Since version 1.4.) */
+TALWEG_API uint64_t talweg_digest(const void* data, size_t bytes, uint64_t seed);
+
 /* ---- Statistics
  * ------------------------------------------------------------------------------------- */
 

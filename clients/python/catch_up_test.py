@@ -453,7 +453,6 @@ class LinesTest(unittest.TestCase):
         got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
         self.assertEqual(got, [Unable("why")])
 
-
     def test_a_joiner_gets_ready_when_steps_are_shorter_than_rounds(self) -> None:
         outbox = _Outbox()
 

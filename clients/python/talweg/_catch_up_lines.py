@@ -291,9 +291,7 @@ class Writer:
     def _begin(self) -> None:
         self._position, self._begins = _CHUNK.size, 1
 
-    def send(
-        self, message: Message, is_over: Callable[[], bool], has_next: bool = False
-    ) -> bool:
+    def send(self, message: Message, is_over: Callable[[], bool], has_next: bool = False) -> bool:
         """`has_next`: another message follows at once, and may be in the same chunk.
 
         False: `is_over` says so, before all was sent. The next message begins anew then.

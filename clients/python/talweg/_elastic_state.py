@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _client, _objects, _outlive
+from talweg._digest import Digest
 from talweg._replay import Replay
 from talweg._sampler import ElasticSampler
 from talweg._state_replay import Recorder, StateReplay, is_of_jax
@@ -174,7 +174,7 @@ class State:
         steps, and raise Mismatch at all of them if one differs. At every rank alike.
 
         Without this, or with 0, it does so in the first step, and in each that follows a joiner's
-        entry. It takes as long as it takes to hash the values.
+        entry. It takes as long as it takes to read the values once.
         """
         if steps < 0:
             raise InvalidArgument(f"check_every({steps}): it is a number of steps, or 0 for none")
@@ -272,17 +272,17 @@ class State:
             self._values[name] = value
 
     def digest(self) -> int:
-        total = hashlib.sha256()
+        total = Digest()
         self._add_all_to_digest(total)
-        return int.from_bytes(total.digest()[:8], "little")
+        return total.value
 
-    def _add_all_to_digest(self, total: Any) -> None:
+    def _add_all_to_digest(self, total: Digest) -> None:
         """What is to be equal at all ranks."""
         for name in sorted(self._values):
             total.update(name.encode())
             self._add_to_digest(total, self._captured(self._values[name]))
 
-    def _add_to_digest(self, total: Any, value: Any) -> None:
+    def _add_to_digest(self, total: Digest, value: Any) -> None:
         """Arrays by their bytes; of what may look otherwise at every rank nothing."""
         if isinstance(value, np.ndarray):
             total.update(np.ascontiguousarray(value).data)

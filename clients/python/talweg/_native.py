@@ -142,6 +142,7 @@ _PROTOTYPES = {
         ctypes.c_int,
         [_client_p, _u32, _u64, ctypes.c_char_p, ctypes.c_size_t, _i64],
     ),
+    "talweg_digest": (_u64, [ctypes.c_void_p, ctypes.c_size_t, _u64]),
     "talweg_ready": (ctypes.c_int, [_client_p, _i64]),
     "talweg_end_step": (ctypes.c_int, [_client_p, _i64]),
     "talweg_steps_ended": (_u64, [_client_p]),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from talweg import _client, _objects
+from talweg._digest import Digest
 from talweg._elastic_state import State
 from talweg._sampler import ElasticSampler
 from talweg.errors import InvalidArgument, Mismatch
@@ -167,7 +168,7 @@ class Elastic(State):
                 )
         own.load_state_dict(value)
 
-    def _add_all_to_digest(self, total: Any) -> None:
+    def _add_all_to_digest(self, total: Digest) -> None:
         model: torch.nn.Module | None = self._values.get("model")
         for name, parameter in model.named_parameters() if model is not None else ():
             total.update(name.encode())

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from cluster import DEADLINE_S, Cluster, Daemon, Rank
 
+# A virtual machine's CPU may stand still for 20 s. That is no loss here.
+_SILENCE = "--silence_ms=60s"
+
 
 class Job:
     """Its ranks are in the order in which they were added."""
@@ -23,9 +26,9 @@ class Job:
         self._program = program
         self._cluster = cluster
         self._options = list(options)
-        scheduler = cluster.scheduler(["--in_memory"])
+        scheduler = cluster.scheduler(["--in_memory", "--lease_ms=60s"])
         self._address = scheduler.addresses["listen"]
-        cluster.aggregator(self._address, "a0")
+        cluster.aggregator(self._address, "a0", [_SILENCE])
         self.stop = cluster.directory / "stop"
         self.agents: list[Daemon] = []
         self.ranks: list[Rank] = []
@@ -49,6 +52,7 @@ class Job:
                 "--max_members=4",
                 "--gather_ms=1",
                 "--loss_policy=continue",
+                _SILENCE,
             ],
             name=f"agent{len(self.agents)}",
         )

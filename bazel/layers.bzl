@@ -113,6 +113,7 @@ _DEPS_USERS = {
     "protobuf": _GRPC_USERS + ["libs/config"],
     "spdlog": ["libs/telemetry", "tests"],
     "sqlite": ["libs/store", "tests"],
+    "xxhash": ["clients/c"],
 }
 
 # What test and benchmark targets of any layer may use in addition.

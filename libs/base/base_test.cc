@@ -6,7 +6,6 @@
 #include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
-#include "libs/base/content_digest.h"
 #include "libs/base/dealing.h"
 #include "libs/base/dtype.h"
 #include "libs/base/fingerprint.h"
@@ -16,40 +15,6 @@
 
 namespace talweg {
 namespace {
-
-std::vector<std::byte> RandomBytes(Random& random, size_t count) {
-  std::vector<std::byte> bytes(count);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Next());
-  return bytes;
-}
-
-TEST_CASE("ContentDigest: one bit, one byte more and the order of pieces make another", "[base]") {
-  Random random(1);
-  for (size_t size = 0; size < 300; ++size) {
-    CAPTURE(size);
-    std::vector<std::byte> content = RandomBytes(random, size);
-    const uint64_t digest = ContentDigest(content, 7);
-    CHECK(ContentDigest(content, 7) == digest);
-    CHECK(ContentDigest(content, 8) != digest);
-    std::set<uint64_t> seen{digest};
-    for (size_t bit = 0; bit < 8 * size; ++bit) {
-      content[bit / 8] ^= std::byte{1} << bit % 8;
-      CHECK(seen.insert(ContentDigest(content, 7)).second);
-      content[bit / 8] ^= std::byte{1} << bit % 8;
-    }
-    content.push_back(std::byte{0});
-    CHECK(ContentDigest(content, 7) != digest);
-  }
-  const std::vector<std::byte> one = RandomBytes(random, 64), other = RandomBytes(random, 64);
-  CHECK(ContentDigest(one, ContentDigest(other, 0)) != ContentDigest(other, ContentDigest(one, 0)));
-}
-
-TEST_CASE("ContentDigest: is the same in every version", "[base]") {
-  std::vector<std::byte> content(1000);
-  for (size_t at = 0; at < content.size(); ++at) content[at] = static_cast<std::byte>(at * at);
-  CHECK(ContentDigest({}, 0) == 0xd7cb81222d2c745au);
-  CHECK(ContentDigest(content, 1) == 0xd7db979d57ba266cu);
-}
 
 TEST_CASE("Bytes: sizes are read in powers of 1024 and anything else is refused", "[base]") {
   CHECK(ParseBytes("4096") == 4096);

@@ -454,20 +454,20 @@ class LinesTest(unittest.TestCase):
         self.assertEqual(got, [Unable("why")])
 
     def test_a_joiner_gets_ready_when_steps_are_shorter_than_rounds(self) -> None:
-        outbox = _Outbox()
+        outbox, step = _Outbox(), 5
 
         class Pipe(_Pipe):
             def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
                 """Meanwhile the survivor makes three steps."""
+                nonlocal step
                 for _ in range(3):
-                    outbox.step += 1
-                    outbox.add(Entry(outbox.step, outbox.step, []), 0)
+                    step += 1
+                    outbox.add(Entry(step, step, []), 0)
                 if len(self.chunks) == 20:
                     outbox.drop(is_over=True)
                 return super().send(chunk, is_over)
 
         pipe: Any = Pipe()
-        outbox.step = 5
         outbox.add(Snapshot(5, 0, 1, b"", (9,), np.ones(9, np.uint8)), 9)
         self.assertFalse(outbox.send_all(Writer(pipe)))
         taker = Taker([_A])

@@ -11,7 +11,7 @@ from talweg import _native
 
 
 class Digest:
-    """Of bytes that are given piece by piece."""
+    """A digest of bytes that are given piece by piece."""
 
     def __init__(self) -> None:
         self.value = 0  # 64 bits.

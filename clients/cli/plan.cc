@@ -122,6 +122,9 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
     }
     if (plan.goes_on) args.push_back("--loss_policy=continue");
     if (plan.goes_on) args.push_back(absl::StrCat("--gather_ms=", plan.gather_ms));
+    if (plan.begin_node_count > 0) {
+      args.push_back(absl::StrCat("--begin_members=", plan.begin_node_count));
+    }
   }
   if (plan.scheduler.empty() || !SaysWhereAdminIs(plan.environment)) {
     args.push_back(Where(plan, "admin_listen", absl::StrCat("agent-", node, "-admin.sock")));

@@ -34,7 +34,9 @@ struct RunPlan {
   // Nodes come and go, and there are at most so many; 0: all nodes of the job are in
   // `ranks_per_node`. Otherwise those up to this one are, which has them all alike.
   uint32_t max_node_count = 0;
-  // How long a job that has `min_node_count` waits for all others before it begins.
+  // With how many of these the job begins at once; 0: nobody has said.
+  uint32_t begin_node_count = 0;
+  // How long a job that has `min_node_count` waits for as many as it begins with.
   uint64_t gather_ms = 600'000;
   RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
   // For a scheduler, and for an aggregator where the run can go on without it.

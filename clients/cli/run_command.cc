@@ -99,19 +99,18 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
         "option --max-nodes needs hosts that come and go: give --hostfile or "
         "--host-discovery-script, or --scheduler and --node-rank for one node of such a job");
   }
-  if (comes_and_goes && arguments.Has("nodes")) {
-    return absl::InvalidArgumentError(
-        "options --nodes and --max-nodes are both given: one node of a job whose nodes come and "
-        "go needs --max-nodes alone");
-  }
   TALWEG_ASSIGN_OR_RETURN(plan.max_node_count, arguments.Number("max-nodes", 0, 1, kNodeMax + 1));
   TALWEG_ASSIGN_OR_RETURN(
       plan.min_node_count,
       arguments.Number("min-nodes", 1, 1,
                        comes_and_goes ? plan.max_node_count : plan.node_count()));
-  // Otherwise ranks are told the size of the whole job: it begins when it is complete.
+  if (comes_and_goes) {
+    TALWEG_ASSIGN_OR_RETURN(plan.begin_node_count,
+                            arguments.Number("nodes", 0, plan.min_node_count, plan.max_node_count));
+  }
+  // Otherwise it is known for whom the job waits.
   constexpr uint64_t kGatherMs = 3'000;
-  if (comes_and_goes) plan.gather_ms = kGatherMs;
+  if (comes_and_goes && plan.begin_node_count == 0) plan.gather_ms = kGatherMs;
   TALWEG_ASSIGN_OR_RETURN(plan.gather_ms,
                           arguments.Number("gather-ms", plan.gather_ms, 0, 7 * 24 * 3'600'000));
   return absl::OkStatus();
@@ -139,7 +138,11 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
         "talweg run: no program; write it after --, as in: talweg run --nodes 2 -- python "
         "train.py");
   }
-  TALWEG_ASSIGN_OR_RETURN(const uint64_t nodes, arguments.Number("nodes", 0, 1, 1024));
+  // Where nodes come and go only this one is here.
+  uint64_t nodes = 0;
+  if (!arguments.Has("max-nodes")) {
+    TALWEG_ASSIGN_OR_RETURN(nodes, arguments.Number("nodes", 0, 1, 1024));
+  }
   TALWEG_ASSIGN_OR_RETURN(
       plan.ranks_per_node,
       ParseRanksPerNode(arguments.Text("ranks-per-node", "1"), static_cast<uint32_t>(nodes)));
@@ -286,7 +289,9 @@ Command RunCommand() {
       "  talweg run --hostfile hosts --min-nodes 2 --max-nodes 8 -- python train.py";
   command.operands = Operands::kProgram;
   command.options = {
-      {"nodes", "N", "Number of nodes, each with an agent of its own. Default: 1."},
+      {"nodes", "N",
+       "Number of nodes, each with an agent of its own. Default: 1. Where nodes come and go: with\n"
+       "how many the job begins at once."},
       {"ranks-per-node", "N[,N...]",
        "Ranks on each node, one number for all or one a node. Default: 1."},
       {"aggregators", "N",
@@ -309,12 +314,13 @@ Command RunCommand() {
        "30 s. Default: 1000."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"max-nodes", "N",
-       "Where nodes come and go: how many are there at most at a time. With --scheduler in place "
-       "of\n"
-       "--nodes. Ranks get no RANK and no WORLD_SIZE."},
+       "Where nodes come and go: how many are there at most at a time. Ranks get no RANK and no\n"
+       "WORLD_SIZE."},
       {"gather-ms", "MS",
-       "With --loss-policy=continue: how long a job that has --min-nodes waits for all others\n"
-       "before it begins. Default: 600000; with --max-nodes, 3000."},
+       "With --loss-policy=continue: how long a job that has --min-nodes waits for all others, or\n"
+       "for --nodes where nodes come and go, before it begins. Default: 600000; on hosts that "
+       "come\n"
+       "and go 60000; with --max-nodes, and without --nodes, 3000."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
        "($TALWEG_FORCE_DISTRIBUTED=1); says which. As do --provider,\n"

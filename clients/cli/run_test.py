@@ -248,11 +248,24 @@ class RunTest(unittest.TestCase):
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("--node_rank=7 --rank_count=2 --min_members=1 --max_members=4", agent)
         self.assertIn("--loss_policy=continue --gather_ms=3000", agent)
+        self.assertNotIn("--begin_members", agent)
         self.assertIn("--name=node-7-0 --provider=tcp --listen=127.0.0.1:0", aggregator)
         self.assertIn("--admin_listen=unix:/", aggregator)
         self.assertEqual(
             sorted(output.splitlines()), ["[7.0] none none 7 0/2", "[7.1] none none 7 1/2"]
         )
+
+    def test_a_job_whose_nodes_come_and_go_begins_with_some(self) -> None:
+        run = Run(
+            "--scheduler=127.0.0.1:7447", "--max-nodes=4", "--nodes=2", "--node-rank=3", "--",
+            "true",
+        )  # fmt: skip
+        run.process.wait(TIMEOUT_S)
+        agent = run.arguments_of("talweg-agent")[0]
+        status, _, errors = run.end()
+        self.assertEqual((status, errors), (0, ""))
+        self.assertIn("--rank_count=1 --min_members=1 --max_members=4", agent)
+        self.assertIn("--gather_ms=600000 --begin_members=2", agent)
 
     def test_one_machine_of_several(self) -> None:
         run = Run(
@@ -640,7 +653,7 @@ class UsageTest(unittest.TestCase):
         self.check("run", "--scheduler=a:1", "x", expected="--node-rank is missing")
         self.check("run", "--max-nodes=2", "x", expected="--max-nodes needs hosts that come and go")
         one = ["run", "--scheduler=a:1", "--node-rank=0", "--max-nodes=2"]
-        self.check(*one, "--nodes=2", "x", expected="--nodes and --max-nodes are both given")
+        self.check(*one, "--nodes=3", "x", expected="--nodes: '3' is no number from 1 to 2")
         self.check(*one, "--min-nodes=3", "x", expected="--min-nodes: '3' is no number from 1")
         self.check(*one, "--ranks-per-node=1,2", "x", expected="'1,2' has 2 numbers; with --max-n")
         self.check(*one, "--loss-policy=fail_job", "x", expected="is for --loss-policy=continue")

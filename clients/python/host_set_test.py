@@ -63,10 +63,10 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(_starts(actions), [("a", 0, 2), ("b", 1, 1)])
         self.assertEqual((job.waiting(), job.next_s()), ("", 80))
         self.assertEqual(job.on_here("b", 30), [])
-        self.assertEqual(job.on_here("a", 40), [Begin("a"), Begin("b")])
+        self.assertEqual(job.on_here("a", 40), [Begin("a", 2), Begin("b", 2)])
         self.assertEqual((job.state, job.next_s()), (JobState.RUNNING, None))
         job.on_listed(_hosts("a:2 b c"), 50)  # It comes to a running job.
-        self.assertEqual(job.on_here("c", 60), [Begin("c")])
+        self.assertEqual(job.on_here("c", 60), [Begin("c", 2)])
 
     def test_it_begins_without_hosts_that_are_not_reached(self) -> None:
         job = HostSet(Bounds(), Policy(meet_s=30), 0)
@@ -74,9 +74,10 @@ class HostSetTest(unittest.TestCase):
         job.on_here("b", 10)
         self.assertEqual(job.on_time(29), [])
         actions = job.on_time(30)
-        self.assertEqual(actions[0], Begin("b"))
+        self.assertEqual(actions[0], Begin("b", 1))
         self.assertIn("host a has not been reached within 30 s: the job begins", _said(actions))
-        self.assertEqual(job.on_here("a", 31), [Begin("a")])
+        # However many there are by then, all say the same.
+        self.assertEqual(job.on_here("a", 31), [Begin("a", 1)])
 
     def test_a_host_fails_before_the_others_are_reached(self) -> None:
         job = HostSet(Bounds(first=3, least=2), Policy(), 0)
@@ -84,13 +85,13 @@ class HostSetTest(unittest.TestCase):
         job.on_here("a", 1)
         job.on_here("b", 2)
         actions = job.on_ended("c", 1, "ssh to it failed", 3)
-        self.assertEqual(actions[1:], [Begin("a"), Begin("b")])
+        self.assertEqual(actions[1:], [Begin("a", 2), Begin("b", 2)])
         job = HostSet(Bounds(first=2, least=2), Policy(), 0)
         job.on_listed(_hosts("a b"), 0)
         job.on_here("a", 1)
         actions = job.on_ended("b", 1, "ssh to it failed", 2)
         self.assertIn("needs 2 nodes to go on, and has 1 (a); b has failed", _said(actions))
-        self.assertIn(Begin("a"), actions)
+        self.assertIn(Begin("a", 1), actions)
 
     def test_no_host_is_reached(self) -> None:
         job = HostSet(Bounds(), Policy(meet_s=30), 0)
@@ -270,7 +271,8 @@ class HostSetTest(unittest.TestCase):
         leaving: set[str] = set()
         nodes: set[int] = set()
         here: set[str] = set()  # Those that were reached,
-        begun: set[str] = set()  # and have been told to begin.
+        begun: set[str] = set()  # and have been told to begin,
+        told: set[int] = set()  # with so many.
         reached: set[object] = set()
         for now in itertools.count():
             self.assertLess(now, 5000)
@@ -299,6 +301,9 @@ class HostSetTest(unittest.TestCase):
                 actions = job.on_time(now)
             running.pop(ended, None)
             leaving.discard(ended)
+            begin = [each.nodes for each in actions if isinstance(each, Begin)]
+            if begin and not told:
+                self.assertEqual(begin[0], len(begin))
             for each in actions:
                 if isinstance(each, Start):
                     self.assertNotIn(each.host, {*running, *leaving})
@@ -312,9 +317,11 @@ class HostSetTest(unittest.TestCase):
                     self.assertIn(each.host, here & {*running})
                     self.assertNotIn(each.host, begun)
                     begun.add(each.host)
+                    told.add(each.nodes)
                 elif isinstance(each, Stop):
                     del running[each.host]
                     leaving.add(each.host)
+            self.assertLessEqual(len(told), 1)
             count = sum(running.values()) if bounds.in_ranks else len(running)
             if bounds.most:
                 self.assertLessEqual(count, bounds.most)

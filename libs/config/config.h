@@ -108,6 +108,7 @@ struct AgentConfig : ProcessConfig {
   uint32_t rank_count = 1;  // Ranks of the job on this node.
   uint32_t min_members = 1;
   uint32_t max_members = 1;
+  uint32_t begin_members = 0;  // 0: max_members.
   LossPolicy loss_policy = LossPolicy::kFailJob;
   uint64_t slice_bytes_max = kMiB;
   Dealing dealing;                   // How slices are dealt to aggregators.
@@ -126,7 +127,7 @@ struct AgentConfig : ProcessConfig {
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
-  uint64_t gather_ms = 30'000;  // From min_members to the job's beginning, unless it is complete.
+  uint64_t gather_ms = 30'000;  // From min_members to the job's beginning without begin_members.
   uint64_t silence_ms =
       20'000;  // A data connection that is silent for so long is broken; 0: never.
   uint64_t unreachable_ms =

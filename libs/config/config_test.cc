@@ -166,6 +166,10 @@ TEST_CASE("config: an unknown option gets the nearest known one", "[config]") {
 
 TEST_CASE("config: options that exclude each other", "[config]") {
   CHECK_THAT(AgentError({"--min_members=3"}), Contains("--min_members=3 is above --max_members=1"));
+  for (const char* begin : {"--begin_members=1", "--begin_members=5"}) {
+    CHECK_THAT(AgentError({"--min_members=2", "--max_members=4", begin}),
+               Contains(std::string(begin) + " is not from --min_members=2 to --max_members=4"));
+  }
   CHECK_THAT(AgentError({"--standalone", "--max_members=2"}), Contains("serves one node"));
   CHECK_FALSE(LoadSchedulerConfig({"--in_memory", "--store_path=/x"}, {}).ok());
   // On a socket there is shared memory or nothing.

@@ -227,6 +227,12 @@ absl::Status CheckTogether(const AgentConfig& config) {
                                                    " is above --max_members=", config.max_members,
                                                    "; raise --max_members or lower --min_members"));
   }
+  const uint32_t begin = config.begin_members;
+  if (begin != 0 && (begin < config.min_members || begin > config.max_members)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "option --begin_members=", begin, " is not from --min_members=", config.min_members,
+        " to --max_members=", config.max_members, "; give a number between them, or leave it out"));
+  }
   if (IsUnixAddress(config.scheduler) && !config.local_transport && !config.standalone) {
     return absl::InvalidArgumentError(absl::StrCat(
         "option --scheduler=", config.scheduler,

@@ -216,7 +216,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("min_members", &C::min_members, Number<uint32_t>{1, 65536},
               "With how few nodes the job begins, and goes on after losses (loss_policy)."),
       Make<C>("max_members", &C::max_members, Number<uint32_t>{1, 65536},
-              "How many nodes the job may have; with so many it begins at once."),
+              "How many nodes the job may have."),
+      Make<C>(
+          "begin_members", &C::begin_members, Number<uint32_t>{0, 65536},
+          "With so many nodes the job begins at once; from min_members to max_members. The same "
+          "at all agents of a job. 0: as max_members."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
       Make<C>(
@@ -261,7 +265,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
               "How long the agent waits for the scheduler and for min_members nodes."),
       Make<C>("gather_ms", &C::gather_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
-              "How long a job that has min_members nodes waits for max_members before it begins. "
+              "How long a job that has min_members nodes waits for begin_members before it begins. "
               "Who comes later joins between two steps."),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(

@@ -35,6 +35,11 @@ uint64_t Membership::MembersMax(const Job& job) const {
   return std::min<uint64_t>(job.spec.max_members, QuotaOf(job).members_max);
 }
 
+// With so many it waits for nobody else.
+uint64_t Membership::MembersToBegin(const Job& job) const {
+  return std::min<uint64_t>(job.spec.BeginMembers(), QuotaOf(job).members_max);
+}
+
 TenantUse Membership::UseOf(const std::string& tenant, std::optional<JobId> except) const {
   TenantUse use;
   for (const auto& [id, job] : jobs_) {

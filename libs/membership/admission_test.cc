@@ -139,6 +139,19 @@ TEST_CASE("Admission: a job has the members_max of its rule, and begins with the
   CHECK(f.Join(Fixture::Request("a", 2, 12, spec)).answer.ok());
 }
 
+TEST_CASE("Admission: a job that may not have begin_members begins with those of its rule",
+          "[membership]") {
+  Ruled f("job a members_max=2\n");
+  f.AddAggregator("a0", 100);
+  JobSpec spec = Spec(1, 8);
+  spec.begin_members = 3;
+  spec.gather_ns = 3600 * kSecond;
+  const JobId job = f.Enter("a", 0, 10, spec);
+  CHECK(f.StateOf(job) == JobState::kForming);
+  f.Enter("a", 1, 11, spec);
+  CHECK(f.StateOf(job) == JobState::kRunning);
+}
+
 TEST_CASE("Admission: an agent cannot say another tenant than the rule's", "[membership]") {
   Ruled f("job a tenant=t\ntenant t jobs_max=1\n");
   const Answer other = f.Ask("a", 0, Spec(1, 2), "u");

@@ -396,6 +396,7 @@ class Membership {
   void EndWait(const JoinRequest& request);
   void ForgetWaiting(int64_t now_ns);
   uint64_t MembersMax(const Job& job) const;
+  uint64_t MembersToBegin(const Job& job) const;
 
   Answer MakeRoom(Job& job, const JoinRequest& request, Turn& turn);
   Answer Find(const Caller& caller, Turn& turn, Job*& job, Member*& member);

@@ -117,7 +117,10 @@ class World {
     JoinRequest request{.job_name = std::string(1, static_cast<char>('a' + input.Byte() % 2))};
     request.spec.min_members = 1 + input.Byte() % 3;
     request.spec.max_members = request.spec.min_members + input.Byte() % 2;
-    request.spec.loss_policy = LossPolicy{static_cast<uint8_t>(1 + input.Byte() % 2)};
+    const uint8_t policy = input.Byte();
+    request.spec.loss_policy = LossPolicy{static_cast<uint8_t>(1 + policy % 2)};
+    request.spec.begin_members = policy / 2 % 5;
+    request.spec.gather_ns = int64_t{policy / 16} * 100'000'000;
     request.member = {.id = Id(input), .rank_count = 1 + input.Byte() % 2u};
     return request;
   }

@@ -81,6 +81,57 @@ TEST_CASE("Membership: a job that has min_members waits a while for max_members"
   }
 }
 
+TEST_CASE("Membership: a job begins at once with begin_members", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  JobSpec spec = Spec(1, 4, LossPolicy::kContinue);
+  spec.begin_members = 2;
+  spec.gather_ns = 60 * kSecond;
+  const auto view_size = [&f](JobId job) { return f.core->jobs().at(job).view->members.size(); };
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  CHECK(f.core->StateText(f.core->jobs().at(job)) ==
+        "has node 0 and waits for 1 more member of 2, for at most 60 s");
+  f.Pass(59 * kSecond, job, {Id(0, 10)});
+  CHECK(f.StateOf(job) == JobState::kForming);
+  SECTION("whichever they are") {
+    f.Enter("mnist", 7, 17, spec);
+    REQUIRE(f.StateOf(job) == JobState::kRunning);
+    CHECK(view_size(job) == 2);
+    // Who comes later is a joiner.
+    f.Enter("mnist", 2, 12, spec);
+    CHECK(f.core->jobs().at(job).quiesce.has_value());
+    f.QuiesceAll(job);
+    CHECK(view_size(job) == 3);
+  }
+  SECTION("and without one of them when the wait is over") {
+    f.Pass(2 * kSecond, job, {Id(0, 10)});
+    REQUIRE(f.StateOf(job) == JobState::kRunning);
+    CHECK(view_size(job) == 1);
+  }
+  SECTION("and not with one that has joined and not opened its stream") {
+    REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
+    CHECK(f.StateOf(job) == JobState::kForming);
+    REQUIRE(f.Attach(job, Id(1, 11)).ok());
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
+  SECTION("and counts those that are left when one has gone") {
+    REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
+    f.Break(Id(0, 10));
+    REQUIRE(f.Attach(job, Id(1, 11)).ok());
+    CHECK(f.StateOf(job) == JobState::kForming);
+    f.Enter("mnist", 0, 20, spec);
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
+  SECTION("also when the scheduler has been started again") {
+    f.Start();
+    f.AddAggregator("a1", 101);
+    REQUIRE(f.Attach(job, Id(0, 10)).ok());
+    CHECK(f.StateOf(job) == JobState::kForming);
+    f.Enter("mnist", 1, 11, spec);
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
+}
+
 TEST_CASE("Membership: a job waits for max_members no longer than it may take to begin",
           "[membership]") {
   Fixture f;
@@ -127,9 +178,21 @@ TEST_CASE("Membership: a spec that differs is refused naming both values", "[mem
   const JoinAnswer answer = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 3)));
   CHECK(answer.answer.code == Code::kRefused);
   CHECK(Contains(answer.answer.text, "max_members is 2 in the job and 3 in the request"));
+  // Nobody's number, and the number that nobody's stands for, are the same.
+  JobSpec begins = Spec(2, 2);
+  begins.begin_members = 2;
+  CHECK(f.Join(Fixture::Request("mnist", 1, 11, begins)).answer.ok());
+  JobSpec early = Spec(1, 3);
+  early.begin_members = 2;
+  f.Enter("early", 0, 20, early);
+  early.begin_members = 1;
+  CHECK(f.Join(Fixture::Request("early", 1, 21, early)).answer.code == Code::kRefused);
+  early.begin_members = 0;
+  CHECK(Contains(f.Join(Fixture::Request("early", 1, 22, early)).answer.text,
+                 "begin_members is 2 in the job and 3 in the request"));
   JobSpec patient = Spec(2, 2);
   patient.gather_ns = 30'000'000'000;
-  const std::string text = f.Join(Fixture::Request("mnist", 1, 11, patient)).answer.text;
+  const std::string text = f.Join(Fixture::Request("mnist", 1, 13, patient)).answer.text;
   CHECK(Contains(text, "gather is 0 s in the job and 30 s in the request"));
   JobSpec dealt = Spec(2, 2);
   dealt.dealing = ParseDealing("weighted").value();
@@ -152,6 +215,8 @@ TEST_CASE("Membership: what can never be right is named", "[membership]") {
   CHECK(Contains(problem([](JoinRequest& r) { r.job_name = std::string("a\0b", 3); }), "NUL"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.min_members = 0; }), "min_members is 0"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.max_members = 0; }), "max_members 0"));
+  CHECK(Contains(problem([](JoinRequest& r) { r.spec.begin_members = 2; }),
+                 "begin_members is 2; it must be from min_members (1) to max_members (1)"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.slice_bytes_max = 100; }), "100"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.dealing.rule = DealingRule{9}; }),
                  "dealing is rule 9; it must be striped, naive, "));

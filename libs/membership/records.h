@@ -29,15 +29,18 @@ inline constexpr int64_t kDefaultGatherNs = 30'000'000'000;
 struct JobSpec {
   uint32_t min_members = 1;  // With fewer it neither begins nor goes on.
   uint32_t max_members = 1;
+  uint32_t begin_members = 0;  // With so many it begins at once; 0: with max_members.
   uint64_t slice_bytes_max = kMiB;
   Dealing dealing = {};
   LossPolicy loss_policy = LossPolicy::kFailJob;
   // A job without a view so long after its first Join fails.
   int64_t join_timeout_ns = 600'000'000'000;
-  // How long a job that has min_members waits for max_members before it begins.
+  // How long a job that has min_members waits for BeginMembers() before it begins.
   int64_t gather_ns = 0;
   // Whose job it is, as its agents say. Empty: they say none. A rule may know better.
   std::string tenant = {};
+
+  uint32_t BeginMembers() const { return begin_members == 0 ? max_members : begin_members; }
 
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -37,6 +37,11 @@ std::string SpecProblem(const JobSpec& spec) {
            std::to_string(spec.max_members) +
            "; they must be 1 <= min_members <= max_members <= " + std::to_string(kMembersMax);
   }
+  if (spec.BeginMembers() < spec.min_members || spec.BeginMembers() > spec.max_members) {
+    return "begin_members is " + std::to_string(spec.begin_members) +
+           "; it must be from min_members (" + std::to_string(spec.min_members) +
+           ") to max_members (" + std::to_string(spec.max_members) + "), or 0 for max_members";
+  }
   if (spec.slice_bytes_max < 4 * kKiB || spec.slice_bytes_max > kGiB ||
       spec.slice_bytes_max % kCacheLineBytes != 0) {
     return "slice_bytes_max is " + std::to_string(spec.slice_bytes_max) +
@@ -150,6 +155,10 @@ std::string DifferenceOf(const JobSpec& set, const JobSpec& asked) {
   if (set.max_members != asked.max_members) {
     return differ("max_members", std::to_string(set.max_members),
                   std::to_string(asked.max_members));
+  }
+  if (set.BeginMembers() != asked.BeginMembers()) {
+    return differ("begin_members", std::to_string(set.BeginMembers()),
+                  std::to_string(asked.BeginMembers()));
   }
   if (set.slice_bytes_max != asked.slice_bytes_max) {
     return differ("slice_bytes_max", std::to_string(set.slice_bytes_max),

@@ -84,7 +84,7 @@ void Membership::AdvanceForming(Job& job, Turn& turn) {
   } else {
     if (!job.gather_end_ns) job.gather_end_ns = turn.now_ns + job.spec.gather_ns;
     const bool is_gathered =
-        ready >= MembersMax(job) || *job.gather_end_ns <= turn.now_ns || is_late;
+        ready >= MembersToBegin(job) || *job.gather_end_ns <= turn.now_ns || is_late;
     if (is_gathered && MakeView(job, true, turn)) return;
   }
   if (is_late) {
@@ -352,10 +352,11 @@ std::string Membership::StateText(const Job& job) const {
              std::to_string(job.spec.min_members) +
              (ready.empty() ? "" : "; has " + NodesText(ready));
     }
-    if (ready.size() < MembersMax(job) && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
+    const uint64_t enough = MembersToBegin(job);
+    if (ready.size() < enough && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
       return "has " + NodesText(ready) + " and waits for " +
-             CountText(MembersMax(job) - ready.size(), "more member") + " of " +
-             std::to_string(MembersMax(job)) + ", for at most " + SecondsText(job.spec.gather_ns);
+             CountText(enough - ready.size(), "more member") + " of " + std::to_string(enough) +
+             ", for at most " + SecondsText(job.spec.gather_ns);
     }
     return "waits for an aggregator; start one with talweg-aggregator";
   }

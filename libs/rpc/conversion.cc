@@ -238,6 +238,7 @@ scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
   scheduler::v1::JobSpec message;
   message.set_min_members(spec.min_members);
   message.set_max_members(spec.max_members);
+  message.set_begin_members(spec.begin_members);
   message.set_slice_bytes_max(spec.slice_bytes_max);
   *message.mutable_dealing() = ToProto(spec.dealing);
   message.set_loss_policy(spec.loss_policy == membership::LossPolicy::kFailJob
@@ -252,6 +253,7 @@ scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& message) {
   membership::JobSpec spec{.min_members = message.min_members(),
                            .max_members = message.max_members(),
+                           .begin_members = message.begin_members(),
                            .slice_bytes_max = message.slice_bytes_max(),
                            .dealing = FromProto(message.dealing())};
   switch (message.loss_policy()) {

@@ -149,6 +149,7 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
   for (const auto policy : {membership::LossPolicy::kFailJob, membership::LossPolicy::kContinue}) {
     const membership::JobSpec spec{.min_members = 2,
                                    .max_members = 9,
+                                   .begin_members = 3,
                                    .slice_bytes_max = 8192,
                                    .dealing = {.rule = DealingRule::kSdbm},
                                    .loss_policy = policy,
@@ -170,6 +171,7 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
   message.clear_gather();
   CHECK(FromProto(message)->join_timeout_ns == 600 * kSecond);
   CHECK(FromProto(message)->gather_ns == 30 * kSecond);
+  CHECK(FromProto(message)->BeginMembers() == message.max_members());
   message.set_loss_policy(scheduler::v1::LOSS_POLICY_UNSPECIFIED);
   CHECK(Contains(Message(FromProto(message).status()), "loss_policy is 0"));
   message.set_loss_policy(static_cast<scheduler::v1::LossPolicy>(77));

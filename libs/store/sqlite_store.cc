@@ -29,7 +29,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 7;
+constexpr uint64_t kSchemaVersion = 8;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -40,7 +40,7 @@ CREATE TABLE jobs (
   created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER,
   gather_ns INTEGER NOT NULL DEFAULT 0, view_steps INTEGER NOT NULL DEFAULT 0,
   tenant TEXT NOT NULL DEFAULT '', dealing TEXT NOT NULL DEFAULT 'striped',
-  view_dealing TEXT NOT NULL DEFAULT 'striped');
+  view_dealing TEXT NOT NULL DEFAULT 'striped', begin_members INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
@@ -220,7 +220,8 @@ absl::Status SqliteStore::Upgrade(uint64_t from) {
         "ALTER TABLE jobs ADD COLUMN dealing TEXT NOT NULL DEFAULT 'striped';"
         "ALTER TABLE jobs ADD COLUMN view_dealing TEXT NOT NULL DEFAULT 'striped';";
   }
-  sql += "ALTER TABLE view_members ADD COLUMN standby INTEGER NOT NULL DEFAULT 0;";
+  if (from < 7) sql += "ALTER TABLE view_members ADD COLUMN standby INTEGER NOT NULL DEFAULT 0;";
+  sql += "ALTER TABLE jobs ADD COLUMN begin_members INTEGER NOT NULL DEFAULT 0;";
   sql += "PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
@@ -294,14 +295,14 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
   const uint64_t id = job.id.value();
   TALWEG_RETURN_IF_ERROR(
       Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0, ?, ?, "
-          "'striped')")
+          "'striped', ?)")
           .Bind(id, job.name, static_cast<uint64_t>(job.state), job.text,
                 uint64_t{job.spec.min_members}, uint64_t{job.spec.max_members},
                 job.spec.slice_bytes_max, static_cast<uint64_t>(job.spec.loss_policy),
                 static_cast<uint64_t>(job.spec.join_timeout_ns), job.epoch_floor.value(),
                 static_cast<uint64_t>(job.created_unix_ns),
                 static_cast<uint64_t>(job.spec.gather_ns), job.spec.tenant,
-                DealingText(job.spec.dealing))
+                DealingText(job.spec.dealing), uint64_t{job.spec.begin_members})
           .Run());
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
@@ -350,8 +351,9 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   if (job_next > 0) snapshot.job_next = JobId{job_next};
   Statement rows =
       Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
-          "loss_policy, join_timeout_ns, gather_ns, tenant, dealing, epoch_floor, created_unix_ns, "
-          "view_epoch, view_slice_bytes_max, view_steps, view_dealing FROM jobs ORDER BY job_id");
+          "loss_policy, join_timeout_ns, gather_ns, begin_members, tenant, dealing, epoch_floor, "
+          "created_unix_ns, view_epoch, view_slice_bytes_max, view_steps, view_dealing FROM jobs "
+          "ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
     job.id = JobId{rows.Number()};
@@ -364,6 +366,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     job.spec.loss_policy = static_cast<LossPolicy>(rows.Number());
     job.spec.join_timeout_ns = static_cast<int64_t>(rows.Number());
     job.spec.gather_ns = static_cast<int64_t>(rows.Number());
+    job.spec.begin_members = static_cast<uint32_t>(rows.Number());
     job.spec.tenant = rows.Text();
     TALWEG_RETURN_IF_ERROR(ReadDealing(job, rows.Text(), job.spec.dealing));
     job.epoch_floor = Epoch{rows.Number()};

@@ -92,6 +92,7 @@ JobRecord RandomJob(Random& random, JobId id) {
       .name = RandomText(random),
       .spec = {.min_members = 1 + static_cast<uint32_t>(random.Below(3)),
                .max_members = 7,
+               .begin_members = static_cast<uint32_t>(random.Below(8)),
                .slice_bytes_max = uint64_t{64} << random.Below(20),
                .dealing = RandomDealing(random),
                .loss_policy = random.OneIn(2) ? LossPolicy::kFailJob : LossPolicy::kContinue,

@@ -144,6 +144,7 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
   membership::JobSpec spec;
   spec.min_members = config_.min_members;
   spec.max_members = config_.max_members;
+  spec.begin_members = config_.begin_members;
   spec.slice_bytes_max = config_.slice_bytes_max;
   spec.dealing = config_.dealing;
   spec.loss_policy = config_.loss_policy == config::LossPolicy::kContinue

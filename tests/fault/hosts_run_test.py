@@ -18,6 +18,31 @@ class _Job(HostsJob):
         super().__init__(test, hosts, [*options, "--"], ["train_on.py"])
 
 
+class _HeldJob(_Job):
+    """It has a host "a", which is stopped before the job begins, and one that is reached later."""
+
+    def __init__(self, test: unittest.TestCase, *options: str) -> None:
+        super().__init__(test, "a slow", "--hostfile={hosts}", *options)
+        here = self.directory / "said.a"
+        self.wait_for("host a is here", lambda: here.exists() and '"here"' in here.read_text())
+        self._held = self.processes("a")
+        for pid in self._held:
+            os.kill(pid, signal.SIGSTOP)
+        (self.directory / "SLOW").touch()
+        self.wait_for("host slow has a rank", lambda: any(map(_is_rank, self.processes("slow"))))
+
+    def ssh(self) -> str:
+        return (
+            super()
+            .ssh()
+            .replace('exec sh -c "$*"', f'sh -c "$*" | tee {self.directory}/said.$host')
+        )
+
+    def let_go(self) -> None:
+        for pid in self._held:
+            os.kill(pid, signal.SIGCONT)
+
+
 def _is_rank(pid: int) -> bool:
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -61,6 +86,30 @@ class HostsRunTest(unittest.TestCase):
         job.end()
         for lines in job.said().values():
             self.assertRegex(lines[0], "^begins 0 False [01] 2$")
+
+    def test_it_begins_at_once_with_all_hosts(self) -> None:
+        """However long it would wait for one that does not come."""
+        job = _HeldJob(self, "--gather-ms=3600000")
+        job.let_go()
+        job.go_on(2)
+        job.name_hosts("a slow c")  # It says the same number of hosts as these.
+        job.go_on(3)
+        job.stop()
+        job.end()
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(begun[:2], ["begins 0 False 0 2", "begins 0 False 1 2"])
+        self.assertRegex(begun[2], "^begins [1-9][0-9]* True 2 3$")
+
+    def test_it_begins_without_a_host_that_does_not_come(self) -> None:
+        job = _HeldJob(self, "--gather-ms=1")
+        job.go_on(1)
+        job.let_go()
+        job.go_on(2)
+        job.stop()
+        job.end()
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(begun[0], "begins 0 False 0 1")
+        self.assertRegex(begun[1], "^begins [1-9][0-9]* True 0 2$")
 
     def test_a_host_dies_and_too_few_are_left(self) -> None:
         job = _Job(self, "a b", "--host-discovery-script={script}", "--min-nodes=2")

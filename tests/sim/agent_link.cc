@@ -60,6 +60,8 @@ membership::JoinRequest AgentLink::JoinRequest() const {
   request.job_name = config_.job_name;
   request.spec.min_members = config_.profile->min_members;
   request.spec.max_members = static_cast<uint32_t>(config_.profile->rank_counts.size());
+  request.spec.begin_members = config_.profile->begin_members;
+  request.spec.gather_ns = config_.profile->gather_ns;
   request.spec.slice_bytes_max = config_.profile->slice_bytes_max;
   request.spec.dealing = config_.profile->dealing;
   request.spec.loss_policy = config_.profile->loss_policy;

@@ -31,6 +31,8 @@ inline constexpr const char* kCoverage[] = {
     "a rank goes on to the step at which all stop",
     "all of a view have left, others are pending",
     "scheduler: a gap: leases start afresh",
+    "a job begins at once with as many as it is to",
+    "a job begins with fewer when it has waited for them",
     "a second view",
     "a joiner is let in",
     "a joiner goes on with a later round",

@@ -347,6 +347,16 @@ Profile DrawKind(Kind kind, Random& random) {
   return profile;
 }
 
+// With how many a job begins, and how long it waits for them.
+void DrawBeginning(Profile& profile, Random random) {
+  const uint64_t spare = profile.rank_counts.size() - profile.min_members;
+  if (spare == 0 || !random.OneIn(3)) return;
+  profile.begin_members = profile.min_members + static_cast<uint32_t>(random.Below(spare + 1));
+  // Some come in that time, and some do not.
+  profile.gather_ns =
+      profile.delay_max_ns * static_cast<int64_t>(Pick(random, 2, 8, 30)) + kMillisecond;
+}
+
 }  // namespace
 
 const char* KindName(Kind kind) {
@@ -366,6 +376,7 @@ Profile DrawProfile(Kind kind, Random& random) {
   profile.dealing = DrawDealing(random);
   profile.results_window_bytes = DrawResultsWindow(random);
   profile.members_prove = kind == Kind::kHosts || kind == Kind::kStandbys;
+  DrawBeginning(profile, Random(~Random(random).Next()));
   return profile;
 }
 

@@ -42,6 +42,8 @@ struct Profile {
   uint32_t job_count = 1;
   uint32_t aggregator_count = 1;
   uint32_t min_members = 1;
+  uint32_t begin_members = 0;  // 0: all nodes.
+  int64_t gather_ns = 0;
   membership::LossPolicy loss_policy = membership::LossPolicy::kContinue;
   uint64_t slice_bytes_max = 4096;
   Dealing dealing;

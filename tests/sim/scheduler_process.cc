@@ -91,6 +91,7 @@ void SchedulerProcess::Tick(uint64_t life) {
       core.OnTick(now_ns, out);
     });
   });
+  if (life != life_) return;  // It died of it.
   timeline_->After(core_->config().TickNs(), [this, life] { Tick(life); });
 }
 
@@ -131,6 +132,7 @@ void SchedulerProcess::Run(const Request& request) {
   }
   last_run_ns_ = timeline_->now_ns();
   request(*core_, timeline_->now_ns(), effects);
+  CheckBeginnings();
   Perform(effects);
 }
 
@@ -160,6 +162,37 @@ void SchedulerProcess::CheckNote(const std::string& text) const {
   if (timeline_->now_ns() >= steady_since_ns_ + config.lease_ns - config.TickNs()) return;
   if (text.find("its lease has lapsed") != std::string::npos) {
     throw Violation{"scheduler: after a gap: " + text};
+  }
+}
+
+// A job begins with fewer than it was to only when it has waited for the others.
+void SchedulerProcess::CheckBeginnings() {
+  const int64_t now_ns = timeline_->now_ns();
+  for (const auto& [id, job] : core_->jobs()) {
+    if (job.state == membership::JobState::kForming) {
+      const auto ready =
+          std::count_if(job.members.begin(), job.members.end(),
+                        [](const auto& entry) { return entry.second.stream.has_value(); });
+      if (ready >= job.spec.min_members) {
+        gathers_since_ns_.emplace(id, now_ns);
+      } else {
+        gathers_since_ns_.erase(id);
+      }
+    }
+    if (job.state != membership::JobState::kRunning || !begun_.insert(id).second) continue;
+    const int64_t gather_ns = job.spec.gather_ns;
+    if (job.view->members.size() >= job.spec.BeginMembers()) {
+      if (gather_ns > 0) trace_->Reached("a job begins at once with as many as it is to");
+      continue;
+    }
+    if (gather_ns == 0 || job.join_deadline_ns <= now_ns) continue;
+    const auto since_ns = gathers_since_ns_.find(id);
+    if (since_ns == gathers_since_ns_.end() || now_ns < since_ns->second + gather_ns) {
+      throw Violation{"scheduler: job '" + job.name + "' begins with " +
+                      std::to_string(job.view->members.size()) + " of " +
+                      std::to_string(job.spec.BeginMembers()) + ", and has not waited for more"};
+    }
+    trace_->Reached("a job begins with fewer when it has waited for them");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -100,6 +101,7 @@ class SchedulerProcess {
   void OnViewTold(const View& view);
   void CheckStored(const View& view) const;
   void CheckNote(const std::string& text) const;
+  void CheckBeginnings();
   bool Lost() { return timeline_->random().Below(100) < profile_->rpc_loss_percent; }
 
   Timeline* const timeline_;
@@ -121,6 +123,8 @@ class SchedulerProcess {
   std::optional<int64_t> down_since_ns_;
   int64_t started_ns_ = 0;
   int64_t undecided_since_ns_ = 0;
+  std::map<JobId, int64_t> gathers_since_ns_;  // Since when a job has had its least.
+  std::set<JobId> begun_;
   uint64_t relapses_left_ = 0;
 };
 

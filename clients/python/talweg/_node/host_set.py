@@ -72,9 +72,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Begin:
-    """Has a host that was reached start its node."""
+    """Has a host that was reached start its node, of a job that begins with so many."""
 
     host: str
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class HostSet:
     _is_empty: bool = False  # The list, of late.
     _short_s: float = field(init=False)
     _met_s: float = 0.0  # When the job begins with the hosts that were reached.
+    _first_nodes: int = 0  # With how many it has begun.
     _failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -199,7 +201,7 @@ class HostSet:
             return []
         place.is_here = True
         began = self.state is not JobState.MEETING
-        return self._settle([Begin(host)] if began else [], now_s)
+        return self._settle([Begin(host, self._first_nodes)] if began else [], now_s)
 
     def on_ended(self, host: str, status: int, failure: str, now_s: float) -> list[Action]:
         """All that ran there has ended; `failure` says why, where the status is not 0."""
@@ -324,7 +326,8 @@ class HostSet:
         here = [name for name in running if name not in late]
         if not here:
             return self.end(1, f"no host has been reached within {self.policy.meet_s:g} s")
-        actions: list[Action] = [Begin(name) for name in here]
+        self._first_nodes = len(here)
+        actions: list[Action] = [Begin(name, len(here)) for name in here]
         if late:
             text = f"host {', '.join(late)} has not been reached within {self.policy.meet_s:g} s"
             actions.append(Say(f"{text}: the job begins without it"))

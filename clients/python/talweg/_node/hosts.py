@@ -188,9 +188,9 @@ class OnHost:
         how = "ssh to it failed" if status == 255 else f"exit status {status}"
         return f"the ranks of host {self.host} could not be started or watched: {how} (above)"
 
-    def begin(self) -> None:
-        """Has a task that waits start its ranks."""
-        self._write(ranks.BEGIN)
+    def begin(self, words: str) -> None:
+        """Has a task that waits start its ranks; `words` complete its command."""
+        self._write(ranks.BEGIN + words.encode() + b"\n")
 
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher is there, and the way to it."""

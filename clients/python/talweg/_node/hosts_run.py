@@ -50,6 +50,8 @@ _ANSWER_S = 10.0
 _SILENCE_S = 30.0
 _SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
 _NODES_MAX = 65536
+# How long a host that was reached may take to join before the others begin without it.
+_GATHER_MS = "60000"
 # What a node's own `talweg run` gets as it is.
 _NODE_OPTIONS = (
     *("aggregators", "data-security", "gather-ms", "grace-ms", "job", "master-addr"),
@@ -362,7 +364,7 @@ class HostsRun:
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Begin):
-                self._nodes[action.host].on_host.begin()
+                self._nodes[action.host].on_host.begin(f"{action.nodes}")
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):
@@ -372,8 +374,10 @@ class HostsRun:
         here = hosts.is_here(start.host)
         least = "TALWEG_RANKS_MIN" if self._bounds.in_ranks else "TALWEG_NODES_MIN"
         own = {least: str(self._bounds.least), "TALWEG_HOST": start.host}
+        line = [*self._node_line(start), "--nodes="]  # As many as Begin says.
         task = {
-            "command": [*self._node_line(start), "--", *self._options.program],
+            "command": [*line, "--", *self._options.program],
+            "completed": len(line) - 1,
             "directory": os.getcwd(),
             "environment": hosts.sent(os.environ, here),
             "variables": {str(start.node): own},
@@ -400,7 +404,7 @@ class HostsRun:
             f"--max-nodes={self._bounds.most or _NODES_MAX}",
             f"--ranks-per-node={start.ranks}",
         ]
-        told = {"aggregators": "1"}
+        told = {"aggregators": "1", "gather-ms": _GATHER_MS}
         for name in _NODE_OPTIONS:
             value = getattr(self._options, name.replace("-", "_"))
             if value is not None:

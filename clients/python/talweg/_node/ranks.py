@@ -4,9 +4,9 @@
 It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout: {"rank", "stream",
 "text"} for what ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
 rank has left. When stdin closes, the launcher or the connection to it is gone, and ranks are ended.
-A task that waits says {"here"}, and starts its ranks when BEGIN comes. One with a `silence_s` ends
-them when nothing has come for so long, not even a BEAT: a host that is cut off silently has a
-connection that never closes.
+A task that waits says {"here"}, and starts its ranks when a line that starts with BEGIN comes. The
+rest of that line completes its command. One with a `silence_s` ends them when nothing has come for so
+long, not even a BEAT: a host that is cut off silently has a connection that never closes.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Task:
     interfaces: list[str] = field(default_factory=list)  # The first that this host has is used.
     files: dict[str, str] = field(default_factory=dict)  # In base64, made in TALWEG_TASK_DIR.
     waits: bool = False
+    completed: int | None = None  # The word of `command` that what comes with BEGIN is added to.
     silence_s: float = 0.0  # 0: the launcher may be silent.
 
 
@@ -74,6 +75,7 @@ class _Ranks:
         self._end = 0.0  # When those that are left are killed.
         self._killed = False
         self._may_begin = not task.waits
+        self._told = b""  # The part of a line of the launcher's that has come.
         self._heard_s = time.monotonic()
         # What is watched while much is unsent: what ranks write waits in their pipes.
         self._selector_when_full = selectors.DefaultSelector()
@@ -189,8 +191,8 @@ class _Ranks:
                     selector.unregister(0)
                 self._heard_s = float("inf")
                 self.ask_to_end()
-            elif BEGIN in part:
-                self._may_begin = True
+            else:
+                self._hear(part)
             return False
         *lines, rest = (before + part).split(b"\n")
         if not part:
@@ -202,6 +204,15 @@ class _Ranks:
             text = line.decode(errors="replace")
             self._say({"rank": rank, "stream": name, "text": text})
         return bool(part)
+
+    def _hear(self, part: bytes) -> None:
+        *lines, self._told = (self._told + part).split(b"\n")
+        for line in lines:
+            if not line.startswith(BEGIN):
+                continue
+            self._may_begin = True
+            if self._task.completed is not None:
+                self._task.command[self._task.completed] += line[len(BEGIN) :].decode()
 
     def _reap(self) -> None:
         for rank, process in list(self._running.items()):

@@ -108,9 +108,12 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
     TALWEG_ASSIGN_OR_RETURN(plan.begin_node_count,
                             arguments.Number("nodes", 0, plan.min_node_count, plan.max_node_count));
   }
-  // Otherwise it is known for whom the job waits.
-  constexpr uint64_t kGatherMs = 3'000;
-  if (comes_and_goes && plan.begin_node_count == 0) plan.gather_ms = kGatherMs;
+  // Otherwise ranks are told the size of the whole job: it begins when it is complete. Here the
+  // wait ends before other nodes' ranks give up, after a minute. It is short if nobody knows how
+  // many nodes come.
+  constexpr uint64_t kGatherMs = 30'000;
+  constexpr uint64_t kBlindGatherMs = 3'000;
+  if (comes_and_goes) plan.gather_ms = plan.begin_node_count > 0 ? kGatherMs : kBlindGatherMs;
   TALWEG_ASSIGN_OR_RETURN(plan.gather_ms,
                           arguments.Number("gather-ms", plan.gather_ms, 0, 7 * 24 * 3'600'000));
   return absl::OkStatus();
@@ -318,9 +321,8 @@ Command RunCommand() {
        "WORLD_SIZE."},
       {"gather-ms", "MS",
        "With --loss-policy=continue: how long a job that has --min-nodes waits for all others, or\n"
-       "for --nodes where nodes come and go, before it begins. Default: 600000; on hosts that "
-       "come\n"
-       "and go 60000; with --max-nodes, and without --nodes, 3000."},
+       "for --nodes where nodes come and go, before it begins. Default: 600000; where nodes come\n"
+       "and go 30000, and without --nodes 3000."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
        "($TALWEG_FORCE_DISTRIBUTED=1); says which. As do --provider,\n"

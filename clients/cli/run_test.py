@@ -265,7 +265,7 @@ class RunTest(unittest.TestCase):
         status, _, errors = run.end()
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("--rank_count=1 --min_members=1 --max_members=4", agent)
-        self.assertIn("--gather_ms=600000 --begin_members=2", agent)
+        self.assertIn("--gather_ms=30000 --begin_members=2", agent)
 
     def test_one_machine_of_several(self) -> None:
         run = Run(

@@ -50,8 +50,6 @@ _ANSWER_S = 10.0
 _SILENCE_S = 30.0
 _SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
 _NODES_MAX = 65536
-# How long a host that was reached may take to join before the others begin without it.
-_GATHER_MS = "60000"
 # What a node's own `talweg run` gets as it is.
 _NODE_OPTIONS = (
     *("aggregators", "data-security", "gather-ms", "grace-ms", "job", "master-addr"),
@@ -404,7 +402,7 @@ class HostsRun:
             f"--max-nodes={self._bounds.most or _NODES_MAX}",
             f"--ranks-per-node={start.ranks}",
         ]
-        told = {"aggregators": "1", "gather-ms": _GATHER_MS}
+        told = {"aggregators": "1"}
         for name in _NODE_OPTIONS:
             value = getattr(self._options, name.replace("-", "_"))
             if value is not None:

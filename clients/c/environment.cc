@@ -58,6 +58,18 @@ RankStatus CacheBytesFromEnvironment(uint64_t* bytes, ErrorText& error) {
                     text);
 }
 
+void SayThatAgentIsNeeded() {
+  const char* path = std::getenv("TALWEG_RUN_NEEDS");
+  if (path == nullptr || *path == '\0') return;
+  const int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  if (fd >= 0) close(fd);
+}
+
+void SayThatAgentIsFound() {
+  const char* path = std::getenv("TALWEG_RUN_NEEDS");
+  if (path != nullptr && *path != '\0') unlink(path);
+}
+
 size_t CommandLine(char* out, size_t bytes_max) {
   const int fd = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;

@@ -242,7 +242,9 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
   wanted.spin_ns = effective.spin_ns;
   wanted.standby = effective.standby != 0;
   Client* connected = nullptr;
+  talweg::SayThatAgentIsNeeded();
   const RankStatus status = Client::Connect(wanted, &connected, last_error);
+  if (status == RankStatus::kOk) talweg::SayThatAgentIsFound();
   *client = reinterpret_cast<talweg_client*>(connected);
   return ToC(status);
 }

@@ -21,9 +21,8 @@ constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
-// Ranks that are at work so long after they have left their job may join another: most that leave
-// one are about to end.
-constexpr int64_t kNeedNs = 500'000'000;
+// How often ranks that have left their job are asked whether they need another agent.
+constexpr int64_t kNeedNs = 50'000'000;
 
 std::string Indented(const std::string& lines) {
   std::string indented;
@@ -145,6 +144,7 @@ void Launch::StartRanks(uint32_t node) {
     if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
     // A rank that was here before may have left it.
     unlink(OutlivesPath(plan_, node, i).c_str());
+    unlink(NeedsPath(plan_, node, i).c_str());
     spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
     spec.environment["TALWEG_RUN_RESTARTS"] =
         absl::StrCat(nodes_.at(node).restarts().count(NowNs()));
@@ -293,6 +293,13 @@ bool Launch::RanksOutlive(uint32_t node) const {
   return true;
 }
 
+bool Launch::NeedsAgent(uint32_t node) const {
+  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
+    if (access(NeedsPath(plan_, node, i).c_str(), F_OK) == 0) return true;
+  }
+  return false;
+}
+
 void Launch::SayOfFailure(uint32_t node, const std::string& what) {
   const NodeLife& life = nodes_.at(node);
   if (!life.lost()) {
@@ -429,7 +436,7 @@ void Launch::OnTimerOf(TimerKey key) {
       const auto suspect = suspects_.extract(index);
       return OnNodeFailure(suspect.mapped());
     }
-    case Timer::kNode: return Do(index, nodes_.at(index).OnTime());
+    case Timer::kNode: return Do(index, nodes_.at(index).OnTime(NeedsAgent(index)));
     case Timer::kGrace: return SignalNode(index, SIGKILL);
     case Timer::kScheduler: return StartScheduler();
     case Timer::kAggregator: return StartAggregator(index);

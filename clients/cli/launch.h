@@ -120,6 +120,7 @@ class Launch : public SupervisorEvents {
   // Whether all ranks of the node say that they do if their agent fails, and have a job to go on
   // in.
   bool RanksOutlive(uint32_t node) const;
+  bool NeedsAgent(uint32_t node) const;
   void SayOfFailure(uint32_t node, const std::string& what);
   // Ends the run when all nodes are over.
   void EndIfDone();

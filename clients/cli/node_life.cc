@@ -105,8 +105,9 @@ NodeAction NodeLife::CheckEnded() {
                        : To(NodeState::kLost, NodeAction::kForget);
 }
 
-NodeAction NodeLife::OnTime() {
+NodeAction NodeLife::OnTime(bool is_needed) {
   if (state_ == NodeState::kPausing) return Start();
+  if (state_ == NodeState::kLeft && !is_needed) return NodeAction::kAwaitNeed;
   if (state_ != NodeState::kLeft && state_ != NodeState::kBereft) return NodeAction::kNone;
   agent_runs_ = true;
   return To(NodeState::kRenewing, NodeAction::kStartAgent);

@@ -29,7 +29,7 @@ enum class NodeAction : uint8_t {
   kNone,
   kStartAgent,
   kStartRanks,
-  kAwaitNeed,  // A start again of the agent, if the ranks are still at work in a while.
+  kAwaitNeed,  // OnTime() in a while: whether a rank needs an agent again.
   kEndAll,     // Its ranks and its agent.
   kPause,      // Until start_at_ns().
   kForget,     // All of a node that is lost has ended.
@@ -41,14 +41,14 @@ enum class NodeAction : uint8_t {
 //   kOff --Start--> kStarting --agent serves--> kReady --StartRanks--> kWorking --ranks end well-->
 //   kDone
 //                                                       kWorking --agent ends well--> kLeft
-//                        kLeft --ranks still at work--> kRenewing --agent serves--> kWorking
+//                        kLeft --a rank needs one--> kRenewing --agent serves--> kWorking
 //             kWorking, kRenewing --agent fails, ranks outlive it--> kBereft
 //                                       kBereft --its time comes--> kRenewing
 //   from any of these but kDone: --Fail--> kEnding --all have ended--> kPausing, or kLost
 //                                               kPausing --its time comes--> kStarting
 //
 // An agent ends well when all its ranks have said goodbye. A rank that calls init() again needs
-// another one.
+// another one, and says so. One that is about to end, however long it takes, does not.
 //
 // Pure: no process, no clock. Each event returns what follows.
 class NodeLife {
@@ -64,8 +64,8 @@ class NodeLife {
   NodeAction OnRankEnds(bool well, int64_t now_ns);
   // Also of another node's failure, where it needs that.
   NodeAction Fail(int64_t now_ns);
-  // The time of kAwaitNeed or kPause has come.
-  NodeAction OnTime();
+  // The time of kAwaitNeed or kPause has come. `is_needed`: a rank says that it needs an agent.
+  NodeAction OnTime(bool is_needed = false);
 
   NodeState state() const { return state_; }
   // Whether it has failed for good, though some of it may not have ended.

@@ -67,7 +67,11 @@ TEST_CASE("NodeLife: ranks that go on after their job get another agent", "[cli]
   for (int job = 0; job < 3; ++job) {
     CHECK(life.OnAgentEnds(true, 0) == NodeAction::kAwaitNeed);
     CHECK(life.state() == NodeState::kLeft);
-    CHECK(life.OnTime() == NodeAction::kStartAgent);
+    // However long they take to end.
+    CHECK(life.OnTime(false) == NodeAction::kAwaitNeed);
+    CHECK(life.OnTime(false) == NodeAction::kAwaitNeed);
+    CHECK(life.state() == NodeState::kLeft);
+    CHECK(life.OnTime(true) == NodeAction::kStartAgent);
     CHECK(life.state() == NodeState::kRenewing);
     CHECK(life.OnAgentServes() == NodeAction::kNone);  // The ranks are there.
     CHECK(life.state() == NodeState::kWorking);
@@ -161,7 +165,7 @@ TEST_CASE("NodeLife: an agent that fails before its ranks are there", "[cli]") {
 TEST_CASE("NodeLife: another agent that fails is the node's failure", "[cli]") {
   NodeLife life = Working(1, RestartPolicy{});
   life.OnAgentEnds(true, 0);
-  life.OnTime();
+  life.OnTime(true);
   CHECK(life.OnAgentEnds(false, 0) == NodeAction::kEndAll);
   CHECK(life.OnRankEnds(false, 0) == NodeAction::kForget);
 }

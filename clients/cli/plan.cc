@@ -163,6 +163,7 @@ ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   variables["MASTER_PORT"] = absl::StrCat(plan.master_port);
   variables["TALWEG_AGENT_SOCKET"] = SocketPath(plan, node);
   variables["TALWEG_RUN_OUTLIVES"] = OutlivesPath(plan, node, local_rank);
+  variables["TALWEG_RUN_NEEDS"] = NeedsPath(plan, node, local_rank);
   variables["TALWEG_LOCAL_RANK"] = absl::StrCat(local_rank);
   variables["TALWEG_JOB"] = plan.job;
   // Left alone, every rank would start a thread for each core of the machine.
@@ -180,6 +181,10 @@ std::string SocketPath(const RunPlan& plan, uint32_t node) {
 
 std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   return absl::StrCat(plan.directory, "/", node, ".", local_rank, ".outlives");
+}
+
+std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
+  return absl::StrCat(plan.directory, "/", node, ".", local_rank, ".needs");
 }
 
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name) {

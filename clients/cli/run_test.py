@@ -430,13 +430,20 @@ class RunTest(unittest.TestCase):
         self.assertIn("ended before its ranks: exit status 4; the run was ended", errors)
 
     def test_ranks_that_outlive_their_job_get_another_agent(self) -> None:
-        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        script = "touch $TALWEG_RUN_NEEDS; echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
         run = Run("--", "bash", "-c", script, FAKE_AGENT_ENDS_WITH="0")
         run.until_output("up")
         run.until_started("talweg-agent", 3)
         (run.log / "go").touch()
         status, _, errors = run.end()
         self.assertEqual((status, errors.count("is started again")), (0, 0), errors)
+
+    def test_a_rank_that_is_slow_to_end_gets_no_other_agent(self) -> None:
+        # It has time enough to get one.
+        run = Run("--", "sleep", "2", FAKE_AGENT_ENDS_WITH="0")
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual(len(run.arguments_of("talweg-agent")), 1)
+        self.assertEqual(run.end()[0], 0)
 
     # Rank 1 fails until its node has been started again twice.
     _FAILS_TWICE = """

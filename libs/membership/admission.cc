@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "libs/membership/turn.h"
 
 // The rules say here who is let in, and who waits (docs/quotas.md).

@@ -3,9 +3,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "libs/membership/membership.h"
-#include "libs/membership/membership_fixture.h"
 #include "libs/membership/quotas.h"
+#include "libs/membership/scheduler_core.h"
+#include "libs/membership/scheduler_core_fixture.h"
 
 // What the rules of docs/quotas.md do to those who would come in.
 namespace talweg::membership {

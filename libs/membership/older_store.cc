@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "libs/membership/turn.h"
 
 // A store that was put back from a copy, or lost: it is older than those whom it speaks of.

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "libs/membership/turn.h"
 
 // The pool of aggregators.

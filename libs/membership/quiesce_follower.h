@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 
 namespace talweg::membership {
 

@@ -7,7 +7,7 @@
 
 #include "libs/base/check.h"
 #include "libs/membership/link_shares.h"
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "libs/membership/turn.h"
 
 // What follows from the state of a job: views, failures, ends, quiesces.

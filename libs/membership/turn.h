@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "libs/base/ids.h"
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 
 namespace talweg::membership {
 

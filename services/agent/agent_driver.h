@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "libs/pipeline/member.h"
+#include "libs/pipeline/agent_core.h"
 #include "libs/rpc/scheduler_events.h"
 #include "libs/runtime/clock.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/transport/transport.h"
+#include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_life.h"
-#include "services/agent/data_plane.h"
 #include "services/agent/device_rounds.h"
 #include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "libs/transport/transport.h"
-#include "services/agent/data_plane.h"
+#include "services/agent/agent_data_plane.h"
 #include "services/agent/job_link.h"
 
 namespace talweg::agent {

@@ -14,7 +14,7 @@
 #include "libs/pipeline/effects.h"
 #include "libs/rpc/scheduler_events.h"
 #include "libs/view/view.h"
-#include "services/agent/data_plane.h"
+#include "services/agent/agent_data_plane.h"
 
 namespace talweg::agent {
 

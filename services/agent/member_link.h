@@ -6,7 +6,7 @@
 
 #include "libs/rpc/scheduler_client.h"
 #include "libs/transport/transport.h"
-#include "services/agent/data_plane.h"
+#include "services/agent/agent_data_plane.h"
 #include "services/agent/job_link.h"
 
 namespace talweg::agent {

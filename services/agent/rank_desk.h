@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "libs/pipeline/agent_core.h"
 #include "libs/pipeline/effects.h"
-#include "libs/pipeline/member.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/view/view.h"
 #include "services/agent/tensor_memory.h"

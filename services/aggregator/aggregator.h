@@ -19,8 +19,8 @@
 #include "libs/runtime/mailbox.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/transport.h"
+#include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/aggregator_life.h"
-#include "services/aggregator/data_plane.h"
 #include "services/aggregator/registration_link.h"
 
 namespace talweg {

@@ -14,7 +14,7 @@
 #include "libs/rpc/scheduler_events.h"
 #include "libs/runtime/clock.h"
 #include "libs/view/view.h"
-#include "services/aggregator/data_plane.h"
+#include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/scheduler_link.h"
 
 namespace talweg {

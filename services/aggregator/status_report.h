@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
-#include "services/aggregator/data_plane.h"
+#include "services/aggregator/aggregator_data_plane.h"
 
 namespace talweg {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 
 // What AdminService shows of the membership core.

@@ -8,7 +8,7 @@
 
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/credentials.h"
-#include "services/scheduler/core.h"
+#include "services/scheduler/scheduler_driver.h"
 
 namespace grpc {
 class Service;

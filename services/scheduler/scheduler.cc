@@ -8,9 +8,9 @@
 #include "libs/runtime/mailbox.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
-#include "services/scheduler/core.h"
 #include "services/scheduler/front.h"
 #include "services/scheduler/quotas_file.h"
+#include "services/scheduler/scheduler_driver.h"
 
 namespace talweg::scheduler {
 namespace {

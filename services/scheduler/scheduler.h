@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "libs/rpc/server.h"
 #include "libs/rpc/version.h"
 #include "libs/runtime/clock.h"

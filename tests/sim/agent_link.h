@@ -10,8 +10,8 @@
 
 #include "libs/membership/quiesce_follower.h"
 #include "libs/rpc/scheduler_events.h"
+#include "services/agent/agent_data_plane.h"
 #include "services/agent/connected_link.h"
-#include "services/agent/data_plane.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/scheduler_process.h"

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "libs/pipeline/member.h"
+#include "libs/pipeline/agent_core.h"
+#include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_driver.h"
-#include "services/agent/data_plane.h"
 #include "tests/sim/agent_link.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "services/aggregator/scheduler_link.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler_process.h"

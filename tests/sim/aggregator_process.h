@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "libs/aggregation/job.h"
+#include "libs/aggregation/aggregator_core.h"
+#include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/aggregator_life.h"
-#include "services/aggregator/data_plane.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "libs/pipeline/member.h"
+#include "libs/pipeline/agent_core.h"
 
 namespace talweg::sim {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/reached.h"
 
-#include "libs/pipeline/member.h"
+#include "libs/pipeline/agent_core.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "libs/aggregation/job.h"
+#include "libs/aggregation/aggregator_core.h"
 #include "tests/sim/agent_process.h"
 #include "tests/sim/ledger.h"
 

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "libs/aggregation/job.h"
+#include "libs/aggregation/aggregator_core.h"
 #include "libs/rpc/conversion.h"
 #include "libs/store/store.h"
 #include "libs/telemetry/log.h"
 #include "libs/wire/frames.h"
 #include "services/aggregator/outbox.h"
-#include "services/scheduler/core.h"
+#include "services/scheduler/scheduler_driver.h"
 #include "tests/sim/scale_members.h"
 #include "tests/sim/scale_time.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "libs/base/fingerprint.h"
-#include "libs/pipeline/member.h"
+#include "libs/pipeline/agent_core.h"
 #include "libs/view/placement.h"
 
 namespace talweg::sim {

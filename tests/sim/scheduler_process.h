@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "libs/membership/membership.h"
+#include "libs/membership/scheduler_core.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"

@@ -6,7 +6,7 @@
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/rank_memory.h"
-#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/tensor_table.h"
 
 namespace talweg::shm {

@@ -10,7 +10,7 @@
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/rank_memory.h"
-#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/waiting.h"
 #include "libs/shm/client/watchers.h"
 

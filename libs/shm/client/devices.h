@@ -9,8 +9,8 @@
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/questions.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/round_states.h"
-#include "libs/shm/client/tensor.h"
 #include "libs/shm/layout/messages.h"
 
 namespace talweg::shm {

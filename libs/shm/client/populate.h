@@ -2,7 +2,7 @@
 #ifndef TALWEG_LIBS_SHM_CLIENT_POPULATE_H_
 #define TALWEG_LIBS_SHM_CLIENT_POPULATE_H_
 
-#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/rank_tensor.h"
 
 namespace talweg::shm {
 

@@ -10,7 +10,7 @@
 #include "libs/shm/client/client_identity.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/pushed_rounds.h"
-#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/mapping.h"
 

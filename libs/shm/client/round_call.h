@@ -8,8 +8,8 @@
 #include "libs/shm/client/arriving_result.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/pushed_rounds.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/round_lengths.h"
-#include "libs/shm/client/tensor.h"
 #include "libs/shm/client/transfers.h"
 #include "libs/shm/layout/rank_sums.h"
 

@@ -7,9 +7,9 @@
 
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/error_text.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/round_call.h"
 #include "libs/shm/client/streaming.h"
-#include "libs/shm/client/tensor.h"
 #include "libs/shm/client/transfers.h"
 
 namespace talweg::shm {

@@ -8,7 +8,7 @@
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/pushed_rounds.h"
-#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/layout/control.h"
 
 namespace talweg::shm {

@@ -17,12 +17,12 @@
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/rank_sum.h"
+#include "libs/shm/client/rank_tensor.h"
 #include "libs/shm/client/result_way.h"
 #include "libs/shm/client/round_call.h"
 #include "libs/shm/client/round_parts.h"
 #include "libs/shm/client/round_states.h"
 #include "libs/shm/client/streaming.h"
-#include "libs/shm/client/tensor.h"
 #include "libs/shm/client/transfers.h"
 #include "libs/shm/client/waiting.h"
 

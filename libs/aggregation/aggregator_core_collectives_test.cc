@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives other than a reduction of all to all: who takes part in which slice, and rounds whose
+// ranks do not agree.
+#include <catch2/catch.hpp>
+
+#include "libs/aggregation/aggregator_core_fixture.h"
+
+namespace talweg::aggregation {
+namespace {
+
+constexpr uint64_t kElements = 16;  // 64 bytes: a slice for each part.
+
+// A tensor "t" among the first ranks of these nodes, which declare it.
+struct CollectiveFixture : JobFixture {
+  CollectiveFixture(std::string_view collective, std::vector<uint32_t> nodes,
+                    std::vector<uint32_t> rank_counts = {1, 1, 1})
+      : JobFixture(std::move(rank_counts)) {
+    for (const CollectiveRow& row : kCollectives) {
+      if (row.name != collective) continue;
+      spec = {DType::kF32, row.gives == Share::kWhole ? Op::kSum : Op::kCopy, row.gives, row.gets,
+              kElements};
+    }
+    for (const uint32_t node : nodes) group.push_back({NodeRank{node}, LocalRank{0}});
+    Start();
+    for (const uint32_t node : nodes) SayDeclare(node, Said(node));
+    effects_seen.clear();
+  }
+
+  wire::Declare Said(uint32_t node) const {
+    wire::Declare declare = DeclareOf("t", node);
+    declare.collective = spec;
+    declare.group = group;
+    return declare;
+  }
+  void Give(uint32_t node, uint64_t round, uint32_t slice, RoundSignature signature = 0,
+            uint32_t length_bytes = 64, uint32_t life = 0) {
+    wire::Contribute part = Part("t", round, slice);
+    part.mode = spec.copies() ? wire::Mode::kCopy : wire::Mode::kSum;
+    part.length_bytes = length_bytes;
+    part.signature = signature;
+    Contribute(node, part, life);
+  }
+  void GiveNothing(uint32_t node, uint64_t round, uint32_t slice) {
+    wire::Contribute part = Part("t", round, slice);
+    part.mode = wire::Mode::kCopy;
+    part.form = wire::Form::kEmpty;
+    part.rank_count = 0;
+    Contribute(node, part);
+  }
+
+  Collective spec;
+  Group group;
+};
+
+TEST_CASE("Job: a part waits for those alone who have to do with it", "[aggregation]") {
+  CollectiveFixture f("all_to_all", {0, 1, 2});
+  GIVEN("the part from node 0 to node 1") {
+    f.Give(0, 1, 1, 0, 32);
+    CHECK(f.Results(1).empty());
+    f.GiveNothing(1, 1, 1);
+    REQUIRE(f.Results(1).size() == 1);
+    CHECK(f.Results(1)[0].entry.length_bytes == 32);
+    CHECK(f.Results(0).size() == 1);
+    CHECK(f.Results(2).empty());
+  }
+  GIVEN("a contribution of a node that has nothing to do with it") {
+    f.GiveNothing(2, 1, 1);
+    CHECK(f.RefusedCount(wire::RefusedReason::kWrongMode) == 1);
+  }
+  GIVEN("bytes of one that gets it") {
+    f.Give(1, 1, 1);
+    CHECK(f.RefusedCount(wire::RefusedReason::kWrongMode) == 1);
+  }
+}
+
+TEST_CASE("Job: ranks that say a round is of different things hear of both", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  const RoundSignature one = SignatureOf(f.spec, 16);
+  const RoundSignature other = SignatureOf(f.spec, 8);
+  f.Give(0, 1, 0, one);
+  f.Give(1, 1, 0, other);
+  CHECK(f.Seen<Sum>().empty());
+  CHECK(f.job.counters().rounds_disagreed == 1);
+  for (const uint32_t node : {0u, 1u}) {
+    const auto results = f.Results(node);
+    REQUIRE(results.size() == 1);
+    CHECK(results[0].entry.form == wire::Form::kDisagreement);
+    CHECK(results[0].text ==
+          "round 1 of tensor 't': rank 0 (node 0 (host-0)) gives f32[16] sum, rank 1 (node 1 "
+          "(host-1)) gives f32[8] sum");
+  }
+
+  SECTION("and go on with the next round") {
+    f.effects_seen.clear();
+    f.Give(0, 2, 0, one);
+    f.Give(1, 2, 0, one);
+    CHECK(f.Seen<Sum>().size() == 1);
+    REQUIRE(f.Results(1).size() == 1);
+    CHECK(f.Results(1)[0].entry.form != wire::Form::kDisagreement);
+  }
+  SECTION("also over a new connection") {
+    f.job.OnDisconnect(Conn(1), f.effects);
+    f.Perform();
+    f.SayHello(1, 1);
+    f.SayDeclare(1, f.Said(1), 1);
+    f.SayReport(1, {}, 1);
+    f.effects_seen.clear();
+    f.Give(1, 1, 0, other, 64, 1);
+    CHECK(f.job.counters().results_again == 1);
+    REQUIRE(f.Results(1, 1).size() == 1);
+    CHECK(f.Results(1, 1)[0].entry.form == wire::Form::kDisagreement);
+    CHECK(f.Results(1, 1)[0].text.find("f32[8] sum") != std::string::npos);
+  }
+}
+
+TEST_CASE("Job: lengths are compared where contributions are combined", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  f.Give(0, 1, 0, 0, 64);
+  f.Give(1, 1, 0, 0, 32);
+  CHECK(f.Seen<Sum>().empty());
+  REQUIRE(f.Results(0).size() == 1);
+  CHECK(f.Results(0)[0].text.find("gives 64 bytes, rank 1 ") != std::string::npos);
+  CHECK(f.Results(0)[0].text.find("gives 32 bytes in slice 0") != std::string::npos);
+}
+
+TEST_CASE("Job: one node's own disagreement is what all members hear", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  const std::string text = "rank 1 gives 4 bytes, rank 2 gives 8 bytes";
+  wire::Contribute part = f.Part("t", 1);
+  part.form = wire::Form::kDisagreement;
+  part.bytes = std::as_bytes(std::span(text));
+  f.Contribute(1, part);
+  f.Give(0, 1, 0);
+  CHECK(f.Seen<Sum>().empty());
+  REQUIRE(f.Results(0).size() == 1);
+  CHECK(f.Results(0)[0].text == "round 1 of tensor 't': " + text);
+}
+
+TEST_CASE("Job: a group takes memory for its own members", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  CHECK(f.job.Status(f.now_ns).reserved_bytes == 3 * 64);  // Two members and the result, not four.
+}
+
+TEST_CASE("Job: whoever has no rank in a group cannot declare it", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  f.SayDeclare(2, f.Said(2));
+  const auto declared = f.Sent<wire::Declared>(Conn(2));
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].status == wire::DeclaredStatus::kInvalid);
+  CHECK(declared[0].text.find("has no rank in it") != std::string::npos);
+  // The others go on.
+  f.Give(0, 1, 0);
+  f.Give(1, 1, 0);
+  CHECK(f.Seen<Sum>().size() == 1);
+}
+
+TEST_CASE("Job: groups that differ poison the tensor", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1});
+  wire::Declare other = f.Said(2);
+  other.group.back().node = NodeRank{2};
+  f.SayDeclare(2, other);
+  const auto failed = f.Sent<wire::Failed>(Conn(0));
+  REQUIRE(failed.size() == 1);
+  CHECK(failed[0].text.find("2 ranks (0.0, 1.0)") != std::string::npos);
+  CHECK(failed[0].text.find("2 ranks (0.0, 2.0)") != std::string::npos);
+}
+
+TEST_CASE("Job: a round that is over for some, and can never be for others, is lost",
+          "[aggregation]") {
+  CollectiveFixture f("gather", {0, 1});
+  f.NextView();
+  for (const uint32_t node : {0u, 1u, 2u}) f.SayFence(node);
+  for (const uint32_t node : {0u, 1u}) f.SayDeclare(node, f.Said(node));
+  f.effects_seen.clear();
+  f.SayReport(
+      0, {{.key = KeyOf("t"), .held = Round{1}, .held_epoch = Epoch{1}, .contributed = Round{1}}});
+  f.SayReport(1, {{.key = KeyOf("t"), .held = Round{0}, .contributed = Round{1}}});
+  f.SayReport(2);
+  CHECK(f.job.counters().rounds_lost == 1);
+  CHECK(f.job.counters().contradictions == 0);
+  for (const uint32_t node : {0u, 1u}) {
+    const auto failed = f.Sent<wire::Failed>(Conn(node));
+    REQUIRE(failed.size() == 1);
+    CHECK(failed[0].code == wire::FailedCode::kAborted);
+    CHECK(failed[0].text.find("round 1 was over at member 0") != std::string::npos);
+  }
+}
+
+// A node on each of the hosts "x", "y" and "z", and this aggregator on "y".
+struct HostsFixture : JobFixture {
+  HostsFixture() : JobFixture({1, 1, 1}) {
+    view.aggregators[0].host_id = "y";
+    const char* const hosts[] = {"x", "y", "z"};
+    for (uint32_t i = 0; i < 3; ++i) {
+      view.members[i].host_id = hosts[i];
+      group.push_back({NodeRank{i}, LocalRank{0}});
+    }
+  }
+  void AddAggregator(const std::string& name, const std::string& host_id, uint32_t weight = 1) {
+    view.aggregators.push_back({.incarnation = Incarnation{1000 + view.aggregators.size()},
+                                .name = name,
+                                .weight = weight,
+                                .host_id = host_id});
+  }
+  void SayDeclareAll(const std::string& name, std::vector<uint32_t> nodes) {
+    for (const uint32_t node : nodes) {
+      wire::Declare declare = DeclareOf(name, node);
+      declare.collective = spec;
+      declare.group = group;
+      SayDeclare(node, declare);
+    }
+  }
+
+  Collective spec;
+  Group group;
+};
+
+TEST_CASE("Job: an aggregator has memory for the parts of its host's ranks", "[aggregation]") {
+  HostsFixture f;
+  f.AddAggregator("b", "x");
+  f.AddAggregator("c", "z");
+  f.spec = {DType::kF32, Op::kSum, Share::kWhole, Share::kOwn, 64 * kKiB};
+  f.Start();
+  f.SayDeclareAll("t", {0, 1, 2});
+  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 256 * kKiB);
+  for (const LocalSlice& slice : f.job.tensors().at(KeyOf("t")).local) CHECK(slice.part == 1);
+  // The part of "z" has no aggregator beside it any more, and is cut in two.
+  f.view.aggregators.pop_back();
+  f.NextView();
+  f.effects_seen.clear();
+  for (const uint32_t node : {0u, 1u, 2u}) f.SayFence(node);
+  f.SayDeclareAll("t", {0, 1, 2});
+  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 384 * kKiB);
+  const auto allocated = f.Seen<AllocateMemory>();
+  REQUIRE(allocated.size() == 4);
+  for (const AllocateMemory& memory : allocated) CHECK(memory.bytes == 384 * kKiB);
+  CHECK(f.Seen<ReleaseMemory>().size() == 4);
+}
+
+TEST_CASE("Job: whoever declares late hears of no round that it has not taken part in",
+          "[aggregation]") {
+  HostsFixture f;
+  f.AddAggregator("b", "y", 2);
+  f.AddAggregator("c", "x");
+  f.AddAggregator("d", "z");
+  f.spec = {DType::kF32, Op::kCopy, Share::kRow, Share::kColumn, 16 * kKiB};
+  // One whose primary owner this is, with nothing here but what node 0 gives to node 1.
+  std::string name;
+  for (int i = 0; name.empty(); ++i) {
+    REQUIRE(i < 1000);
+    const TensorKey key = KeyOf("t" + std::to_string(i));
+    if (PrimaryOwner(f.view, key) != AggregatorIndex{0}) continue;
+    const Placement placement(f.view, key, f.spec, f.group);
+    if (placement.slices()[1].owner == AggregatorIndex{0}) name = "t" + std::to_string(i);
+  }
+  f.Start();
+  f.SayDeclareAll(name, {0, 1});
+  REQUIRE(f.job.tensors().at(KeyOf(name)).local.size() == 1);
+  wire::Contribute part = f.Part(name, 1, 1);
+  part.mode = wire::Mode::kCopy;
+  f.Contribute(0, part);
+  part.form = wire::Form::kEmpty;
+  part.rank_count = 0;
+  f.Contribute(1, part);
+  CHECK(f.Results(1).size() == 1);
+  f.SayDeclareAll(name, {2});
+  const auto declared = f.Sent<wire::Declared>(Conn(2));
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].held == Round{0});
+}
+
+}  // namespace
+}  // namespace talweg::aggregation

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_AGGREGATION_AGGREGATOR_TENSOR_H_
+#define TALWEG_LIBS_AGGREGATION_AGGREGATOR_TENSOR_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/aggregation/effects.h"
+#include "libs/aggregation/slice_round.h"
+#include "libs/base/bytes.h"
+#include "libs/base/collective.h"
+#include "libs/base/ids.h"
+#include "libs/view/participation.h"
+#include "libs/view/placement.h"
+#include "libs/view/view.h"
+#include "libs/wire/frames.h"
+
+// What an aggregator knows of one tensor of a job: docs/protocol.md, section 4.
+namespace talweg::aggregation {
+
+inline constexpr uint64_t kTensorBytesMax = 16 * kGiB;
+
+// What all members must say of a tensor, and who said it first.
+struct Agreement {
+  std::string name;
+  Collective collective;
+  Group group;
+  uint32_t root_rank = 0;  // In `root_epoch`, or kNoRank; 0 where there is no root.
+  Epoch root_epoch;
+  uint32_t by_rank = 0;
+
+  // Where it does not matter how many there are, 1 stands for all.
+  uint32_t RankCount() const { return group.empty() ? 1 : static_cast<uint32_t>(group.size()); }
+  uint64_t Bytes() const { return collective.bytes(RankCount()); }
+  // It is of no use in the view of `root_epoch`, nor in a later one.
+  bool IsDead() const { return root_rank == wire::kNoRank; }
+};
+
+Agreement AgreementOf(const wire::Declare& declare, Epoch epoch);
+
+// "f32[100] sum", "f32[100] broadcast from rank 3", "f32[100] all_gather among 2 ranks (0.0, 1.0)".
+std::string Describe(const Agreement& agreement);
+
+// A text that names both sides if they differ, else "". Ranks of roots are compared in one epoch.
+std::string Disagreement(const Agreement& first, const Agreement& other);
+
+// Why nobody can declare this, in this view, or "".
+std::string DeclareProblem(const wire::Declare& declare, const View& view);
+
+// A slice that is summed here.
+struct LocalSlice {
+  SliceIndex index;
+  uint32_t part = 0;
+  uint64_t offset_bytes = 0;  // In the tensor.
+  uint32_t length_bytes = 0;
+  uint64_t slot_offset_bytes = 0;
+  SliceRound round;
+  // Writes from the result memory that is named by the tensor's `result`: it is not summed into
+  // meanwhile, also over a change of the view.
+  uint32_t writes_under_way = 0;
+};
+
+struct Poison {
+  wire::FailedCode code = wire::FailedCode::kMismatch;
+  std::string text;
+};
+
+// One member's declaration in the present epoch, on its present connection.
+struct Declaration {
+  bool declared = false;
+  bool answered = false;
+  std::array<wire::RemoteRef, 2> result;
+};
+
+// One member's room for contributions.
+struct Slots {
+  AllocationId id;  // 0: no bytes are placed here.
+  uint64_t bytes = 0;
+  std::optional<wire::RemoteRef> ref;  // Known once allocated.
+};
+
+struct Tensor {
+  TensorKey key;
+  std::optional<Agreement> agreed;  // Stays over epochs.
+  std::optional<Poison> poison;     // Stays until the job's end.
+
+  // The present epoch's; empty before the first declaration in it.
+  uint32_t slice_count = 0;
+  Participation participation;
+  std::vector<LocalSlice> local;          // By slice, ascending.
+  std::vector<Declaration> declarations;  // By member index.
+  std::optional<wire::Decision> decision;
+  Round held;  // What joiners continue from.
+
+  uint32_t slices_done = 0;  // Summed of the present round.
+
+  // Memory. Slots of a member are kept over epochs when their size stays.
+  uint64_t reserved_bytes = 0;
+  bool is_placed = false;  // It counts among the tensors of its job. It may have no bytes here.
+  AllocationId result;
+  uint64_t result_bytes = 0;
+  std::map<MemberIdentity, Slots> slots;
+
+  // Notices to those who wait.
+  Round waiting_round;
+  int64_t waiting_since_ns = 0;
+  int64_t last_notice_ns = 0;
+
+  bool Placed() const { return slice_count > 0; }
+  bool DeclaredBy(MemberIndex member) const;
+  // nullptr: no such slice, or it is summed elsewhere.
+  LocalSlice* FindLocal(SliceIndex slice);
+  // Cuts the tensor as `view` does. Rounds begin anew. True if the slices here lie where they lay
+  // before, so that the memory serves on; writes under way stay counted then.
+  bool Place(const View& view, AggregatorIndex self);
+  // Bytes of one member's slots here, in the present placement.
+  uint64_t SlotBytes() const;
+  // Forgets what belongs to an epoch.
+  void LeaveEpoch();
+};
+
+}  // namespace talweg::aggregation
+
+#endif  // TALWEG_LIBS_AGGREGATION_AGGREGATOR_TENSOR_H_

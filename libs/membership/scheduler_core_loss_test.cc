@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <catch2/catch.hpp>
+
+#include "libs/membership/scheduler_core.h"
+#include "libs/membership/scheduler_core_fixture.h"
+
+namespace talweg::membership {
+namespace {
+
+TEST_CASE("Membership: a broken stream fails the job at once and says who died", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  f.Break(Id(1, 11));
+  CHECK(f.StateOf(job) == JobState::kFailed);
+  const std::string text =
+      "job 'mnist' has failed: agent of node 1 (host-1, incarnation b) closed its connection";
+  REQUIRE(f.Told<JobFailed>(Id(0, 10)).size() == 1);
+  CHECK(f.Told<JobFailed>(Id(0, 10))[0].text == text);
+  REQUIRE(f.AggregatorTold<JobClosed>(100).size() == 1);
+  CHECK(f.AggregatorTold<JobClosed>(100)[0] == JobClosed{job, text});
+
+  // A member that missed it is told when it comes back; the dead one is not let in again.
+  REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
+  CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
+  CHECK(f.Renew(job, Id(1, 11)).code == Code::kRefused);
+  const JoinAnswer back = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 2)));
+  CHECK(back.answer.code == Code::kRefused);
+  CHECK(Contains(back.answer.text, "new incarnation"));
+
+  // The name is free for another job with another id.
+  CHECK(f.Enter("mnist", 0, 20, Spec(2, 2)) != job);
+}
+
+TEST_CASE("Membership: silence costs the lease", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  f.Pass(9 * kSecond, job, {Id(0, 10)});
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  f.Pass(kSecond, job, {Id(0, 10)});  // Not longer than the lease.
+  CHECK(f.StateOf(job) == JobState::kFailed);
+  CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text,
+                 "node 1 (host-1, incarnation b) was silent for 10 s"));
+}
+
+TEST_CASE("Membership: a dead rank fails the job, and its own agent is told as well",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  REQUIRE(f.ReportLost(job, Id(1, 11), LostRank{Rank{3}}, "killed by signal 9").ok());
+  for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
+    REQUIRE(f.Told<JobFailed>(id).size() == 1);
+    CHECK(Contains(f.Told<JobFailed>(id)[0].text,
+                   "agent of node 1 (host-1, incarnation b) reports that rank 3 has died: killed "
+                   "by signal 9"));
+  }
+  CHECK(f.ReportLost(job, Id(1, 11), LostRank{Rank{3}}, "killed by signal 9").ok());
+  CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
+}
+
+TEST_CASE("Membership: a member that cannot go on says so itself", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  // Another's word about it decides nothing.
+  REQUIRE(f.ReportLost(job, Id(0, 10), LostMember{Id(1, 11)}, "refused").ok());
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  REQUIRE(f.ReportLost(job, Id(1, 11), LostMember{Id(1, 11)}, "no way to a0").ok());
+  for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
+    REQUIRE(f.Told<JobFailed>(id).size() == 1);
+    CHECK(Contains(f.Told<JobFailed>(id)[0].text,
+                   "agent of node 1 (host-1, incarnation b) gives up: no way to a0"));
+  }
+}
+
+TEST_CASE("Membership: a peer out of reach is noted and decides nothing", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
+  REQUIRE(f.ReportLost(job, Id(0, 10), LostAggregator{Incarnation{100}}, "refused").ok());
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  REQUIRE(f.core->jobs().at(job).complaints.size() == 1);
+  CHECK(f.core->jobs().at(job).complaints[0].about == "aggregator a0 (incarnation 64)");
+}
+
+TEST_CASE("Membership: an agent that is stopped is a loss, one that has finished is none",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  REQUIRE(f.Leave(job, Id(1, 11)).ok());
+  CHECK(f.Leave(job, Id(1, 11)).ok());
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  REQUIRE(f.Told<MemberLeft>(Id(0, 10)).size() == 1);
+  CHECK(f.Told<MemberLeft>(Id(0, 10))[0].id == Id(1, 11));
+  CHECK(f.EpochOf(job) == Epoch{1});
+  // Its ranks join another job of that name when the others have left this one, too.
+  CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kNotYet);
+  REQUIRE(f.Leave(job, Id(0, 10)).ok());
+  CHECK(f.StateOf(job) == JobState::kFinished);
+  CHECK(f.AggregatorTold<JobClosed>(100).size() == 1);
+
+  const JobId second = f.Enter("mnist", 0, 20, Spec(2, 2));
+  f.Enter("mnist", 1, 21, Spec(2, 2));
+  REQUIRE(f.Leave(second, Id(1, 21), LeaveReason::kStopped, "SIGTERM").ok());
+  CHECK(f.StateOf(second) == JobState::kFailed);
+  CHECK(Contains(f.Told<JobFailed>(Id(0, 20)).at(0).text, "was stopped: SIGTERM"));
+}
+
+TEST_CASE("Membership: kContinue goes on without the lost while min_members remain",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 3, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  CHECK(f.EpochOf(job) == Epoch{1});
+  f.Enter("mnist", 2, 12, spec);
+  f.QuiesceAll(job);
+  CHECK(f.EpochOf(job) == Epoch{2});
+  f.Break(Id(1, 11));
+  CHECK(f.EpochOf(job) == Epoch{3});
+  CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 2);
+  f.Break(Id(2, 12));
+  CHECK(f.StateOf(job) == JobState::kFailed);
+  CHECK(
+      Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "1 member left, the job needs at least 2"));
+}
+
+TEST_CASE("Membership: a joiner whose ranks are not there is waited for by nobody",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  // A job begins without them: its ranks wait for each other anyway.
+  REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
+  REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, false).ok());
+  REQUIRE(f.EpochOf(job) == Epoch{1});
+  REQUIRE(f.Join(Fixture::Request("mnist", 3, 13, spec)).answer.ok());
+  REQUIRE(f.Attach(job, Id(3, 13), Epoch{0}, false).ok());
+  CHECK(f.Told<Quiesce>(Id(0, 10)).empty());
+  CHECK(f.core->StateText(f.core->jobs().at(job)) == "node 3 can enter when all ranks are there");
+
+  SECTION("they come") {
+    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    f.QuiesceAll(job);
+    CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 3);
+  }
+  SECTION("another joiner's do") {
+    f.Enter("mnist", 2, 12, spec);
+    f.QuiesceAll(job);
+    const std::vector<ViewMember> members = f.Told<View>(Id(0, 10)).back().members;
+    REQUIRE(members.size() == 3);
+    CHECK(members[2].id == Id(2, 12));
+  }
+  SECTION("one goes again before the node has entered") {
+    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
+    f.Renew(job, Id(3, 13), Epoch{0});  // From an agent that says nothing of its ranks.
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
+    f.Renew(job, Id(3, 13), Epoch{0}, false);
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).size() == 1);
+  }
+}
+
+TEST_CASE("Membership: a joiner enters when every member has come to the end of its step",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  f.Enter("mnist", 3, 13, spec);
+  REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
+  const Quiesce quiesce = f.Told<Quiesce>(Id(0, 10))[0];
+  CHECK(quiesce.joining == std::vector<NodeRank>{NodeRank{3}});
+  CHECK(quiesce.step == 0);
+  CHECK(f.Told<View>(Id(3, 13)).empty());
+  f.Quiesced(job, Id(0, 10), quiesce.id, 7);
+  f.Quiesced(job, Id(0, 10), quiesce.id, 7);
+  f.Quiesced(job, Id(3, 13), quiesce.id, 99);  // Not asked.
+  CHECK(Contains(f.core->StateText(f.core->jobs().at(job)),
+                 "waits for node 1 to say which step it is in"));
+  CHECK(f.EpochOf(job) == Epoch{1});
+
+  SECTION("all answer") {
+    f.Quiesced(job, Id(1, 11), QuiesceId{quiesce.id.value() + 1});
+    CHECK(f.EpochOf(job) == Epoch{1});
+    f.Quiesced(job, Id(1, 11), quiesce.id, 6);
+    // Nobody has gone past the latest step that somebody was in: all can stop there.
+    CHECK(f.EpochOf(job) == Epoch{1});
+    const Quiesce again = f.Told<Quiesce>(Id(0, 10)).back();
+    CHECK(again.id != quiesce.id);
+    CHECK(again.step == 7);
+    CHECK(Contains(f.core->StateText(f.core->jobs().at(job)),
+                   "waits for nodes 0, 1 to end step 7 (its program says so with "
+                   "talweg.end_step(); one that never does lets nobody in), so that node 3"));
+    CHECK(f.Told<Quiesce>(Id(1, 11)).back() == again);
+    f.Quiesced(job, Id(0, 10), quiesce.id);  // To the first question.
+    f.Quiesced(job, Id(1, 11), again.id);
+    CHECK(f.EpochOf(job) == Epoch{1});
+    f.Quiesced(job, Id(0, 10), again.id);
+    CHECK(f.EpochOf(job) == Epoch{2});
+    CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
+    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
+    f.Break(Id(1, 11));
+    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);  // Nobody has entered since.
+  }
+  SECTION("a second joiner enters with the first") {
+    f.Enter("mnist", 2, 12, spec);
+    f.QuiesceAll(job);
+    CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 4);
+  }
+  SECTION("the joiner dies: members let go on, no view") {
+    f.Break(Id(3, 13));
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).at(0).id == quiesce.id);
+    CHECK(f.EpochOf(job) == Epoch{1});
+    f.Quiesced(job, Id(1, 11), quiesce.id);  // Too late; ignored.
+    CHECK(f.EpochOf(job) == Epoch{1});
+  }
+  SECTION("a member opens another stream: it is told what is under way") {
+    REQUIRE(f.Attach(job, Id(1, 11), Epoch{1}).ok());
+    CHECK(f.Told<Attached>(Id(1, 11)).at(0).quiesce == quiesce.id);
+    CHECK(f.Told<Quiesce>(Id(1, 11)) == std::vector<Quiesce>{quiesce});
+  }
+}
+
+TEST_CASE("Membership: a failure comes before a joiner, which is proposed again", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  f.Enter("mnist", 2, 12, spec);
+  f.QuiesceAll(job);
+  f.Enter("mnist", 3, 13, spec);
+  const Quiesce first = f.Told<Quiesce>(Id(0, 10)).back();
+  f.Quiesced(job, Id(0, 10), first.id);
+  f.Break(Id(1, 11));
+  const View without = f.Told<View>(Id(0, 10)).back();
+  CHECK(without.epoch == Epoch{3});
+  CHECK(without.members.size() == 2);
+  const Quiesce second = f.Told<Quiesce>(Id(0, 10)).back();
+  CHECK(second.id != first.id);
+  f.Quiesced(job, Id(0, 10), second.id);
+  CHECK(f.EpochOf(job) == Epoch{3});
+  f.QuiesceAll(job);
+  CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
+}
+
+TEST_CASE("Membership: the loss of a joiner or of a forming job's member fails nothing",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 3));
+  f.Enter("mnist", 1, 11, Spec(2, 3));
+  f.Enter("mnist", 2, 12, Spec(2, 3));
+  f.Break(Id(2, 12));
+  CHECK(f.StateOf(job) == JobState::kRunning);
+
+  const JobId forming = f.Enter("other", 0, 30, Spec(3, 3));
+  f.Enter("other", 1, 31, Spec(3, 3));
+  f.Break(Id(0, 30));
+  CHECK(f.StateOf(forming) == JobState::kForming);
+  f.Enter("other", 0, 32, Spec(3, 3));
+  f.Break(Id(0, 32));
+  f.Break(Id(1, 31));
+  CHECK(f.StateOf(forming) == JobState::kFailed);
+}
+
+TEST_CASE("Membership: a joiner to a job that ends is told", "[membership]") {
+  Fixture f;
+  const JobId job = f.Enter("mnist", 0, 10, Spec(1, 2));
+  f.Enter("mnist", 1, 11, Spec(1, 2));
+  CHECK(
+      Contains(f.core->StateText(f.core->jobs().at(job)), "cannot enter: there is no aggregator"));
+  f.Leave(job, Id(0, 10));
+  CHECK(f.StateOf(job) == JobState::kFinished);
+  CHECK(Contains(f.Told<JobFailed>(Id(1, 11)).at(0).text, "before node 1 could enter"));
+}
+
+}  // namespace
+}  // namespace talweg::membership

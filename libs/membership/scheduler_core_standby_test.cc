@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joiners that are in the view before they are in the steps.
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/membership/scheduler_core.h"
+#include "libs/membership/scheduler_core_fixture.h"
+
+namespace talweg::membership {
+namespace {
+
+const JobSpec kSpec = Spec(1, 4, LossPolicy::kContinue);
+
+struct Standbys : Fixture {
+  // Nodes 0 and 1 train.
+  explicit Standbys(bool aggregator_knows = true, std::optional<bool> members_know = true) {
+    REQUIRE(Register(Named("a0", 100)).ok());
+    REQUIRE(AttachAggregator(100, {}, aggregator_knows).ok());
+    JobSpec spec = kSpec;
+    spec.min_members = 2;
+    job = Enter("mnist", 0, 10, spec, members_know);
+    Enter("mnist", 1, 11, spec, members_know);
+    REQUIRE(view().members.size() == 2);
+  }
+  JobSpec spec() const {
+    JobSpec spec = kSpec;
+    spec.min_members = 2;
+    return spec;
+  }
+  void Knock(uint32_t node, uint64_t incarnation) {
+    Enter("mnist", node, incarnation, spec(), false);
+  }
+  void Ready(uint32_t node, uint64_t incarnation, bool ready = true) {
+    REQUIRE(Renew(job, Id(node, incarnation), Epoch{0}, true, ready).ok());
+  }
+  // All that stop have ended the step.
+  void EndStep(uint64_t step) {
+    for (int question = 0; question < 2; ++question) {
+      REQUIRE(core->jobs().at(job).quiesce);
+      const QuiesceState asked = *core->jobs().at(job).quiesce;
+      for (const MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id, step);
+    }
+  }
+  const View& view() const { return *core->jobs().at(job).view; }
+  std::vector<bool> StandbysInView() const {
+    std::vector<bool> standbys;
+    for (const ViewMember& member : view().members) standbys.push_back(member.standby);
+    return standbys;
+  }
+
+  JobId job;
+};
+
+using Flags = std::vector<bool>;
+
+TEST_CASE("Membership: a joiner that is not ready is a standby until it is", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(7);
+  CHECK(f.StandbysInView() == Flags{false, false, true});
+  CHECK(f.view().steps == 7);
+  CHECK(f.view().RankCount() == 4);
+  CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
+  CHECK(Contains(f.core->StateText(f.core->jobs().at(f.job)), "node 2: a standby until"));
+  CHECK(f.Told<View>(Id(2, 12)).back() == f.view());
+
+  f.Ready(2, 12);
+  REQUIRE(f.core->jobs().at(f.job).quiesce);
+  // Who takes part in no step is not asked to stop.
+  CHECK(f.core->jobs().at(f.job).quiesce->waits_for == std::set{Id(0, 10), Id(1, 11)});
+  CHECK(f.Told<Quiesce>(Id(2, 12)).empty());
+  CHECK(f.StandbysInView() == Flags{false, false, true});
+  f.EndStep(9);
+  CHECK(f.StandbysInView() == Flags{false, false, false});
+  CHECK(f.view().steps == 9);
+  CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
+}
+
+TEST_CASE("Membership: one that is ready in time is a full member at once", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.Ready(2, 12);
+  f.EndStep(7);
+  CHECK(f.StandbysInView() == Flags{false, false, false});
+}
+
+TEST_CASE("Membership: one view takes standbys in and makes full members of others",
+          "[membership]") {
+  Standbys f;
+  f.Knock(3, 13);
+  f.EndStep(4);
+  f.Knock(2, 12);
+  f.Ready(3, 13);
+  f.EndStep(5);
+  CHECK(f.StandbysInView() == Flags{false, false, true, false});
+}
+
+TEST_CASE("Membership: a standby that is not ready any more stays one", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  f.Ready(2, 12);
+  const QuiesceId quiesce = f.Told<Quiesce>(Id(0, 10)).back().id;
+  f.Ready(2, 12, false);
+  CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).back().id == quiesce);
+  CHECK(f.StandbysInView() == Flags{false, false, true});
+}
+
+TEST_CASE("Membership: the loss of a standby is a view without it", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  const Epoch before = f.EpochOf(f.job);
+  f.Break(Id(2, 12));
+  CHECK(f.EpochOf(f.job) > before);
+  CHECK(f.StandbysInView() == Flags{false, false});
+  CHECK(f.StateOf(f.job) == JobState::kRunning);
+}
+
+TEST_CASE("Membership: a standby is no member that a job can go on with", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  SECTION("too few are left") {
+    f.Break(Id(1, 11));
+    CHECK(f.StateOf(f.job) == JobState::kFailed);
+    CHECK(f.Told<JobFailed>(Id(2, 12)).size() == 1);
+  }
+  SECTION("all full members have left") {
+    f.Leave(f.job, Id(0, 10));
+    f.Leave(f.job, Id(1, 11));
+    CHECK(f.StateOf(f.job) == JobState::kFinished);
+    CHECK(Contains(f.Told<JobFailed>(Id(2, 12)).at(0).text, "before node 2 could enter"));
+  }
+}
+
+TEST_CASE("Membership: a loss leaves a standby what it is", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  f.Knock(3, 13);
+  f.Ready(3, 13);
+  f.EndStep(5);
+  CHECK(f.StandbysInView() == Flags{false, false, true, false});
+  f.Ready(2, 12);  // Others are stopping for it.
+  f.Break(Id(0, 10));
+  CHECK(f.StandbysInView() == Flags{false, true, false});
+  f.EndStep(6);
+  CHECK(f.StandbysInView() == Flags{false, false, false});
+}
+
+TEST_CASE("Membership: where one knows no standbys a joiner enters in one stage", "[membership]") {
+  SECTION("an aggregator") {
+    Standbys f(false);
+    f.Knock(2, 12);
+    f.EndStep(4);
+    CHECK(f.StandbysInView() == Flags{false, false, false});
+  }
+  SECTION("a full member") {
+    Standbys f(true, std::nullopt);
+    f.Knock(2, 12);
+    f.EndStep(4);
+    CHECK(f.StandbysInView() == Flags{false, false, false});
+  }
+  SECTION("the joiner") {
+    Standbys f;
+    f.Enter("mnist", 2, 12, f.spec());
+    f.EndStep(4);
+    CHECK(f.StandbysInView() == Flags{false, false, false});
+  }
+}
+
+TEST_CASE("Membership: an aggregator that knows no standbys is in no view that has one",
+          "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  REQUIRE(f.Register(Fixture::Named("b0", 200)).ok());
+  REQUIRE(f.AttachAggregator(200, {}, false).ok());
+  f.Break(Id(2, 12));
+  CHECK(f.view().aggregators.size() == 1);
+  f.Knock(2, 22);
+  f.EndStep(5);
+  CHECK(f.view().HasStandby() == (f.view().aggregators.size() == 1));
+}
+
+TEST_CASE("Membership: a restart of the scheduler leaves a standby what it is", "[membership]") {
+  Standbys f;
+  f.Knock(2, 12);
+  f.EndStep(4);
+  const Epoch epoch = f.EpochOf(f.job);
+  f.Start();
+  CHECK(f.StandbysInView() == Flags{false, false, true});
+  REQUIRE(f.AttachAggregator(100, {{f.job, epoch}}).ok());
+  for (const uint32_t node : {0, 1}) {
+    REQUIRE(f.Attach(f.job, Id(node, 10 + node), epoch, true, true).ok());
+  }
+  CHECK_FALSE(f.core->jobs().at(f.job).quiesce);  // It has not said yet that it is ready.
+  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, true, false).ok());
+  CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
+  f.Ready(2, 12);
+  // It may attach anew while others stop.
+  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, true, true).ok());
+  CHECK(f.Told<Attached>(Id(2, 12)).back().quiesce == QuiesceId{0});
+  CHECK(f.Told<Quiesce>(Id(2, 12)).empty());
+  f.EndStep(6);
+  CHECK(f.StandbysInView() == Flags{false, false, false});
+}
+
+}  // namespace
+}  // namespace talweg::membership

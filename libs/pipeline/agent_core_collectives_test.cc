@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives other than a reduction of all to all: who sends what, what is done on the node, and
+// what ends a round whose ranks do not agree.
+#include <catch2/catch.hpp>
+
+#include "libs/pipeline/agent_core_fixture.h"
+
+namespace talweg::pipeline {
+namespace {
+
+using testing::Fixture;
+using testing::Key;
+using testing::MakeView;
+
+TensorSpec SpecOf(std::string_view collective, uint64_t count, std::vector<uint32_t> ranks,
+                  uint32_t root = 0) {
+  TensorSpec spec{.name = "t", .root_rank = root};
+  for (const CollectiveRow& row : kCollectives) {
+    if (row.name != collective) continue;
+    spec.collective = {DType::kF32, row.gives == Share::kWhole ? Op::kSum : Op::kCopy, row.gives,
+                       row.gets, count};
+  }
+  for (const uint32_t rank : ranks) spec.ranks.push_back(Rank{rank});
+  return spec;
+}
+
+Effects PushOf(Fixture& f, uint32_t rank, uint64_t round, std::vector<uint32_t> lengths = {},
+               RoundSignature signature = 0) {
+  return f.Do([&](Effects& out) {
+    f.member.OnPush({.rank = LocalRank{rank},
+                     .tensor = TensorIndex{0},
+                     .round = Round{round},
+                     .signature = signature,
+                     .lengths = std::move(lengths)},
+                    f.now_ns, out);
+  });
+}
+
+// The result of a contribution, as long as is said.
+Effects ResultOf(Fixture& f, const wire::Contribute& entry, uint32_t length_bytes) {
+  std::vector<std::byte> payload(length_bytes, std::byte{7});
+  wire::Result result{.key = entry.key,
+                      .round = entry.round,
+                      .slice = entry.slice,
+                      .rank_count = 1,
+                      .length_bytes = length_bytes,
+                      .form = entry.wants_result ? wire::Form::kInline : wire::Form::kEmpty,
+                      .sum_epoch = f.member.view()->epoch};
+  if (entry.wants_result) result.bytes = payload;
+  return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
+}
+
+Effects DisagreementOf(Fixture& f, const wire::Contribute& entry, const std::string& text) {
+  const wire::Result result{.key = entry.key,
+                            .round = entry.round,
+                            .slice = entry.slice,
+                            .form = wire::Form::kDisagreement,
+                            .sum_epoch = f.member.view()->epoch,
+                            .bytes = std::as_bytes(std::span(text))};
+  return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
+}
+
+TEST_CASE("Member: all_gather copies the own part and takes the others', as long as they are",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("all_gather", 16, {0, 1}));
+  PushOf(f, 0, 1, {32, 0});
+  const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
+  REQUIRE(sent.size() == 2);
+  CHECK(sent[0].form == wire::Form::kInline);
+  CHECK(sent[0].length_bytes == 32);
+  CHECK_FALSE(sent[0].wants_result);
+  CHECK(sent[1].form == wire::Form::kEmpty);
+  CHECK(sent[1].wants_result);
+
+  const auto copies = Fixture::Of<CopyOwn>(ResultOf(f, sent[0], 32));
+  REQUIRE(copies.size() == 1);
+  CHECK(copies[0].source.memory == Memory::kContribution);
+  CHECK(copies[0].source.offset_bytes == 0);
+  CHECK(copies[0].source.length_bytes == 32);
+
+  const Effects last = ResultOf(f, sent[1], 16);
+  const auto inlined = Fixture::Of<CopyInline>(last);
+  REQUIRE(inlined.size() == 1);
+  CHECK(inlined[0].target.offset_bytes == 64);
+  CHECK(inlined[0].target.length_bytes == 16);
+  const auto complete = Fixture::Of<CompleteRound>(last);
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].lengths == std::vector<uint64_t>{32, 16});
+}
+
+TEST_CASE("Member: a result that is not as long as what was given is ignored", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("all_gather", 16, {0, 1}));
+  PushOf(f, 0, 1, {32, 0});
+  const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
+  REQUIRE(sent.size() == 2);
+  ResultOf(f, sent[0], 28);
+  ResultOf(f, sent[1], 68);  // More than the slice has.
+  CHECK(f.member.counters().results_ignored == 2);
+}
+
+TEST_CASE("Member: reduce_scatter wants its own part only", "[pipeline]") {
+  Fixture f(1);
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("reduce_scatter", 16, {0, 1}));
+  PushOf(f, 0, 1);
+  const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
+  REQUIRE(sent.size() == 2);
+  CHECK(sent[0].form == wire::Form::kInline);
+  CHECK_FALSE(sent[0].wants_result);
+  CHECK(sent[1].form == wire::Form::kInline);
+  CHECK(sent[1].wants_result);
+  CHECK(Fixture::Of<SliceArrived>(ResultOf(f, sent[0], 64)).empty());
+  const Effects last = ResultOf(f, sent[1], 64);
+  REQUIRE(Fixture::Of<SliceArrived>(last).size() == 1);
+  REQUIRE(Fixture::Of<CompleteRound>(last).size() == 1);
+  CHECK(Fixture::Of<CompleteRound>(last)[0].lengths[1] == 64);
+}
+
+TEST_CASE("Member: all_to_all stays out of others' parts, and does its private one itself",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  f.Open(SpecOf("all_to_all", 16, {0, 1, 2}));
+  PushOf(f, 0, 1);
+  const Effects out = f.Flush();
+  std::vector<uint32_t> slices;
+  for (const auto& entry : Fixture::Entries<wire::Contribute>(out)) {
+    slices.push_back(entry.slice.value());
+  }
+  CHECK(slices == std::vector<uint32_t>{1, 2, 3, 6});  // From 0 to 1 and 2, from 1 and 2 to 0.
+  const auto reduces = Fixture::Of<ReduceSlice>(out);
+  REQUIRE(reduces.size() == 1);
+  CHECK(reduces[0].target.slice == SliceIndex{0});
+  CHECK(reduces[0].target.memory == Memory::kResult);
+  f.Reduced(reduces[0].ticket);
+  Effects last;
+  for (const auto& entry : Fixture::Entries<wire::Contribute>(out)) last = ResultOf(f, entry, 64);
+  CHECK(Fixture::Of<CompleteRound>(last).size() == 1);
+}
+
+TEST_CASE("Member: a group on one node is reduced there", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {0, 1}));
+  PushOf(f, 0, 1);
+  PushOf(f, 1, 1);
+  const Effects out = f.Flush();
+  CHECK(Fixture::Entries<wire::Contribute>(out).empty());
+  const auto reduces = Fixture::Of<ReduceSlice>(out);
+  REQUIRE(reduces.size() == 1);
+  CHECK(reduces[0].is_final);
+  CHECK(reduces[0].inputs == std::vector<LocalRank>{LocalRank{0}, LocalRank{1}});
+  const auto complete = Fixture::Of<CompleteRound>(f.Reduced(reduces[0].ticket));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].ranks_summed == 2);
+}
+
+TEST_CASE("Member: gather gives nothing to those who are not the root", "[pipeline]") {
+  Fixture f(1);
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("gather", 16, {0, 1}));
+  PushOf(f, 0, 1);
+  const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
+  REQUIRE(sent.size() == 2);
+  CHECK(sent[0].form == wire::Form::kEmpty);
+  CHECK_FALSE(sent[0].wants_result);
+  CHECK(sent[1].form == wire::Form::kInline);
+  CHECK_FALSE(sent[1].wants_result);
+  ResultOf(f, sent[0], 64);
+  const Effects last = ResultOf(f, sent[1], 64);
+  CHECK(Fixture::Of<CompleteRound>(last).size() == 1);
+  CHECK(Fixture::Of<SliceArrived>(f.all).empty());
+}
+
+TEST_CASE("Member: ranks of a node that is alone disagree for one round", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2}, 0));
+  f.Open(SpecOf("all_reduce", 16, {}));
+  PushOf(f, 0, 1, {64});
+  const auto complete = Fixture::Of<CompleteRound>(PushOf(f, 1, 1, {32}));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].status == Status::kMismatch);
+  CHECK(complete[0].text ==
+        "round 1 of tensor 't': rank 0 (local rank 0 of node 0, pid 4000) gives 64 bytes, rank 1 "
+        "(local rank 1 of node 0, pid 4001) gives 32 bytes");
+  CHECK(Fixture::Of<ReduceSlice>(f.Flush()).empty());
+
+  PushOf(f, 0, 2);
+  PushOf(f, 1, 2);
+  const auto reduces = Fixture::Of<ReduceSlice>(f.Flush());
+  REQUIRE(reduces.size() == 1);
+  const auto next = Fixture::Of<CompleteRound>(f.Reduced(reduces[0].ticket));
+  REQUIRE(next.size() == 1);
+  CHECK(next[0].status == Status::kOk);
+}
+
+TEST_CASE("Member: owners hear that ranks of this node disagree, and what they answer ends it",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {}));
+  PushOf(f, 0, 1, {}, SignatureOf(f.member.tensors()[0]->spec.collective, 1));
+  PushOf(f, 1, 1, {}, SignatureOf(f.member.tensors()[0]->spec.collective, 2));
+  const Effects out = f.Flush();
+  const auto sent = Fixture::Entries<wire::Contribute>(out);
+  REQUIRE(sent.size() == 1);
+  CHECK(sent[0].form == wire::Form::kDisagreement);
+  CHECK(sent[0].length_bytes == 0);
+  const auto sends = Fixture::Of<Send>(out);
+  REQUIRE(sends.back().texts.size() == 1);
+  CHECK(sends.back().texts[0].find("gives f32[1] sum, rank 1") != std::string::npos);
+
+  const auto complete = Fixture::Of<CompleteRound>(DisagreementOf(f, sent[0], "they differ"));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].status == Status::kMismatch);
+  CHECK(complete[0].text == "they differ");
+
+  PushOf(f, 0, 2);
+  PushOf(f, 1, 2);
+  const auto reduces = Fixture::Of<ReduceSlice>(f.Flush());
+  REQUIRE(reduces.size() == 1);
+  f.Reduced(reduces[0].ticket);
+  const auto next = Fixture::Entries<wire::Contribute>(f.Flush());
+  REQUIRE(next.size() == 1);
+  CHECK(next[0].form == wire::Form::kInline);
+  CHECK(next[0].round == Round{2});
+}
+
+TEST_CASE("Member: a push with lengths that cannot be is refused", "[pipeline]") {
+  const auto refused = [](std::vector<uint32_t> lengths) {
+    Fixture f;
+    f.Start(MakeView(1, {1, 1}, 1));
+    f.Open(SpecOf("all_gather", 16, {0, 1}));
+    const auto failed = Fixture::Of<FailRank>(PushOf(f, 0, 1, std::move(lengths)));
+    return failed.empty() ? std::string() : failed[0].text;
+  };
+  CHECK(refused({64}).find("with 1 lengths for 2 parts") != std::string::npos);
+  CHECK(refused({68, 0}).find("a part of 68 bytes; a part has at most 64") != std::string::npos);
+  CHECK(refused({30, 0}).find("in elements of 4") != std::string::npos);
+  CHECK(refused({60, 0}).empty());
+}
+
+TEST_CASE("Member: a rank outside the group may neither declare nor push", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  const TensorSpec spec = SpecOf("all_reduce", 16, {0, 2});
+  const Effects out = f.Declare(0, spec);
+  CHECK(Fixture::Of<DeclareReply>(f.Declare(1, spec))[0].status == Status::kInvalid);
+  f.AgreeTo(f.Allocated(0));
+  const auto failed = Fixture::Of<FailRank>(PushOf(f, 1, 1));
+  REQUIRE(failed.size() == 1);
+  CHECK(failed[0].text.find("which it takes no part in") != std::string::npos);
+  PushOf(f, 0, 1);
+  CHECK(f.member.tensors()[0]->contributed);
+}
+
+TEST_CASE("Member: a tensor that lost one of its ranks stays dead when its place is taken again",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("all_gather", 16, {0, 1}));
+  View alone = MakeView(2, {1}, 1);
+  f.OnView(alone);
+  f.AnswerAll();
+  f.Decide("t", wire::Verdict::kRedo, 1);
+  View taken = MakeView(3, {1, 1}, 1);
+  taken.members[1].id.incarnation = Incarnation{555};
+  f.OnView(taken);
+  const Effects out = f.AnswerAll();
+  const auto declared = Fixture::Entries<wire::Declare>(out);
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].root_rank == wire::kNoRank);
+  f.Decide("t", wire::Verdict::kRedo, 1);
+  f.AgreeTo(out);
+  const auto failed = Fixture::Of<FailTensor>(PushOf(f, 0, 1));
+  REQUIRE(failed.size() == 1);
+  CHECK(failed[0].status == Status::kAborted);
+}
+
+TEST_CASE("Member: a reduction over a group goes on with those that are left", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {0, 1}));
+  PushOf(f, 0, 1);
+  CHECK(Fixture::Entries<wire::Contribute>(f.Flush()).size() == 1);
+  View left = MakeView(2, {1, 1, 1}, 1);
+  left.members.erase(left.members.begin() + 1);
+  f.OnView(left);
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("t", wire::Verdict::kRedo, 1);
+  // Nobody else is in it any more.
+  const Effects out = f.Flush();
+  CHECK(Fixture::Entries<wire::Contribute>(out).empty());
+  const auto reduces = Fixture::Of<ReduceSlice>(out);
+  REQUIRE(reduces.size() == 1);
+  const auto complete = Fixture::Of<CompleteRound>(f.Reduced(reduces[0].ticket));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].ranks_summed == 1);
+}
+
+TEST_CASE("Member: what it has of a round whose predecessor is aborted for others is done again",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(SpecOf("all_to_all", 16, {0, 1}));
+  PushOf(f, 0, 1, {}, 1);
+  const Effects first = f.Flush();
+  f.Reduced(Fixture::Of<ReduceSlice>(first).at(0).ticket);
+  for (const auto& entry : Fixture::Entries<wire::Contribute>(first)) {
+    DisagreementOf(f, entry, "they differ");
+  }
+  REQUIRE(f.member.tensors()[0]->held.round == Round{1});
+  PushOf(f, 0, 2);
+  const auto reduces = Fixture::Of<ReduceSlice>(f.Flush());
+  REQUIRE(reduces.size() == 1);
+  f.Reduced(reduces[0].ticket);
+
+  f.OnView(MakeView(2, {1, 1}, 1));
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("t", wire::Verdict::kAbort, 1);
+  const auto again = Fixture::Of<ReduceSlice>(f.Flush());
+  REQUIRE(again.size() == 1);
+  f.Reduced(again[0].ticket);
+  CHECK(f.member.tensors()[0]->partial.have_count == 1);
+}
+
+TEST_CASE("Member: a part leaves for the aggregator beside the rank that gets it", "[pipeline]") {
+  Fixture f;
+  View view = MakeView(1, {1, 1}, 2);
+  view.members[0].host_id = view.aggregators[1].host_id = "x";
+  view.members[1].host_id = view.aggregators[0].host_id = "y";
+  f.Start(view);
+  f.Open(SpecOf("reduce_scatter", 16 * kKiB, {0, 1}));
+  PushOf(f, 0, 1);
+  std::vector<uint32_t> part_by_owner(2, 99);
+  for (const Send& send : Fixture::Of<Send>(f.Flush())) {
+    if (send.type != wire::FrameType::kContribute) continue;
+    for (const auto& [index, owner] : f.member.owners()) {
+      if (owner.connection != send.connection) continue;
+      const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
+      REQUIRE(entries.size() == 1);
+      part_by_owner[index.value()] = entries[0].slice.value();
+    }
+  }
+  CHECK(part_by_owner == std::vector<uint32_t>{1, 0});
+}
+
+TEST_CASE("Member: a group is declared by its places, also when ranks follow a view without one",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {0, 1, 2}));
+  View left = MakeView(2, {1, 1, 1, 1}, 1);
+  left.members.erase(left.members.begin() + 1);
+  f.OnView(left);
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("t", wire::Verdict::kRedo, 1);
+  f.Do([&](Effects& out) { CHECK(f.member.OnRanksFollow(Epoch{2}, out)); });
+  left.epoch = Epoch{3};
+  f.OnView(left);
+  const auto declared = Fixture::Entries<wire::Declare>(f.AnswerAll());
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].group == Group{{NodeRank{0}, LocalRank{0}},
+                                   {NodeRank{1}, LocalRank{0}},
+                                   {NodeRank{2}, LocalRank{0}}});
+}
+
+}  // namespace
+}  // namespace talweg::pipeline

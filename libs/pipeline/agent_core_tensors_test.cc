@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors and ranks: agreement, what is refused, who leaves.
+#include <algorithm>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/pipeline/agent_core_fixture.h"
+
+namespace talweg::pipeline {
+namespace {
+
+using testing::Fixture;
+using testing::Key;
+using testing::MakeView;
+using testing::Spec;
+
+DeclareReply OnlyReply(const Effects& effects) {
+  const auto replies = Fixture::Of<DeclareReply>(effects);
+  REQUIRE(replies.size() == 1);
+  return replies[0];
+}
+
+TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in every view",
+          "[pipeline]") {
+  Fixture f(2, 2);
+  View view = MakeView(1, {1, 1, 2}, 1);
+  f.Start(view);
+  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  view.epoch = Epoch{2};
+  view.members.erase(view.members.begin());  // Node 0 is gone: others number its ranks anew.
+  f.OnView(view);
+  f.AnswerAll();
+  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  const auto declared_root = [&f](const std::string& name, uint32_t root) {
+    f.Declare(0, Spec(name, 10, DType::kU8, Op::kCopy, root));
+    const Effects out = f.Allocated(static_cast<uint32_t>(f.member.tensors().size()) - 1);
+    const auto declares = f.Entries<wire::Declare>(out);
+    REQUIRE(declares.size() == 1);
+    f.AgreeTo(out);
+    return declares[0].root_rank;
+  };
+  CHECK(declared_root("own", 3) == 2);
+  CHECK(declared_root("other's", 1) == 0);
+  CHECK(declared_root("of one that is gone", 0) == wire::kNoRank);
+  // Nobody's: the others have to hear of it, so it is no number that they know.
+  CHECK(declared_root("nobody's", 4) == 4);
+  CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
+  CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
+  // The next rank of this node, in whatever view, is not taken to disagree.
+  const auto replies = f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kCopy, 3)));
+  REQUIRE(replies.size() == 1);
+  CHECK(replies[0].status == Status::kOk);
+}
+
+TEST_CASE("Member: a declaration is answered when all owners have agreed", "[pipeline]") {
+  Fixture f;
+  f.Join(0);
+  const Effects declared = f.Declare(0, Spec("w", 256 * 1024));  // Before there is a view.
+  REQUIRE(f.Of<AllocateTensor>(declared).size() == 1);
+  CHECK(f.Allocated(0).empty());
+  f.OnView(MakeView(1, {1, 1}, 2));
+  const Effects sent = f.AnswerAll();
+  const auto declares = f.Entries<wire::Declare>(sent);
+  REQUIRE(declares.size() == 2);  // 1 MiB is striped over both.
+  CHECK(declares[0].name == "w");
+  CHECK(declares[0].collective.element_count == 256 * 1024);
+  // No rank has been told of the tensor, so nothing can be held of it: the reports are empty.
+  CHECK(f.Entries<wire::Report>(sent).empty());
+  CHECK(f.CountFrames(sent, wire::FrameType::kReport) == 2);
+  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.Of<DeclareReply>(f.all).empty());
+  f.From<wire::Declared>(0, wire::FrameType::kDeclared, {{.key = Key("w")}});
+  CHECK(f.Of<DeclareReply>(f.all).empty());
+  const DeclareReply reply =
+      OnlyReply(f.From<wire::Declared>(1, wire::FrameType::kDeclared, {{.key = Key("w")}}));
+  CHECK(reply.status == Status::kOk);
+  CHECK(reply.tensor == TensorIndex{0});
+  f.Push(0, 0, 1);
+  CHECK_FALSE(f.Entries<wire::Contribute>(f.Flush()).empty());
+  // Declared again: answered at once.
+  CHECK(OnlyReply(f.Declare(0, Spec("w", 256 * 1024))).status == Status::kOk);
+}
+
+TEST_CASE("Member: what makes no sense is refused with the reason", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  const auto text_of = [&](const TensorSpec& spec) {
+    const DeclareReply reply = OnlyReply(f.Declare(0, spec));
+    CHECK(reply.status == Status::kInvalid);
+    return reply.text;
+  };
+  CHECK(text_of(Spec("", 1)).find("0 bytes") != std::string::npos);
+  CHECK(text_of(Spec(std::string(2000, 'x'), 1)).find("2000 bytes") != std::string::npos);
+  CHECK(text_of(Spec("a", 1, DType::kI32, Op::kAverage)).find("i32") != std::string::npos);
+  CHECK(text_of(Spec("a", 1, static_cast<DType>(99))).find("99") != std::string::npos);
+  CHECK(text_of(Spec("a", 1, DType::kF32, static_cast<Op>(77))).find("77") != std::string::npos);
+  CHECK(text_of(Spec("a", ~uint64_t{0})).find("split it") != std::string::npos);
+  CHECK(f.member.tensors().empty());
+  CHECK(f.Declare(5, Spec("a", 1)).empty());  // No such rank.
+}
+
+TEST_CASE("Member: tensors are bounded", "[pipeline]") {
+  Member member({.self = {NodeRank{0}, Incarnation{1}}, .job_name = "j", .tensors_max = 1});
+  Effects out;
+  member.OnRankJoined(LocalRank{0}, 1, 0, out);
+  member.OnRankDeclare(LocalRank{0}, 1, Spec("a", 1), 0, out);
+  out.clear();
+  member.OnRankDeclare(LocalRank{0}, 2, Spec("b", 1), 0, out);
+  CHECK(OnlyReply(out).status == Status::kOverBudget);
+}
+
+TEST_CASE("Member: tensors of one batch are declared in one frame to each owner", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 2));
+  Effects out = f.Do([&](Effects& effects) {
+    for (uint32_t i = 0; i < 100; ++i) {
+      f.member.OnRankDeclare(LocalRank{0}, i, Spec("w" + std::to_string(i), 10), f.now_ns, effects);
+      f.member.OnTensorAllocated(TensorIndex{i}, "", f.now_ns, effects);
+    }
+  });
+  CHECK(f.Of<Send>(out).empty());
+  out = f.Flush();
+  CHECK(f.CountFrames(out, wire::FrameType::kDeclare) == 2);
+  CHECK(f.Entries<wire::Declare>(out).size() == 100);
+  CHECK(f.Of<DeclareReply>(f.AgreeTo(out)).size() == 100);
+  CHECK(f.Flush().empty());
+}
+
+TEST_CASE("Member: an owner that comes back is told of every tensor once", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("old", 10));
+  f.Do([&](Effects& effects) {
+    f.member.OnRankDeclare(LocalRank{0}, 7, Spec("new", 10), f.now_ns, effects);
+    f.member.OnTensorAllocated(TensorIndex{1}, "", f.now_ns, effects);
+  });
+  f.Broken(0);  // Before the flush.
+  CHECK(f.Entries<wire::Declare>(f.Flush()).empty());
+  const Effects back = f.AnswerAll();
+  CHECK(f.Entries<wire::Declare>(back).size() == 2);
+  CHECK(f.Entries<wire::Declare>(f.Flush()).empty());
+  CHECK(f.Of<DeclareReply>(f.AgreeTo(back)).size() == 1);
+}
+
+TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 2}, 1));
+  f.Declare(0, Spec("w", 100));
+  f.AgreeTo(f.Allocated(0));
+  f.Push(0, 0, 1);
+  const Effects out = f.Declare(1, Spec("w", 200));
+  const DeclareReply reply = OnlyReply(out);
+  CHECK(reply.status == Status::kMismatch);
+  CHECK(reply.text == "tensor 'w': rank 0 declared f32[100] sum, rank 1 declares f32[200] sum");
+  REQUIRE(f.Of<FailTensor>(out).size() == 1);
+  // Rank 0 waits for round 1: it hears of it.
+  REQUIRE(f.Of<CompleteRound>(out).size() == 1);
+  CHECK(f.Of<CompleteRound>(out)[0].status == Status::kMismatch);
+  // And so does the owner, so that other nodes hear of it.
+  const auto told = f.Entries<wire::Failed>(f.Flush());
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].key == Key("w"));
+  CHECK(told[0].code == wire::FailedCode::kMismatch);
+  CHECK(told[0].text == reply.text);
+  // Later pushes and declarations get the same answer.
+  CHECK(f.Of<CompleteRound>(f.Push(0, 0, 2))[0].status == Status::kMismatch);
+  CHECK(OnlyReply(f.Declare(0, Spec("w", 100))).status == Status::kMismatch);
+  // A new view hears of it again.
+  f.OnView(MakeView(2, {2, 2}, 1));
+  const Effects frozen = f.From(0, wire::FrameType::kFenceAck);
+  CHECK(f.Entries<wire::Declare>(frozen).size() == 1);
+  CHECK(f.Entries<wire::Failed>(frozen) == told);
+}
+
+TEST_CASE("Member: what an owner said of a tensor is told to the owners of each later view",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 2));
+  f.Open(Spec("w", 100));
+  f.Open(Spec("v", 100));
+  const uint32_t primary = f.member.FindTensor(Key("w"))->primary.value();
+  f.From<wire::Failed>(
+      primary, wire::FrameType::kFailed,
+      {{.key = Key("w"), .code = wire::FailedCode::kAborted, .text = "round 3 is lost"}});
+  CHECK(f.Flush().empty());  // Whoever said so tells the others in this view.
+  f.OnView(MakeView(2, {1, 1}, 1));
+  const Effects frozen = f.AnswerAll();
+  // The other tensor alone is reported, and the order is: declared, failed, reported.
+  REQUIRE(f.Entries<wire::Report>(frozen).size() == 1);
+  CHECK(f.Entries<wire::Report>(frozen)[0].key == Key("v"));
+  const auto told = f.Entries<wire::Failed>(frozen);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].code == wire::FailedCode::kAborted);
+  CHECK(told[0].text == "round 3 is lost");
+  std::vector<wire::FrameType> order;
+  for (const Send& send : f.Of<Send>(frozen)) order.push_back(send.type);
+  const auto at = [&](wire::FrameType type) { return std::find(order.begin(), order.end(), type); };
+  CHECK(at(wire::FrameType::kDeclare) < at(wire::FrameType::kFailed));
+  CHECK(at(wire::FrameType::kFailed) < at(wire::FrameType::kReport));
+  f.Broken(0);
+  CHECK(f.Entries<wire::Failed>(f.AnswerAll()) == told);
+}
+
+TEST_CASE("Member: an owner's disagreement reaches who declares and who waits", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("w", 100));
+  f.Allocated(0);
+  const Effects refused = f.From<wire::Declared>(
+      0, wire::FrameType::kDeclared,
+      {{.key = Key("w"), .status = wire::DeclaredStatus::kMismatch, .text = "both sides"}});
+  CHECK(OnlyReply(refused).status == Status::kMismatch);
+  CHECK(OnlyReply(refused).text == "both sides");
+
+  f.Open(Spec("v", 100));
+  f.Push(0, 1, 1);
+  f.Flush();
+  const Effects failed = f.From<wire::Failed>(
+      0, wire::FrameType::kFailed,
+      {{.key = Key("v"), .code = wire::FailedCode::kMismatch, .text = "late side"}});
+  CHECK(f.Of<CompleteRound>(failed)[0].text == "late side");
+  CHECK(f.member.phase() == Phase::kActive);
+
+  const Effects over = [&] {
+    f.Declare(0, Spec("u", 100));
+    f.Allocated(2);
+    return f.From<wire::Declared>(
+        0, wire::FrameType::kDeclared,
+        {{.key = Key("u"), .status = wire::DeclaredStatus::kOverBudget, .text = "figures"}});
+  }();
+  CHECK(OnlyReply(over).status == Status::kOverBudget);
+
+  f.Declare(0, Spec("t", 100));
+  f.Allocated(3);
+  const Effects aborted = f.From<wire::Declared>(
+      0, wire::FrameType::kDeclared,
+      {{.key = Key("t"), .status = wire::DeclaredStatus::kAborted, .text = "false reports"}});
+  CHECK(OnlyReply(aborted).status == Status::kAborted);
+}
+
+TEST_CASE("Member: an owner that gives up the job ends it here and tells the scheduler",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("w", 100));
+  const Effects out = f.From<wire::Failed>(
+      0, wire::FrameType::kFailed, {{.code = wire::FailedCode::kJobFailed, .text = "no memory"}});
+  CHECK(f.Of<ReportLost>(out).size() == 1);
+  CHECK(f.Of<FailJob>(out)[0].text.find("no memory") != std::string::npos);
+  CHECK(f.Of<Close>(out).size() == 1);
+  CHECK(OnlyReply(out).status == Status::kJobFailed);
+  CHECK(OnlyReply(f.Declare(0, Spec("x", 1))).status == Status::kJobFailed);
+}
+
+TEST_CASE("Member: a root that no rank is fails the broadcast", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2));
+  const Effects out = f.Allocated(0);
+  CHECK(OnlyReply(out).status == Status::kInvalid);
+  CHECK(OnlyReply(out).text.find("there is no rank 2") != std::string::npos);
+  CHECK(f.Entries<wire::Declare>(out).size() == 1);  // The others learn it from the primary.
+}
+
+TEST_CASE("Member: a tensor with too many slices is refused, with the size that would do",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("huge", uint64_t{4} * kGiB / 4));
+  const DeclareReply reply = OnlyReply(f.Allocated(0));
+  CHECK(reply.status == Status::kInvalid);
+  CHECK(reply.text.find("slice size of at least") != std::string::npos);
+}
+
+TEST_CASE("Member: no memory for a tensor is an error for the whole job", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("w", 100));
+  const Effects out = f.Allocated(0, "64 GiB are used of 64 GiB");
+  CHECK(f.Of<ReportLost>(out).size() == 1);
+
+  Fixture alone;
+  alone.Start(MakeView(1, {1}, 0));
+  alone.Declare(0, Spec("w", 100));
+  const Effects local = alone.Allocated(0, "64 GiB are used of 64 GiB");
+  CHECK(OnlyReply(local).status == Status::kOverBudget);
+  CHECK(alone.member.phase() == Phase::kActive);
+}
+
+TEST_CASE("Member: a rank's death ends the job here, and names the rank", "[pipeline]") {
+  Fixture f(1, 2);
+  f.Start(MakeView(1, {1, 2}, 1));
+  const Effects out = f.Leave(1, false, "killed by signal 9");
+  const auto lost = f.Of<ReportLost>(out);
+  REQUIRE(lost.size() == 1);
+  CHECK(lost[0].rank == Rank{2});
+  CHECK(lost[0].text.find("rank 2 (local rank 1 of node 1, pid 4001)") == 0);
+  CHECK(lost[0].text.find("killed by signal 9") != std::string::npos);
+  CHECK(f.Of<FailJob>(out).size() == 1);
+  CHECK(f.Leave(1, false).empty());
+  CHECK(f.Of<RanksDone>(f.Leave(0, true)).size() == 1);
+}
+
+TEST_CASE("Member: ranks that leave cleanly end nothing unless somebody needs them", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2}, 0));
+  f.Open(Spec("w", 100));
+  CHECK(f.Leave(1, true).empty());
+  const Effects out = f.Push(0, 0, 1);
+  CHECK(f.Of<FailJob>(out).size() == 1);
+  CHECK(f.Of<FailJob>(out)[0].text.find("which needs every rank") != std::string::npos);
+
+  Fixture g(0, 2);
+  g.Start(MakeView(1, {2}, 0));
+  g.Open(Spec("w", 100));
+  g.Push(0, 0, 1);
+  CHECK(g.Of<FailJob>(g.Leave(1, true)).size() == 1);  // Was waited for when it left.
+
+  Fixture h(0, 2);
+  h.Start(MakeView(1, {2}, 0));
+  CHECK(h.Leave(0, true).empty());
+  CHECK(h.Of<RanksDone>(h.Leave(1, true)).size() == 1);
+  CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // This life of the job is over for it.
+}
+
+TEST_CASE("Member: who leaves a group of ranks ends its tensors, and not the job", "[pipeline]") {
+  Fixture f(0, 3);
+  f.Start(MakeView(1, {3}, 0));
+  TensorSpec spec = Spec("pair", 100);
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Declare(0, spec);
+  f.Declare(1, spec);
+  f.Allocated(0);
+  SECTION("one that waits when the other leaves") {
+    f.Push(0, 0, 1);
+    const Effects out = f.Leave(1, true);
+    CHECK(f.Of<FailJob>(out).empty());
+    const auto completed = f.Of<CompleteRound>(out);
+    REQUIRE(completed.size() == 1);
+    CHECK(completed[0].status == Status::kAborted);
+    CHECK(completed[0].text.find("rank 1 (local rank 1 of node 0") != std::string::npos);
+    CHECK(completed[0].text.find("which needs it") != std::string::npos);
+  }
+  SECTION("one that pushes after the other has left") {
+    CHECK(f.Leave(1, true).empty());
+    const auto completed = f.Of<CompleteRound>(f.Push(0, 0, 1));
+    REQUIRE(completed.size() == 1);
+    CHECK(completed[0].status == Status::kAborted);
+  }
+  SECTION("nobody who has left is waited for") { CHECK(f.Leave(2, true).empty()); }
+  CHECK(f.member.phase() == Phase::kActive);
+}
+
+TEST_CASE("Member: a round that needs a member which has left fails the job", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 100));
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  CHECK(f.member.phase() == Phase::kActive);  // It may have contributed already.
+  const Effects out = f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("w"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  REQUIRE(f.Of<FailJob>(out).size() == 1);
+  CHECK(f.Of<FailJob>(out)[0].text.find("node 1 has left") != std::string::npos);
+}
+
+TEST_CASE("Member: a round of a group that needs a member which has left fails its tensor",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  TensorSpec spec = Spec("pair", 100);
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Open(spec);
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  const Effects out = f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("pair"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  CHECK(f.Of<FailJob>(out).empty());
+  const auto completed = f.Of<CompleteRound>(out);
+  REQUIRE(completed.size() == 1);
+  CHECK(completed[0].status == Status::kAborted);
+  CHECK(completed[0].text.find("node 1 has left") != std::string::npos);
+  CHECK(f.member.phase() == Phase::kActive);
+}
+
+TEST_CASE("Member: a side tensor waits for the view without the member that has left",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  TensorSpec spec = Spec("state", 100);
+  spec.collective.side = true;
+  spec.ranks = {Rank{0}, Rank{1}};
+  f.Open(spec);
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  const Effects out = f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("state"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  CHECK(f.Of<FailJob>(out).empty());
+}
+
+TEST_CASE("Member: the scheduler's word ends every wait with its text", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Declare(0, Spec("w", 100));
+  const Effects out =
+      f.Do([&](Effects& effects) { f.member.OnJobFailed("node 1 died", f.now_ns, effects); });
+  CHECK(f.Of<FailJob>(out)[0].text == "node 1 died");
+  CHECK(OnlyReply(out).text == "node 1 died");
+  CHECK(f.Of<ReportLost>(out).empty());
+  CHECK(f.Push(0, 0, 1).empty());
+  CHECK(f.Flush().empty());
+  CHECK(f.Tick().empty());
+  CHECK(f.OnView(MakeView(2, {1, 1}, 1)).empty());
+}
+
+TEST_CASE("Member: a clean end says goodbye to every aggregator", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 2));
+  const Effects out = f.Do([&](Effects& effects) { f.member.Leave(effects); });
+  CHECK(f.CountFrames(out, wire::FrameType::kGoodbye) == 2);
+  CHECK(f.Of<Close>(out).empty());
+}
+
+TEST_CASE("Member: a slice whose tensor fails while it is reduced gives its credit back",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1), 64 * kKiB);
+  f.Open(Spec("bad", 16 * 1024));
+  f.Open(Spec("good", 16 * 1024));
+  for (uint32_t t = 0; t < 2; ++t) {
+    f.Push(0, t, 1);
+    f.Push(1, t, 1);
+  }
+  const auto reduces = f.Of<ReduceSlice>(f.Flush());
+  REQUIRE(reduces.size() == 1);
+  f.From<wire::Failed>(0, wire::FrameType::kFailed,
+                       {{.key = Key("bad"), .code = wire::FailedCode::kMismatch}});
+  CHECK(f.Flush().empty());
+  f.Reduced(reduces[0].ticket);
+  CHECK(f.Of<ReduceSlice>(f.Flush()).size() == 1);
+}
+
+}  // namespace
+}  // namespace talweg::pipeline

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_RANK_TENSOR_H_
+#define TALWEG_LIBS_SHM_CLIENT_RANK_TENSOR_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/base/collective.h"
+#include "libs/shm/client/arriving_result.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/layout/parts.h"
+#include "libs/shm/layout/rank_sums.h"
+#include "libs/shm/mapping.h"
+
+namespace talweg::shm {
+
+// What a rank knows of one tensor that it has declared. Lives until the client is freed. What says
+// nothing else is constant once the tensor is in the table (tensors.h).
+struct Tensor {
+  uint32_t index = 0;  // What the rank and the agent call it by.
+  Collective collective;
+  // How many the group has; this rank's place in it, and the root's.
+  uint32_t rank_count = 0;
+  uint32_t rank = 0;
+  uint32_t root = 0;
+  BufferShape buffer;
+  bool has_tables = false;  // Buffers end with a table of lengths.
+  Parts gives;
+  Parts gets;
+  uint64_t bytes = 0;  // The data's in a buffer.
+  std::byte* contribution = nullptr;
+  const std::byte* result[2] = {};
+  const std::byte* arrivals = nullptr;  // ArrivalsLine; null: nothing is told.
+  // Where the ranks sum it: it lies in part `part` of every rank's arena, at `offset`.
+  bool ranks_sum = false;
+  uint32_t part = 0;
+  uint64_t offset = 0;
+  RankSumShape shape;                 // stride 0: one buffer, the agent sums.
+  std::atomic<bool> in_place{false};  // Declared so, whoever sums.
+  std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
+  std::atomic<bool> populated{false};
+  std::atomic<char*> name{nullptr};
+  std::atomic<int32_t> priority{0};
+  // From here to `failed`: guarded by the client's state mutex, but for what says otherwise.
+  uint64_t pushed = 0;   // The last round in the ring.
+  uint64_t taken = 0;    // The last round that a wait has returned.
+  uint32_t readers = 0;  // Threads that copy a result out.
+  // What the last wait that timed out has copied of the open round.
+  ArrivingResult::Copied copied_early;
+  bool pushing = false;
+  bool pushed_short = false;  // The last round was pushed with a part that is not full.
+  uint64_t disagreed = 0;     // The last round of which the ranks have said different things.
+  uint64_t open_bytes = 0;    // What the open round takes of open_bytes_.
+  // Where the part is already, in the open round, that this rank gives itself; null: nowhere.
+  const std::byte* own_part = nullptr;
+  bool on_device = false;  // The open round's result goes to a GPU.
+  // AgentLine::events_lost when its events were asked for; and those after which its last round
+  // was pushed, which may also be read without the lock.
+  uint32_t placed_at = 0;
+  std::atomic<uint32_t> pushed_at{0};
+  bool failed = false;    // A round has ended without a result: no later one has any.
+  void* place = nullptr;  // Where its buffer is attached, and what was mapped there before.
+  Mapping replaced;
+  Mapping own_result;  // Where Result sums to; guarded by result_mutex_.
+  uint64_t own_result_round = 0;
+
+  std::byte* ContributionOf(uint64_t round) const {
+    return contribution + shape.buffer_offset(round);
+  }
+  // Where a part begins that `giver` contributes, in its buffer.
+  uint64_t PartOffset(uint32_t part, uint32_t giver) const {
+    return ranks_sum ? shape.part_offset(part, giver) : buffer.part_offset(part);
+  }
+  // What a buffer for contributions has room for.
+  uint64_t held_bytes() const { return ranks_sum ? shape.stride : bytes; }
+  // What parts that other ranks give would take before the first one of this rank's.
+  uint64_t bytes_before() const {
+    return buffer.part_offset(gives.first) - PartOffset(gives.first, rank);
+  }
+  bool Gets(uint32_t part) const { return HasPart(collective.gets, part, rank, rank_count, root); }
+  // The lengths of the parts that this rank contributes to a round.
+  uint32_t* LengthsOf(uint64_t round) const {
+    return reinterpret_cast<uint32_t*>(
+        contribution + (ranks_sum ? shape.table_offset(round) : buffer.table_offset()));
+  }
+  // Whether its last round is one that the other ranks may see complete.
+  bool tells_pushes() const { return shape.tells_pushes && !failed && !on_device; }
+};
+
+// For error texts; "?" until its declaration has been answered.
+const char* NameOf(const Tensor& tensor);
+
+// Errors that several calls have.
+RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
+RankStatus FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error);
+RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_RANK_TENSOR_H_

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/agent_data_plane.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <variant>
+
+#include "libs/base/check.h"
+#include "libs/base/shown_address.h"
+#include "libs/status/status.h"
+
+namespace talweg::agent {
+
+DataPlane::DataPlane(const Options& options, transport::Transport* transport,
+                     const TensorMemory* memory, Timeline* timeline, const Clock* clock,
+                     PeerEvents* events)
+    : options_(options),
+      transport_(transport),
+      memory_(memory),
+      timeline_(timeline),
+      clock_(clock),
+      events_(events) {}
+
+int DataPlane::Poll(int events_max) {
+  int work = 0;
+  if (!failed_connects_.empty()) {
+    for (const auto& [connection, reason] : std::exchange(failed_connects_, {})) {
+      events_->OnPeerDisconnected(connection, reason);
+      ++work;
+    }
+  }
+  return work + transport_->Poll(*this, events_max);
+}
+
+void DataPlane::Do(const pipeline::Connect& effect) {
+  const bool same_host = options_.local_transport && !network_only_ && !options_.host_id.empty() &&
+                         effect.host_id == options_.host_id;
+  const std::string address = transport::SelectAddress(effect.data_address, same_host);
+  if (address.empty()) {
+    failed_connects_.emplace_back(effect.connection, "aggregator '" + effect.name +
+                                                         "' offers no address that this agent can "
+                                                         "connect to: '" +
+                                                         ShownAddress(effect.data_address) + "'");
+    return;
+  }
+  const std::string host = transport::HostOf(address);
+  if (host.empty() || IsLiteralAddress(host)) {
+    ConnectTo(effect.connection, address);
+    return;
+  }
+  looked_up_[effect.connection] = address;
+  lookup_.Start(host, [this, connection = effect.connection](absl::StatusOr<std::string> literal) {
+    options_.host_found(connection, std::move(literal));
+  });
+}
+
+void DataPlane::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
+  const auto wanted = looked_up_.find(connection);
+  if (wanted == looked_up_.end()) return;  // Closed meanwhile.
+  const std::string address = std::move(wanted->second);
+  looked_up_.erase(wanted);
+  if (literal.ok()) {
+    ConnectTo(connection, transport::WithHost(address, *literal));
+  } else {
+    events_->OnPeerDisconnected(connection, std::string(literal.status().message()));
+  }
+}
+
+void DataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
+  const absl::StatusOr<ConnectionId> transport_id = transport_->Connect(address);
+  if (!transport_id.ok()) {
+    failed_connects_.emplace_back(connection, StatusText(transport_id.status()));
+    return;
+  }
+  Peer peer{.transport_id = *transport_id};
+  peer.traffic.transport = address.substr(0, address.find("://"));
+  if (address.starts_with("local")) peer.traffic.transport = "local";
+  peers_[connection] = peer;
+  core_names_[*transport_id] = connection;
+}
+
+void DataPlane::Do(const pipeline::Close& effect) {
+  if (looked_up_.erase(effect.connection) > 0) return;
+  const auto it = peers_.find(effect.connection);
+  if (it == peers_.end()) {
+    std::erase_if(failed_connects_,
+                  [&](const auto& failed) { return failed.first == effect.connection; });
+    return;
+  }
+  const ConnectionId transport_id = it->second.transport_id;
+  transport_->Close(transport_id);
+  Forget(effect.connection, transport_id);
+}
+
+bool DataPlane::AnyLocal() const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const auto& peer) { return peer.second.traffic.transport == "local"; });
+}
+
+void DataPlane::Forget(ConnectionId core_id, ConnectionId transport_id) {
+  peers_.erase(core_id);
+  core_names_.erase(transport_id);
+}
+
+void DataPlane::CloseAll() {
+  for (const auto& [name, peer] : peers_) transport_->Close(peer.transport_id);
+  peers_.clear();
+  core_names_.clear();
+  looked_up_.clear();
+}
+
+bool DataPlane::Drained() const {
+  for (const auto& [name, peer] : peers_) {
+    if (transport_->PendingBytes(peer.transport_id) > 0) return false;
+  }
+  return true;
+}
+
+void DataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> frame) {
+  const auto it = peers_.find(connection);
+  if (it == peers_.end()) return;  // Its end is being told to the core.
+  bytes_sent_ += frame.size();
+  it->second.traffic.bytes_sent += frame.size();
+  transport_->PostFrame(it->second.transport_id, std::move(frame));
+}
+
+template <typename Entry>
+void DataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entries) {
+  // A report says of every frame but the last that more follows.
+  const bool is_report = std::is_same_v<Entry, wire::Report>;
+  size_t first = 0;
+  while (first < entries.size()) {
+    wire::FrameWriter writer(send.type, send.job, send.epoch);
+    size_t next = first;
+    while (next < entries.size() && writer.Add(entries[next])) ++next;
+    TALWEG_CHECK(next > first);
+    if (is_report && next < entries.size()) {
+      writer = wire::FrameWriter(send.type, send.job, send.epoch, wire::kFlagMore);
+      for (size_t i = first; i < next; ++i) TALWEG_CHECK(writer.Add(entries[i]));
+    }
+    first = next;
+    PostFrame(send.connection, writer.Take());
+  }
+}
+
+absl::StatusOr<std::span<const std::byte>> DataPlane::InlineBytes(
+    const pipeline::SliceBytes& slice, std::deque<std::vector<std::byte>>& fetched) const {
+  if (!memory_->OnNic(slice)) return memory_->Readable(slice);
+  std::vector<std::byte>& bytes = fetched.emplace_back(slice.length_bytes);
+  TALWEG_RETURN_IF_ERROR(options_.fetch_result(slice, bytes));
+  return std::span<const std::byte>(bytes);
+}
+
+void DataPlane::Do(pipeline::Send& send) {
+  std::deque<std::vector<std::byte>> fetched;
+  if (auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
+    for (size_t i = 0; i < declares->size(); ++i) {
+      (*declares)[i].result = memory_->ResultRefs(send.tensors[i]);
+    }
+  } else if (auto* contributions = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
+    const int64_t now_ns = clock_->NowNs();
+    for (size_t i = 0; i < contributions->size(); ++i) {
+      wire::Contribute& entry = (*contributions)[i];
+      if (entry.form == wire::Form::kInline) {
+        const auto bytes = InlineBytes(send.sources[i], fetched);
+        if (!bytes.ok()) return;  // With its GPU this agent has ended, and all connections.
+        entry.bytes = *bytes;
+      } else if (entry.form == wire::Form::kDisagreement) {
+        entry.bytes = std::as_bytes(std::span(send.texts[i]));
+      }
+      if (timeline_->Wants(entry.round)) {
+        timeline_->OnSent(send.sources[i].tensor, entry.round, now_ns);
+      }
+    }
+  }
+  std::visit(
+      [&](auto& entries) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(entries)>, std::monostate>) {
+          PostFrame(send.connection, wire::FrameWriter(send.type, send.job, send.epoch).Take());
+        } else {
+          PostEntries(send, entries);
+        }
+      },
+      send.entries);
+}
+
+void DataPlane::Do(const pipeline::WriteSlice& effect) {
+  const auto it = peers_.find(effect.connection);
+  if (it == peers_.end()) return;
+  const uint64_t context =
+      timeline_->Wants(effect.source.round) ? uint64_t{effect.source.tensor.value()} + 1 : 0;
+  bytes_sent_ += effect.source.length_bytes;
+  it->second.traffic.bytes_sent += effect.source.length_bytes;
+  transport_->PostWrite(it->second.transport_id, memory_->RegionOf(effect.source), effect.target,
+                        context);
+}
+
+DataPlane::Traffic DataPlane::TrafficOf(ConnectionId connection) const {
+  const auto it = peers_.find(connection);
+  return it == peers_.end() ? Traffic{} : it->second.traffic;
+}
+
+std::optional<ConnectionId> DataPlane::TransportNameOf(ConnectionId connection) const {
+  const auto it = peers_.find(connection);
+  if (it == peers_.end()) return std::nullopt;
+  return it->second.transport_id;
+}
+
+void DataPlane::OnAccepted(ConnectionId connection) {
+  // Agents listen nowhere; whoever this is has no business here.
+  transport_->Close(connection);
+}
+
+void DataPlane::OnConnected(ConnectionId connection) {
+  const auto it = core_names_.find(connection);
+  if (it != core_names_.end()) events_->OnPeerConnected(it->second);
+}
+
+void DataPlane::OnDisconnected(ConnectionId connection, const std::string& reason) {
+  const auto it = core_names_.find(connection);
+  if (it == core_names_.end()) return;
+  const ConnectionId name = it->second;
+  Forget(name, connection);
+  events_->OnPeerDisconnected(name, reason);
+}
+
+void DataPlane::OnFrame(ConnectionId connection, std::span<const std::byte> bytes) {
+  const auto it = core_names_.find(connection);
+  if (it == core_names_.end()) return;
+  const ConnectionId name = it->second;
+  Traffic& traffic = peers_.at(name).traffic;
+  traffic.bytes_received += bytes.size();
+  bytes_received_ += bytes.size();
+  const auto parsed = wire::ParseFrame(bytes);
+  if (const auto* error = std::get_if<wire::ParseError>(&parsed)) {
+    ++bad_frames_;
+    transport_->Close(connection);
+    Forget(name, connection);
+    events_->OnPeerDisconnected(name, "it sent what is no frame: " + error->text);
+    return;
+  }
+  const wire::Frame& frame = std::get<wire::Frame>(parsed);
+  events_->OnPeerFrame(name, frame);
+}
+
+void DataPlane::OnWriteDone(ConnectionId /*connection*/, uint64_t context) {
+  if (context == 0) return;
+  timeline_->OnWriteDone(pipeline::TensorIndex{static_cast<uint32_t>(context - 1)},
+                         clock_->NowNs());
+}
+
+}  // namespace talweg::agent

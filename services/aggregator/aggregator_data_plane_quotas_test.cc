@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "services/aggregator/aggregator_data_plane.h"
+#include "services/aggregator/aggregator_data_plane_fixture.h"
+
+// What rules say of jobs and tenants, and how many connections there may be (docs/quotas.md).
+namespace talweg {
+namespace {
+
+TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]") {
+  constexpr int kTensors = 30;
+  // One sum each time that the network is looked at.
+  Pool pool({.memory_bytes_max = 64 * kMiB, .sum_bytes_per_poll = 1});
+  std::vector<std::string> names;
+  for (int i = 0; i < kTensors; ++i) names.push_back("t" + std::to_string(i));
+  const std::vector<float> values(256, 1.0f);
+  std::vector<HandAgent*> last;
+  for (const uint64_t id : {1, 2}) {
+    const View view = MakeView(id, 2);
+    const JobQuota quota = id == 2 ? JobQuota{.weight = 4, .tenant_weight = 4} : JobQuota{};
+    pool.data_plane->OnJobView("job" + std::to_string(id), view, quota);
+    HandAgent& first = pool.AddAgent(view, 0);
+    HandAgent& second = pool.AddAgent(view, 1);
+    pool.Start({&first, &second}, names, values.size());
+    for (const std::string& name : names) first.Push(name, 1, values);
+    last.push_back(&second);
+  }
+  const auto job = [&](size_t i) { return pool.data_plane->jobs()[i]; };
+  pool.Until([&] {
+    return job(0)->counters().contributions == kTensors &&
+           job(1)->counters().contributions == kTensors;
+  });
+  // All their sums can be made at once now.
+  for (HandAgent* agent : last) {
+    std::vector<wire::Contribute> entries;
+    for (const std::string& name : names) {
+      entries.push_back({.key = KeyOf(name),
+                         .round = Round{1},
+                         .rank_count = 2,
+                         .length_bytes = static_cast<uint32_t>(values.size() * sizeof(float)),
+                         .form = wire::Form::kInline,
+                         .bytes = std::as_bytes(std::span(values))});
+    }
+    agent->Say(FrameType::kContribute, entries);
+  }
+  // Two results of each.
+  pool.Until([&] { return job(1)->counters().results == 2 * kTensors; });
+  // What the other is given until then is a quarter, and what was summed before both frames came.
+  CHECK(job(0)->counters().results <= 30);
+  pool.Until([&] { return job(0)->counters().results == 2 * kTensors; });
+  // Each of 60 contributions, 30 sums of two and 60 results.
+  for (const uint64_t id : {1, 2}) {
+    CHECK(pool.data_plane->ServedBytes(JobId{id}) > 180 * values.size() * sizeof(float));
+  }
+}
+
+TEST_CASE("DataPlane: an address has no more connections than it may", "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
+  const View view = MakeView(1, 3);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& silent = pool.AddNobody(view);
+  pool.Until([&] { return pool.data_plane->totals().connections == 1; });
+  HandAgent& first = pool.AddAgent(view, 0);
+  HandAgent& second = pool.AddAgent(view, 1);
+  first.SayHello();
+  second.SayHello();
+  pool.Until([&] { return first.Count<wire::Welcome>() + second.Count<wire::Welcome>() == 2; });
+  // Who has said nothing went first.
+  pool.Until([&] { return !silent.connected; });
+  CHECK(first.connected);
+  CHECK(second.connected);
+  HandAgent& third = pool.AddAgent(view, 2);
+  third.SayHello();
+  pool.Until([&] { return third.Count<wire::Welcome>() == 1; });
+  const wire::Welcome refusal = third.Last<wire::Welcome>();
+  CHECK(refusal.status == wire::WelcomeStatus::kUnknownJob);
+  CHECK(refusal.text ==
+        "127.0.0.1 has the peer_connections_max=2 connections that one address may have to "
+        "aggregator 'agg': raise that option there, if so many agents run on one host");
+  CHECK(pool.data_plane->totals().connections_over_limit == 2);
+  CHECK(first.connected);
+  // When one goes there is room.
+  first.transport->Close(first.connection);
+  first.connected = false;
+  pool.clock.skipped_ns += 10'000'000'000;
+  pool.Until([&] { return !third.connected; });
+  third.Connect(pool.address);
+  third.SayHello();
+  pool.Until([&] { return third.Count<wire::Welcome>() == 2; });
+  CHECK(third.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+}
+
+TEST_CASE("DataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .unproven_connections_max = 2});
+  const View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& member = pool.AddAgent(view, 0);
+  member.SayHello();
+  pool.Until([&] { return member.Count<wire::Welcome>() == 1; });
+  std::vector<HandAgent*> silent;
+  for (uint64_t i = 0; i < 3; ++i) {
+    silent.push_back(&pool.AddNobody(view));
+    pool.Until([&] { return pool.data_plane->totals().connections == i + 2; });
+  }
+  pool.Until([&] { return !silent[0]->connected; });
+  CHECK(silent[1]->connected);
+  CHECK(silent[2]->connected);
+  CHECK(member.connected);
+}
+
+TEST_CASE("DataPlane: jobs of one tenant share its limit", "[aggregator]") {
+  Pool pool;
+  const JobQuota quota = {.tenant = "t", .tenant_limit = {.memory_bytes_max = 4000}};
+  std::vector<HandAgent*> agents;
+  for (const uint64_t id : {1, 2}) {
+    const View view = MakeView(id, 1);
+    pool.data_plane->OnJobView("job", view, quota);
+    agents.push_back(&pool.AddAgent(view, 0));
+    pool.Start({agents.back()}, {"w"}, 300);  // 2 x 1216 bytes.
+  }
+  CHECK(agents[0]->Last<wire::Declared>().status == wire::DeclaredStatus::kOk);
+  CHECK(agents[1]->Last<wire::Declared>().status == wire::DeclaredStatus::kOverBudget);
+  // The rules change, and one job is over.
+  pool.data_plane->OnJobClosed(JobId{1}, "over");
+  pool.clock.skipped_ns += 10'000'000'000;
+  pool.Until([&] { return pool.data_plane->jobs().size() == 1; });
+  agents[1]->Say(FrameType::kDeclare, std::vector{agents[1]->DeclareOf("v", 300, Op::kSum)});
+  pool.Until([&] { return agents[1]->Count<wire::Declared>() == 2; });
+  CHECK(agents[1]->Last<wire::Declared>().status == wire::DeclaredStatus::kOk);
+}
+
+}  // namespace
+}  // namespace talweg

@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/scheduler_driver.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "libs/base/shown_address.h"
+#include "libs/rpc/conversion.h"
+#include "libs/rpc/secret.h"
+#include "libs/runtime/clock.h"
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "libs/transport/proof/data_key.h"
+#include "services/scheduler/admin.h"
+
+namespace talweg::scheduler {
+namespace {
+
+using membership::Answer;
+using membership::Code;
+using membership::Effect;
+using membership::Membership;
+using rpc::FromProto;
+using rpc::ToProto;
+
+absl::StatusCode CodeOf(Code code) {
+  switch (code) {
+    case Code::kOk: return absl::StatusCode::kOk;
+    case Code::kInvalid: return absl::StatusCode::kInvalidArgument;
+    case Code::kUnknown: return absl::StatusCode::kNotFound;
+    case Code::kHeld: return absl::StatusCode::kAlreadyExists;
+    case Code::kRefused: return absl::StatusCode::kFailedPrecondition;
+    case Code::kFull: return absl::StatusCode::kResourceExhausted;
+    case Code::kNotYet: return absl::StatusCode::kAborted;
+    case Code::kUnproven: return absl::StatusCode::kPermissionDenied;
+    case Code::kReplaced: return absl::StatusCode::kAborted;
+  }
+  return absl::StatusCode::kInternal;
+}
+
+template <typename Request>
+membership::Caller CallerOf(const Request& request) {
+  return {.job = JobId{request.job_id()},
+          .id = FromProto(request.id()),
+          .held = Epoch{request.epoch()},
+          .secret = rpc::HashOf(request.session_secret())};
+}
+
+template <typename Request>
+membership::PoolCaller PoolCallerOf(const Request& request) {
+  return {.incarnation = Incarnation{request.incarnation()},
+          .secret = rpc::HashOf(request.session_secret())};
+}
+
+// The view's aggregators as that member may have them: with its own keys of data connections.
+void SetAggregators(const View& view, const MemberIdentity& member, v1::View* message) {
+  const transport::PeerIdentity identity = {
+      .job = view.job, .epoch = view.epoch, .node = member.node, .incarnation = member.incarnation};
+  message->clear_aggregators();
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    v1::ViewAggregator& shown = *message->add_aggregators();
+    shown = ToProto(aggregator);
+    shown.set_data_address(transport::AddressForMember(aggregator.data_address, identity));
+  }
+}
+
+// As an aggregator may have it: it connects to nobody.
+View ForAggregator(View view) {
+  for (ViewAggregator& aggregator : view.aggregators) {
+    aggregator.data_address = ShownAddress(aggregator.data_address);
+  }
+  return view;
+}
+
+}  // namespace
+
+Core::Core(const membership::Config& config, const rpc::Version& version,
+           std::unique_ptr<store::Store> store, const Clock* clock,
+           std::function<void(const absl::Status&)> on_failure)
+    : config_(config),
+      version_(version),
+      store_(std::move(store)),
+      clock_(clock),
+      on_failure_(std::move(on_failure)),
+      started_ns_(clock->NowNs()),
+      started_unix_ns_(UnixNowNs()) {}
+
+absl::Status Core::Open() {
+  TALWEG_ASSIGN_OR_RETURN(const membership::Snapshot snapshot, store_->Load());
+  std::vector<Effect> effects;
+  membership::Config config = config_;
+  config.start_unix_ns = started_unix_ns_;
+  membership_.emplace(config, snapshot, clock_->NowNs(), effects);
+  return Perform(effects);
+}
+
+// Effects -----------------------------------------------------------------------------------------
+
+template <typename Event>
+absl::Status Core::Do(const Event& event) {
+  if (!failed_.ok()) return absl::UnavailableError("the scheduler stops: " + StatusText(failed_));
+  std::vector<Effect> effects;
+  event(*membership_, clock_->NowNs(), effects);
+  return Perform(effects);
+}
+
+absl::Status Core::Perform(const std::vector<Effect>& effects) {
+  for (const Effect& effect : effects) {
+    if (const auto* persist = std::get_if<membership::Persist>(&effect)) {
+      TALWEG_RETURN_IF_ERROR(Persist(persist->write));
+    } else if (const auto* tell = std::get_if<membership::TellMember>(&effect)) {
+      Tell(*tell);
+    } else if (const auto* tell = std::get_if<membership::TellAggregator>(&effect)) {
+      Tell(*tell);
+    } else if (const auto* close = std::get_if<membership::CloseStream>(&effect)) {
+      Close(*close);
+    } else {
+      Log(LogLevel::kInfo, std::get<membership::Note>(effect).text);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Core::Persist(const membership::StoreWrite& write) {
+  const int64_t begin_ns = clock_->NowNs();
+  const absl::Status status = store_->Write(write);
+  store_write_max_ns_ = std::max(store_write_max_ns_, clock_->NowNs() - begin_ns);
+  ++store_write_count_;
+  if (status.ok()) return status;
+  // The core has decided what is not stored. Rather than announce what a restart would not know,
+  // stop.
+  failed_ = status;
+  on_failure_(status);
+  return absl::UnavailableError("the scheduler stops: " + StatusText(status));
+}
+
+void Core::Tell(const membership::TellMember& tell) {
+  const auto stream = member_streams_.find(tell.stream);
+  if (stream == member_streams_.end()) return;
+  v1::WatchViewsResponse response;
+  if (const auto* attached = std::get_if<membership::Attached>(&tell.message)) {
+    *response.mutable_attached()->mutable_version() = ToProto(version_);
+    *response.mutable_attached()->mutable_lease_duration() = Lease();
+    response.mutable_attached()->set_quiesce_id(attached->quiesce.value());
+  } else if (const auto* view = std::get_if<membership::SharedView>(&tell.message)) {
+    SetView(view->pointer(), stream->second, response);
+  } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
+    response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
+    response.mutable_quiesce()->set_step(quiesce->step);
+    for (const NodeRank node : quiesce->joining) {
+      response.mutable_quiesce()->add_joining_node_ranks(node.value());
+    }
+  } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&tell.message)) {
+    response.mutable_quiesce_cancelled()->set_quiesce_id(cancelled->id.value());
+  } else if (const auto* failed = std::get_if<membership::JobFailed>(&tell.message)) {
+    response.mutable_job_failed()->set_text(failed->text);
+  } else {
+    const auto& left = std::get<membership::MemberLeft>(tell.message);
+    *response.mutable_member_left()->mutable_id() = ToProto(left.id);
+    response.mutable_member_left()->set_text(left.text);
+  }
+  stream->second.stream->Send(std::move(response));
+}
+
+// Whole, or as what differs from the view that was told before on that stream.
+void Core::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+                   v1::WatchViewsResponse& response) {
+  const std::shared_ptr<const View> base = std::exchange(watch.told, view);
+  if (!watch.takes_changes || base == nullptr) {
+    *response.mutable_view() = ToProto(*view);
+    SetAggregators(*view, watch.member, response.mutable_view());
+    return;
+  }
+  // Nearly all members have been told the same view before.
+  if (change_.base != base || change_.view != view) {
+    change_ = {.base = base, .view = view, .message = rpc::ChangeOf(*base, *view)};
+  }
+  *response.mutable_view_change() = change_.message;
+  SetAggregators(*view, watch.member, response.mutable_view_change()->mutable_view());
+}
+
+void Core::Tell(const membership::TellAggregator& tell) {
+  const auto stream = aggregator_streams_.find(tell.stream);
+  if (stream == aggregator_streams_.end()) return;
+  v1::WatchJobsResponse response;
+  if (std::holds_alternative<membership::Attached>(tell.message)) {
+    *response.mutable_attached()->mutable_version() = ToProto(version_);
+    *response.mutable_attached()->mutable_lease_duration() = Lease();
+  } else if (const auto* job = std::get_if<membership::JobView>(&tell.message)) {
+    response.mutable_job_view()->set_job_name(job->job_name);
+    *response.mutable_job_view()->mutable_view() = ToProto(ForAggregator(job->view));
+    *response.mutable_job_view()->mutable_quota() = ToProto(job->quota);
+  } else if (const auto* quota = std::get_if<membership::JobQuotaChanged>(&tell.message)) {
+    response.mutable_job_quota()->set_job_id(quota->job.value());
+    *response.mutable_job_quota()->mutable_quota() = ToProto(quota->quota);
+  } else {
+    const auto& closed = std::get<membership::JobClosed>(tell.message);
+    response.mutable_job_closed()->set_job_id(closed.job.value());
+    response.mutable_job_closed()->set_text(closed.text);
+  }
+  stream->second->Send(std::move(response));
+}
+
+void Core::Close(const membership::CloseStream& close) {
+  const absl::Status status(CodeOf(close.why.code), close.why.text);
+  if (const auto member = member_streams_.extract(close.stream))
+    member.mapped().stream->End(status);
+  if (const auto aggregator = aggregator_streams_.extract(close.stream)) {
+    aggregator.mapped()->End(status);
+  }
+}
+
+void Core::EndStreams(const absl::Status& status) {
+  for (const auto& [id, watch] : member_streams_) watch.stream->End(status);
+  for (const auto& [id, stream] : aggregator_streams_) stream->End(status);
+  member_streams_.clear();
+  aggregator_streams_.clear();
+}
+
+absl::Status Core::ToStatus(const Answer& answer) {
+  if (answer.ok()) return absl::OkStatus();
+  const absl::Status status(CodeOf(answer.code), answer.text);
+  ++refused_by_code_[absl::StatusCodeToString(status.code())];
+  return status;
+}
+
+absl::Status Core::CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who) {
+  const std::string problem = rpc::VersionProblem(version_, FromProto(theirs), who);
+  if (problem.empty()) return absl::OkStatus();
+  Log(LogLevel::kWarning, "refused: ", problem);
+  return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
+}
+
+void Core::SetJobSecret(const std::string& secret) {
+  if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
+}
+
+template <typename Request>
+absl::Status Core::CheckSecrets(const Request& request, const std::string& who) {
+  const std::string& shown = request.job_secret();
+  if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
+    Log(LogLevel::kWarning, "refused: ", who, " shows ", shown.empty() ? "no" : "another",
+        " job secret");
+    return ToStatus({Code::kUnproven,
+                     "the scheduler refuses " + who + ", which shows " +
+                         (shown.empty() ? "no job secret" : "another job secret than its own") +
+                         "; give it a copy of the scheduler's secret file (option secret_file, "
+                         "TALWEG_SECRET_FILE, or ~/.config/talweg/secret)"});
+  }
+  const std::string& session = request.session_secret();
+  if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
+  return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
+                                       std::to_string(session.size()) + " bytes; draw " +
+                                       std::to_string(rpc::kSecretBytes) + " at random"});
+}
+
+absl::Status Core::CheckDataSecurity(const std::string& shown, const std::string& who) {
+  if (data_security_ == "any" || shown.empty() || shown == data_security_) return absl::OkStatus();
+  return ToStatus(
+      {Code::kRefused, who + " runs with data_security=" + shown +
+                           ", and this scheduler lets in data_security=" + data_security_ +
+                           " alone; give all daemons the same --data_security"});
+}
+
+google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(config_.lease_ns); }
+
+// Members -----------------------------------------------------------------------------------------
+
+absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
+  const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
+  TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(CheckDataSecurity(request.data_security(), who));
+  const absl::StatusOr<membership::JobSpec> spec = FromProto(request.spec());
+  if (!spec.ok()) return ToStatus({Code::kInvalid, std::string(spec.status().message())});
+  const membership::JoinRequest join{.job_name = request.job_name(),
+                                     .spec = *spec,
+                                     .member = {.id = FromProto(request.id()),
+                                                .rank_count = request.rank_count(),
+                                                .name = request.name(),
+                                                .admin_address = request.admin_address(),
+                                                .host_id = request.host_id()},
+                                     .secret = rpc::HashOf(request.session_secret()),
+                                     .unix_ns = UnixNowNs()};
+  membership::JoinAnswer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnJoin(join, now_ns, out);
+  }));
+  TALWEG_RETURN_IF_ERROR(ToStatus(answer.answer));
+  *response->mutable_version() = ToProto(version_);
+  response->set_job_id(answer.job.value());
+  *response->mutable_lease_duration() = Lease();
+  response->set_state(static_cast<v1::JobState>(answer.state));
+  return absl::OkStatus();
+}
+
+absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
+                              v1::RenewLeaseResponse* response) {
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnRenew(
+        CallerOf(request),
+        request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
+        now_ns, out,
+        request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
+  }));
+  *response->mutable_lease_duration() = Lease();
+  return ToStatus(answer);
+}
+
+absl::Status Core::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
+  if (request.reason() != v1::LEAVE_REASON_FINISHED &&
+      request.reason() != v1::LEAVE_REASON_STOPPED) {
+    return ToStatus({Code::kInvalid, "reason is " + std::to_string(request.reason()) +
+                                         "; it must be LEAVE_REASON_FINISHED or "
+                                         "LEAVE_REASON_STOPPED"});
+  }
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnLeave(CallerOf(request),
+                          request.reason() == v1::LEAVE_REASON_FINISHED
+                              ? membership::LeaveReason::kFinished
+                              : membership::LeaveReason::kStopped,
+                          request.text(), now_ns, out);
+  }));
+  return ToStatus(answer);
+}
+
+absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLostResponse*) {
+  membership::Lost lost;
+  switch (request.lost_case()) {
+    case v1::ReportLostRequest::kRank: lost = membership::LostRank{Rank{request.rank()}}; break;
+    case v1::ReportLostRequest::kMember:
+      lost = membership::LostMember{FromProto(request.member())};
+      break;
+    case v1::ReportLostRequest::kAggregatorIncarnation:
+      lost = membership::LostAggregator{Incarnation{request.aggregator_incarnation()}};
+      break;
+    case v1::ReportLostRequest::LOST_NOT_SET:
+      return ToStatus({Code::kInvalid, "lost is not set: say what has been lost"});
+  }
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnReportLost(CallerOf(request), lost, request.text(), now_ns, out);
+  }));
+  return ToStatus(answer);
+}
+
+absl::Status Core::Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse*) {
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnQuiesced(CallerOf(request), membership::QuiesceId{request.quiesce_id()},
+                             request.step(), now_ns, out);
+  }));
+  return ToStatus(answer);
+}
+
+void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStream>& stream,
+                      const v1::WatchViewsRequest& request) {
+  absl::Status status = CheckVersion(
+      request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
+  if (!status.ok()) return stream->End(status);
+  member_streams_[id] = {.stream = stream,
+                         .member = FromProto(request.id()),
+                         .takes_changes = request.takes_changes()};
+  Answer answer;
+  status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnMemberAttached(
+        id, CallerOf(request), !request.has_ranks_attached() || request.ranks_attached(), now_ns,
+        out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
+  });
+  if (status.ok()) status = ToStatus(answer);
+  if (status.ok()) return;
+  member_streams_.erase(id);
+  stream->End(status);
+}
+
+// Aggregators -------------------------------------------------------------------------------------
+
+absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& request,
+                                      v1::RegisterAggregatorResponse* response) {
+  const std::string who = "aggregator " + request.aggregator().name();
+  TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(
+      CheckDataSecurity(transport::SecurityOf(request.aggregator().data_address()), who));
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnRegister(FromProto(request.aggregator()), rpc::HashOf(request.session_secret()),
+                             now_ns, out);
+  }));
+  *response->mutable_version() = ToProto(version_);
+  *response->mutable_lease_duration() = Lease();
+  return ToStatus(answer);
+}
+
+absl::Status Core::RenewAggregator(const v1::RenewAggregatorRequest& request,
+                                   v1::RenewAggregatorResponse* response) {
+  Answer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnRenewAggregator(PoolCallerOf(request), now_ns, out);
+  }));
+  *response->mutable_lease_duration() = Lease();
+  return ToStatus(answer);
+}
+
+absl::Status Core::DeregisterAggregator(const v1::DeregisterAggregatorRequest& request,
+                                        v1::DeregisterAggregatorResponse* response) {
+  membership::DeregisterAnswer answer;
+  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnDeregister(PoolCallerOf(request), request.leave(), request.text(), now_ns, out);
+  }));
+  response->set_job_count(answer.job_count);
+  return ToStatus(answer.answer);
+}
+
+void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorStream>& stream,
+                     const v1::WatchJobsRequest& request) {
+  absl::Status status = CheckVersion(request.version(), "an aggregator");
+  if (!status.ok()) return stream->End(status);
+  std::vector<membership::HeldJob> held;
+  for (const auto& job : request.held_jobs()) {
+    held.push_back({JobId{job.job_id()}, Epoch{job.epoch()}});
+  }
+  aggregator_streams_[id] = stream;
+  Answer answer;
+  status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out,
+                                       request.knows_standbys());
+  });
+  if (status.ok()) status = ToStatus(answer);
+  if (status.ok()) return;
+  aggregator_streams_.erase(id);
+  stream->End(status);
+}
+
+void Core::OnStreamBroken(membership::StreamId id) {
+  member_streams_.erase(id);
+  aggregator_streams_.erase(id);
+  // A failure has been told of.
+  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    core.OnStreamBroken(id, now_ns, out);
+  }).IgnoreError();
+}
+
+void Core::SetQuotas(membership::Quotas quotas) {
+  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    core.OnQuotas(std::move(quotas), now_ns, out);
+  }).IgnoreError();
+}
+
+void Core::OnTick() {
+  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    core.OnTick(now_ns, out);
+  }).IgnoreError();
+}
+
+// People ------------------------------------------------------------------------------------------
+
+absl::Status Core::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* response) {
+  for (const auto& [id, job] : membership_->jobs()) {
+    *response->add_jobs() = SummaryOf(*membership_, job);
+  }
+  FillWaiting(*membership_, clock_->NowNs(), response);
+  return absl::OkStatus();
+}
+
+absl::Status Core::GetJob(const v1::GetJobRequest& request, v1::GetJobResponse* response) {
+  if (request.job_case() == v1::GetJobRequest::JOB_NOT_SET) {
+    return absl::InvalidArgumentError("job is not set: give job_id or name");
+  }
+  const membership::Job* found = nullptr;
+  std::string names;
+  for (const auto& [id, job] : membership_->jobs()) {
+    const bool match =
+        request.has_name() ? job.name == request.name() : id == JobId{request.job_id()};
+    if (match) found = &job;
+    names += (names.empty() ? "" : ", ") + ("'" + job.name + "'") + " (" +
+             std::to_string(id.value()) + ")";
+  }
+  if (found == nullptr) {
+    return absl::NotFoundError(
+        "there is no job " +
+        (request.has_name() ? "'" + request.name() + "'" : std::to_string(request.job_id())) +
+        "; there " + (names.empty() ? "are none" : "are " + names));
+  }
+  *response = DetailsOf(*membership_, *found, clock_->NowNs());
+  return absl::OkStatus();
+}
+
+absl::Status Core::ListAggregators(const v1::ListAggregatorsRequest&,
+                                   v1::ListAggregatorsResponse* response) {
+  *response = AggregatorsOf(*membership_, clock_->NowNs());
+  return absl::OkStatus();
+}
+
+absl::Status Core::GetScheduler(const v1::GetSchedulerRequest&,
+                                v1::GetSchedulerResponse* response) {
+  *response->mutable_version() = ToProto(version_);
+  *response->mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
+  *response->mutable_uptime() = rpc::DurationFromNs(clock_->NowNs() - started_ns_);
+  response->set_store(store_->name());
+  response->set_start_count(membership_->start_count());
+  *response->mutable_lease_duration() = Lease();
+  response->set_store_write_count(store_write_count_);
+  *response->mutable_store_write_max() = rpc::DurationFromNs(store_write_max_ns_);
+  for (const auto& [code, count] : refused_by_code_) {
+    (*response->mutable_refused_by_code())[code] = count;
+  }
+  response->set_address(address_);
+  response->set_pid(static_cast<uint64_t>(getpid()));
+  return absl::OkStatus();
+}
+
+}  // namespace talweg::scheduler

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_SCHEDULER_SCHEDULER_DRIVER_H_
+#define TALWEG_SERVICES_SCHEDULER_SCHEDULER_DRIVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "libs/membership/scheduler_core.h"
+#include "libs/rpc/version.h"
+#include "libs/runtime/clock.h"
+#include "libs/store/store.h"
+#include "proto/talweg/scheduler/v1/admin.pb.h"
+#include "proto/talweg/scheduler/v1/membership.pb.h"
+#include "proto/talweg/scheduler/v1/pool.pb.h"
+
+namespace talweg::scheduler {
+
+// The writing end of one watch call.
+template <typename Response>
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void Send(Response response) = 0;
+  // After what was sent. Nothing is sent afterwards.
+  virtual void End(const absl::Status& status) = 0;
+};
+using MemberStream = Stream<v1::WatchViewsResponse>;
+using AggregatorStream = Stream<v1::WatchJobsResponse>;
+
+// Answers requests out of the membership core and performs its effects: stores, then tells. Knows
+// messages, but no gRPC.
+//
+// One owner thread. Blocks while the store syncs.
+class Core {
+ public:
+  Core(const membership::Config& config, const rpc::Version& version,
+       std::unique_ptr<store::Store> store, const Clock* clock,
+       std::function<void(const absl::Status&)> on_failure);
+
+  // Loads the store and goes on where it left off.
+  absl::Status Open();
+  void SetAddress(const std::string& address) { address_ = address; }
+  // From then on whoever joins or registers has to show it. Empty: nothing has to be shown.
+  void SetJobSecret(const std::string& secret);
+  // From then on whoever joins or registers carries data so: "none", "keyed", "tls". "any": nobody
+  // is asked.
+  void SetDataSecurity(const std::string& data_security) { data_security_ = data_security; }
+
+  absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse* response);
+  absl::Status RenewLease(const v1::RenewLeaseRequest& request, v1::RenewLeaseResponse* response);
+  absl::Status Leave(const v1::LeaveRequest& request, v1::LeaveResponse* response);
+  absl::Status ReportLost(const v1::ReportLostRequest& request, v1::ReportLostResponse* response);
+  absl::Status Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse* response);
+  // Ends the stream itself if the caller is refused.
+  void WatchViews(membership::StreamId id, const std::shared_ptr<MemberStream>& stream,
+                  const v1::WatchViewsRequest& request);
+
+  absl::Status RegisterAggregator(const v1::RegisterAggregatorRequest& request,
+                                  v1::RegisterAggregatorResponse* response);
+  absl::Status RenewAggregator(const v1::RenewAggregatorRequest& request,
+                               v1::RenewAggregatorResponse* response);
+  absl::Status DeregisterAggregator(const v1::DeregisterAggregatorRequest& request,
+                                    v1::DeregisterAggregatorResponse* response);
+  void WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorStream>& stream,
+                 const v1::WatchJobsRequest& request);
+
+  absl::Status ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response);
+  absl::Status GetJob(const v1::GetJobRequest& request, v1::GetJobResponse* response);
+  absl::Status ListAggregators(const v1::ListAggregatorsRequest& request,
+                               v1::ListAggregatorsResponse* response);
+  absl::Status GetScheduler(const v1::GetSchedulerRequest& request,
+                            v1::GetSchedulerResponse* response);
+
+  void OnStreamBroken(membership::StreamId id);
+  // From now on these rules hold.
+  void SetQuotas(membership::Quotas quotas);
+  void OnTick();
+  // Ends all streams, without any loss. The core is not to be used afterwards.
+  void EndStreams(const absl::Status& status);
+
+ private:
+  struct MemberWatch {
+    std::shared_ptr<MemberStream> stream;
+    MemberIdentity member;
+    bool takes_changes = false;
+    std::shared_ptr<const View> told = nullptr;  // The last one on this stream.
+  };
+  // The last change of a view that was told, without aggregators.
+  struct Change {
+    std::shared_ptr<const View> base;
+    std::shared_ptr<const View> view;
+    v1::WatchViewsResponse::ViewChange message;
+  };
+  // Runs one event of the membership core and performs what follows; fails when the store does.
+  template <typename Event>
+  absl::Status Do(const Event& event);
+  absl::Status Perform(const std::vector<membership::Effect>& effects);
+  absl::Status Persist(const membership::StoreWrite& write);
+  void Tell(const membership::TellMember& tell);
+  void Tell(const membership::TellAggregator& tell);
+  void SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+               v1::WatchViewsResponse& response);
+  void Close(const membership::CloseStream& close);
+  absl::Status ToStatus(const membership::Answer& answer);
+  // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
+  template <typename Request>
+  absl::Status CheckSecrets(const Request& request, const std::string& who);
+  // `shown`: what `who` carries data with. "": nothing.
+  absl::Status CheckDataSecurity(const std::string& shown, const std::string& who);
+  absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);
+  google::protobuf::Duration Lease() const;
+
+  const membership::Config config_;
+  const rpc::Version version_;
+  const std::unique_ptr<store::Store> store_;
+  const Clock* const clock_;
+  const std::function<void(const absl::Status&)> on_failure_;
+  std::optional<membership::Membership> membership_;
+  std::optional<membership::SecretHash> job_secret_;
+  std::string data_security_ = "any";
+  absl::Status failed_;  // The store's failure; nothing happens afterwards.
+  std::map<membership::StreamId, MemberWatch> member_streams_;
+  Change change_;
+  std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;
+
+  // For people.
+  std::string address_;
+  const int64_t started_ns_;
+  const int64_t started_unix_ns_;
+  uint64_t store_write_count_ = 0;
+  int64_t store_write_max_ns_ = 0;
+  std::map<std::string, uint64_t> refused_by_code_;
+};
+
+}  // namespace talweg::scheduler
+
+#endif  // TALWEG_SERVICES_SCHEDULER_SCHEDULER_DRIVER_H_

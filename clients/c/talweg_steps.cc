@@ -48,7 +48,7 @@ talweg_status talweg_get_membership(talweg_client* client, uint64_t epoch,
   if (members == nullptr && members_max > 0) {
     return Invalid("talweg_get_membership: `members` is NULL");
   }
-  talweg::shm::Membership view;
+  talweg::shm::RankMembership view;
   const talweg_status status =
       ToC(FromC(client)->LookAtView(epoch, &view, reinterpret_cast<MembershipMember*>(members),
                                     members_max, timeout_ns, LastError()));

@@ -20,16 +20,17 @@ std::string EpochText(Epoch epoch) { return "epoch " + std::to_string(epoch.valu
 
 }  // namespace
 
-Job::Job(JobConfig config, MemoryBudget* budget) : config_(std::move(config)), budget_(budget) {
+AggregatorCore::AggregatorCore(AggregatorCoreConfig config, MemoryBudget* budget)
+    : config_(std::move(config)), budget_(budget) {
   TALWEG_CHECK(budget_ != nullptr);
 }
 
-Job::~Job() {
+AggregatorCore::~AggregatorCore() {
   budget_->Release(place_.used_bytes());
   if (tenant_ != nullptr) tenant_->Give(place_.used_bytes(), place_.used_tensors());
 }
 
-void Job::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
+void AggregatorCore::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
   quota_ = quota;
   place_.set_limit(quota.limit);
   if (tenant == tenant_) return;
@@ -38,7 +39,7 @@ void Job::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
   if (tenant_ != nullptr) tenant_->Take(place_.used_bytes(), place_.used_tensors());
 }
 
-void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
+void AggregatorCore::OnView(const View& view, int64_t now_ns, Effects& out) {
   none_waits_ = false;
   if (closed_ || view.job != config_.job || view.epoch <= view_.epoch || !view.Problem().empty()) {
     return;
@@ -96,7 +97,7 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   }
 }
 
-void Job::OnClosed(const std::string& text, int64_t now_ns, Effects& out) {
+void AggregatorCore::OnClosed(const std::string& text, int64_t now_ns, Effects& out) {
   if (closed_) return;
   closed_ = true;
   for (auto& [connection, session] : sessions_) {
@@ -104,12 +105,13 @@ void Job::OnClosed(const std::string& text, int64_t now_ns, Effects& out) {
     session.state = SessionState::kRefused;
     session.close_at_ns = now_ns + config_.refused_linger_ns;
   }
-  for (Member& member : members_) member.connection.reset();
+  for (PresentMember& member : members_) member.connection.reset();
   if (!sessions_.empty()) return;
   for (auto& [key, tensor] : tensors_) ReleaseAll(tensor, out);
 }
 
-void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out) {
+void AggregatorCore::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns,
+                             Effects& out) {
   none_waits_ = false;
   using wire::FrameType;
   const wire::Header& header = frame.header;
@@ -166,19 +168,19 @@ void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now
   }
 }
 
-void Job::OnUnreadable(ConnectionId connection, const std::string& text, Effects& out) {
+void AggregatorCore::OnUnreadable(ConnectionId connection, const std::string& text, Effects& out) {
   ++counters_.frames_unreadable;
   Close(connection, text, out);
 }
 
-void Job::OnDisconnect(ConnectionId connection, Effects& out) {
+void AggregatorCore::OnDisconnect(ConnectionId connection, Effects& out) {
   none_waits_ = false;
   if (sessions_.count(connection) == 0) return;
   ++counters_.connections_lost;
   Lose(connection, out);
 }
 
-void Job::OnTick(int64_t now_ns, Effects& out) {
+void AggregatorCore::OnTick(int64_t now_ns, Effects& out) {
   std::vector<ConnectionId> over;
   for (const auto& [connection, session] : sessions_) {
     if (session.state == SessionState::kRefused && now_ns >= session.close_at_ns) {
@@ -195,8 +197,8 @@ void Job::OnTick(int64_t now_ns, Effects& out) {
   for (auto& [key, tensor] : tensors_) none_waits_ &= !NoticeTensor(tensor, now_ns, out);
 }
 
-void Job::OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& hello, int64_t now_ns,
-                  Effects& out) {
+void AggregatorCore::OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& hello,
+                             int64_t now_ns, Effects& out) {
   ++counters_.hellos;
   Session& session = sessions_[connection];
   session.epoch = epoch;
@@ -207,7 +209,8 @@ void Job::OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& hello
   }
 }
 
-void Job::Admit(ConnectionId connection, Session& session, int64_t now_ns, Effects& out) {
+void AggregatorCore::Admit(ConnectionId connection, Session& session, int64_t now_ns,
+                           Effects& out) {
   const wire::Hello& hello = session.hello;
   if (session.epoch > view_.epoch) return;  // Held until this aggregator has that view.
   if (!self_) {
@@ -244,7 +247,8 @@ void Job::Admit(ConnectionId connection, Session& session, int64_t now_ns, Effec
   Welcome(connection, session, *member, out);
 }
 
-void Job::Welcome(ConnectionId connection, Session& session, MemberIndex member, Effects& out) {
+void AggregatorCore::Welcome(ConnectionId connection, Session& session, MemberIndex member,
+                             Effects& out) {
   std::vector<ConnectionId> others;
   for (const auto& [other, candidate] : sessions_) {
     if (other != connection && candidate.state != SessionState::kRefused &&
@@ -269,8 +273,9 @@ void Job::Welcome(ConnectionId connection, Session& session, MemberIndex member,
             out);
 }
 
-void Job::RefuseHello(ConnectionId connection, Session& session, wire::WelcomeStatus status,
-                      std::string text, int64_t now_ns, Effects& out) {
+void AggregatorCore::RefuseHello(ConnectionId connection, Session& session,
+                                 wire::WelcomeStatus status, std::string text, int64_t now_ns,
+                                 Effects& out) {
   ++counters_.hellos_refused;
   session.state = SessionState::kRefused;
   session.close_at_ns = now_ns + config_.refused_linger_ns;
@@ -279,7 +284,7 @@ void Job::RefuseHello(ConnectionId connection, Session& session, wire::WelcomeSt
             out);
 }
 
-void Job::OnFence(ConnectionId connection, Session& session, Epoch epoch, Effects& out) {
+void AggregatorCore::OnFence(ConnectionId connection, Session& session, Epoch epoch, Effects& out) {
   if (epoch <= session.epoch) {
     ++counters_.frames_unexpected;
     return;
@@ -294,7 +299,7 @@ void Job::OnFence(ConnectionId connection, Session& session, Epoch epoch, Effect
   if (epoch == view_.epoch) Fenced(connection, session, out);
 }
 
-void Job::Fenced(ConnectionId connection, Session& session, Effects& out) {
+void AggregatorCore::Fenced(ConnectionId connection, Session& session, Effects& out) {
   const std::optional<MemberIndex> member = view_.IndexOf(session.hello.member);
   TALWEG_CHECK(member.has_value());  // Others were closed when the view came.
   session.epoch = view_.epoch;
@@ -303,25 +308,25 @@ void Job::Fenced(ConnectionId connection, Session& session, Effects& out) {
   SendEntry(connection, wire::FenceAck{}, out);
 }
 
-void Job::Enter(MemberIndex member, ConnectionId connection) {
-  Member& record = members_[member.value()];
+void AggregatorCore::Enter(MemberIndex member, ConnectionId connection) {
+  PresentMember& record = members_[member.value()];
   record.connection = connection;
   record.absent_ns = 0;
   record.absent_at_tick = false;
 }
 
-void Job::Close(ConnectionId connection, std::string reason, Effects& out) {
+void AggregatorCore::Close(ConnectionId connection, std::string reason, Effects& out) {
   out.push_back(CloseConnection{connection, std::move(reason)});
   Lose(connection, out);
 }
 
-void Job::Lose(ConnectionId connection, Effects& out) {
+void AggregatorCore::Lose(ConnectionId connection, Effects& out) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
   const std::optional<MemberIndex> member = ActiveMember(found->second, connection);
   sessions_.erase(found);
   if (member) {
-    Member& record = members_[member->value()];
+    PresentMember& record = members_[member->value()];
     record.connection.reset();
     if (!record.reported) record.reports.clear();
     for (auto& [key, tensor] : tensors_) {
@@ -342,15 +347,15 @@ void Job::Lose(ConnectionId connection, Effects& out) {
   for (auto& [key, tensor] : tensors_) ReleaseAll(tensor, out);
 }
 
-std::optional<MemberIndex> Job::ActiveMember(const Session& session,
-                                             ConnectionId connection) const {
+std::optional<MemberIndex> AggregatorCore::ActiveMember(const Session& session,
+                                                        ConnectionId connection) const {
   if (session.state != SessionState::kActive || session.epoch != view_.epoch) return std::nullopt;
   const std::optional<MemberIndex> member = view_.IndexOf(session.hello.member);
   if (!member || members_[member->value()].connection != connection) return std::nullopt;
   return member;
 }
 
-std::string Job::MemberText(MemberIndex member) const {
+std::string AggregatorCore::MemberText(MemberIndex member) const {
   const ViewMember& record = view_.members[member.value()];
   return "node " + std::to_string(record.id.node.value()) +
          (record.name.empty() ? "" : " (" + record.name + ")");

@@ -22,7 +22,7 @@
 
 namespace talweg::aggregation {
 
-struct JobConfig {
+struct AggregatorCoreConfig {
   JobId job;
   std::string name;
   Incarnation self;       // This aggregator's; its place in a view.
@@ -49,7 +49,7 @@ struct JobConfig {
 // nothing in a frame reaches a CHECK.
 //
 // One owner thread. `budget` is shared with the other jobs of that thread and outlives this.
-class Job {
+class AggregatorCore {
  public:
   using Effects = std::vector<Effect>;
 
@@ -71,7 +71,7 @@ class Job {
   };
 
   // A member of the present view.
-  struct Member {
+  struct PresentMember {
     std::optional<ConnectionId> connection;  // Active in the present epoch.
     int64_t absent_ns = 0;        // For how long there has been none, as ticks have counted it.
     bool absent_at_tick = false;  // At the last one.
@@ -79,10 +79,10 @@ class Job {
     std::map<TensorKey, wire::Report> reports;  // Until decided.
   };
 
-  Job(JobConfig config, MemoryBudget* budget);
-  ~Job();
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  AggregatorCore(AggregatorCoreConfig config, MemoryBudget* budget);
+  ~AggregatorCore();
+  AggregatorCore(const AggregatorCore&) = delete;
+  AggregatorCore& operator=(const AggregatorCore&) = delete;
 
   // What this job may place, from now on. `tenant` is shared with the other jobs of quota.tenant;
   // null without one. What is placed stays.
@@ -110,15 +110,15 @@ class Job {
 
   // For people, tests and the simulation.
   JobStatus Status(int64_t now_ns) const;
-  const JobConfig& config() const { return config_; }
+  const AggregatorCoreConfig& config() const { return config_; }
   const JobQuota& quota() const { return quota_; }
   const PlaceBudget& place() const { return place_; }
   const View& view() const { return view_; }  // Epoch 0 before the first.
   std::optional<AggregatorIndex> self() const { return self_; }
   const Counters& counters() const { return counters_; }
   const std::map<ConnectionId, Session>& sessions() const { return sessions_; }
-  const std::vector<Member>& members() const { return members_; }  // By member index.
-  const std::map<TensorKey, Tensor>& tensors() const { return tensors_; }
+  const std::vector<PresentMember>& members() const { return members_; }  // By member index.
+  const std::map<TensorKey, AggregatorTensor>& tensors() const { return tensors_; }
   bool reports_complete() const { return reports_complete_; }
   bool closed() const { return closed_; }
   bool finished() const { return closed_ && sessions_.empty(); }
@@ -158,18 +158,19 @@ class Job {
                  Effects& out);
   // A tensor has failed at a member.
   void OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out);
-  bool PlaceTensor(Tensor& tensor, Effects& out);
+  bool PlaceTensor(AggregatorTensor& tensor, Effects& out);
   // Why the rules have no room for one more tensor, or "".
   std::string RoomProblem(uint64_t needed_bytes) const;
-  void EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out);
-  void AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out);
-  void AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatus status,
+  void EnsureMemory(AggregatorTensor& tensor, MemberIndex member, Effects& out);
+  void AnswerIfReady(AggregatorTensor& tensor, MemberIndex member, Effects& out);
+  void AnswerPoisoned(AggregatorTensor& tensor, MemberIndex member, wire::DeclaredStatus status,
                       Effects& out);
-  void PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, Effects& out);
-  void ReleaseSlots(Tensor& tensor, const MemberIdentity& member, Effects& out);
-  void ReleaseAll(Tensor& tensor, Effects& out);
+  void PoisonTensor(AggregatorTensor& tensor, wire::FailedCode code, std::string text,
+                    Effects& out);
+  void ReleaseSlots(AggregatorTensor& tensor, const MemberIdentity& member, Effects& out);
+  void ReleaseAll(AggregatorTensor& tensor, Effects& out);
   void ReleaseUndeclared(Effects& out);
-  void Unreserve(Tensor& tensor);
+  void Unreserve(AggregatorTensor& tensor);
 
   // aggregator_core_rounds.cc: contributions and results.
   void OnContributions(ConnectionId connection, Session& session, const wire::Frame& frame,
@@ -179,15 +180,15 @@ class Job {
                       Effects& out);
   void Refuse(ConnectionId connection, Session& session, wire::RefusedReason reason,
               const wire::Contribute& entry, std::string text, Effects& out);
-  static bool LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
+  static bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                             const wire::Contribute& entry);
-  std::string ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
-                          const wire::Contribute& entry) const;
+  std::string ModeProblem(const AggregatorTensor& tensor, const LocalSlice& slice,
+                          MemberIndex member, const wire::Contribute& entry) const;
   // What the members of a complete round do not agree on, naming both sides, or "".
-  std::string RoundDisagreement(const Tensor& tensor, const LocalSlice& slice) const;
-  void StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out);
-  void ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out);
-  void Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,
+  std::string RoundDisagreement(const AggregatorTensor& tensor, const LocalSlice& slice) const;
+  void StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects& out);
+  void ServeAll(AggregatorTensor& tensor, LocalSlice& slice, Effects& out);
+  void Serve(AggregatorTensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,
              int32_t priority, Effects& out);
   void ForgetWritesOf(ConnectionId connection, Effects& out);
   void WriteIsOver(const Write& write, Effects& out);
@@ -198,7 +199,7 @@ class Job {
   void OnRepeatedReport(ConnectionId connection, MemberIndex member, const wire::Report& entry,
                         Effects& out);
   void OnReportsComplete(Effects& out);
-  void DecideTensor(Tensor& tensor, Effects& out);
+  void DecideTensor(AggregatorTensor& tensor, Effects& out);
 
   // aggregator_core_status.cc: who waits for whom.
   struct Wait {
@@ -208,9 +209,9 @@ class Job {
     std::vector<bool> missing;  // By member index.
     std::vector<bool> waiting;  // Contributed to a slice that is not complete.
   };
-  std::optional<Wait> WaitOf(const Tensor& tensor) const;
+  std::optional<Wait> WaitOf(const AggregatorTensor& tensor) const;
   // Whether a round of it waits.
-  bool NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out);
+  bool NoticeTensor(AggregatorTensor& tensor, int64_t now_ns, Effects& out);
   void NoticeEpoch(int64_t now_ns, Effects& out);
   void CountAbsence(int64_t now_ns);
   // When to tell again of those that are missing, by member index.
@@ -224,15 +225,15 @@ class Job {
   }
   // Frames bound the length of texts; those that quote two names may be longer.
 
-  const JobConfig config_;
+  const AggregatorCoreConfig config_;
   MemoryBudget* const budget_;
   View view_;
   std::optional<AggregatorIndex> self_;
-  std::vector<Member> members_;
+  std::vector<PresentMember> members_;
   size_t reports_missing_ = 0;     // Those of members_.
   uint64_t placement_digest_ = 0;  // That of view_.
   std::map<ConnectionId, Session> sessions_;
-  std::map<TensorKey, Tensor> tensors_;
+  std::map<TensorKey, AggregatorTensor> tensors_;
   bool none_waits_ = false;  // As of the last tick, and nothing has happened since.
   bool reports_complete_ = false;
   bool closed_ = false;

@@ -21,7 +21,7 @@ wire::DeclaredStatus StatusOf(wire::FailedCode code) {
   return wire::DeclaredStatus::kMismatch;
 }
 
-Round HeldBy(const Tensor& tensor) {
+Round HeldBy(const AggregatorTensor& tensor) {
   // Where not all take part in each slice, those here may be summed without the one that asks. No
   // round is over without it.
   if (tensor.local.empty() || tensor.agreed->collective.gives == Share::kRow) return tensor.held;
@@ -34,8 +34,8 @@ Round HeldBy(const Tensor& tensor) {
 
 }  // namespace
 
-void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
-                    Effects& out) {
+void AggregatorCore::OnDeclare(ConnectionId connection, MemberIndex member,
+                               const wire::Declare& entry, Effects& out) {
   const std::string problem = DeclareProblem(entry, view_);
   if (!problem.empty()) ++counters_.declares_invalid;
   if (entry.name.empty() || entry.key != TensorKey{Fingerprint64(entry.name)}) {
@@ -57,7 +57,7 @@ void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Dec
               out);
     return;
   }
-  Tensor& tensor = tensors_[entry.key];
+  AggregatorTensor& tensor = tensors_[entry.key];
   tensor.key = entry.key;
   if (tensor.declarations.empty()) tensor.declarations.resize(members_.size());
   Declaration& declaration = tensor.declarations[member.value()];
@@ -94,7 +94,7 @@ void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Dec
 
 // Only who had been told of it knows, and it may be told by nobody else again: its owner may be
 // new.
-void Job::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
+void AggregatorCore::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
   const auto found = tensors_.find(entry.key);
   if (found == tensors_.end() || !found->second.DeclaredBy(member) ||
       entry.code == wire::FailedCode::kJobFailed || entry.text.empty()) {
@@ -104,7 +104,7 @@ void Job::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) 
   PoisonTensor(found->second, entry.code, entry.text, out);
 }
 
-std::string Job::RoomProblem(uint64_t needed_bytes) const {
+std::string AggregatorCore::RoomProblem(uint64_t needed_bytes) const {
   const auto problem = [&](const PlaceBudget& budget, const std::string& whose) -> std::string {
     const std::string remedy = ": raise it for that " + whose.substr(0, whose.find(' ')) +
                                " in the scheduler's quotas_file, or add aggregators";
@@ -126,7 +126,7 @@ std::string Job::RoomProblem(uint64_t needed_bytes) const {
   return problem(*tenant_, "tenant '" + quota_.tenant + "'");
 }
 
-bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
+bool AggregatorCore::PlaceTensor(AggregatorTensor& tensor, Effects& out) {
   const bool lies_as_before = tensor.Place(view_, *self_);
   const uint64_t slot_bytes = tensor.SlotBytes();
   const uint32_t member_count = tensor.participation.member_count();
@@ -168,7 +168,7 @@ bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
   return true;
 }
 
-void Job::EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out) {
+void AggregatorCore::EnsureMemory(AggregatorTensor& tensor, MemberIndex member, Effects& out) {
   const MemberIdentity& id = view_.members[member.value()].id;
   const uint64_t bytes = tensor.SlotBytes();
   const auto found = tensor.slots.find(id);
@@ -188,7 +188,7 @@ void Job::EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out) {
   out.push_back(AllocateMemory{.id = slots.id, .tensor = tensor.key, .member = id, .bytes = bytes});
 }
 
-void Job::AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out) {
+void AggregatorCore::AnswerIfReady(AggregatorTensor& tensor, MemberIndex member, Effects& out) {
   if (!reports_complete_ || tensor.poison || !tensor.DeclaredBy(member)) return;
   Declaration& declaration = tensor.declarations[member.value()];
   const std::optional<ConnectionId>& connection = members_[member.value()].connection;
@@ -205,8 +205,8 @@ void Job::AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out) {
             out);
 }
 
-void Job::AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatus status,
-                         Effects& out) {
+void AggregatorCore::AnswerPoisoned(AggregatorTensor& tensor, MemberIndex member,
+                                    wire::DeclaredStatus status, Effects& out) {
   Declaration& declaration = tensor.declarations[member.value()];
   const std::optional<ConnectionId>& connection = members_[member.value()].connection;
   if (!connection || !declaration.declared) return;
@@ -222,7 +222,8 @@ void Job::AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatu
       out);
 }
 
-void Job::PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, Effects& out) {
+void AggregatorCore::PoisonTensor(AggregatorTensor& tensor, wire::FailedCode code, std::string text,
+                                  Effects& out) {
   if (tensor.poison) return;
   ++counters_.tensors_poisoned;
   wire::CutText(text);
@@ -233,7 +234,8 @@ void Job::PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, 
   }
 }
 
-void Job::ReleaseSlots(Tensor& tensor, const MemberIdentity& member, Effects& out) {
+void AggregatorCore::ReleaseSlots(AggregatorTensor& tensor, const MemberIdentity& member,
+                                  Effects& out) {
   const auto found = tensor.slots.find(member);
   if (found == tensor.slots.end()) return;
   if (found->second.id != AllocationId{0}) {
@@ -243,7 +245,7 @@ void Job::ReleaseSlots(Tensor& tensor, const MemberIdentity& member, Effects& ou
   tensor.slots.erase(found);
 }
 
-void Job::ReleaseAll(Tensor& tensor, Effects& out) {
+void AggregatorCore::ReleaseAll(AggregatorTensor& tensor, Effects& out) {
   while (!tensor.slots.empty()) {
     const MemberIdentity member = tensor.slots.begin()->first;
     ReleaseSlots(tensor, member, out);
@@ -258,7 +260,7 @@ void Job::ReleaseAll(Tensor& tensor, Effects& out) {
   Unreserve(tensor);
 }
 
-void Job::ReleaseUndeclared(Effects& out) {
+void AggregatorCore::ReleaseUndeclared(Effects& out) {
   for (auto& [key, tensor] : tensors_) {
     const bool declared = std::any_of(tensor.declarations.begin(), tensor.declarations.end(),
                                       [](const Declaration& d) { return d.declared; });
@@ -275,7 +277,7 @@ void Job::ReleaseUndeclared(Effects& out) {
   }
 }
 
-void Job::Unreserve(Tensor& tensor) {
+void AggregatorCore::Unreserve(AggregatorTensor& tensor) {
   budget_->Release(tensor.reserved_bytes);
   const uint64_t tensors = tensor.is_placed ? 1 : 0;
   place_.Give(tensor.reserved_bytes, tensors);
@@ -284,19 +286,19 @@ void Job::Unreserve(Tensor& tensor) {
   tensor.is_placed = false;
 }
 
-void Job::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
+void AggregatorCore::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
   const auto use = allocations_.find(id);
   if (use == allocations_.end() || !use->second.member) return;  // Released, or a result.
-  Tensor& tensor = tensors_.at(use->second.tensor);
+  AggregatorTensor& tensor = tensors_.at(use->second.tensor);
   tensor.slots.at(*use->second.member).ref = ref;
   const std::optional<MemberIndex> member = view_.IndexOf(*use->second.member);
   if (member) AnswerIfReady(tensor, *member, out);
 }
 
-void Job::OnAllocationRefused(AllocationId id, const std::string& text, Effects& out) {
+void AggregatorCore::OnAllocationRefused(AllocationId id, const std::string& text, Effects& out) {
   const auto use = allocations_.find(id);
   if (use == allocations_.end()) return;
-  Tensor& tensor = tensors_.at(use->second.tensor);
+  AggregatorTensor& tensor = tensors_.at(use->second.tensor);
   ++counters_.declares_over_budget;
   PoisonTensor(tensor, wire::FailedCode::kOverBudget,
                "tensor '" + tensor.agreed->name + "': aggregator '" + config_.self_name +

@@ -13,7 +13,8 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("Job: equal declarations are agreed, each member with its own slots", "[aggregation]") {
+TEST_CASE("AggregatorCore: equal declarations are agreed, each member with its own slots",
+          "[aggregation]") {
   JobFixture f;
   f.Start();
   f.SayDeclare(0, f.DeclareOf("w", 0));
@@ -33,7 +34,8 @@ TEST_CASE("Job: equal declarations are agreed, each member with its own slots", 
   CHECK(f.budget.used_bytes() == 3 * 64);
 }
 
-TEST_CASE("Job: declarations are answered when every member has reported", "[aggregation]") {
+TEST_CASE("AggregatorCore: declarations are answered when every member has reported",
+          "[aggregation]") {
   JobFixture f;
   f.PublishView();
   f.SayHello(0);
@@ -47,7 +49,7 @@ TEST_CASE("Job: declarations are answered when every member has reported", "[agg
   CHECK(f.Sent<wire::Declared>(Conn(1)).size() == 1);  // At once from now on.
 }
 
-TEST_CASE("Job: a disagreement poisons the tensor and names both sides to everybody",
+TEST_CASE("AggregatorCore: a disagreement poisons the tensor and names both sides to everybody",
           "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.Start();
@@ -77,7 +79,7 @@ TEST_CASE("Job: a disagreement poisons the tensor and names both sides to everyb
   CHECK(f.job.counters().tensors_poisoned == 1);
 }
 
-TEST_CASE("Job: every property is compared", "[aggregation]") {
+TEST_CASE("AggregatorCore: every property is compared", "[aggregation]") {
   struct Case {
     wire::Declare other;
     std::string says;
@@ -101,7 +103,8 @@ TEST_CASE("Job: every property is compared", "[aggregation]") {
   CHECK(f.job.counters().tensors_poisoned == 4);
 }
 
-TEST_CASE("Job: a member that contradicts itself poisons as another would", "[aggregation]") {
+TEST_CASE("AggregatorCore: a member that contradicts itself poisons as another would",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w");
   wire::Declare other = f.DeclareOf("w", 0, 7);
@@ -122,7 +125,7 @@ TEST_CASE("Job: a member that contradicts itself poisons as another would", "[ag
   CHECK(f.budget.used_bytes() == 0);
 }
 
-TEST_CASE("Job: what nobody can declare is told to all, or to the one who made it up",
+TEST_CASE("AggregatorCore: what nobody can declare is told to all, or to the one who made it up",
           "[aggregation]") {
   JobFixture f;
   f.Start();
@@ -159,7 +162,7 @@ TEST_CASE("Job: what nobody can declare is told to all, or to the one who made i
   CHECK(f.budget.used_bytes() == 0);
 }
 
-TEST_CASE("Job: a tensor past the budget is refused with the figures, to every member",
+TEST_CASE("AggregatorCore: a tensor past the budget is refused with the figures, to every member",
           "[aggregation]") {
   JobFixture f({2, 2}, /*budget_bytes=*/1000);
   f.Start();
@@ -176,7 +179,7 @@ TEST_CASE("Job: a tensor past the budget is refused with the figures, to every m
   CHECK(f.budget.used_bytes() == 960);
 }
 
-TEST_CASE("Job: a job's own limit is kept beside the aggregator's", "[aggregation]") {
+TEST_CASE("AggregatorCore: a job's own limit is kept beside the aggregator's", "[aggregation]") {
   JobFixture f;
   f.job.SetQuota({.limit = {.memory_bytes_max = 500}}, nullptr);
   f.Start();
@@ -186,7 +189,7 @@ TEST_CASE("Job: a job's own limit is kept beside the aggregator's", "[aggregatio
   CHECK(Contains(text, "raise it for that job in the scheduler's quotas_file"));
 }
 
-TEST_CASE("Job: a tensor past tensors_max is refused at all members", "[aggregation]") {
+TEST_CASE("AggregatorCore: a tensor past tensors_max is refused at all members", "[aggregation]") {
   JobFixture f;
   f.job.SetQuota({.limit = {.tensors_max = 1}}, nullptr);
   f.Start();
@@ -204,7 +207,7 @@ TEST_CASE("Job: a tensor past tensors_max is refused at all members", "[aggregat
   CHECK(f.job.place().used_tensors() == 1);
 }
 
-TEST_CASE("Job: jobs of a tenant share what it may place", "[aggregation]") {
+TEST_CASE("AggregatorCore: jobs of a tenant share what it may place", "[aggregation]") {
   const auto tenant = std::make_shared<PlaceBudget>(PlaceLimit{.memory_bytes_max = 1000});
   const JobQuota quota = {.tenant = "t", .tenant_limit = tenant->limit()};
   JobFixture first;
@@ -233,7 +236,7 @@ TEST_CASE("Job: jobs of a tenant share what it may place", "[aggregation]") {
   CHECK(tenant->used_tensors() == 0);
 }
 
-TEST_CASE("Job: a tensor that is placed stays when its limit shrinks, also over a view",
+TEST_CASE("AggregatorCore: a tensor that is placed stays when its limit shrinks, also over a view",
           "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", 80);
@@ -249,7 +252,8 @@ TEST_CASE("Job: a tensor that is placed stays when its limit shrinks, also over 
   CHECK(f.job.place().used_tensors() == 1);
 }
 
-TEST_CASE("Job: memory that the system does not give poisons the tensor", "[aggregation]") {
+TEST_CASE("AggregatorCore: memory that the system does not give poisons the tensor",
+          "[aggregation]") {
   JobFixture f;
   f.Start();
   f.allocations_fail = true;
@@ -259,7 +263,7 @@ TEST_CASE("Job: memory that the system does not give poisons the tensor", "[aggr
   CHECK(Contains(f.Sent<wire::Declared>(Conn(0))[0].text, "mmap says no"));
 }
 
-TEST_CASE("Job: no more names of tensors than are remembered", "[aggregation]") {
+TEST_CASE("AggregatorCore: no more names of tensors than are remembered", "[aggregation]") {
   JobFixture f({2, 2}, kGiB, {.tensors_max = 1});
   f.Start();
   f.SayDeclare(0, f.DeclareOf("a", 0));
@@ -268,8 +272,9 @@ TEST_CASE("Job: no more names of tensors than are remembered", "[aggregation]") 
   CHECK(f.job.tensors().size() == 1);
 }
 
-TEST_CASE("Job: slots stay over a view when their size stays, and are kept of survivors alone",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: slots stay over a view when their size stays, and are kept of survivors alone",
+    "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", 1000);
   const auto before = f.allocated;
@@ -286,7 +291,8 @@ TEST_CASE("Job: slots stay over a view when their size stays, and are kept of su
   CHECK(f.Sent<wire::Declared>(Conn(0)).size() == 1);
 }
 
-TEST_CASE("Job: slots are made anew when another aggregator takes its share", "[aggregation]") {
+TEST_CASE("AggregatorCore: slots are made anew when another aggregator takes its share",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w", 100'000);
   const uint64_t reserved = f.budget.used_bytes();
@@ -308,7 +314,8 @@ TEST_CASE("Job: slots are made anew when another aggregator takes its share", "[
   CHECK(f.allocated.size() == 3);
 }
 
-TEST_CASE("Job: tensors that nobody declares in a new view are released", "[aggregation]") {
+TEST_CASE("AggregatorCore: tensors that nobody declares in a new view are released",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w");
   f.NextView();
@@ -323,7 +330,7 @@ TEST_CASE("Job: tensors that nobody declares in a new view are released", "[aggr
   CHECK(f.Sent<wire::Failed>(Conn(0)).size() == 1);
 }
 
-TEST_CASE("Job: an empty tensor needs no memory", "[aggregation]") {
+TEST_CASE("AggregatorCore: an empty tensor needs no memory", "[aggregation]") {
   JobFixture f;
   f.StartWith("barrier", 0);
   CHECK(f.allocated.empty());
@@ -336,7 +343,7 @@ TEST_CASE("Job: an empty tensor needs no memory", "[aggregation]") {
   CHECK(f.Results(0)[0].entry.form == wire::Form::kInline);
 }
 
-TEST_CASE("Job: texts are cut to what a frame takes", "[aggregation]") {
+TEST_CASE("AggregatorCore: texts are cut to what a frame takes", "[aggregation]") {
   JobFixture f;
   f.Start();
   const std::string name(wire::kNameBytesMax, 'n');

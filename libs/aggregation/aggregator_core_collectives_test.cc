@@ -52,7 +52,7 @@ struct CollectiveFixture : JobFixture {
   Group group;
 };
 
-TEST_CASE("Job: a part waits for those alone who have to do with it", "[aggregation]") {
+TEST_CASE("AggregatorCore: a part waits for those alone who have to do with it", "[aggregation]") {
   CollectiveFixture f("all_to_all", {0, 1, 2});
   GIVEN("the part from node 0 to node 1") {
     f.Give(0, 1, 1, 0, 32);
@@ -73,7 +73,8 @@ TEST_CASE("Job: a part waits for those alone who have to do with it", "[aggregat
   }
 }
 
-TEST_CASE("Job: ranks that say a round is of different things hear of both", "[aggregation]") {
+TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of both",
+          "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   const RoundSignature one = SignatureOf(f.spec, 16);
   const RoundSignature other = SignatureOf(f.spec, 8);
@@ -113,7 +114,8 @@ TEST_CASE("Job: ranks that say a round is of different things hear of both", "[a
   }
 }
 
-TEST_CASE("Job: lengths are compared where contributions are combined", "[aggregation]") {
+TEST_CASE("AggregatorCore: lengths are compared where contributions are combined",
+          "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   f.Give(0, 1, 0, 0, 64);
   f.Give(1, 1, 0, 0, 32);
@@ -123,7 +125,7 @@ TEST_CASE("Job: lengths are compared where contributions are combined", "[aggreg
   CHECK(f.Results(0)[0].text.find("gives 32 bytes in slice 0") != std::string::npos);
 }
 
-TEST_CASE("Job: one node's own disagreement is what all members hear", "[aggregation]") {
+TEST_CASE("AggregatorCore: one node's own disagreement is what all members hear", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   const std::string text = "rank 1 gives 4 bytes, rank 2 gives 8 bytes";
   wire::Contribute part = f.Part("t", 1);
@@ -136,12 +138,12 @@ TEST_CASE("Job: one node's own disagreement is what all members hear", "[aggrega
   CHECK(f.Results(0)[0].text == "round 1 of tensor 't': " + text);
 }
 
-TEST_CASE("Job: a group takes memory for its own members", "[aggregation]") {
+TEST_CASE("AggregatorCore: a group takes memory for its own members", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   CHECK(f.job.Status(f.now_ns).reserved_bytes == 3 * 64);  // Two members and the result, not four.
 }
 
-TEST_CASE("Job: whoever has no rank in a group cannot declare it", "[aggregation]") {
+TEST_CASE("AggregatorCore: whoever has no rank in a group cannot declare it", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   f.SayDeclare(2, f.Said(2));
   const auto declared = f.Sent<wire::Declared>(Conn(2));
@@ -154,7 +156,7 @@ TEST_CASE("Job: whoever has no rank in a group cannot declare it", "[aggregation
   CHECK(f.Seen<Sum>().size() == 1);
 }
 
-TEST_CASE("Job: groups that differ poison the tensor", "[aggregation]") {
+TEST_CASE("AggregatorCore: groups that differ poison the tensor", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   wire::Declare other = f.Said(2);
   other.group.back().node = NodeRank{2};
@@ -165,7 +167,7 @@ TEST_CASE("Job: groups that differ poison the tensor", "[aggregation]") {
   CHECK(failed[0].text.find("2 ranks (0.0, 2.0)") != std::string::npos);
 }
 
-TEST_CASE("Job: a round that is over for some, and can never be for others, is lost",
+TEST_CASE("AggregatorCore: a round that is over for some, and can never be for others, is lost",
           "[aggregation]") {
   CollectiveFixture f("gather", {0, 1});
   f.NextView();
@@ -215,7 +217,8 @@ struct HostsFixture : JobFixture {
   Group group;
 };
 
-TEST_CASE("Job: an aggregator has memory for the parts of its host's ranks", "[aggregation]") {
+TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's ranks",
+          "[aggregation]") {
   HostsFixture f;
   f.AddAggregator("b", "x");
   f.AddAggregator("c", "z");
@@ -237,7 +240,7 @@ TEST_CASE("Job: an aggregator has memory for the parts of its host's ranks", "[a
   CHECK(f.Seen<ReleaseMemory>().size() == 4);
 }
 
-TEST_CASE("Job: whoever declares late hears of no round that it has not taken part in",
+TEST_CASE("AggregatorCore: whoever declares late hears of no round that it has not taken part in",
           "[aggregation]") {
   HostsFixture f;
   f.AddAggregator("b", "y", 2);

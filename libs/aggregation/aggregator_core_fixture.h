@@ -27,7 +27,7 @@ class JobFixture {
   static constexpr Incarnation kSelf{900};
 
   explicit JobFixture(std::vector<uint32_t> rank_counts = {2, 2}, uint64_t budget_bytes = kGiB,
-                      JobConfig config = {})
+                      AggregatorCoreConfig config = {})
       : budget(budget_bytes), job(Named(std::move(config)), &budget) {
     for (uint32_t i = 0; i < rank_counts.size(); ++i) {
       view.members.push_back({.id = {NodeRank{i}, Incarnation{100 + i}},
@@ -200,7 +200,7 @@ class JobFixture {
   }
 
   MemoryBudget budget;
-  Job job;
+  AggregatorCore job;
   View view;
   int64_t now_ns = 1'000'000'000'000;
   std::optional<Epoch> epoch_override;
@@ -242,7 +242,7 @@ class JobFixture {
   }
 
  private:
-  static JobConfig Named(JobConfig config) {
+  static AggregatorCoreConfig Named(AggregatorCoreConfig config) {
     config.job = kJob;
     config.name = "job";
     config.self = kSelf;

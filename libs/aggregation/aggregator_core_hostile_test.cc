@@ -256,7 +256,8 @@ class HostilePeers {
   std::set<ConnectionId> closed_;
 };
 
-TEST_CASE("Job: peers that say anything reach no CHECK and break no promise", "[aggregation]") {
+TEST_CASE("AggregatorCore: peers that say anything reach no CHECK and break no promise",
+          "[aggregation]") {
   Counters reached;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     INFO("seed " << seed);
@@ -275,7 +276,8 @@ TEST_CASE("Job: peers that say anything reach no CHECK and break no promise", "[
 }
 
 TEST_CASE(
-    "Job: a member of a larger view is lost after a tensor that was poisoned in a smaller one",
+    "AggregatorCore: a member of a larger view is lost after a tensor that was poisoned in a "
+    "smaller one",
     "[aggregation]") {
   JobFixture f({1, 1});
   f.StartWith("w");

@@ -7,9 +7,9 @@
 // Reports and decisions.
 namespace talweg::aggregation {
 
-void Job::OnReport(ConnectionId connection, MemberIndex member, const wire::Frame& frame,
-                   Effects& out) {
-  Member& record = members_[member.value()];
+void AggregatorCore::OnReport(ConnectionId connection, MemberIndex member, const wire::Frame& frame,
+                              Effects& out) {
+  PresentMember& record = members_[member.value()];
   const bool repeated = record.reported && reports_complete_;
   if (const auto* entries = std::get_if<std::vector<wire::Report>>(&frame.entries)) {
     for (const wire::Report& entry : *entries) {
@@ -32,9 +32,9 @@ void Job::OnReport(ConnectionId connection, MemberIndex member, const wire::Fram
   if (--reports_missing_ == 0) OnReportsComplete(out);
 }
 
-void Job::OnRepeatedReport(ConnectionId connection, MemberIndex member, const wire::Report& entry,
-                           Effects& out) {
-  Tensor& tensor = tensors_.at(entry.key);
+void AggregatorCore::OnRepeatedReport(ConnectionId connection, MemberIndex member,
+                                      const wire::Report& entry, Effects& out) {
+  AggregatorTensor& tensor = tensors_.at(entry.key);
   if (tensor.poison) return;  // It has been told when it declared the tensor again.
   ++counters_.decisions_again;
   if (tensor.decision) {
@@ -48,7 +48,7 @@ void Job::OnRepeatedReport(ConnectionId connection, MemberIndex member, const wi
   AnswerIfReady(tensor, member, out);
 }
 
-void Job::OnReportsComplete(Effects& out) {
+void AggregatorCore::OnReportsComplete(Effects& out) {
   reports_complete_ = true;
   // Decisions first, as declarations are answered with the round that they lead to.
   std::vector<std::pair<ConnectionId, wire::Decision>> decisions;
@@ -56,7 +56,7 @@ void Job::OnReportsComplete(Effects& out) {
     if (tensor.poison || PrimaryOwner(view_, key) != *self_) continue;
     DecideTensor(tensor, out);
     if (!tensor.decision) continue;
-    for (const Member& member : members_) {
+    for (const PresentMember& member : members_) {
       if (member.connection && member.reports.count(key) != 0) {
         decisions.emplace_back(*member.connection, *tensor.decision);
       }
@@ -67,10 +67,10 @@ void Job::OnReportsComplete(Effects& out) {
     for (uint32_t i = 0; i < members_.size(); ++i) AnswerIfReady(tensor, MemberIndex{i}, out);
   }
   for (auto& [connection, decision] : decisions) SendEntry(connection, std::move(decision), out);
-  for (Member& member : members_) member.reports.clear();
+  for (PresentMember& member : members_) member.reports.clear();
 }
 
-void Job::DecideTensor(Tensor& tensor, Effects& out) {
+void AggregatorCore::DecideTensor(AggregatorTensor& tensor, Effects& out) {
   std::vector<MemberReport> reports;
   for (uint32_t i = 0; i < members_.size(); ++i) {
     const auto report = members_[i].reports.find(tensor.key);

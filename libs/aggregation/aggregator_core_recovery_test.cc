@@ -44,7 +44,7 @@ struct Recovery {
   }
 };
 
-TEST_CASE("Job: an open round is summed anew among the survivors", "[aggregation]") {
+TEST_CASE("AggregatorCore: an open round is summed anew among the survivors", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   CHECK(r.f.Sent<wire::Decision>(Conn(0)).empty());
@@ -64,7 +64,7 @@ TEST_CASE("Job: an open round is summed anew among the survivors", "[aggregation
   CHECK(r.f.Results(0)[0].entry.sum_epoch == Epoch{2});
 }
 
-TEST_CASE("Job: a round that somebody holds is finished by copying", "[aggregation]") {
+TEST_CASE("AggregatorCore: a round that somebody holds is finished by copying", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.Enter(1, {Held("w", 7, 1)});
@@ -96,7 +96,7 @@ TEST_CASE("Job: a round that somebody holds is finished by copying", "[aggregati
   CHECK(r.f.Seen<Sum>().size() == 1);
 }
 
-TEST_CASE("Job: a copy of an epoch to come is refused", "[aggregation]") {
+TEST_CASE("AggregatorCore: a copy of an epoch to come is refused", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.Enter(1, {Held("w", 7, 1)});
@@ -107,7 +107,8 @@ TEST_CASE("Job: a copy of an epoch to come is refused", "[aggregation]") {
   CHECK(r.f.RefusedCount(wire::RefusedReason::kWrongMode) == 1);
 }
 
-TEST_CASE("Job: survivors' slices of one epoch that cover the tensor finish it", "[aggregation]") {
+TEST_CASE("AggregatorCore: survivors' slices of one epoch that cover the tensor finish it",
+          "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1, 1, {1})});
   r.Enter(1, {Held("w", 6, 1)});
@@ -115,7 +116,8 @@ TEST_CASE("Job: survivors' slices of one epoch that cover the tensor finish it",
   CHECK(r.OnlyDecision(1).sources == std::vector<uint16_t>{0});
 }
 
-TEST_CASE("Job: a broadcast whose root is gone is aborted and says so", "[aggregation]") {
+TEST_CASE("AggregatorCore: a broadcast whose root is gone is aborted and says so",
+          "[aggregation]") {
   Recovery r(Op::kCopy, 2);
   r.Enter(0, {Held("w", 6, 1)}, Op::kCopy, wire::kNoRank);
   r.Enter(1, {Held("w", 6, 1)}, Op::kCopy, wire::kNoRank);
@@ -125,15 +127,17 @@ TEST_CASE("Job: a broadcast whose root is gone is aborted and says so", "[aggreg
   CHECK(r.f.Sent<wire::Declared>(Conn(0))[0].held == Round{7});
 }
 
-TEST_CASE("Job: an aborted round is aborted for those who had not heard", "[aggregation]") {
+TEST_CASE("AggregatorCore: an aborted round is aborted for those who had not heard",
+          "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.Enter(1, {Held("w", 7, 0)});
   CHECK(r.OnlyDecision(0).verdict == Verdict::kAbort);
 }
 
-TEST_CASE("Job: a root keeps its broadcast over a view in which its rank has another number",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a root keeps its broadcast over a view in which its rank has another number",
+    "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", kCount, Op::kCopy, /*root=*/2);
   f.NextView({0});
@@ -150,7 +154,7 @@ TEST_CASE("Job: a root keeps its broadcast over a view in which its rank has ano
   CHECK(f.RefusedCount(wire::RefusedReason::kWrongMode) == 0);
 }
 
-TEST_CASE("Job: reports that cannot be true make the tensor unusable, with a reason",
+TEST_CASE("AggregatorCore: reports that cannot be true make the tensor unusable, with a reason",
           "[aggregation]") {
   Recovery r;
   SECTION("two rounds apart") {
@@ -169,7 +173,7 @@ TEST_CASE("Job: reports that cannot be true make the tensor unusable, with a rea
   CHECK(r.f.job.counters().contradictions == 1);
 }
 
-TEST_CASE("Job: decisions wait for every member's whole report", "[aggregation]") {
+TEST_CASE("AggregatorCore: decisions wait for every member's whole report", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.SayFence(1);
@@ -183,8 +187,9 @@ TEST_CASE("Job: decisions wait for every member's whole report", "[aggregation]"
   CHECK(r.OnlyDecision(1).verdict == Verdict::kRedo);
 }
 
-TEST_CASE("Job: a member that has not the tensor is not needed, and goes on with the others",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a member that has not the tensor is not needed, and goes on with the others",
+    "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.SayFence(1);
@@ -196,7 +201,7 @@ TEST_CASE("Job: a member that has not the tensor is not needed, and goes on with
   CHECK(r.f.Sent<wire::Declared>(Conn(1))[0].held == Round{6});
 }
 
-TEST_CASE("Job: a connection that breaks after the report gets the decision again",
+TEST_CASE("AggregatorCore: a connection that breaks after the report gets the decision again",
           "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
@@ -216,8 +221,9 @@ TEST_CASE("Job: a connection that breaks after the report gets the decision agai
   CHECK(r.f.Seen<Sum>().size() == 1);
 }
 
-TEST_CASE("Job: all connections break before the decision, which stands when they are back",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: all connections break before the decision, which stands when they are back",
+    "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.job.OnDisconnect(Conn(0), r.f.effects);
@@ -238,7 +244,8 @@ TEST_CASE("Job: all connections break before the decision, which stands when the
   CHECK(r.f.Seen<Sum>()[0].result != AllocationId{0});
 }
 
-TEST_CASE("Job: reports of tensors that were not declared are not counted on", "[aggregation]") {
+TEST_CASE("AggregatorCore: reports of tensors that were not declared are not counted on",
+          "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1), Held("v", 9, 1)});
   r.Enter(1, {Held("w", 6, 1)});
@@ -246,8 +253,10 @@ TEST_CASE("Job: reports of tensors that were not declared are not counted on", "
   CHECK(r.f.job.counters().frames_unexpected == 1);
 }
 
-TEST_CASE("Job: a tensor that has failed at one member fails for all before anything is decided",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a tensor that has failed at one member fails for all before anything is "
+    "decided",
+    "[aggregation]") {
   Recovery r;
   r.f.SayFence(0);
   r.f.SayDeclare(0, r.f.DeclareOf("w", 0, kCount));
@@ -264,7 +273,7 @@ TEST_CASE("Job: a tensor that has failed at one member fails for all before anyt
   CHECK(r.f.job.counters().frames_unexpected == 2);
 }
 
-TEST_CASE("Job: a newer view begins the procedure again", "[aggregation]") {
+TEST_CASE("AggregatorCore: a newer view begins the procedure again", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.NextView();

@@ -12,8 +12,8 @@ using wire::Form;
 using wire::Mode;
 using wire::RefusedReason;
 
-void Job::OnContributions(ConnectionId connection, Session& session, const wire::Frame& frame,
-                          int64_t now_ns, Effects& out) {
+void AggregatorCore::OnContributions(ConnectionId connection, Session& session,
+                                     const wire::Frame& frame, int64_t now_ns, Effects& out) {
   const auto* entries = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
   if (entries == nullptr) return;
   const wire::Header& header = frame.header;
@@ -55,9 +55,9 @@ void Job::OnContributions(ConnectionId connection, Session& session, const wire:
   }
 }
 
-void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex member,
-                         uint32_t entry_index, const wire::Contribute& entry, int64_t now_ns,
-                         Effects& out) {
+void AggregatorCore::OnContribution(ConnectionId connection, Session& session, MemberIndex member,
+                                    uint32_t entry_index, const wire::Contribute& entry,
+                                    int64_t now_ns, Effects& out) {
   const auto refuse = [&](RefusedReason reason, std::string text) {
     Refuse(connection, session, reason, entry, std::move(text), out);
   };
@@ -66,7 +66,7 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
     return refuse(RefusedReason::kNotDeclared,
                   "this member has not declared the tensor on this connection");
   }
-  Tensor& tensor = found->second;
+  AggregatorTensor& tensor = found->second;
   if (tensor.poison) return refuse(RefusedReason::kPoisoned, tensor.poison->text);
   const std::string& name = tensor.agreed->name;
   if (!tensor.declarations[member.value()].answered) {
@@ -128,8 +128,8 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
   if (slice->round.state() == SliceRound::State::kComplete) StartSumIfFree(tensor, *slice, out);
 }
 
-bool Job::LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
-                        const wire::Contribute& entry) {
+bool AggregatorCore::LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
+                                   const wire::Contribute& entry) {
   if (entry.length_bytes > slice.length_bytes) return true;
   if (entry.length_bytes % DTypeSize(tensor.agreed->collective.dtype) != 0) return true;
   switch (entry.form) {
@@ -141,8 +141,8 @@ bool Job::LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
   return entry.length_bytes != 0;
 }
 
-std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
-                             const wire::Contribute& entry) const {
+std::string AggregatorCore::ModeProblem(const AggregatorTensor& tensor, const LocalSlice& slice,
+                                        MemberIndex member, const wire::Contribute& entry) const {
   // This is asked for every contribution, and there is hardly ever something to say.
   const auto who = [&] { return "tensor '" + tensor.agreed->name + "': " + MemberText(member); };
   const Collective& collective = tensor.agreed->collective;
@@ -174,7 +174,8 @@ std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, Memb
   return "";
 }
 
-std::string Job::RoundDisagreement(const Tensor& tensor, const LocalSlice& slice) const {
+std::string AggregatorCore::RoundDisagreement(const AggregatorTensor& tensor,
+                                              const LocalSlice& slice) const {
   const std::vector<SliceRound::Part>& parts = slice.round.parts();
   const std::string what = "round " + std::to_string(slice.round.open_round().value()) +
                            " of tensor '" + tensor.agreed->name + "': ";
@@ -209,8 +210,8 @@ std::string Job::RoundDisagreement(const Tensor& tensor, const LocalSlice& slice
   return "";
 }
 
-void Job::Refuse(ConnectionId connection, Session& session, RefusedReason reason,
-                 const wire::Contribute& entry, std::string text, Effects& out) {
+void AggregatorCore::Refuse(ConnectionId connection, Session& session, RefusedReason reason,
+                            const wire::Contribute& entry, std::string text, Effects& out) {
   ++counters_.refused[static_cast<size_t>(reason)];
   ++session.refusals;
   SendEntry(connection,
@@ -222,7 +223,7 @@ void Job::Refuse(ConnectionId connection, Session& session, RefusedReason reason
             out);
 }
 
-void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
+void AggregatorCore::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects& out) {
   if (!tensor.Placed() || tensor.poison || slice.round.state() != SliceRound::State::kComplete) {
     return;
   }
@@ -277,21 +278,21 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
   out.push_back(std::move(sum));
 }
 
-void Job::OnSummed(const SumId& id, Effects& out) {
+void AggregatorCore::OnSummed(const SumId& id, Effects& out) {
   none_waits_ = false;
   const auto found = tensors_.find(id.tensor);
   if (found == tensors_.end() || id.epoch != view_.epoch || found->second.poison || closed_) {
     ++counters_.sums_stale;
     return;
   }
-  Tensor& tensor = found->second;
+  AggregatorTensor& tensor = found->second;
   LocalSlice* slice = tensor.FindLocal(id.slice);
   TALWEG_CHECK(slice != nullptr && slice->round.open_round() == id.round);
   slice->round.OnSummed(view_.epoch);
   ServeAll(tensor, *slice, out);
 }
 
-void Job::ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out) {
+void AggregatorCore::ServeAll(AggregatorTensor& tensor, LocalSlice& slice, Effects& out) {
   // Nobody contributes to a round before it has the whole one before.
   if (++tensor.slices_done == tensor.local.size()) {
     tensor.slices_done = 0;
@@ -304,8 +305,8 @@ void Job::ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out) {
   }
 }
 
-void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,
-                int32_t priority, Effects& out) {
+void AggregatorCore::Serve(AggregatorTensor& tensor, LocalSlice& slice, MemberIndex member,
+                           bool wants_bytes, int32_t priority, Effects& out) {
   // Who is away now asks again when it is back, by sending its contribution again.
   const std::optional<ConnectionId>& connection = members_[member.value()].connection;
   if (!connection || !tensor.DeclaredBy(member)) return;
@@ -342,7 +343,7 @@ void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool want
   out.push_back(std::move(result));
 }
 
-void Job::OnWriteDone(WriteId id, Effects& out) {
+void AggregatorCore::OnWriteDone(WriteId id, Effects& out) {
   none_waits_ = false;
   const auto found = writes_.find(id);
   if (found == writes_.end()) return;  // Its connection was closed.
@@ -351,7 +352,7 @@ void Job::OnWriteDone(WriteId id, Effects& out) {
   WriteIsOver(write, out);
 }
 
-void Job::ForgetWritesOf(ConnectionId connection, Effects& out) {
+void AggregatorCore::ForgetWritesOf(ConnectionId connection, Effects& out) {
   std::vector<Write> over;
   for (auto it = writes_.begin(); it != writes_.end();) {
     if (it->second.connection == connection) {
@@ -364,7 +365,7 @@ void Job::ForgetWritesOf(ConnectionId connection, Effects& out) {
   for (const Write& write : over) WriteIsOver(write, out);
 }
 
-void Job::WriteIsOver(const Write& write, Effects& out) {
+void AggregatorCore::WriteIsOver(const Write& write, Effects& out) {
   const auto found = tensors_.find(write.tensor);
   if (found == tensors_.end() || found->second.result != write.result) return;
   LocalSlice* slice = found->second.FindLocal(write.slice);

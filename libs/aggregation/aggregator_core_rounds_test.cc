@@ -13,7 +13,7 @@ using wire::RefusedReason;
 
 constexpr uint64_t kLargeCount = 10'000;  // f32: one slice, too long for an entry.
 
-TEST_CASE("Job: contributions are summed in member order, whatever order they come in",
+TEST_CASE("AggregatorCore: contributions are summed in member order, whatever order they come in",
           "[aggregation]") {
   JobFixture f({2, 3});
   f.StartWith("w", kLargeCount, Op::kAverage);
@@ -41,8 +41,9 @@ TEST_CASE("Job: contributions are summed in member order, whatever order they co
   CHECK(f.job.counters().summed_bytes == 2 * kLargeCount * 4);
 }
 
-TEST_CASE("Job: a result has the priority that its member gave, also when it comes again",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a result has the priority that its member gave, also when it comes again",
+    "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
   wire::Contribute part = f.Part("w", 1);
@@ -59,7 +60,8 @@ TEST_CASE("Job: a result has the priority that its member gave, also when it com
   CHECK(f.Results(1)[1].priority == 6);
 }
 
-TEST_CASE("Job: rounds follow each other, results alternate between the regions", "[aggregation]") {
+TEST_CASE("AggregatorCore: rounds follow each other, results alternate between the regions",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
   for (uint64_t round = 1; round <= 4; ++round) {
@@ -74,7 +76,7 @@ TEST_CASE("Job: rounds follow each other, results alternate between the regions"
   CHECK(results[3].entry.round == Round{4});
 }
 
-TEST_CASE("Job: small slices travel in entries, both ways", "[aggregation]") {
+TEST_CASE("AggregatorCore: small slices travel in entries, both ways", "[aggregation]") {
   JobFixture f;
   f.StartWith("w", 4);
   const std::vector<std::byte> bytes(16);
@@ -94,7 +96,7 @@ TEST_CASE("Job: small slices travel in entries, both ways", "[aggregation]") {
   CHECK(f.Results(0)[0].write == WriteId{0});
 }
 
-TEST_CASE("Job: slices of a large tensor are rounds of their own", "[aggregation]") {
+TEST_CASE("AggregatorCore: slices of a large tensor are rounds of their own", "[aggregation]") {
   JobFixture f;
   f.StartWith("w", 3 * 64 * kKiB / 4);
   REQUIRE(f.job.tensors().begin()->second.slice_count == 3);
@@ -106,7 +108,7 @@ TEST_CASE("Job: slices of a large tensor are rounds of their own", "[aggregation
   CHECK(f.Results(0)[0].offset_bytes == 2 * 64 * kKiB);
 }
 
-TEST_CASE("Job: credit returns when a contribution has been received, taken or not",
+TEST_CASE("AggregatorCore: credit returns when a contribution has been received, taken or not",
           "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
@@ -122,7 +124,8 @@ TEST_CASE("Job: credit returns when a contribution has been received, taken or n
   CHECK(credit[1].connection == Conn(0));
 }
 
-TEST_CASE("Job: what does not match is refused, counted and never summed", "[aggregation]") {
+TEST_CASE("AggregatorCore: what does not match is refused, counted and never summed",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w", 4);
   const auto refused = [&f](RefusedReason reason, const auto& say) {
@@ -184,7 +187,8 @@ TEST_CASE("Job: what does not match is refused, counted and never summed", "[agg
   CHECK(f.Seen<Sum>().size() == 1);
 }
 
-TEST_CASE("Job: contributions before the declaration is answered are refused", "[aggregation]") {
+TEST_CASE("AggregatorCore: contributions before the declaration is answered are refused",
+          "[aggregation]") {
   JobFixture f;
   f.PublishView();
   f.SayHello(0);
@@ -197,14 +201,15 @@ TEST_CASE("Job: contributions before the declaration is answered are refused", "
   CHECK(f.Seen<CloseConnection>().size() == 1);
 }
 
-TEST_CASE("Job: a connection that is refused again and again is closed", "[aggregation]") {
+TEST_CASE("AggregatorCore: a connection that is refused again and again is closed",
+          "[aggregation]") {
   JobFixture f({2, 2}, kGiB, {.refusals_max = 3});
   f.StartWith("w");
   for (int i = 0; i < 4; ++i) f.Contribute(0, "v", 1);
   CHECK(f.Seen<CloseConnection>().size() == 1);
 }
 
-TEST_CASE("Job: a duplicate is not counted twice; after its round it is answered again",
+TEST_CASE("AggregatorCore: a duplicate is not counted twice; after its round it is answered again",
           "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
@@ -220,7 +225,8 @@ TEST_CASE("Job: a duplicate is not counted twice; after its round it is answered
   CHECK(f.job.counters().results_again == 1);
 }
 
-TEST_CASE("Job: a lost connection's contributions are forgotten and sent again", "[aggregation]") {
+TEST_CASE("AggregatorCore: a lost connection's contributions are forgotten and sent again",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
   f.Contribute(0, "w", 1);
@@ -239,8 +245,10 @@ TEST_CASE("Job: a lost connection's contributions are forgotten and sent again",
   CHECK(f.Results(0, 1).size() == 1);
 }
 
-TEST_CASE("Job: a member that was away while its round was summed gets the result when it asks",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a member that was away while its round was summed gets the result when it "
+    "asks",
+    "[aggregation]") {
   JobFixture f;
   f.sums_at_once = false;
   f.StartWith("w", kLargeCount);
@@ -261,7 +269,7 @@ TEST_CASE("Job: a member that was away while its round was summed gets the resul
   CHECK(f.sums_under_way.size() == 1);
 }
 
-TEST_CASE("Job: a result is not overwritten while it is being written to anybody",
+TEST_CASE("AggregatorCore: a result is not overwritten while it is being written to anybody",
           "[aggregation]") {
   JobFixture f;
   f.writes_at_once = false;
@@ -283,7 +291,7 @@ TEST_CASE("Job: a result is not overwritten while it is being written to anybody
   CHECK(f.job.counters().sums_held_back > 0);
 }
 
-TEST_CASE("Job: a sum that ends after its view is thrown away", "[aggregation]") {
+TEST_CASE("AggregatorCore: a sum that ends after its view is thrown away", "[aggregation]") {
   JobFixture f;
   f.sums_at_once = false;
   f.StartWith("w", kLargeCount);
@@ -296,7 +304,8 @@ TEST_CASE("Job: a sum that ends after its view is thrown away", "[aggregation]")
   CHECK(f.job.counters().sums_stale == 1);
 }
 
-TEST_CASE("Job: a broadcast copies the root node's bytes to those who want them", "[aggregation]") {
+TEST_CASE("AggregatorCore: a broadcast copies the root node's bytes to those who want them",
+          "[aggregation]") {
   JobFixture f({2, 2});
   f.StartWith("w", kLargeCount, Op::kCopy, /*root=*/3);
   const auto empty = [&f](uint32_t node, bool wants_result) {
@@ -326,7 +335,7 @@ TEST_CASE("Job: a broadcast copies the root node's bytes to those who want them"
   CHECK(f.job.counters().summed_bytes == 0);
 }
 
-TEST_CASE("Job: all are told who is waited for, at growing intervals", "[aggregation]") {
+TEST_CASE("AggregatorCore: all are told who is waited for, at growing intervals", "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);
   f.job.OnTick(f.now_ns, f.effects);  // Nobody waits; that must not be remembered for too long.
@@ -356,8 +365,9 @@ TEST_CASE("Job: all are told who is waited for, at growing intervals", "[aggrega
   CHECK(f.job.Status(f.now_ns).tensors[0].round_summed == Round{1});
 }
 
-TEST_CASE("Job: of those who are waited for it is said how long they have had no connection",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: of those who are waited for it is said how long they have had no connection",
+    "[aggregation]") {
   constexpr int64_t kSecond = 1'000'000'000;
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);
@@ -406,7 +416,8 @@ TEST_CASE("Job: of those who are waited for it is said how long they have had no
   CHECK(told.front().absent_s[1] <= 2);
 }
 
-TEST_CASE("Job: nobody is said to have been absent for longer than it was", "[aggregation]") {
+TEST_CASE("AggregatorCore: nobody is said to have been absent for longer than it was",
+          "[aggregation]") {
   constexpr int64_t kTickNs = 250'000'000;
   JobFixture f({1, 1});
   f.StartWith("w", kLargeCount);
@@ -434,7 +445,7 @@ TEST_CASE("Job: nobody is said to have been absent for longer than it was", "[ag
   CHECK(tick() == kTickNs);
 }
 
-TEST_CASE("Job: a round that opens when the one before is summed is waited for, too",
+TEST_CASE("AggregatorCore: a round that opens when the one before is summed is waited for, too",
           "[aggregation]") {
   JobFixture f({1, 1});
   f.StartWith("w", kLargeCount);
@@ -450,7 +461,7 @@ TEST_CASE("Job: a round that opens when the one before is summed is waited for, 
   CHECK(f.Sent<wire::Waiting>(Conn(0))[0].round == Round{2});
 }
 
-TEST_CASE("Job: members may push tensors in different orders", "[aggregation]") {
+TEST_CASE("AggregatorCore: members may push tensors in different orders", "[aggregation]") {
   JobFixture f;
   f.Start();
   for (const uint32_t node : {0u, 1u}) {

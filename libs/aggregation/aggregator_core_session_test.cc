@@ -15,7 +15,7 @@ wire::Welcome OnlyWelcome(const JobFixture& fixture, ConnectionId connection) {
   return welcomes[0];
 }
 
-TEST_CASE("Job: a member of the view is welcomed with its credit", "[aggregation]") {
+TEST_CASE("AggregatorCore: a member of the view is welcomed with its credit", "[aggregation]") {
   JobFixture f({2, 2}, kGiB, {.credit_bytes = 12345});
   f.PublishView();
   f.SayHello(0);
@@ -26,7 +26,8 @@ TEST_CASE("Job: a member of the view is welcomed with its credit", "[aggregation
   CHECK(f.job.members()[0].connection == Conn(0));
 }
 
-TEST_CASE("Job: a Hello that comes before its view is held, not refused", "[aggregation]") {
+TEST_CASE("AggregatorCore: a Hello that comes before its view is held, not refused",
+          "[aggregation]") {
   JobFixture f;
   f.SayHello(0);
   CHECK(f.effects_seen.empty());
@@ -35,8 +36,9 @@ TEST_CASE("Job: a Hello that comes before its view is held, not refused", "[aggr
   CHECK(OnlyWelcome(f, Conn(0)).status == WelcomeStatus::kOk);
 }
 
-TEST_CASE("Job: strangers, other views and other rank counts are refused with the reason",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: strangers, other views and other rank counts are refused with the reason",
+    "[aggregation]") {
   JobFixture f;
   f.PublishView();
   wire::Hello stranger = f.HelloOf(0);
@@ -65,7 +67,7 @@ TEST_CASE("Job: strangers, other views and other rank counts are refused with th
   CHECK(f.job.sessions().empty());
 }
 
-TEST_CASE("Job: an aggregator that is not in the view refuses, and releases what it had",
+TEST_CASE("AggregatorCore: an aggregator that is not in the view refuses, and releases what it had",
           "[aggregation]") {
   JobFixture f;
   f.StartWith("w");
@@ -80,7 +82,7 @@ TEST_CASE("Job: an aggregator that is not in the view refuses, and releases what
   CHECK(OnlyWelcome(f, Conn(0, 1)).status == WelcomeStatus::kNotInView);
 }
 
-TEST_CASE("Job: the first frame must be a Hello, and a second Hello ends the connection",
+TEST_CASE("AggregatorCore: the first frame must be a Hello, and a second Hello ends the connection",
           "[aggregation]") {
   JobFixture f;
   f.PublishView();
@@ -93,7 +95,7 @@ TEST_CASE("Job: the first frame must be a Hello, and a second Hello ends the con
   CHECK(f.job.counters().frames_unexpected == 2);
 }
 
-TEST_CASE("Job: frames that only aggregators send end the connection", "[aggregation]") {
+TEST_CASE("AggregatorCore: frames that only aggregators send end the connection", "[aggregation]") {
   JobFixture f;
   f.Start();
   f.Say(Conn(0), wire::FrameType::kDecision, std::vector<wire::Decision>(1));
@@ -101,7 +103,8 @@ TEST_CASE("Job: frames that only aggregators send end the connection", "[aggrega
   CHECK_FALSE(f.job.members()[0].connection.has_value());
 }
 
-TEST_CASE("Job: a newer connection of the same agent replaces the older one", "[aggregation]") {
+TEST_CASE("AggregatorCore: a newer connection of the same agent replaces the older one",
+          "[aggregation]") {
   JobFixture f;
   f.Start();
   f.SayHello(0, 1);
@@ -114,7 +117,8 @@ TEST_CASE("Job: a newer connection of the same agent replaces the older one", "[
   CHECK(std::holds_alternative<CloseConnection>(f.effects_seen[0]));
 }
 
-TEST_CASE("Job: unreadable bytes and goodbyes end a connection and are counted", "[aggregation]") {
+TEST_CASE("AggregatorCore: unreadable bytes and goodbyes end a connection and are counted",
+          "[aggregation]") {
   JobFixture f;
   f.Start();
   f.job.OnUnreadable(Conn(0), "magic is 7", f.effects);
@@ -127,7 +131,8 @@ TEST_CASE("Job: unreadable bytes and goodbyes end a connection and are counted",
   CHECK(f.job.counters().goodbyes == 1);
 }
 
-TEST_CASE("Job: a fence is acknowledged when the aggregator has the view itself", "[aggregation]") {
+TEST_CASE("AggregatorCore: a fence is acknowledged when the aggregator has the view itself",
+          "[aggregation]") {
   JobFixture f;
   f.Start();
   f.epoch_override = Epoch{2};
@@ -142,7 +147,7 @@ TEST_CASE("Job: a fence is acknowledged when the aggregator has the view itself"
   CHECK(f.Sent<wire::FenceAck>(Conn(1)).size() == 1);
 }
 
-TEST_CASE("Job: fences of views that are over are not answered", "[aggregation]") {
+TEST_CASE("AggregatorCore: fences of views that are over are not answered", "[aggregation]") {
   JobFixture f;
   f.Start();
   f.NextView();
@@ -155,7 +160,7 @@ TEST_CASE("Job: fences of views that are over are not answered", "[aggregation]"
   CHECK(f.Sent<wire::FenceAck>(Conn(0)).size() == 1);
 }
 
-TEST_CASE("Job: a new view closes members that are out, first of all", "[aggregation]") {
+TEST_CASE("AggregatorCore: a new view closes members that are out, first of all", "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w");
   f.NextView({1});
@@ -168,7 +173,7 @@ TEST_CASE("Job: a new view closes members that are out, first of all", "[aggrega
   CHECK(OnlyWelcome(f, Conn(1, 1)).status == WelcomeStatus::kNotInView);
 }
 
-TEST_CASE("Job: nothing of the new epoch is taken before the fence", "[aggregation]") {
+TEST_CASE("AggregatorCore: nothing of the new epoch is taken before the fence", "[aggregation]") {
   JobFixture f;
   f.StartWith("w");
   f.NextView();
@@ -181,7 +186,7 @@ TEST_CASE("Job: nothing of the new epoch is taken before the fence", "[aggregati
   CHECK(f.Sent<wire::Refused>(Conn(0)).size() == 1);
 }
 
-TEST_CASE("Job: views that are older, equal or broken are ignored", "[aggregation]") {
+TEST_CASE("AggregatorCore: views that are older, equal or broken are ignored", "[aggregation]") {
   JobFixture f;
   f.Start();
   View older = f.view;
@@ -196,7 +201,8 @@ TEST_CASE("Job: views that are older, equal or broken are ignored", "[aggregatio
   CHECK(f.job.view() == f.view);
 }
 
-TEST_CASE("Job: a closed job tells everybody why, then ends and releases", "[aggregation]") {
+TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and releases",
+          "[aggregation]") {
   JobFixture f;
   f.StartWith("w");
   f.job.OnClosed("node 1 died", f.now_ns, f.effects);
@@ -216,7 +222,8 @@ TEST_CASE("Job: a closed job tells everybody why, then ends and releases", "[agg
   CHECK(f.budget.used_bytes() == 0);
 }
 
-TEST_CASE("Job: who has not entered the epoch is named to those who have", "[aggregation]") {
+TEST_CASE("AggregatorCore: who has not entered the epoch is named to those who have",
+          "[aggregation]") {
   JobFixture f;
   f.PublishView();
   f.SayHello(0);
@@ -238,8 +245,9 @@ TEST_CASE("Job: who has not entered the epoch is named to those who have", "[agg
   CHECK(tick(10).empty());
 }
 
-TEST_CASE("Job: a member that has not heard of the newest view is told so in the one it holds",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a member that has not heard of the newest view is told so in the one it holds",
+    "[aggregation]") {
   JobFixture f;
   f.Start();
   f.NextView();

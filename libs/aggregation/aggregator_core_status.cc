@@ -21,7 +21,7 @@ int64_t NextNotice(int64_t since_ns, int64_t last_ns, int64_t first_ns, int64_t 
 
 }  // namespace
 
-std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
+std::optional<AggregatorCore::Wait> AggregatorCore::WaitOf(const AggregatorTensor& tensor) const {
   if (!tensor.Placed() || tensor.poison) return std::nullopt;
   const auto waits = [](const LocalSlice& slice) {
     return slice.round.state() == SliceRound::State::kFilling && slice.round.here_count() > 0;
@@ -48,9 +48,9 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
   return wait;
 }
 
-void Job::CountAbsence(int64_t now_ns) {
+void AggregatorCore::CountAbsence(int64_t now_ns) {
   const int64_t gone_ns = awake_.Take(now_ns);
-  for (Member& member : members_) {
+  for (PresentMember& member : members_) {
     // Who was there at the last tick has been away for less than what has passed since.
     const bool was_absent = std::exchange(member.absent_at_tick, !member.connection);
     if (was_absent && member.absent_at_tick) {
@@ -59,8 +59,8 @@ void Job::CountAbsence(int64_t now_ns) {
   }
 }
 
-int64_t Job::NoticeDueNs(const std::vector<bool>& missing, int64_t since_ns,
-                         int64_t last_ns) const {
+int64_t AggregatorCore::NoticeDueNs(const std::vector<bool>& missing, int64_t since_ns,
+                                    int64_t last_ns) const {
   int64_t gap_max_ns = config_.notice_gap_max_ns;
   for (size_t i = 0; i < members_.size(); ++i) {
     if (missing[i] && members_[i].absent_ns > 0) gap_max_ns = config_.absent_notice_gap_max_ns;
@@ -68,7 +68,7 @@ int64_t Job::NoticeDueNs(const std::vector<bool>& missing, int64_t since_ns,
   return NextNotice(since_ns, last_ns, config_.notice_first_ns, gap_max_ns);
 }
 
-void Job::NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const {
+void AggregatorCore::NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const {
   for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
     if (!missing[i]) continue;
     notice.missing_nodes.push_back(view_.members[i].id.node.value());
@@ -76,7 +76,7 @@ void Job::NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) c
   }
 }
 
-bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
+bool AggregatorCore::NoticeTensor(AggregatorTensor& tensor, int64_t now_ns, Effects& out) {
   const std::optional<Wait> wait = WaitOf(tensor);
   if (!wait) {
     tensor.waiting_round = Round{0};
@@ -102,15 +102,15 @@ bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
   return true;
 }
 
-void Job::NoticeEpoch(int64_t now_ns, Effects& out) {
+void AggregatorCore::NoticeEpoch(int64_t now_ns, Effects& out) {
   if (reports_complete_ || view_.epoch == Epoch{0}) return;
   std::vector<bool> missing;
-  for (const Member& member : members_) missing.push_back(!member.reported);
+  for (const PresentMember& member : members_) missing.push_back(!member.reported);
   if (now_ns < NoticeDueNs(missing, view_since_ns_, last_epoch_notice_ns_)) return;
   last_epoch_notice_ns_ = now_ns;
   wire::Waiting notice = {.waited_ns = static_cast<uint64_t>(now_ns - view_since_ns_)};
   NameMissing(missing, notice);
-  for (const Member& member : members_) {
+  for (const PresentMember& member : members_) {
     if (!member.reported || !member.connection) continue;
     ++counters_.waiting_notices;
     SendEntry(*member.connection, notice, out);
@@ -124,7 +124,7 @@ void Job::NoticeEpoch(int64_t now_ns, Effects& out) {
   }
 }
 
-JobStatus Job::Status(int64_t now_ns) const {
+JobStatus AggregatorCore::Status(int64_t now_ns) const {
   JobStatus status = {.job = config_.job,
                       .name = config_.name,
                       .epoch = view_.epoch,
@@ -134,7 +134,7 @@ JobStatus Job::Status(int64_t now_ns) const {
                       .counters = counters_};
   for (size_t i = 0; i < members_.size(); ++i) {
     const ViewMember& viewed = view_.members[i];
-    const Member& member = members_[i];
+    const PresentMember& member = members_[i];
     MemberStatus& record = status.members.emplace_back();
     record.id = viewed.id;
     record.rank_count = viewed.rank_count;

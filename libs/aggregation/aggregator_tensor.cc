@@ -81,14 +81,14 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
   return "";
 }
 
-LocalSlice* Tensor::FindLocal(SliceIndex slice) {
+LocalSlice* AggregatorTensor::FindLocal(SliceIndex slice) {
   const auto found = std::lower_bound(
       local.begin(), local.end(), slice,
       [](const LocalSlice& candidate, SliceIndex index) { return candidate.index < index; });
   return found != local.end() && found->index == slice ? &*found : nullptr;
 }
 
-bool Tensor::Place(const View& view, AggregatorIndex self) {
+bool AggregatorTensor::Place(const View& view, AggregatorIndex self) {
   const Collective& collective = agreed->collective;
   const Placement placement(view, key, collective, agreed->group);
   std::optional<talweg::Place> root;
@@ -128,16 +128,16 @@ bool Tensor::Place(const View& view, AggregatorIndex self) {
   return same;
 }
 
-bool Tensor::DeclaredBy(MemberIndex member) const {
+bool AggregatorTensor::DeclaredBy(MemberIndex member) const {
   return member.value() < declarations.size() && declarations[member.value()].declared;
 }
 
-uint64_t Tensor::SlotBytes() const {
+uint64_t AggregatorTensor::SlotBytes() const {
   if (local.empty()) return 0;
   return local.back().slot_offset_bytes + RoundUp(local.back().length_bytes, kCacheLineBytes);
 }
 
-void Tensor::LeaveEpoch() {
+void AggregatorTensor::LeaveEpoch() {
   slice_count = 0;
   declarations.clear();
   decision.reset();

@@ -83,7 +83,7 @@ struct Slots {
   std::optional<wire::RemoteRef> ref;  // Known once allocated.
 };
 
-struct Tensor {
+struct AggregatorTensor {
   TensorKey key;
   std::optional<Agreement> agreed;  // Stays over epochs.
   std::optional<Poison> poison;     // Stays until the job's end.

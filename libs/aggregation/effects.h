@@ -13,7 +13,7 @@
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
 
-// What the aggregation core asks its caller to do. Values: no bytes, no pointers. The caller
+// What the aggregator core asks its caller to do. Values: no bytes, no pointers. The caller
 // performs them in the order in which they were given.
 //
 // Memory is named by AllocationId, which the core draws and never uses again; offsets count from

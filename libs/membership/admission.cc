@@ -22,25 +22,27 @@ Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::
 std::string TenantText(const std::string& tenant) { return "tenant '" + tenant + "'"; }
 
 // What a job has of its tenant's members. It may always have as many as it needs.
-uint64_t HeldMembers(const Job& job) {
+uint64_t HeldMembers(const LiveJob& job) {
   return std::max<uint64_t>(job.members.size(), job.spec.min_members);
 }
 
 }  // namespace
 
-Quota Membership::QuotaOf(const Job& job) const { return quotas_.For(job.name, job.spec.tenant); }
+Quota SchedulerCore::QuotaOf(const LiveJob& job) const {
+  return quotas_.For(job.name, job.spec.tenant);
+}
 
 // No more come, whatever the job asks for.
-uint64_t Membership::MembersMax(const Job& job) const {
+uint64_t SchedulerCore::MembersMax(const LiveJob& job) const {
   return std::min<uint64_t>(job.spec.max_members, QuotaOf(job).members_max);
 }
 
 // With so many it waits for nobody else.
-uint64_t Membership::MembersToBegin(const Job& job) const {
+uint64_t SchedulerCore::MembersToBegin(const LiveJob& job) const {
   return std::min<uint64_t>(job.spec.BeginMembers(), QuotaOf(job).members_max);
 }
 
-TenantUse Membership::UseOf(const std::string& tenant, std::optional<JobId> except) const {
+TenantUse SchedulerCore::UseOf(const std::string& tenant, std::optional<JobId> except) const {
   TenantUse use;
   for (const auto& [id, job] : jobs_) {
     if (job.Over() || id == except || QuotaOf(job).share.tenant != tenant) continue;
@@ -50,7 +52,7 @@ TenantUse Membership::UseOf(const std::string& tenant, std::optional<JobId> exce
   return use;
 }
 
-void Membership::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerCore::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out) {
   Perform(now_ns, out, [&](Turn& turn) {
     const Quotas before = std::exchange(quotas_, std::move(quotas));
     for (const auto& [id, job] : jobs_) {
@@ -66,7 +68,7 @@ void Membership::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& ou
   });
 }
 
-Answer Membership::CheckTenant(const JoinRequest& request, const Quota& quota) {
+Answer SchedulerCore::CheckTenant(const JoinRequest& request, const Quota& quota) {
   const std::string& said = request.spec.tenant;
   if (said.empty() || quota.tenant_of_rule.empty() || said == quota.tenant_of_rule) return {};
   return Refuse(Code::kRefused, "job '" + request.job_name + "' is of " +
@@ -75,7 +77,7 @@ Answer Membership::CheckTenant(const JoinRequest& request, const Quota& quota) {
                                     TenantText(said) + "; leave its option tenant out");
 }
 
-Answer Membership::AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn) {
+Answer SchedulerCore::AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn) {
   const std::string& tenant = quota.share.tenant;
   const uint64_t needed = request.spec.min_members;
   const std::string name = "job '" + request.job_name + "'";
@@ -106,8 +108,8 @@ Answer Membership::AdmitJob(const JoinRequest& request, const Quota& quota, Turn
   return Wait(request, std::nullopt, tenant, name + " waits: " + why, turn);
 }
 
-Answer Membership::AdmitMember(const Job& job, const JoinRequest& request, uint64_t member_count,
-                               Turn& turn) {
+Answer SchedulerCore::AdmitMember(const LiveJob& job, const JoinRequest& request,
+                                  uint64_t member_count, Turn& turn) {
   const Quota quota = QuotaOf(job);
   const std::string name = "job '" + job.name + "'";
   if (member_count > quota.members_max) {
@@ -127,8 +129,8 @@ Answer Membership::AdmitMember(const Job& job, const JoinRequest& request, uint6
               turn);
 }
 
-Answer Membership::Wait(const JoinRequest& request, std::optional<NodeRank> node,
-                        const std::string& tenant, std::string text, Turn& turn) {
+Answer SchedulerCore::Wait(const JoinRequest& request, std::optional<NodeRank> node,
+                           const std::string& tenant, std::string text, Turn& turn) {
   const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const WaitingJoin& join) {
     return join.job_name == request.job_name && join.node == node;
   });
@@ -148,8 +150,8 @@ Answer Membership::Wait(const JoinRequest& request, std::optional<NodeRank> node
   return Refuse(Code::kNotYet, std::move(text));
 }
 
-const WaitingJoin* Membership::OlderThan(const JoinRequest& request, const std::string& tenant,
-                                         int64_t now_ns) const {
+const WaitingJoin* SchedulerCore::OlderThan(const JoinRequest& request, const std::string& tenant,
+                                            int64_t now_ns) const {
   for (const WaitingJoin& join : waiting_) {
     if (join.node || join.tenant != tenant || now_ns - join.asked_ns >= kForgottenNs) continue;
     return join.job_name == request.job_name ? nullptr : &join;
@@ -157,14 +159,14 @@ const WaitingJoin* Membership::OlderThan(const JoinRequest& request, const std::
   return nullptr;
 }
 
-void Membership::EndWait(const JoinRequest& request) {
+void SchedulerCore::EndWait(const JoinRequest& request) {
   std::erase_if(waiting_, [&](const WaitingJoin& join) {
     return join.job_name == request.job_name &&
            (!join.node || *join.node == request.member.id.node);
   });
 }
 
-void Membership::ForgetWaiting(int64_t now_ns) {
+void SchedulerCore::ForgetWaiting(int64_t now_ns) {
   std::erase_if(waiting_, [now_ns](const WaitingJoin& join) {
     return now_ns - join.asked_ns >= kForgottenNs;
   });

@@ -31,7 +31,7 @@ struct Ruled : Fixture {
     return found;
   }
   void EndJob(const std::string& name) {
-    const Job job = core->jobs().at(JobOf(name));
+    const LiveJob job = core->jobs().at(JobOf(name));
     for (const auto& [node, member] : job.members) {
       REQUIRE(Leave(job.id, member.record.member.id).ok());
     }

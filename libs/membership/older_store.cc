@@ -26,7 +26,7 @@ uint64_t NumbersFrom(int64_t start_unix_ns) {
 
 // The largest number that a scheduler can have given, by the time that it is now, or by what the
 // store has, whichever is later.
-uint64_t Membership::NumbersBelievedTo(uint64_t stored, int64_t now_ns) const {
+uint64_t SchedulerCore::NumbersBelievedTo(uint64_t stored, int64_t now_ns) const {
   const int64_t unix_ns =
       config_.start_unix_ns == 0 ? 0 : config_.start_unix_ns + (now_ns - start_ns_);
   return std::min(std::max(NumbersFrom(unix_ns), stored) + kNumbersAheadMax, kEpochMax.value());
@@ -34,8 +34,8 @@ uint64_t Membership::NumbersBelievedTo(uint64_t stored, int64_t now_ns) const {
 
 // Whether a process can have been given this epoch. One that came to this scheduler, or to a job
 // that began here, has all its views from here. For others the store may be older than they are.
-Answer Membership::CheckEpoch(const Job& job, bool from_store, bool in_view, Epoch held,
-                              int64_t now_ns) const {
+Answer SchedulerCore::CheckEpoch(const LiveJob& job, bool from_store, bool in_view, Epoch held,
+                                 int64_t now_ns) const {
   uint64_t largest = in_view ? job.view->epoch.value() : 0;
   if (from_store && job.epoch_stored) {
     largest = std::max(largest, NumbersBelievedTo(job.epoch_stored->value(), now_ns));
@@ -47,7 +47,7 @@ Answer Membership::CheckEpoch(const Job& job, bool from_store, bool in_view, Epo
                   (largest == 0 ? "none yet" : "none above " + std::to_string(largest))};
 }
 
-Answer Membership::CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_ns) const {
+Answer SchedulerCore::CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_ns) const {
   for (const HeldJob& job : held) {
     const auto known = jobs_.find(job.job);
     if (known != jobs_.end()) {
@@ -63,14 +63,14 @@ Answer Membership::CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_n
   return {};
 }
 
-void Membership::ObserveJobId(JobId id, Turn& turn) {
+void SchedulerCore::ObserveJobId(JobId id, Turn& turn) {
   // Given by a scheduler with a newer store than this one: never give it again.
   if (id < job_next_ || id > kJobIdMax) return;
   job_next_ = id.Next();
   turn.write.job_next = job_next_;
 }
 
-void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
+void SchedulerCore::ObserveEpoch(LiveJob& job, Epoch held, Turn& turn) {
   if (held <= job.epoch_floor) return;
   turn.Log("job '" + job.name + "': epoch " + std::to_string(held.value()) +
            " was reported, above the stored " + std::to_string(job.epoch_floor.value()) +
@@ -82,7 +82,8 @@ void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
 
 // Whether a member says that it is in a view, and the store knows of none with it. It may have
 // missed views since then, and can be no joiner either, as it has begun rounds.
-bool Membership::HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn) {
+bool SchedulerCore::HoldsWhatIsNotKnown(LiveJob& job, const LiveMember& member, Epoch held,
+                                        Turn& turn) {
   const ViewMember self = member.record.member;
   if (held == Epoch{0} || job.Over() || (job.view && job.view->IndexOf(self.id))) return false;
   const std::string why = "is in a view of epoch " + std::to_string(held.value()) +
@@ -98,7 +99,7 @@ bool Membership::HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held,
 // Behind a start the stored view may be older than what the members hold, and one that it names may
 // have missed those views. So no view is made before all its members have said what they hold, or
 // are lost; and if some hold a newer one, the others are lost.
-bool Membership::AdvanceRecovery(Job& job, Turn& turn) {
+bool SchedulerCore::AdvanceRecovery(LiveJob& job, Turn& turn) {
   if (!job.recovers) return true;
   Epoch newest = job.view->epoch;
   for (const auto& [node, member] : job.members) {

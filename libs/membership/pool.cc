@@ -16,12 +16,12 @@ Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::
 
 }  // namespace
 
-Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash& secret,
-                              int64_t now_ns, std::vector<Effect>& out) {
+Answer SchedulerCore::OnRegister(const ViewAggregator& aggregator, const SecretHash& secret,
+                                 int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     const std::string problem = ProblemOf(aggregator);
     if (!problem.empty()) return Refuse(Code::kInvalid, problem);
-    Aggregator* known = nullptr;
+    LiveAggregator* known = nullptr;
     const Answer before = FindAggregator({aggregator.incarnation, secret}, known);
     if (before.code != Code::kUnknown) {
       if (known != nullptr) known->lease_end_ns = turn.now_ns + config_.lease_ns;
@@ -48,7 +48,7 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash
                     "aggregator '" + aggregator.name + "' would be one more than the " +
                         std::to_string(config_.aggregators_max) + " that this scheduler takes");
     }
-    Aggregator& added = aggregators_[aggregator.incarnation];
+    LiveAggregator& added = aggregators_[aggregator.incarnation];
     added.record.aggregator = aggregator;
     added.record.secret = secret;
     added.lease_end_ns = turn.now_ns + config_.lease_ns;
@@ -60,7 +60,7 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash
   });
 }
 
-Answer Membership::FindAggregator(const PoolCaller& caller, Aggregator*& aggregator) {
+Answer SchedulerCore::FindAggregator(const PoolCaller& caller, LiveAggregator*& aggregator) {
   const auto found = aggregators_.find(caller.incarnation);
   if (found == aggregators_.end()) {
     return Refuse(Code::kUnknown, "this scheduler knows no aggregator of incarnation " +
@@ -78,21 +78,21 @@ Answer Membership::FindAggregator(const PoolCaller& caller, Aggregator*& aggrega
   return {};
 }
 
-Answer Membership::OnRenewAggregator(const PoolCaller& caller, int64_t now_ns,
-                                     std::vector<Effect>& out) {
+Answer SchedulerCore::OnRenewAggregator(const PoolCaller& caller, int64_t now_ns,
+                                        std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    Aggregator* aggregator = nullptr;
+    LiveAggregator* aggregator = nullptr;
     const Answer answer = FindAggregator(caller, aggregator);
     if (answer.ok()) aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
     return answer;
   });
 }
 
-DeregisterAnswer Membership::OnDeregister(const PoolCaller& caller, bool leave,
-                                          const std::string& text, int64_t now_ns,
-                                          std::vector<Effect>& out) {
+DeregisterAnswer SchedulerCore::OnDeregister(const PoolCaller& caller, bool leave,
+                                             const std::string& text, int64_t now_ns,
+                                             std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    Aggregator* aggregator = nullptr;
+    LiveAggregator* aggregator = nullptr;
     DeregisterAnswer answer{FindAggregator(caller, aggregator)};
     if (!answer.answer.ok()) {
       // Said before, or not worth more words.
@@ -118,12 +118,12 @@ DeregisterAnswer Membership::OnDeregister(const PoolCaller& caller, bool leave,
   });
 }
 
-Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
-                                        const std::vector<HeldJob>& held, int64_t now_ns,
-                                        std::vector<Effect>& out, bool knows_standbys) {
+Answer SchedulerCore::OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
+                                           const std::vector<HeldJob>& held, int64_t now_ns,
+                                           std::vector<Effect>& out, bool knows_standbys) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
-    Aggregator* aggregator = nullptr;
+    LiveAggregator* aggregator = nullptr;
     const Answer answer = FindAggregator(caller, aggregator);
     if (!answer.ok()) return answer;
     const Answer believed = CheckHeldJobs(held, turn.now_ns);
@@ -161,9 +161,9 @@ Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& calle
 }
 
 // Nobody would look for it where nothing is said.
-void Membership::NoteIfLate(const Aggregator& aggregator, Turn& turn) const {
+void SchedulerCore::NoteIfLate(const LiveAggregator& aggregator, Turn& turn) const {
   size_t without = 0;
-  const Job* example = nullptr;
+  const LiveJob* example = nullptr;
   for (const auto& [id, job] : jobs_) {
     if (job.state != JobState::kRunning ||
         job.view->IndexOfAggregator(aggregator.record.aggregator.incarnation)) {
@@ -178,7 +178,7 @@ void Membership::NoteIfLate(const Aggregator& aggregator, Turn& turn) const {
            "get another view");
 }
 
-void Membership::Lose(Aggregator& aggregator, const std::string& text, Turn& turn) {
+void SchedulerCore::Lose(LiveAggregator& aggregator, const std::string& text, Turn& turn) {
   AggregatorRecord& record = aggregator.record;
   record.state = AggregatorState::kLost;
   record.text = AggregatorText(record.aggregator) + " " + text;
@@ -194,7 +194,7 @@ void Membership::Lose(Aggregator& aggregator, const std::string& text, Turn& tur
   aggregators_lost_.push_back(record.aggregator.incarnation);
 }
 
-void Membership::CollectAggregators(Turn& turn) {
+void SchedulerCore::CollectAggregators(Turn& turn) {
   while (aggregators_lost_.size() > kLostAggregatorsMax) {
     aggregators_.erase(aggregators_lost_.front());
     turn.write.aggregators_removed.push_back(aggregators_lost_.front());

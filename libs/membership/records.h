@@ -12,7 +12,7 @@
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 
-// What the scheduler must not forget: values that the membership core hands out to be stored and
+// What the scheduler must not forget: values that the scheduler core hands out to be stored and
 // takes back after a restart. The numbers of enumerators are stored; never reuse one.
 namespace talweg::membership {
 

@@ -23,26 +23,26 @@ Answer Unproven(const MemberIdentity& id) {
 
 }  // namespace
 
-bool Job::Pending(const Member& member) const {
+bool LiveJob::Pending(const LiveMember& member) const {
   return state == JobState::kRunning && !view->IndexOf(member.record.member.id);
 }
 
-bool Job::MayEnter(const Member& member) const {
+bool LiveJob::MayEnter(const LiveMember& member) const {
   // A job that runs would wait for ranks that are not there yet.
   return member.stream.has_value() && (member.ranks_attached || state == JobState::kForming);
 }
 
-bool Job::IsStandby(const Member& member) const {
+bool LiveJob::IsStandby(const LiveMember& member) const {
   if (!view) return false;
   const std::optional<MemberIndex> index = view->IndexOf(member.record.member.id);
   return index && view->members[index->value()].standby;
 }
 
-bool Job::MayEnterSteps(const Member& member) const {
+bool LiveJob::MayEnterSteps(const LiveMember& member) const {
   return IsStandby(member) && member.stream && member.ranks_ready.value_or(true);
 }
 
-JobRecord RecordOf(const Job& job) {
+JobRecord RecordOf(const LiveJob& job) {
   JobRecord record{.id = job.id,
                    .name = job.name,
                    .spec = job.spec,
@@ -56,8 +56,8 @@ JobRecord RecordOf(const Job& job) {
   return record;
 }
 
-Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t now_ns,
-                       std::vector<Effect>& out)
+SchedulerCore::SchedulerCore(const Config& config, const Snapshot& snapshot, int64_t now_ns,
+                             std::vector<Effect>& out)
     : config_(config),
       start_count_(snapshot.start_count + 1),
       start_ns_(now_ns),
@@ -67,18 +67,18 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
   quiesce_last_ = std::max(numbers_from, start_count_ << 32);
   job_next_ = std::max(job_next_, JobId{numbers_from + 1});
   for (const JobRecord& record : snapshot.jobs) {
-    Job job{.id = record.id,
-            .name = record.name,
-            .spec = record.spec,
-            .state = record.state,
-            .text = record.text,
-            .epoch_floor = record.epoch_floor,
-            .epoch_start = Epoch{numbers_from},
-            .epoch_stored = record.epoch_floor,
-            .created_unix_ns = record.created_unix_ns,
-            .view = record.view ? std::make_shared<const View>(*record.view) : nullptr,
-            .recovers = record.state == JobState::kRunning,
-            .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
+    LiveJob job{.id = record.id,
+                .name = record.name,
+                .spec = record.spec,
+                .state = record.state,
+                .text = record.text,
+                .epoch_floor = record.epoch_floor,
+                .epoch_start = Epoch{numbers_from},
+                .epoch_stored = record.epoch_floor,
+                .created_unix_ns = record.created_unix_ns,
+                .view = record.view ? std::make_shared<const View>(*record.view) : nullptr,
+                .recovers = record.state == JobState::kRunning,
+                .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
       if (member.state != MemberState::kJoined) {
         job.gone.push_back(member);
@@ -107,7 +107,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
   });
 }
 
-void Membership::ObserveGap(int64_t now_ns) {
+void SchedulerCore::ObserveGap(int64_t now_ns) {
   const int64_t silence_ns = now_ns - last_ns_;
   last_ns_ = std::max(now_ns, last_ns_);
   if (silence_ns <= config_.lease_ns / 2) return;
@@ -121,7 +121,7 @@ void Membership::ObserveGap(int64_t now_ns) {
   streams_count_from_ns_ = now_ns + config_.lease_ns;
 }
 
-void Membership::OnTick(int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerCore::OnTick(int64_t now_ns, std::vector<Effect>& out) {
   Perform(now_ns, out, [&](Turn& turn) {
     ExpireLeases(turn);
     Collect(turn);
@@ -131,7 +131,7 @@ void Membership::OnTick(int64_t now_ns, std::vector<Effect>& out) {
   });
 }
 
-void Membership::ExpireLeases(Turn& turn) {
+void SchedulerCore::ExpireLeases(Turn& turn) {
   // The last tick before its end counts: whoever is silent holds nobody up for longer than a lease.
   const int64_t lapsed_ns = turn.now_ns + config_.TickNs();
   for (auto& [id, job] : jobs_) {
@@ -155,7 +155,7 @@ void Membership::ExpireLeases(Turn& turn) {
   }
 }
 
-void Membership::Collect(Turn& turn) {
+void SchedulerCore::Collect(Turn& turn) {
   std::vector<std::pair<int64_t, JobId>> over;
   for (const auto& [id, job] : jobs_) {
     if (job.Over() && job.members.empty()) over.emplace_back(job.over_at_ns, id);
@@ -172,12 +172,12 @@ void Membership::Collect(Turn& turn) {
 
 // Members -----------------------------------------------------------------------------------------
 
-JoinAnswer Membership::OnJoin(const JoinRequest& request, int64_t now_ns,
-                              std::vector<Effect>& out) {
+JoinAnswer SchedulerCore::OnJoin(const JoinRequest& request, int64_t now_ns,
+                                 std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) { return Join(request, turn); });
 }
 
-std::optional<JoinAnswer> Membership::JoinedBefore(const JoinRequest& request) const {
+std::optional<JoinAnswer> SchedulerCore::JoinedBefore(const JoinRequest& request) const {
   for (const auto& [id, job] : jobs_) {
     if (job.name != request.job_name) continue;
     const auto member = job.members.find(request.member.id.node);
@@ -202,7 +202,7 @@ std::optional<JoinAnswer> Membership::JoinedBefore(const JoinRequest& request) c
   return std::nullopt;
 }
 
-JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
+JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
   const std::string problem = ProblemOf(request);
   if (!problem.empty()) return {Refuse(Code::kInvalid, problem), JobId{0}};
   if (const std::optional<JoinAnswer> before = JoinedBefore(request)) {
@@ -214,7 +214,7 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
   }
   const Quota quota = quotas_.For(request.job_name, request.spec.tenant);
   if (const Answer tenant = CheckTenant(request, quota); !tenant.ok()) return {tenant, JobId{0}};
-  Job* job = nullptr;
+  LiveJob* job = nullptr;
   size_t open_jobs = 0;
   for (auto& [id, candidate] : jobs_) {
     if (candidate.Over()) continue;
@@ -254,7 +254,7 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
   return {{}, job->id, job->state};
 }
 
-Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
+Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& turn) {
   const std::string name = "job '" + job.name + "'";
   const std::string difference = DifferenceOf(job.spec, request.spec);
   if (!difference.empty()) {
@@ -300,7 +300,7 @@ Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
 
 // The caller's word counts from here on; before that nothing has changed. `job` is set with it, and
 // for a member that is gone.
-Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& member) {
+Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, LiveMember*& member) {
   const auto& [job_id, id, held, secret] = caller;
   const auto found = jobs_.find(job_id);
   if (found == jobs_.end()) {
@@ -335,11 +335,12 @@ Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& me
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
 
-Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
-                           std::vector<Effect>& out, std::optional<bool> ranks_ready) {
+Answer SchedulerCore::OnRenew(const Caller& caller, std::optional<bool> ranks_attached,
+                              int64_t now_ns, std::vector<Effect>& out,
+                              std::optional<bool> ranks_ready) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    Job* job = nullptr;
-    Member* member = nullptr;
+    LiveJob* job = nullptr;
+    LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) return answer;
     if (ranks_attached && member->ranks_attached != *ranks_attached) {
@@ -354,12 +355,12 @@ Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attac
   });
 }
 
-Answer Membership::OnLeave(const Caller& caller, LeaveReason reason, const std::string& text,
-                           int64_t now_ns, std::vector<Effect>& out) {
+Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const std::string& text,
+                              int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     const MemberIdentity id = caller.id;
-    Job* job = nullptr;
-    Member* member = nullptr;
+    LiveJob* job = nullptr;
+    LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) {
       if (job == nullptr) return answer;
@@ -383,12 +384,12 @@ Answer Membership::OnLeave(const Caller& caller, LeaveReason reason, const std::
   });
 }
 
-Answer Membership::OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
-                                int64_t now_ns, std::vector<Effect>& out) {
+Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
+                                   int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     const MemberIdentity id = caller.id;
-    Job* job = nullptr;
-    Member* member = nullptr;
+    LiveJob* job = nullptr;
+    LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok() || job->Over()) return answer;
     const std::string seen = text.empty() ? "" : ": " + text;
@@ -427,11 +428,11 @@ Answer Membership::OnReportLost(const Caller& caller, const Lost& lost, const st
   });
 }
 
-Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step,
-                              int64_t now_ns, std::vector<Effect>& out) {
+Answer SchedulerCore::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step,
+                                 int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    Job* job = nullptr;
-    Member* member = nullptr;
+    LiveJob* job = nullptr;
+    LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (answer.ok() && job->quiesce && job->quiesce->id == quiesce &&
         job->quiesce->waits_for.erase(caller.id) > 0) {
@@ -443,13 +444,13 @@ Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t 
   });
 }
 
-Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
-                                    int64_t now_ns, std::vector<Effect>& out,
-                                    std::optional<bool> ranks_ready) {
+Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
+                                       int64_t now_ns, std::vector<Effect>& out,
+                                       std::optional<bool> ranks_ready) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
-    Job* job = nullptr;
-    Member* member = nullptr;
+    LiveJob* job = nullptr;
+    LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) return answer;
     member->ranks_attached = ranks_attached;
@@ -459,7 +460,7 @@ Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, bool 
   });
 }
 
-void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
+void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Turn& turn) {
   EndStream(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"), turn);
   const MemberIdentity id = member.record.member.id;
   member.stream = stream;
@@ -486,14 +487,14 @@ void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
   turn.Touch(job);
 }
 
-void Membership::EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn) {
+void SchedulerCore::EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn) {
   if (!stream) return;
   streams_.erase(*stream);
   turn.Say(CloseStream{*stream, why});
   stream.reset();
 }
 
-void Membership::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out) {
   Perform(now_ns, out, [&](Turn& turn) {
     const auto found = streams_.find(stream);
     if (found == streams_.end()) return 0;
@@ -501,12 +502,12 @@ void Membership::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Eff
     streams_.erase(found);
     const bool counts = turn.now_ns >= streams_count_from_ns_;
     if (owner.job == JobId{0}) {
-      Aggregator& aggregator = aggregators_.at(owner.aggregator);
+      LiveAggregator& aggregator = aggregators_.at(owner.aggregator);
       aggregator.stream.reset();
       if (counts) Lose(aggregator, "closed its connection", turn);
       return 0;
     }
-    Job& job = jobs_.at(owner.job);
+    LiveJob& job = jobs_.at(owner.job);
     job.members.at(owner.member.node).stream.reset();
     if (counts) {
       Remove(job, owner.member.node, MemberState::kLost, "closed its connection", turn);
@@ -515,11 +516,11 @@ void Membership::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Eff
   });
 }
 
-void Membership::Remove(Job& job, NodeRank node, MemberState how, const std::string& text,
-                        Turn& turn) {
+void SchedulerCore::Remove(LiveJob& job, NodeRank node, MemberState how, const std::string& text,
+                           Turn& turn) {
   const auto found = job.members.find(node);
   TALWEG_CHECK(found != job.members.end());
-  Member& member = found->second;
+  LiveMember& member = found->second;
   member.record.state = how;
   member.record.text = AgentText(member.record.member) + " " + text;
   turn.Log("job '" + job.name + "': " + member.record.text);

@@ -250,7 +250,8 @@ struct SpareAggregator {
   bool enters_next_view = false;  // It came too late; otherwise the links of others carry all.
 };
 
-struct Member {
+// What this life of the scheduler knows of a member: what is stored of it, and what is not.
+struct LiveMember {
   MemberRecord record;
   bool from_store = false;  // It joined an earlier scheduler.
   std::optional<StreamId> stream;
@@ -274,7 +275,8 @@ struct QuiesceState {
   uint64_t latest_step = 0;  // The latest that a member has answered to the first.
 };
 
-struct Job {
+// What this life of the scheduler knows of a job, also of one that is over.
+struct LiveJob {
   JobId id;
   std::string name;
   JobSpec spec;
@@ -284,10 +286,10 @@ struct Job {
   Epoch epoch_start;                  // A job from the store has its next epoch above this, too.
   std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
   int64_t created_unix_ns = 0;
-  std::shared_ptr<const View> view;    // Null: it has none yet.
-  bool recovers = false;               // From the store: see Membership::AdvanceRecovery.
-  std::map<NodeRank, Member> members;  // Those alive.
-  std::vector<MemberRecord> gone;      // In the order of their going; bounded.
+  std::shared_ptr<const View> view;        // Null: it has none yet.
+  bool recovers = false;                   // From the store: see SchedulerCore::AdvanceRecovery.
+  std::map<NodeRank, LiveMember> members;  // Those alive.
+  std::vector<MemberRecord> gone;          // In the order of their going; bounded.
   std::optional<QuiesceState> quiesce;
   std::vector<Complaint> complaints;  // The latest few.
   int64_t join_deadline_ns = 0;
@@ -296,15 +298,16 @@ struct Job {
 
   bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }
   // Whether it waits to enter the view of a running job.
-  bool Pending(const Member& member) const;
+  bool Pending(const LiveMember& member) const;
   // Whether the next view that takes members in may take this one.
-  bool MayEnter(const Member& member) const;
-  bool IsStandby(const Member& member) const;
+  bool MayEnter(const LiveMember& member) const;
+  bool IsStandby(const LiveMember& member) const;
   // Whether the next view that takes members in makes a full member of this standby.
-  bool MayEnterSteps(const Member& member) const;
+  bool MayEnterSteps(const LiveMember& member) const;
 };
 
-struct Aggregator {
+// What this life of the scheduler knows of an aggregator, as of a member.
+struct LiveAggregator {
   AggregatorRecord record;
   std::optional<StreamId> stream;
   bool attached_before = false;
@@ -314,11 +317,12 @@ struct Aggregator {
 
 // The core --------------------------------------------------------------------------------------
 
-class Membership {
+// The scheduler's core: docs/protocol.md, section 2.
+class SchedulerCore {
  public:
   // Goes on where the store has left off; leases start afresh.
-  Membership(const Config& config, const Snapshot& snapshot, int64_t now_ns,
-             std::vector<Effect>& out);
+  SchedulerCore(const Config& config, const Snapshot& snapshot, int64_t now_ns,
+                std::vector<Effect>& out);
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
   // `ranks_attached`: whether all ranks of the caller's node are connected to it, `ranks_ready`:
@@ -357,17 +361,17 @@ class Membership {
 
   const Config& config() const { return config_; }
   uint64_t start_count() const { return start_count_; }
-  const std::map<JobId, Job>& jobs() const { return jobs_; }
-  const std::map<Incarnation, Aggregator>& aggregators() const { return aggregators_; }
-  Quota QuotaOf(const Job& job) const;
+  const std::map<JobId, LiveJob>& jobs() const { return jobs_; }
+  const std::map<Incarnation, LiveAggregator>& aggregators() const { return aggregators_; }
+  Quota QuotaOf(const LiveJob& job) const;
   // What is said of every job of the tenant.
   Quota TenantQuota(const std::string& tenant) const { return quotas_.OfTenant(tenant); }
   TenantUse UseOf(const std::string& tenant) const { return UseOf(tenant, std::nullopt); }
   const std::vector<WaitingJoin>& waiting() const { return waiting_; }  // Oldest first.
   // What a forming job waits for, why one is over, or "".
-  std::string StateText(const Job& job) const;
+  std::string StateText(const LiveJob& job) const;
   // Aggregators that could serve a running job and are not in its view, by name.
-  std::vector<SpareAggregator> SparesOf(const Job& job) const;
+  std::vector<SpareAggregator> SparesOf(const LiveJob& job) const;
 
  private:
   struct StreamOwner {
@@ -387,7 +391,8 @@ class Membership {
   static Answer CheckTenant(const JoinRequest& request, const Quota& quota);
   Answer AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn);
   // `member_count`: with the one that asks.
-  Answer AdmitMember(const Job& job, const JoinRequest& request, uint64_t member_count, Turn& turn);
+  Answer AdmitMember(const LiveJob& job, const JoinRequest& request, uint64_t member_count,
+                     Turn& turn);
   Answer Wait(const JoinRequest& request, std::optional<NodeRank> node, const std::string& tenant,
               std::string text, Turn& turn);
   // The first of those that wait to begin a job of the tenant, unless it is this request's.
@@ -395,43 +400,43 @@ class Membership {
                                int64_t now_ns) const;
   void EndWait(const JoinRequest& request);
   void ForgetWaiting(int64_t now_ns);
-  uint64_t MembersMax(const Job& job) const;
-  uint64_t MembersToBegin(const Job& job) const;
+  uint64_t MembersMax(const LiveJob& job) const;
+  uint64_t MembersToBegin(const LiveJob& job) const;
 
-  Answer MakeRoom(Job& job, const JoinRequest& request, Turn& turn);
-  Answer Find(const Caller& caller, Turn& turn, Job*& job, Member*& member);
-  Answer FindAggregator(const PoolCaller& caller, Aggregator*& aggregator);
+  Answer MakeRoom(LiveJob& job, const JoinRequest& request, Turn& turn);
+  Answer Find(const Caller& caller, Turn& turn, LiveJob*& job, LiveMember*& member);
+  Answer FindAggregator(const PoolCaller& caller, LiveAggregator*& aggregator);
   uint64_t NumbersBelievedTo(uint64_t stored, int64_t now_ns) const;
-  Answer CheckEpoch(const Job& job, bool from_store, bool in_view, Epoch held,
+  Answer CheckEpoch(const LiveJob& job, bool from_store, bool in_view, Epoch held,
                     int64_t now_ns) const;
   Answer CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_ns) const;
-  void ObserveEpoch(Job& job, Epoch held, Turn& turn);
+  void ObserveEpoch(LiveJob& job, Epoch held, Turn& turn);
   void ObserveJobId(JobId id, Turn& turn);
-  void Attach(StreamId stream, Job& job, Member& member, Turn& turn);
-  void Remove(Job& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
-  void NoteIfLate(const Aggregator& aggregator, Turn& turn) const;
-  void Lose(Aggregator& aggregator, const std::string& text, Turn& turn);
+  void Attach(StreamId stream, LiveJob& job, LiveMember& member, Turn& turn);
+  void Remove(LiveJob& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
+  void NoteIfLate(const LiveAggregator& aggregator, Turn& turn) const;
+  void Lose(LiveAggregator& aggregator, const std::string& text, Turn& turn);
   void EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn);
 
   // What follows from the state of a job; run at the end of a turn for the jobs that it touched.
-  void Advance(Job& job, Turn& turn);
-  void AdvanceForming(Job& job, Turn& turn);
-  void AdvanceRunning(Job& job, Turn& turn);
-  void AdvanceQuiesce(Job& job, Turn& turn);
-  void ProposeQuiesce(Job& job, uint64_t step, Turn& turn);
-  bool AdvanceRecovery(Job& job, Turn& turn);
-  bool HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn);
-  std::string LossesOf(const Job& job) const;
-  bool WantsNewView(const Job& job) const;
-  bool AllKnowStandbys(const Job& job) const;
-  bool MakeView(Job& job, bool with_joiners, Turn& turn);
-  std::vector<ViewAggregator> AggregatorsFor(const Job& job) const;
-  static void WeighFor(const Job& job, const std::vector<ViewMember>& members,
+  void Advance(LiveJob& job, Turn& turn);
+  void AdvanceForming(LiveJob& job, Turn& turn);
+  void AdvanceRunning(LiveJob& job, Turn& turn);
+  void AdvanceQuiesce(LiveJob& job, Turn& turn);
+  void ProposeQuiesce(LiveJob& job, uint64_t step, Turn& turn);
+  bool AdvanceRecovery(LiveJob& job, Turn& turn);
+  bool HoldsWhatIsNotKnown(LiveJob& job, const LiveMember& member, Epoch held, Turn& turn);
+  std::string LossesOf(const LiveJob& job) const;
+  bool WantsNewView(const LiveJob& job) const;
+  bool AllKnowStandbys(const LiveJob& job) const;
+  bool MakeView(LiveJob& job, bool with_joiners, Turn& turn);
+  std::vector<ViewAggregator> AggregatorsFor(const LiveJob& job) const;
+  static void WeighFor(const LiveJob& job, const std::vector<ViewMember>& members,
                        std::vector<ViewAggregator>& aggregators);
-  void CancelQuiesce(Job& job, Turn& turn);
-  void Fail(Job& job, const std::string& text, Turn& turn);
-  void End(Job& job, JobState state, const std::string& text, Turn& turn);
-  void TellMembers(const Job& job, const MemberMessage& message, Turn& turn) const;
+  void CancelQuiesce(LiveJob& job, Turn& turn);
+  void Fail(LiveJob& job, const std::string& text, Turn& turn);
+  void End(LiveJob& job, JobState state, const std::string& text, Turn& turn);
+  void TellMembers(const LiveJob& job, const MemberMessage& message, Turn& turn) const;
   void TellAggregators(const AggregatorMessage& message, Turn& turn) const;
 
   void ObserveGap(int64_t now_ns);
@@ -447,9 +452,9 @@ class Membership {
   uint64_t quiesce_last_ = 0;
   JobId job_next_{1};
   JobId job_next_stored_{1};  // As the store had it, or as the time of the start has it.
-  std::map<JobId, Job> jobs_;
-  std::map<Incarnation, Aggregator> aggregators_;  // Those lost of late included.
-  std::vector<Incarnation> aggregators_lost_;      // In the order of their going.
+  std::map<JobId, LiveJob> jobs_;
+  std::map<Incarnation, LiveAggregator> aggregators_;  // Those lost of late included.
+  std::vector<Incarnation> aggregators_lost_;          // In the order of their going.
   std::map<StreamId, StreamOwner> streams_;
   int64_t last_ns_ = 0;
   // Before this time a broken stream may be the work of a gap; the lease decides.

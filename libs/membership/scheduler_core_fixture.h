@@ -32,7 +32,7 @@ class Fixture {
     out_.clear();
     Config config = config_;
     config.start_unix_ns = start_unix_ns;
-    core = std::make_unique<Membership>(config, stored, now_ns, out_);
+    core = std::make_unique<SchedulerCore>(config, stored, now_ns, out_);
     Drain();
   }
 
@@ -227,7 +227,7 @@ class Fixture {
   }
   JobState StateOf(JobId job) const { return core->jobs().at(job).state; }
 
-  std::unique_ptr<Membership> core;
+  std::unique_ptr<SchedulerCore> core;
   Snapshot stored;
   int64_t start_unix_ns = 0;  // For the next Start().
   int64_t now_ns = 5 * kSecond;

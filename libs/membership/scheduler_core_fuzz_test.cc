@@ -126,8 +126,8 @@ class World {
   }
 
   void Restart() {
-    core_ = std::make_unique<Membership>(Config{.lease_ns = 1'000'000'000, .history_jobs_max = 2},
-                                         stored_, now_ns_, out_);
+    core_ = std::make_unique<SchedulerCore>(
+        Config{.lease_ns = 1'000'000'000, .history_jobs_max = 2}, stored_, now_ns_, out_);
     Perform();
   }
 
@@ -156,7 +156,7 @@ class World {
   }
 
   Snapshot stored_;
-  std::unique_ptr<Membership> core_;
+  std::unique_ptr<SchedulerCore> core_;
   int64_t now_ns_ = 0;
   uint64_t stream_count_ = 0;
   std::vector<Effect> out_;

@@ -9,7 +9,8 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("Membership: a broken stream fails the job at once and says who died", "[membership]") {
+TEST_CASE("SchedulerCore: a broken stream fails the job at once and says who died",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -35,7 +36,7 @@ TEST_CASE("Membership: a broken stream fails the job at once and says who died",
   CHECK(f.Enter("mnist", 0, 20, Spec(2, 2)) != job);
 }
 
-TEST_CASE("Membership: silence costs the lease", "[membership]") {
+TEST_CASE("SchedulerCore: silence costs the lease", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -48,7 +49,7 @@ TEST_CASE("Membership: silence costs the lease", "[membership]") {
                  "node 1 (host-1, incarnation b) was silent for 10 s"));
 }
 
-TEST_CASE("Membership: a dead rank fails the job, and its own agent is told as well",
+TEST_CASE("SchedulerCore: a dead rank fails the job, and its own agent is told as well",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -65,7 +66,7 @@ TEST_CASE("Membership: a dead rank fails the job, and its own agent is told as w
   CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
 }
 
-TEST_CASE("Membership: a member that cannot go on says so itself", "[membership]") {
+TEST_CASE("SchedulerCore: a member that cannot go on says so itself", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -81,7 +82,7 @@ TEST_CASE("Membership: a member that cannot go on says so itself", "[membership]
   }
 }
 
-TEST_CASE("Membership: a peer out of reach is noted and decides nothing", "[membership]") {
+TEST_CASE("SchedulerCore: a peer out of reach is noted and decides nothing", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -91,7 +92,7 @@ TEST_CASE("Membership: a peer out of reach is noted and decides nothing", "[memb
   CHECK(f.core->jobs().at(job).complaints[0].about == "aggregator a0 (incarnation 64)");
 }
 
-TEST_CASE("Membership: an agent that is stopped is a loss, one that has finished is none",
+TEST_CASE("SchedulerCore: an agent that is stopped is a loss, one that has finished is none",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -116,7 +117,7 @@ TEST_CASE("Membership: an agent that is stopped is a loss, one that has finished
   CHECK(Contains(f.Told<JobFailed>(Id(0, 20)).at(0).text, "was stopped: SIGTERM"));
 }
 
-TEST_CASE("Membership: kContinue goes on without the lost while min_members remain",
+TEST_CASE("SchedulerCore: kContinue goes on without the lost while min_members remain",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -136,7 +137,7 @@ TEST_CASE("Membership: kContinue goes on without the lost while min_members rema
       Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "1 member left, the job needs at least 2"));
 }
 
-TEST_CASE("Membership: a joiner whose ranks are not there is waited for by nobody",
+TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by nobody",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -173,7 +174,7 @@ TEST_CASE("Membership: a joiner whose ranks are not there is waited for by nobod
   }
 }
 
-TEST_CASE("Membership: a joiner enters when every member has come to the end of its step",
+TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end of its step",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -236,7 +237,8 @@ TEST_CASE("Membership: a joiner enters when every member has come to the end of 
   }
 }
 
-TEST_CASE("Membership: a failure comes before a joiner, which is proposed again", "[membership]") {
+TEST_CASE("SchedulerCore: a failure comes before a joiner, which is proposed again",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
@@ -259,7 +261,7 @@ TEST_CASE("Membership: a failure comes before a joiner, which is proposed again"
   CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
 }
 
-TEST_CASE("Membership: the loss of a joiner or of a forming job's member fails nothing",
+TEST_CASE("SchedulerCore: the loss of a joiner or of a forming job's member fails nothing",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -279,7 +281,7 @@ TEST_CASE("Membership: the loss of a joiner or of a forming job's member fails n
   CHECK(f.StateOf(forming) == JobState::kFailed);
 }
 
-TEST_CASE("Membership: a joiner to a job that ends is told", "[membership]") {
+TEST_CASE("SchedulerCore: a joiner to a job that ends is told", "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 2));
   f.Enter("mnist", 1, 11, Spec(1, 2));

@@ -9,7 +9,7 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("Membership: the loss of an aggregator", "[membership]") {
+TEST_CASE("SchedulerCore: the loss of an aggregator", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   f.AddAggregator("a1", 101);
@@ -30,7 +30,7 @@ TEST_CASE("Membership: the loss of an aggregator", "[membership]") {
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "no aggregator is left"));
 }
 
-TEST_CASE("Membership: an aggregator's silence costs its lease", "[membership]") {
+TEST_CASE("SchedulerCore: an aggregator's silence costs its lease", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -43,7 +43,7 @@ TEST_CASE("Membership: an aggregator's silence costs its lease", "[membership]")
   CHECK(f.AggregatorClosed(100)->code == Code::kRefused);
 }
 
-TEST_CASE("Membership: names in the pool are held by one live incarnation", "[membership]") {
+TEST_CASE("SchedulerCore: names in the pool are held by one live incarnation", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   CHECK(f.Register(Fixture::Named("a0", 100)).ok());
@@ -52,7 +52,7 @@ TEST_CASE("Membership: names in the pool are held by one live incarnation", "[me
   CHECK(f.Register(Fixture::Named("a0", 200)).ok());
 }
 
-TEST_CASE("Membership: an aggregator drains before it leaves", "[membership]") {
+TEST_CASE("SchedulerCore: an aggregator drains before it leaves", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   f.AddAggregator("a1", 101);
@@ -71,8 +71,9 @@ TEST_CASE("Membership: an aggregator drains before it leaves", "[membership]") {
   CHECK(f.StateOf(moving) == JobState::kRunning);
 }
 
-TEST_CASE("Membership: an aggregator that comes after a job began is told of, and waits for a view",
-          "[membership]") {
+TEST_CASE(
+    "SchedulerCore: an aggregator that comes after a job began is told of, and waits for a view",
+    "[membership]") {
   Fixture f;
   const auto noted = [&f] {
     return std::any_of(f.notes.begin(), f.notes.end(), [](const std::string& note) {
@@ -98,7 +99,7 @@ TEST_CASE("Membership: an aggregator that comes after a job began is told of, an
   CHECK(f.core->SparesOf(f.core->jobs().at(job)).empty());
 }
 
-TEST_CASE("Membership: aggregators that are left out for their links are not called late",
+TEST_CASE("SchedulerCore: aggregators that are left out for their links are not called late",
           "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2, 3}) {
@@ -121,7 +122,7 @@ TEST_CASE("Membership: aggregators that are left out for their links are not cal
   CHECK_FALSE(spares[0].enters_next_view);
 }
 
-TEST_CASE("Membership: a view weighs aggregators by the links they share", "[membership]") {
+TEST_CASE("SchedulerCore: a view weighs aggregators by the links they share", "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2}) {
     ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);

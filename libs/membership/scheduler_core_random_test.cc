@@ -55,7 +55,7 @@ class BeginCheck {
   std::set<JobId> begun_;
 };
 
-TEST_CASE("Membership: random lives keep their promises", "[membership]") {
+TEST_CASE("SchedulerCore: random lives keep their promises", "[membership]") {
   uint64_t views = 0;
   uint64_t failures = 0;
   uint64_t complete = 0;

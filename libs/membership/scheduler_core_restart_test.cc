@@ -10,7 +10,7 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("Membership: after a restart a quiesce is proposed again, under another id",
+TEST_CASE("SchedulerCore: after a restart a quiesce is proposed again, under another id",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -32,7 +32,7 @@ TEST_CASE("Membership: after a restart a quiesce is proposed again, under anothe
   CHECK(f.EpochOf(job) == Epoch{2});
 }
 
-TEST_CASE("Membership: a restart is unseen by a running job", "[membership]") {
+TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -56,7 +56,7 @@ TEST_CASE("Membership: a restart is unseen by a running job", "[membership]") {
   CHECK(f.StateOf(job) == JobState::kFailed);
 }
 
-TEST_CASE("Membership: a restart while a job forms", "[membership]") {
+TEST_CASE("SchedulerCore: a restart while a job forms", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -69,7 +69,7 @@ TEST_CASE("Membership: a restart while a job forms", "[membership]") {
   CHECK(f.Enter("other", 0, 1, Spec(1, 1)) == job.Next());
 }
 
-TEST_CASE("Membership: a restart does not let the dead in again", "[membership]") {
+TEST_CASE("SchedulerCore: a restart does not let the dead in again", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobSpec spec = Spec(1, 2, LossPolicy::kContinue);
@@ -83,7 +83,7 @@ TEST_CASE("Membership: a restart does not let the dead in again", "[membership]"
   CHECK(f.Register(Fixture::Named("a0", 100)).code == Code::kRefused);
 }
 
-TEST_CASE("Membership: a store that is older than its members raises the epoch above theirs",
+TEST_CASE("SchedulerCore: a store that is older than its members raises the epoch above theirs",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -103,7 +103,7 @@ TEST_CASE("Membership: a store that is older than its members raises the epoch a
   CHECK(f.Renew(JobId{50}, Id(0, 10)).code == Code::kUnknown);
 }
 
-TEST_CASE("Membership: numbers that an older store has forgotten are not given again",
+TEST_CASE("SchedulerCore: numbers that an older store has forgotten are not given again",
           "[membership]") {
   constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;
   Fixture f;
@@ -138,7 +138,7 @@ TEST_CASE("Membership: numbers that an older store has forgotten are not given a
   CHECK(quiesces.size() == kLives);
 }
 
-TEST_CASE("Membership: an older store's members say what they hold before a view is made",
+TEST_CASE("SchedulerCore: an older store's members say what they hold before a view is made",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -179,7 +179,7 @@ TEST_CASE("Membership: an older store's members say what they hold before a view
   }
 }
 
-TEST_CASE("Membership: a member of a view that the store does not know is no joiner",
+TEST_CASE("SchedulerCore: a member of a view that the store does not know is no joiner",
           "[membership]") {
   const LossPolicy policy = GENERATE(LossPolicy::kContinue, LossPolicy::kFailJob);
   Fixture f;
@@ -207,7 +207,7 @@ TEST_CASE("Membership: a member of a view that the store does not know is no joi
   CHECK(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.code == Code::kRefused);
 }
 
-TEST_CASE("Membership: a gap in time starts all leases afresh", "[membership]") {
+TEST_CASE("SchedulerCore: a gap in time starts all leases afresh", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -227,7 +227,8 @@ TEST_CASE("Membership: a gap in time starts all leases afresh", "[membership]") 
   CHECK(f.StateOf(job) == JobState::kFailed);
 }
 
-TEST_CASE("Membership: a newer stream replaces the older, whose end is no loss", "[membership]") {
+TEST_CASE("SchedulerCore: a newer stream replaces the older, whose end is no loss",
+          "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
   REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());  // Stream 2.

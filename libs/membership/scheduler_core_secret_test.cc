@@ -12,7 +12,8 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("Membership: who does not show a member's secret does not speak for it", "[membership]") {
+TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for it",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 3));
@@ -56,7 +57,7 @@ TEST_CASE("Membership: who does not show a member's secret does not speak for it
     CHECK(Contains(answer.text, "the agent of node 0"));
   }
   CHECK(f.stored == before);
-  const Job& after = f.core->jobs().at(job);
+  const LiveJob& after = f.core->jobs().at(job);
   CHECK(after.state == JobState::kRunning);
   CHECK(after.members.at(NodeRank{0}).lease_end_ns == lease_end_ns);
   CHECK(after.quiesce.value().waits_for.contains(member));
@@ -73,7 +74,7 @@ TEST_CASE("Membership: who does not show a member's secret does not speak for it
   CHECK(f.Leave(job, member, LeaveReason::kFinished).code == Code::kUnproven);
 }
 
-TEST_CASE("Membership: who does not show an aggregator's secret does not speak for it",
+TEST_CASE("SchedulerCore: who does not show an aggregator's secret does not speak for it",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -97,7 +98,7 @@ TEST_CASE("Membership: who does not show an aggregator's secret does not speak f
   CHECK(f.Deregister(100, true).answer.ok());
 }
 
-TEST_CASE("Membership: secrets are known after a restart", "[membership]") {
+TEST_CASE("SchedulerCore: secrets are known after a restart", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -110,7 +111,7 @@ TEST_CASE("Membership: secrets are known after a restart", "[membership]") {
   CHECK(f.AttachAggregator(100).ok());
 }
 
-TEST_CASE("Membership: an epoch that nobody can have been given is refused for its caller alone",
+TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused for its caller alone",
           "[membership]") {
   constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;
   constexpr uint64_t kDayNs = 86'400'000'000'000;
@@ -151,7 +152,7 @@ TEST_CASE("Membership: an epoch that nobody can have been given is refused for i
   CHECK(f.EpochOf(job) == given);
 }
 
-TEST_CASE("Membership: an unknown job's caller moves no number", "[membership]") {
+TEST_CASE("SchedulerCore: an unknown job's caller moves no number", "[membership]") {
   Fixture f;
   const Snapshot before = f.stored;
   CHECK(f.Renew(JobId{1ULL << 60}, Id(0, 10)).code == Code::kUnknown);

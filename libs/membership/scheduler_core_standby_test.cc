@@ -54,7 +54,7 @@ struct Standbys : Fixture {
 
 using Flags = std::vector<bool>;
 
-TEST_CASE("Membership: a joiner that is not ready is a standby until it is", "[membership]") {
+TEST_CASE("SchedulerCore: a joiner that is not ready is a standby until it is", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(7);
@@ -77,7 +77,7 @@ TEST_CASE("Membership: a joiner that is not ready is a standby until it is", "[m
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
 }
 
-TEST_CASE("Membership: one that is ready in time is a full member at once", "[membership]") {
+TEST_CASE("SchedulerCore: one that is ready in time is a full member at once", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.Ready(2, 12);
@@ -85,7 +85,7 @@ TEST_CASE("Membership: one that is ready in time is a full member at once", "[me
   CHECK(f.StandbysInView() == Flags{false, false, false});
 }
 
-TEST_CASE("Membership: one view takes standbys in and makes full members of others",
+TEST_CASE("SchedulerCore: one view takes standbys in and makes full members of others",
           "[membership]") {
   Standbys f;
   f.Knock(3, 13);
@@ -96,7 +96,7 @@ TEST_CASE("Membership: one view takes standbys in and makes full members of othe
   CHECK(f.StandbysInView() == Flags{false, false, true, false});
 }
 
-TEST_CASE("Membership: a standby that is not ready any more stays one", "[membership]") {
+TEST_CASE("SchedulerCore: a standby that is not ready any more stays one", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -107,7 +107,7 @@ TEST_CASE("Membership: a standby that is not ready any more stays one", "[member
   CHECK(f.StandbysInView() == Flags{false, false, true});
 }
 
-TEST_CASE("Membership: the loss of a standby is a view without it", "[membership]") {
+TEST_CASE("SchedulerCore: the loss of a standby is a view without it", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -118,7 +118,7 @@ TEST_CASE("Membership: the loss of a standby is a view without it", "[membership
   CHECK(f.StateOf(f.job) == JobState::kRunning);
 }
 
-TEST_CASE("Membership: a standby is no member that a job can go on with", "[membership]") {
+TEST_CASE("SchedulerCore: a standby is no member that a job can go on with", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -135,7 +135,7 @@ TEST_CASE("Membership: a standby is no member that a job can go on with", "[memb
   }
 }
 
-TEST_CASE("Membership: a loss leaves a standby what it is", "[membership]") {
+TEST_CASE("SchedulerCore: a loss leaves a standby what it is", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -150,7 +150,8 @@ TEST_CASE("Membership: a loss leaves a standby what it is", "[membership]") {
   CHECK(f.StandbysInView() == Flags{false, false, false});
 }
 
-TEST_CASE("Membership: where one knows no standbys a joiner enters in one stage", "[membership]") {
+TEST_CASE("SchedulerCore: where one knows no standbys a joiner enters in one stage",
+          "[membership]") {
   SECTION("an aggregator") {
     Standbys f(false);
     f.Knock(2, 12);
@@ -171,7 +172,7 @@ TEST_CASE("Membership: where one knows no standbys a joiner enters in one stage"
   }
 }
 
-TEST_CASE("Membership: an aggregator that knows no standbys is in no view that has one",
+TEST_CASE("SchedulerCore: an aggregator that knows no standbys is in no view that has one",
           "[membership]") {
   Standbys f;
   f.Knock(2, 12);
@@ -185,7 +186,7 @@ TEST_CASE("Membership: an aggregator that knows no standbys is in no view that h
   CHECK(f.view().HasStandby() == (f.view().aggregators.size() == 1));
 }
 
-TEST_CASE("Membership: a restart of the scheduler leaves a standby what it is", "[membership]") {
+TEST_CASE("SchedulerCore: a restart of the scheduler leaves a standby what it is", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);

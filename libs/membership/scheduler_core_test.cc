@@ -10,7 +10,7 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("Membership: a job runs when min_members have joined and opened their streams",
+TEST_CASE("SchedulerCore: a job runs when min_members have joined and opened their streams",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -32,7 +32,8 @@ TEST_CASE("Membership: a job runs when min_members have joined and opened their 
   CHECK(f.AggregatorTold<JobView>(100)[0] == JobView{"mnist", views[0]});
 }
 
-TEST_CASE("Membership: a job that has min_members waits a while for max_members", "[membership]") {
+TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_members",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   JobSpec spec = Spec(2, 4);
@@ -81,7 +82,7 @@ TEST_CASE("Membership: a job that has min_members waits a while for max_members"
   }
 }
 
-TEST_CASE("Membership: a job begins at once with begin_members", "[membership]") {
+TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   JobSpec spec = Spec(1, 4, LossPolicy::kContinue);
@@ -132,7 +133,7 @@ TEST_CASE("Membership: a job begins at once with begin_members", "[membership]")
   }
 }
 
-TEST_CASE("Membership: a job waits for max_members no longer than it may take to begin",
+TEST_CASE("SchedulerCore: a job waits for max_members no longer than it may take to begin",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -146,7 +147,7 @@ TEST_CASE("Membership: a job waits for max_members no longer than it may take to
   CHECK(f.StateOf(job) == JobState::kRunning);
 }
 
-TEST_CASE("Membership: a repeated Join gives the same answer", "[membership]") {
+TEST_CASE("SchedulerCore: a repeated Join gives the same answer", "[membership]") {
   Fixture f;
   const JoinRequest request = Fixture::Request("mnist", 0, 10, Spec(2, 2));
   const JoinAnswer first = f.Join(request);
@@ -157,7 +158,7 @@ TEST_CASE("Membership: a repeated Join gives the same answer", "[membership]") {
   CHECK(f.stored == stored);
 }
 
-TEST_CASE("Membership: several members without an aggregator wait for one; one runs alone",
+TEST_CASE("SchedulerCore: several members without an aggregator wait for one; one runs alone",
           "[membership]") {
   Fixture f;
   const JobId alone = f.Enter("alone", 0, 1, Spec(1, 1));
@@ -172,7 +173,7 @@ TEST_CASE("Membership: several members without an aggregator wait for one; one r
   CHECK(f.StateOf(job) == JobState::kRunning);
 }
 
-TEST_CASE("Membership: a spec that differs is refused naming both values", "[membership]") {
+TEST_CASE("SchedulerCore: a spec that differs is refused naming both values", "[membership]") {
   Fixture f;
   f.Enter("mnist", 0, 10, Spec(2, 2));
   const JoinAnswer answer = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 3)));
@@ -200,7 +201,7 @@ TEST_CASE("Membership: a spec that differs is refused naming both values", "[mem
                  "dealing is striped in the job and weighted:101 in the request"));
 }
 
-TEST_CASE("Membership: what can never be right is named", "[membership]") {
+TEST_CASE("SchedulerCore: what can never be right is named", "[membership]") {
   Fixture f;
   const JoinRequest good = Fixture::Request("mnist", 0, 10, Spec(1, 1));
   const auto problem = [&](auto change) {
@@ -231,7 +232,7 @@ TEST_CASE("Membership: what can never be right is named", "[membership]") {
         Code::kInvalid);
 }
 
-TEST_CASE("Membership: a node rank is held by one live incarnation", "[membership]") {
+TEST_CASE("SchedulerCore: a node rank is held by one live incarnation", "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   const JoinAnswer other = f.Join(Fixture::Request("mnist", 0, 99, Spec(2, 2)));
@@ -246,7 +247,7 @@ TEST_CASE("Membership: a node rank is held by one live incarnation", "[membershi
   CHECK(Contains(f.Attach(job, Id(1, 11)).text, "replaced by incarnation c"));
 }
 
-TEST_CASE("Membership: a job has at most max_members", "[membership]") {
+TEST_CASE("SchedulerCore: a job has at most max_members", "[membership]") {
   Fixture f;
   f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
@@ -255,7 +256,7 @@ TEST_CASE("Membership: a job has at most max_members", "[membership]") {
   CHECK(Contains(third.answer.text, "all its 2 members (nodes 0, 1)"));
 }
 
-TEST_CASE("Membership: a job that does not start in time fails and says what was missing",
+TEST_CASE("SchedulerCore: a job that does not start in time fails and says what was missing",
           "[membership]") {
   Fixture f;
   JobSpec spec = Spec(3, 3);
@@ -268,7 +269,7 @@ TEST_CASE("Membership: a job that does not start in time fails and says what was
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "waits for 2 more members of 3"));
 }
 
-TEST_CASE("Membership: jobs beside each other do not mix", "[membership]") {
+TEST_CASE("SchedulerCore: jobs beside each other do not mix", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId first = f.Enter("first", 0, 10, Spec(1, 1));
@@ -280,7 +281,8 @@ TEST_CASE("Membership: jobs beside each other do not mix", "[membership]") {
   CHECK(f.Told<JobFailed>(Id(0, 20)).empty());
 }
 
-TEST_CASE("Membership: jobs that are over are shown for a while, then forgotten", "[membership]") {
+TEST_CASE("SchedulerCore: jobs that are over are shown for a while, then forgotten",
+          "[membership]") {
   Fixture f(Config{.history_jobs_max = 2});
   std::vector<JobId> jobs;
   for (uint64_t i = 0; i < 3; ++i) {
@@ -298,7 +300,7 @@ TEST_CASE("Membership: jobs that are over are shown for a while, then forgotten"
   CHECK(f.Leave(jobs[0], Id(0, 10)).code == Code::kUnknown);
 }
 
-TEST_CASE("Membership: limits are refused with their figures", "[membership]") {
+TEST_CASE("SchedulerCore: limits are refused with their figures", "[membership]") {
   Fixture f(Config{.jobs_max = 1, .aggregators_max = 1});
   f.Enter("first", 0, 10, Spec(1, 1));
   CHECK(f.Join(Fixture::Request("second", 0, 11, Spec(1, 1))).answer.code == Code::kFull);

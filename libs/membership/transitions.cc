@@ -18,18 +18,18 @@ std::string CountText(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-bool IsAlive(const Job& job, const ViewMember& member) {
+bool IsAlive(const LiveJob& job, const ViewMember& member) {
   const auto alive = job.members.find(member.id.node);
   return alive != job.members.end() && alive->second.record.member.id == member.id;
 }
 
-size_t AliveInView(const Job& job) {
+size_t AliveInView(const LiveJob& job) {
   return std::count_if(job.view->members.begin(), job.view->members.end(),
                        [&](const ViewMember& member) { return IsAlive(job, member); });
 }
 
 // Those that take part in steps.
-size_t AliveInSteps(const Job& job) {
+size_t AliveInSteps(const LiveJob& job) {
   return std::count_if(
       job.view->members.begin(), job.view->members.end(),
       [&](const ViewMember& member) { return !member.standby && IsAlive(job, member); });
@@ -43,7 +43,7 @@ std::string StandbysText(const View& view) {
   return nodes.empty() ? "" : " (standby: " + NodesText(nodes) + ")";
 }
 
-const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
+const MemberRecord* FindGone(const LiveJob& job, const MemberIdentity& id) {
   for (const MemberRecord& gone : job.gone) {
     if (gone.member.id == id) return &gone;
   }
@@ -52,7 +52,7 @@ const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
 
 }  // namespace
 
-std::vector<NodeRank> PendingNodes(const Job& job) {
+std::vector<NodeRank> PendingNodes(const LiveJob& job) {
   std::vector<NodeRank> nodes;
   for (const auto& [node, member] : job.members) {
     const bool enters = job.Pending(member) && job.MayEnter(member);
@@ -61,12 +61,12 @@ std::vector<NodeRank> PendingNodes(const Job& job) {
   return nodes;
 }
 
-void Membership::Advance(Job& job, Turn& turn) {
+void SchedulerCore::Advance(LiveJob& job, Turn& turn) {
   if (job.state == JobState::kForming) AdvanceForming(job, turn);
   if (job.state == JobState::kRunning) AdvanceRunning(job, turn);
 }
 
-void Membership::AdvanceForming(Job& job, Turn& turn) {
+void SchedulerCore::AdvanceForming(LiveJob& job, Turn& turn) {
   if (job.members.empty()) {
     const bool lost = !job.gone.empty() && job.gone.back().state == MemberState::kLost;
     End(job, lost ? JobState::kFailed : JobState::kFinished,
@@ -96,7 +96,7 @@ void Membership::AdvanceForming(Job& job, Turn& turn) {
 }
 
 // The words of every loss in the view that no later view has made good.
-std::string Membership::LossesOf(const Job& job) const {
+std::string SchedulerCore::LossesOf(const LiveJob& job) const {
   std::string text;
   const auto add = [&text](const std::string& words) {
     text += (text.empty() ? "" : "; ") + words;
@@ -124,7 +124,7 @@ std::string Membership::LossesOf(const Job& job) const {
 
 // Whether, without any loss, a view should follow on the present one: only a job that goes on with
 // other members and aggregators can be without those that leave.
-bool Membership::WantsNewView(const Job& job) const {
+bool SchedulerCore::WantsNewView(const LiveJob& job) const {
   if (job.epoch_floor > job.view->epoch) return true;
   if (job.spec.loss_policy != LossPolicy::kContinue) return false;
   if (AliveInSteps(job) < job.spec.min_members) return false;
@@ -139,7 +139,7 @@ bool Membership::WantsNewView(const Job& job) const {
                      });
 }
 
-void Membership::AdvanceRunning(Job& job, Turn& turn) {
+void SchedulerCore::AdvanceRunning(LiveJob& job, Turn& turn) {
   const size_t alive = AliveInSteps(job);
   const std::string losses = LossesOf(job);
   if (!losses.empty()) {
@@ -166,7 +166,7 @@ void Membership::AdvanceRunning(Job& job, Turn& turn) {
   AdvanceQuiesce(job, turn);
 }
 
-void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
+void SchedulerCore::AdvanceQuiesce(LiveJob& job, Turn& turn) {
   const std::vector<NodeRank> joining = PendingNodes(job);
   const bool complete = AliveInView(job) == job.view->members.size();
   const bool wanted = complete && !joining.empty() && !AggregatorsFor(job).empty();
@@ -187,18 +187,18 @@ void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
   TALWEG_CHECK(made);
 }
 
-void Membership::ProposeQuiesce(Job& job, uint64_t step, Turn& turn) {
+void SchedulerCore::ProposeQuiesce(LiveJob& job, uint64_t step, Turn& turn) {
   job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .step = step};
   const Quiesce quiesce{job.quiesce->id, PendingNodes(job), step};
   for (const ViewMember& member : job.view->members) {
     if (member.standby) continue;
     job.quiesce->waits_for.insert(member.id);
-    const Member& alive = job.members.at(member.id.node);
+    const LiveMember& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, quiesce});
   }
 }
 
-void Membership::CancelQuiesce(Job& job, Turn& turn) {
+void SchedulerCore::CancelQuiesce(LiveJob& job, Turn& turn) {
   if (!job.quiesce) return;
   const QuiesceCancelled cancelled{job.quiesce->id};
   job.quiesce.reset();
@@ -211,7 +211,7 @@ void Membership::CancelQuiesce(Job& job, Turn& turn) {
 }
 
 // Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
-std::vector<ViewAggregator> Membership::AggregatorsFor(const Job& job) const {
+std::vector<ViewAggregator> SchedulerCore::AggregatorsFor(const LiveJob& job) const {
   std::vector<ViewAggregator> chosen;
   const bool has_standby = job.view && job.view->HasStandby();
   for (const auto& [id, aggregator] : aggregators_) {
@@ -226,8 +226,8 @@ std::vector<ViewAggregator> Membership::AggregatorsFor(const Job& job) const {
   return chosen;
 }
 
-void Membership::WeighFor(const Job& job, const std::vector<ViewMember>& members,
-                          std::vector<ViewAggregator>& aggregators) {
+void SchedulerCore::WeighFor(const LiveJob& job, const std::vector<ViewMember>& members,
+                             std::vector<ViewAggregator>& aggregators) {
   std::set<std::string> hosts;
   for (const ViewMember& member : members) {
     const auto known = job.members.find(member.id.node);
@@ -236,7 +236,7 @@ void Membership::WeighFor(const Job& job, const std::vector<ViewMember>& members
   WeighByLinks(hosts, aggregators);
 }
 
-std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
+std::vector<SpareAggregator> SchedulerCore::SparesOf(const LiveJob& job) const {
   std::vector<SpareAggregator> spares;
   if (job.state != JobState::kRunning) return spares;
   const std::vector<ViewAggregator> could = AggregatorsFor(job);
@@ -253,7 +253,7 @@ std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
 }
 
 // Who knows none would take a standby for a full member.
-bool Membership::AllKnowStandbys(const Job& job) const {
+bool SchedulerCore::AllKnowStandbys(const LiveJob& job) const {
   for (const auto& [node, member] : job.members) {
     if (!job.Pending(member) && !member.ranks_ready) return false;
   }
@@ -263,7 +263,7 @@ bool Membership::AllKnowStandbys(const Job& job) const {
   });
 }
 
-bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
+bool SchedulerCore::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   const Epoch epoch = std::max(job.epoch_floor, job.epoch_start).Next();
   View view{.job = job.id,
             .epoch = epoch,
@@ -306,19 +306,19 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   // Aggregators first: members greet them as soon as they know.
   TellAggregators(JobView{job.name, *job.view, QuotaOf(job).share}, turn);
   for (const ViewMember& member : job.view->members) {
-    const Member& alive = job.members.at(member.id.node);
+    const LiveMember& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, SharedView{job.view}});
   }
   return true;
 }
 
-void Membership::Fail(Job& job, const std::string& text, Turn& turn) {
+void SchedulerCore::Fail(LiveJob& job, const std::string& text, Turn& turn) {
   const std::string words = "job '" + job.name + "' has failed: " + text;
   TellMembers(job, JobFailed{words}, turn);
   End(job, JobState::kFailed, words, turn);
 }
 
-void Membership::End(Job& job, JobState state, const std::string& text, Turn& turn) {
+void SchedulerCore::End(LiveJob& job, JobState state, const std::string& text, Turn& turn) {
   job.state = state;
   job.text = text;
   job.quiesce.reset();
@@ -328,19 +328,20 @@ void Membership::End(Job& job, JobState state, const std::string& text, Turn& tu
   TellAggregators(JobClosed{job.id, text}, turn);
 }
 
-void Membership::TellMembers(const Job& job, const MemberMessage& message, Turn& turn) const {
+void SchedulerCore::TellMembers(const LiveJob& job, const MemberMessage& message,
+                                Turn& turn) const {
   for (const auto& [node, member] : job.members) {
     if (member.stream) turn.Say(TellMember{*member.stream, message});
   }
 }
 
-void Membership::TellAggregators(const AggregatorMessage& message, Turn& turn) const {
+void SchedulerCore::TellAggregators(const AggregatorMessage& message, Turn& turn) const {
   for (const auto& [id, aggregator] : aggregators_) {
     if (aggregator.stream) turn.Say(TellAggregator{*aggregator.stream, message});
   }
 }
 
-std::string Membership::StateText(const Job& job) const {
+std::string SchedulerCore::StateText(const LiveJob& job) const {
   if (job.Over()) return job.text;
   if (job.state == JobState::kForming) {
     std::vector<NodeRank> ready;

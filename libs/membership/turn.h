@@ -17,7 +17,7 @@ namespace talweg::membership {
 
 // One event's work: what it has touched, what of that is to be stored, and what is to be said after
 // it has been.
-class Membership::Turn {
+class SchedulerCore::Turn {
  public:
   explicit Turn(int64_t now_ns) : now_ns(now_ns) {}
 
@@ -28,18 +28,18 @@ class Membership::Turn {
   StoreWrite write;  // What is not a record of a dirty one.
   std::vector<Effect> effects;
 
-  void Touch(const Job& job) { touched.insert(job.id); }
-  void Store(const Job& job) { dirty.insert(job.id); }
-  void Store(const Aggregator& aggregator) {
+  void Touch(const LiveJob& job) { touched.insert(job.id); }
+  void Store(const LiveJob& job) { dirty.insert(job.id); }
+  void Store(const LiveAggregator& aggregator) {
     dirty_aggregators.insert(aggregator.record.aggregator.incarnation);
   }
   void Say(Effect effect) { effects.push_back(std::move(effect)); }
   void Log(std::string text) { effects.push_back(Note{std::move(text)}); }
 };
 
-JobRecord RecordOf(const Job& job);
+JobRecord RecordOf(const LiveJob& job);
 // Those that wait to enter the view of a running job, and are there.
-std::vector<NodeRank> PendingNodes(const Job& job);
+std::vector<NodeRank> PendingNodes(const LiveJob& job);
 
 // Words: "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
 std::string AgentText(const ViewMember& member);
@@ -67,7 +67,7 @@ inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
 uint64_t NumbersFrom(int64_t start_unix_ns);
 
 template <typename Body>
-auto Membership::Perform(int64_t now_ns, std::vector<Effect>& out, const Body& body) {
+auto SchedulerCore::Perform(int64_t now_ns, std::vector<Effect>& out, const Body& body) {
   ObserveGap(now_ns);
   Turn turn(now_ns);
   auto answer = body(turn);

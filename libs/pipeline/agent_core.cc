@@ -52,33 +52,33 @@ const char* PhaseName(Phase phase) {
   return "unknown";
 }
 
-Member::Member(const MemberConfig& config)
+AgentCore::AgentCore(const AgentCoreConfig& config)
     : config_(config),
       next_tick_ns_(std::numeric_limits<int64_t>::max()),
       ranks_(config.rank_count) {
   TALWEG_CHECK(config.rank_count > 0);
 }
 
-const Tensor* Member::FindTensor(TensorKey key) const {
+const AgentTensor* AgentCore::FindTensor(TensorKey key) const {
   const auto it = tensor_by_key_.find(key);
   return it == tensor_by_key_.end() ? nullptr : tensors_[it->second.value()].get();
 }
 
-Tensor* Member::At(TensorIndex index) {
+AgentTensor* AgentCore::At(TensorIndex index) {
   return index.value() < tensors_.size() ? tensors_[index.value()].get() : nullptr;
 }
 
-bool Member::standalone() const {
+bool AgentCore::standalone() const {
   return view_ && view_->members.size() == 1 && view_->aggregators.empty();
 }
 
-Rank Member::GlobalRank(LocalRank rank) const {
+Rank AgentCore::GlobalRank(LocalRank rank) const {
   if (!numbers_) return Rank{rank.value()};
   const MemberIndex self = *numbers_->IndexOf(config_.self);
   return Rank{numbers_->RankBase(self).value() + rank.value()};
 }
 
-std::string Member::RankText(LocalRank rank) const {
+std::string AgentCore::RankText(LocalRank rank) const {
   std::string text = "rank " + std::to_string(GlobalRank(rank).value()) + " (local rank " +
                      std::to_string(rank.value()) + " of node " +
                      std::to_string(config_.self.node.value());
@@ -88,22 +88,22 @@ std::string Member::RankText(LocalRank rank) const {
   return text + ")";
 }
 
-void Member::Schedule(int64_t at_ns) { next_tick_ns_ = std::min(next_tick_ns_, at_ns); }
+void AgentCore::Schedule(int64_t at_ns) { next_tick_ns_ = std::min(next_tick_ns_, at_ns); }
 
-void Member::OnJobFailed(const std::string& text, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnJobFailed(const std::string& text, int64_t /*now_ns*/, Effects& out) {
   FailJobWith(text, out);
 }
 
-void Member::OnLocalFailure(const std::string& text, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnLocalFailure(const std::string& text, int64_t /*now_ns*/, Effects& out) {
   ReportAndFail("node " + std::to_string(config_.self.node.value()) + " cannot go on: " + text,
                 out);
 }
 
-void Member::OnMemberLeft(const MemberIdentity& id, const std::string& text) {
+void AgentCore::OnMemberLeft(const MemberIdentity& id, const std::string& text) {
   left_members_[id.node] = text;
 }
 
-void Member::OnRankJoined(LocalRank rank, uint32_t pid, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnRankJoined(LocalRank rank, uint32_t pid, int64_t /*now_ns*/, Effects& out) {
   if (rank.value() >= ranks_.size()) return;
   LocalRankState& state = ranks_[rank.value()];
   if (state.left) {
@@ -115,8 +115,8 @@ void Member::OnRankJoined(LocalRank rank, uint32_t pid, int64_t /*now_ns*/, Effe
   state.pid = pid;
 }
 
-void Member::OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t /*now_ns*/,
-                        Effects& out) {
+void AgentCore::OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t /*now_ns*/,
+                           Effects& out) {
   if (rank.value() >= ranks_.size() || !ranks_[rank.value()].joined || ranks_[rank.value()].left) {
     return;
   }
@@ -132,14 +132,14 @@ void Member::OnRankLeft(LocalRank rank, bool clean, const std::string& text, int
   CheckRanksDone(out);
 }
 
-void Member::CheckRanksDone(Effects& out) {
+void AgentCore::CheckRanksDone(Effects& out) {
   for (const LocalRankState& rank : ranks_) {
     if (rank.joined ? !rank.left : phase_ != Phase::kFailed) return;
   }
   out.push_back(RanksDone{});
 }
 
-void Member::CheckLeftRanks(Tensor& tensor, Effects& out) {
+void AgentCore::CheckLeftRanks(AgentTensor& tensor, Effects& out) {
   if (phase_ == Phase::kFailed || tensor.pushed_count == 0) return;
   uint32_t pusher = 0;
   while (!tensor.pushed[pusher]) ++pusher;
@@ -155,19 +155,19 @@ void Member::CheckLeftRanks(Tensor& tensor, Effects& out) {
   }
 }
 
-bool Member::NeedsAllRanks(const Tensor& tensor) const {
+bool AgentCore::NeedsAllRanks(const AgentTensor& tensor) const {
   if (tensor.spec.ranks.empty() || !view_) return true;
   uint64_t count = 0;
   for (const ViewMember& member : view_->members) count += member.standby ? 0 : member.rank_count;
   return tensor.spec.ranks.size() == count;
 }
 
-void Member::FailForLeft(Tensor& tensor, const std::string& text, Effects& out) {
+void AgentCore::FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out) {
   if (NeedsAllRanks(tensor)) return ReportAndFail(text, out);
   FailTensorWith(tensor, Status::kAborted, text, out);
 }
 
-std::string Member::SpecProblem(const TensorSpec& spec) const {
+std::string AgentCore::SpecProblem(const TensorSpec& spec) const {
   if (spec.name.empty() || spec.name.size() > wire::kNameBytesMax) {
     return "a tensor's name has " + std::to_string(spec.name.size()) + " bytes; 1 to " +
            std::to_string(wire::kNameBytesMax) + " are allowed";
@@ -189,7 +189,7 @@ std::string Member::SpecProblem(const TensorSpec& spec) const {
   return GroupProblem(spec);
 }
 
-std::string Member::GroupProblem(const TensorSpec& spec) const {
+std::string AgentCore::GroupProblem(const TensorSpec& spec) const {
   const std::string tensor = "tensor '" + spec.name + "': ";
   const bool side = spec.collective.side;
   if (side && spec.ranks.empty()) {
@@ -220,14 +220,14 @@ std::string Member::GroupProblem(const TensorSpec& spec) const {
          ", which is not among the ranks that take part: " + SpecText(spec);
 }
 
-bool Member::IsStandbyIn(const View& view) const {
+bool AgentCore::IsStandbyIn(const View& view) const {
   const std::optional<MemberIndex> self = view.IndexOf(config_.self);
   return self && view.members[self->value()].standby;
 }
 
-bool Member::IsStandby() const { return numbers_ && IsStandbyIn(*numbers_); }
+bool AgentCore::IsStandby() const { return numbers_ && IsStandbyIn(*numbers_); }
 
-TensorSpec Member::Normalized(TensorSpec spec) const {
+TensorSpec AgentCore::Normalized(TensorSpec spec) const {
   if (!spec.collective.has_root()) spec.root_rank = 0;
   if (spec.collective.side) return spec;  // It goes on naming them.
   std::vector<Rank> all;
@@ -238,8 +238,8 @@ TensorSpec Member::Normalized(TensorSpec spec) const {
   return spec;
 }
 
-void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& given,
-                           int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& given,
+                              int64_t /*now_ns*/, Effects& out) {
   if (rank.value() >= ranks_.size()) return;
   const auto refuse = [&](Status status, const std::string& text) {
     out.push_back(
@@ -262,7 +262,7 @@ void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& g
   }
   const auto it = tensor_by_key_.find(TensorKey{Fingerprint64(spec.name)});
   if (it == tensor_by_key_.end()) return AddTensor(rank, request, spec, out);
-  Tensor& tensor = *tensors_[it->second.value()];
+  AgentTensor& tensor = *tensors_[it->second.value()];
   if (tensor.spec.name != spec.name) {
     return refuse(Status::kInvalid, "tensors '" + tensor.spec.name + "' and '" + spec.name +
                                         "' have the same fingerprint; rename one of them");
@@ -276,7 +276,7 @@ void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& g
   if (tensor.state == TensorState::kOpen) AgreementChanged(tensor, out);
 }
 
-void Member::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out) {
+void AgentCore::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out) {
   if (tensors_.size() >= config_.tensors_max) {
     out.push_back(DeclareReply{.local_rank = rank,
                                .request = request,
@@ -286,7 +286,7 @@ void Member::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec,
                                        " that this agent allows"});
     return;
   }
-  auto tensor = std::make_unique<Tensor>();
+  auto tensor = std::make_unique<AgentTensor>();
   tensor->index = TensorIndex{static_cast<uint32_t>(tensors_.size())};
   tensor->key = TensorKey{Fingerprint64(spec.name)};
   tensor->spec = spec;
@@ -298,14 +298,14 @@ void Member::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec,
   tensors_.push_back(std::move(tensor));
 }
 
-void Member::StageContributions(TensorIndex index) {
-  Tensor* tensor = At(index);
+void AgentCore::StageContributions(TensorIndex index) {
+  AgentTensor* tensor = At(index);
   if (tensor != nullptr && tensor->state == TensorState::kAllocating) tensor->staged = true;
 }
 
-void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64_t /*now_ns*/,
-                               Effects& out) {
-  Tensor* tensor = At(index);
+void AgentCore::OnTensorAllocated(TensorIndex index, const std::string& text, int64_t /*now_ns*/,
+                                  Effects& out) {
+  AgentTensor* tensor = At(index);
   if (tensor == nullptr || tensor->state != TensorState::kAllocating) return;
   const bool placed = phase_ == Phase::kReporting || phase_ == Phase::kActive;
   tensor->state = TensorState::kDeclaring;
@@ -325,7 +325,7 @@ void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64
   AgreementChanged(*tensor, out);
 }
 
-void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out) {
+void AgentCore::Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out) {
   FailTensorWith(tensor, Status::kMismatch,
                  "tensor '" + tensor.spec.name + "': rank " +
                      std::to_string(GlobalRank(tensor.declared_by).value()) + " declared " +
@@ -337,7 +337,8 @@ void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effe
   TryQuiesce(out);
 }
 
-void Member::FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out) {
+void AgentCore::FailTensorWith(AgentTensor& tensor, Status status, const std::string& text,
+                               Effects& out) {
   if (tensor.state == TensorState::kFailed) return;
   tensor.state = TensorState::kFailed;
   tensor.awaits_decision = false;
@@ -345,7 +346,7 @@ void Member::FailTensorWith(Tensor& tensor, Status status, const std::string& te
   GiveUp(tensor, status, text, out);
 }
 
-void Member::GiveUp(Tensor& tensor, Status status, const std::string& text, Effects& out) {
+void AgentCore::GiveUp(AgentTensor& tensor, Status status, const std::string& text, Effects& out) {
   const bool anybody_waits = tensor.pushed_count > 0;
   const Round round = tensor.open_round();
   OpenNextRound(tensor);
@@ -367,7 +368,7 @@ void Member::GiveUp(Tensor& tensor, Status status, const std::string& text, Effe
   }
 }
 
-void Member::FailJobWith(const std::string& text, Effects& out) {
+void AgentCore::FailJobWith(const std::string& text, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   phase_ = Phase::kFailed;
   failed_text_ = text;
@@ -375,7 +376,7 @@ void Member::FailJobWith(const std::string& text, Effects& out) {
   queue_.Clear();
   ForgetReduces();
   quiesce_.reset();
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     for (const PendingDeclare& pending : tensor->pending) {
       out.push_back(DeclareReply{.local_rank = pending.local_rank,
                                  .request = pending.request,
@@ -391,13 +392,13 @@ void Member::FailJobWith(const std::string& text, Effects& out) {
   owners_.clear();
 }
 
-void Member::ReportAndFail(const std::string& text, Effects& out, std::optional<Rank> rank) {
+void AgentCore::ReportAndFail(const std::string& text, Effects& out, std::optional<Rank> rank) {
   if (phase_ == Phase::kFailed) return;
   out.push_back(ReportLost{text, rank});
   FailJobWith(text, out);
 }
 
-void Member::Leave(Effects& out) {
+void AgentCore::Leave(Effects& out) {
   if (phase_ == Phase::kFailed) return;
   for (const auto& [index, owner] : owners_) {
     if (owner.state == OwnerState::kReady) SendBare(owner, wire::FrameType::kGoodbye, out);
@@ -407,23 +408,23 @@ void Member::Leave(Effects& out) {
       "the agent of node " + std::to_string(config_.self.node.value()) + " has left the job", out);
 }
 
-void Member::OnPush(const Push& push, int64_t now_ns, Effects& out) {
+void AgentCore::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   DoPush(push, now_ns, out);
 }
 
-void Member::OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t /*now_ns*/, Effects& out) {
   if (rank.value() >= ranks_.size() || !quiesce_) return;
   ranks_[rank.value()].at_boundary = steps;
   TryQuiesce(out);
 }
 
-std::string Member::PushProblem(const Push& push) const {
+std::string AgentCore::PushProblem(const Push& push) const {
   if (push.tensor.value() >= tensors_.size() || !tensors_[push.tensor.value()]->announced) {
     return "pushed tensor " + std::to_string(push.tensor.value()) +
            ", which it has not been told of; declare it first";
   }
-  const Tensor& tensor = *tensors_[push.tensor.value()];
+  const AgentTensor& tensor = *tensors_[push.tensor.value()];
   if (ranks_[push.rank.value()].at_boundary && !tensor.spec.collective.side) {
     return "pushed tensor '" + tensor.spec.name + "' while it waits at the end of step " +
            std::to_string(steps_base_ + *ranks_[push.rank.value()].at_boundary);
@@ -454,7 +455,7 @@ std::string Member::PushProblem(const Push& push) const {
   return "";
 }
 
-void Member::TakeGiven(Tensor& tensor, const Push& push) {
+void AgentCore::TakeGiven(AgentTensor& tensor, const Push& push) {
   OpenContribution& given = tensor.given;
   const Collective& collective = tensor.spec.collective;
   const Participation& participation = tensor.participation;
@@ -489,9 +490,9 @@ void Member::TakeGiven(Tensor& tensor, const Push& push) {
                        " gives " + DescribeGiven(push.signature, length(false));
 }
 
-void Member::DoPush(const Push& push, int64_t now_ns, Effects& out) {
+void AgentCore::DoPush(const Push& push, int64_t now_ns, Effects& out) {
   if (push.rank.value() >= ranks_.size() || phase_ == Phase::kFailed) return;
-  if (Tensor* tensor = At(push.tensor)) {
+  if (AgentTensor* tensor = At(push.tensor)) {
     if (tensor->failed_status != Status::kOk) {
       out.push_back(CompleteRound{.tensor = tensor->index,
                                   .round = push.round,
@@ -514,7 +515,7 @@ void Member::DoPush(const Push& push, int64_t now_ns, Effects& out) {
     out.push_back(FailRank{push.rank, RankText(push.rank) + " " + problem});
     return;
   }
-  Tensor& tensor = *At(push.tensor);
+  AgentTensor& tensor = *At(push.tensor);
   TakeGiven(tensor, push);
   tensor.pushed[push.rank.value()] = true;
   if (tensor.pushed_count++ == 0) {

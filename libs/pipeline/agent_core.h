@@ -25,7 +25,7 @@
 
 namespace talweg::pipeline {
 
-struct MemberConfig {
+struct AgentCoreConfig {
   MemberIdentity self;
   std::string job_name;
   std::string node_name;
@@ -79,7 +79,7 @@ struct Owner {
   std::set<TensorIndex> undeclared;  // While kReady: what the next Flush declares.
 };
 
-struct MemberCounters {
+struct AgentCoreCounters {
   uint64_t contributions_sent = 0;
   uint64_t contribution_bytes_sent = 0;
   uint64_t results_taken = 0;
@@ -110,9 +110,9 @@ struct MemberCounters {
 //
 // Local completions of writes are no event: a source is not reused before its result has come over
 // the same ordered connection, or before that connection is fenced (section 6).
-class Member {
+class AgentCore {
  public:
-  explicit Member(const MemberConfig& config);
+  explicit AgentCore(const AgentCoreConfig& config);
 
   // --- From the scheduler.
 
@@ -185,14 +185,14 @@ class Member {
 
   Phase phase() const { return phase_; }
   const std::string& failed_text() const { return failed_text_; }
-  const MemberConfig& config() const { return config_; }
+  const AgentCoreConfig& config() const { return config_; }
   const View* view() const { return view_ ? &*view_ : nullptr; }  // The view whose data is taken.
   const View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
-  const std::vector<std::unique_ptr<Tensor>>& tensors() const { return tensors_; }
-  const Tensor* FindTensor(TensorKey key) const;
+  const std::vector<std::unique_ptr<AgentTensor>>& tensors() const { return tensors_; }
+  const AgentTensor* FindTensor(TensorKey key) const;
   const std::map<AggregatorIndex, Owner>& owners() const { return owners_; }
   const schedule::SliceQueue& queue() const { return queue_; }
-  const MemberCounters& counters() const { return counters_; }
+  const AgentCoreCounters& counters() const { return counters_; }
   bool standalone() const;
   // Whether ranks may have to wait at the end of a step.
   bool quiesces() const { return quiesce_.has_value(); }
@@ -242,23 +242,23 @@ class Member {
   bool IsStandbyIn(const View& view) const;
   // Whether the ranks here follow a view that has their node as a standby.
   bool IsStandby() const;
-  void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
-  void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
+  void Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
+  void FailTensorWith(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
   // For the ranks alone: the others may need the round that is held here.
-  void GiveUp(Tensor& tensor, Status status, const std::string& text, Effects& out);
+  void GiveUp(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
   void FailJobWith(const std::string& text, Effects& out);
   void ReportAndFail(const std::string& text, Effects& out,
                      std::optional<Rank> rank = std::nullopt);
   void DoPush(const Push& push, int64_t now_ns, Effects& out);
-  void CheckLeftRanks(Tensor& tensor, Effects& out);
-  bool NeedsAllRanks(const Tensor& tensor) const;
+  void CheckLeftRanks(AgentTensor& tensor, Effects& out);
+  bool NeedsAllRanks(const AgentTensor& tensor) const;
   // A rank or a member that the open round needs has left: the job's failure, or that of a tensor
   // which only some ranks have.
-  void FailForLeft(Tensor& tensor, const std::string& text, Effects& out);
+  void FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out);
   void CheckRanksDone(Effects& out);
   std::string RankText(LocalRank rank) const;
   std::string PushProblem(const Push& push) const;
-  void TakeGiven(Tensor& tensor, const Push& push);
+  void TakeGiven(AgentTensor& tensor, const Push& push);
 
   // agent_core_view.cc: views, fences, reports, decisions.
   std::string ViewProblem(const View& view) const;
@@ -266,24 +266,24 @@ class Member {
   void SendBare(const Owner& owner, wire::FrameType type, Effects& out);
   void OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out);
   void Freeze(int64_t now_ns, Effects& out);
-  void FreezeTensor(Tensor& tensor, Effects& out);
-  void PlaceTensor(Tensor& tensor, Effects& out);
+  void FreezeTensor(AgentTensor& tensor, Effects& out);
+  void PlaceTensor(AgentTensor& tensor, Effects& out);
   // Whose ranks take part, by the first view. False: the tensor has failed.
-  bool Resolve(Tensor& tensor, Effects& out);
-  void ResolveInView(Tensor& tensor);
+  bool Resolve(AgentTensor& tensor, Effects& out);
+  void ResolveInView(AgentTensor& tensor);
   uint32_t RootInView(uint32_t root_rank) const;
-  void Renumber(Tensor& tensor) const;
-  wire::Report MakeReport(const Tensor& tensor) const;
+  void Renumber(AgentTensor& tensor) const;
+  wire::Report MakeReport(const AgentTensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
   schedule::Reach ReachOf(const Owner& owner) const;
   // Those that are due; DeclareAll: every tensor of the view.
   void SendDeclares(Owner& owner, Effects& out);
   void DeclareAll(Owner& owner, Effects& out);
   // With the next Flush.
-  void DeclareAtOwners(const Tensor& tensor);
+  void DeclareAtOwners(const AgentTensor& tensor);
   void OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out);
-  std::string DecisionProblem(const Tensor& tensor, const wire::Decision& decision) const;
-  void BeginFinish(Tensor& tensor, const wire::Decision& decision);
+  std::string DecisionProblem(const AgentTensor& tensor, const wire::Decision& decision) const;
+  void BeginFinish(AgentTensor& tensor, const wire::Decision& decision);
   void CheckActive();
   void TryQuiesce(Effects& out);
   void LetRanksGo(Effects& out);
@@ -295,7 +295,7 @@ class Member {
   void OnResult(const Owner& owner, const wire::Result& entry, uint32_t position, Effects& out);
   void OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out);
   void OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out);
-  void AgreementChanged(Tensor& tensor, Effects& out);
+  void AgreementChanged(AgentTensor& tensor, Effects& out);
   void BackOff(Owner& owner, int64_t now_ns);
   void ForgetSlicesOf(AggregatorIndex owner);
   Owner* FindOwner(ConnectionId connection);
@@ -319,46 +319,46 @@ class Member {
   void OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns, Effects& out);
 
   // agent_core_send.cc: a round of a tensor, from the queue to its result.
-  bool MaySend(const Tensor& tensor) const;
+  bool MaySend(const AgentTensor& tensor) const;
   // Whether contributions are combined, or copied, here before they leave.
-  bool Reduces(const Tensor& tensor) const;
+  bool Reduces(const AgentTensor& tensor) const;
   MemberIndex self() const { return *view_->IndexOf(config_.self); }
-  static uint32_t PartOf(const Tensor& tensor, SliceIndex slice);
+  static uint32_t PartOf(const AgentTensor& tensor, SliceIndex slice);
   // How much of a slice there is, where its part holds `part_bytes`.
-  static uint32_t LengthIn(const Tensor& tensor, SliceIndex slice, uint64_t part_bytes);
+  static uint32_t LengthIn(const AgentTensor& tensor, SliceIndex slice, uint64_t part_bytes);
   // What this node contributes to the active round.
-  uint32_t GivenLength(const Tensor& tensor, SliceIndex slice) const;
-  uint32_t GivingRanks(const Tensor& tensor, SliceIndex slice) const;
-  wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;
+  uint32_t GivenLength(const AgentTensor& tensor, SliceIndex slice) const;
+  uint32_t GivingRanks(const AgentTensor& tensor, SliceIndex slice) const;
+  wire::Form FormOf(const AgentTensor& tensor, SliceIndex slice) const;
   // What no other member takes part in does not go to an owner.
   bool StaysHere(bool others_are_out) const;
   // Nobody else has to do with the slice: its result is made here.
-  bool IsPrivate(const Tensor& tensor, SliceIndex slice) const;
+  bool IsPrivate(const AgentTensor& tensor, SliceIndex slice) const;
   // The result is what this node gives: it is copied here.
-  bool CopiesOwn(const Tensor& tensor, SliceIndex slice) const;
-  bool WantsResult(const Tensor& tensor, SliceIndex slice) const;
+  bool CopiesOwn(const AgentTensor& tensor, SliceIndex slice) const;
+  bool WantsResult(const AgentTensor& tensor, SliceIndex slice) const;
   // When the slice is done its result is here.
-  bool WillHold(const Tensor& tensor, SliceIndex slice) const;
-  SliceBytes BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
+  bool WillHold(const AgentTensor& tensor, SliceIndex slice) const;
+  SliceBytes BytesOf(const AgentTensor& tensor, SliceIndex slice, Memory memory,
                      uint32_t length_bytes) const;
-  uint32_t CostOf(const Tensor& tensor, SliceIndex slice) const;
-  void QueueSlices(Tensor& tensor, Effects& out);
-  void SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, Send>& sends,
+  uint32_t CostOf(const AgentTensor& tensor, SliceIndex slice) const;
+  void QueueSlices(AgentTensor& tensor, Effects& out);
+  void SendSlice(AgentTensor& tensor, SliceIndex slice, std::map<ConnectionId, Send>& sends,
                  Effects& out);
-  void StartReduce(Tensor& tensor, SliceIndex slice, Effects& out);
-  void SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, uint32_t length_bytes,
-                 Effects& out);
-  void SliceDisagreed(Tensor& tensor, SliceIndex slice, std::string text, Effects& out);
-  void CountDone(Tensor& tensor, SliceIndex slice, Effects& out);
-  void RoundDone(Tensor& tensor, Effects& out);
-  void AbortRound(Tensor& tensor, Status status, const std::string& text, Effects& out);
-  void ResetSlices(Tensor& tensor);
-  void OpenNextRound(Tensor& tensor);
+  void StartReduce(AgentTensor& tensor, SliceIndex slice, Effects& out);
+  void SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,
+                 uint32_t length_bytes, Effects& out);
+  void SliceDisagreed(AgentTensor& tensor, SliceIndex slice, std::string text, Effects& out);
+  void CountDone(AgentTensor& tensor, SliceIndex slice, Effects& out);
+  void RoundDone(AgentTensor& tensor, Effects& out);
+  void AbortRound(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
+  void ResetSlices(AgentTensor& tensor);
+  void OpenNextRound(AgentTensor& tensor);
   void ForgetReduces();
-  Tensor* At(TensorIndex index);
+  AgentTensor* At(TensorIndex index);
   void Schedule(int64_t at_ns);
 
-  MemberConfig config_;
+  AgentCoreConfig config_;
   Phase phase_ = Phase::kForming;
   std::string failed_text_;
   std::optional<View> numbers_;
@@ -384,7 +384,7 @@ class Member {
   std::map<AggregatorIndex, Owner> owners_;
   uint64_t next_connection_ = 1;
 
-  std::vector<std::unique_ptr<Tensor>> tensors_;
+  std::vector<std::unique_ptr<AgentTensor>> tensors_;
   std::unordered_map<TensorKey, TensorIndex> tensor_by_key_;  // For look-ups only.
   uint64_t next_order_ = 1;
 
@@ -400,7 +400,7 @@ class Member {
 
   std::optional<QuiesceAsked> quiesce_;
 
-  MemberCounters counters_;
+  AgentCoreCounters counters_;
 };
 
 }  // namespace talweg::pipeline

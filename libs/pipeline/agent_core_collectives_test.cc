@@ -60,7 +60,7 @@ Effects DisagreementOf(Fixture& f, const wire::Contribute& entry, const std::str
   return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
 }
 
-TEST_CASE("Member: all_gather copies the own part and takes the others', as long as they are",
+TEST_CASE("AgentCore: all_gather copies the own part and takes the others', as long as they are",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -90,7 +90,7 @@ TEST_CASE("Member: all_gather copies the own part and takes the others', as long
   CHECK(complete[0].lengths == std::vector<uint64_t>{32, 16});
 }
 
-TEST_CASE("Member: a result that is not as long as what was given is ignored", "[pipeline]") {
+TEST_CASE("AgentCore: a result that is not as long as what was given is ignored", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("all_gather", 16, {0, 1}));
@@ -102,7 +102,7 @@ TEST_CASE("Member: a result that is not as long as what was given is ignored", "
   CHECK(f.member.counters().results_ignored == 2);
 }
 
-TEST_CASE("Member: reduce_scatter wants its own part only", "[pipeline]") {
+TEST_CASE("AgentCore: reduce_scatter wants its own part only", "[pipeline]") {
   Fixture f(1);
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("reduce_scatter", 16, {0, 1}));
@@ -120,7 +120,7 @@ TEST_CASE("Member: reduce_scatter wants its own part only", "[pipeline]") {
   CHECK(Fixture::Of<CompleteRound>(last)[0].lengths[1] == 64);
 }
 
-TEST_CASE("Member: all_to_all stays out of others' parts, and does its private one itself",
+TEST_CASE("AgentCore: all_to_all stays out of others' parts, and does its private one itself",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -142,7 +142,7 @@ TEST_CASE("Member: all_to_all stays out of others' parts, and does its private o
   CHECK(Fixture::Of<CompleteRound>(last).size() == 1);
 }
 
-TEST_CASE("Member: a group on one node is reduced there", "[pipeline]") {
+TEST_CASE("AgentCore: a group on one node is reduced there", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {0, 1}));
@@ -159,7 +159,7 @@ TEST_CASE("Member: a group on one node is reduced there", "[pipeline]") {
   CHECK(complete[0].ranks_summed == 2);
 }
 
-TEST_CASE("Member: gather gives nothing to those who are not the root", "[pipeline]") {
+TEST_CASE("AgentCore: gather gives nothing to those who are not the root", "[pipeline]") {
   Fixture f(1);
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("gather", 16, {0, 1}));
@@ -176,7 +176,7 @@ TEST_CASE("Member: gather gives nothing to those who are not the root", "[pipeli
   CHECK(Fixture::Of<SliceArrived>(f.all).empty());
 }
 
-TEST_CASE("Member: ranks of a node that is alone disagree for one round", "[pipeline]") {
+TEST_CASE("AgentCore: ranks of a node that is alone disagree for one round", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(SpecOf("all_reduce", 16, {}));
@@ -198,7 +198,7 @@ TEST_CASE("Member: ranks of a node that is alone disagree for one round", "[pipe
   CHECK(next[0].status == Status::kOk);
 }
 
-TEST_CASE("Member: owners hear that ranks of this node disagree, and what they answer ends it",
+TEST_CASE("AgentCore: owners hear that ranks of this node disagree, and what they answer ends it",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -230,7 +230,7 @@ TEST_CASE("Member: owners hear that ranks of this node disagree, and what they a
   CHECK(next[0].round == Round{2});
 }
 
-TEST_CASE("Member: a push with lengths that cannot be is refused", "[pipeline]") {
+TEST_CASE("AgentCore: a push with lengths that cannot be is refused", "[pipeline]") {
   const auto refused = [](std::vector<uint32_t> lengths) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
@@ -244,7 +244,7 @@ TEST_CASE("Member: a push with lengths that cannot be is refused", "[pipeline]")
   CHECK(refused({60, 0}).empty());
 }
 
-TEST_CASE("Member: a rank outside the group may neither declare nor push", "[pipeline]") {
+TEST_CASE("AgentCore: a rank outside the group may neither declare nor push", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
   const TensorSpec spec = SpecOf("all_reduce", 16, {0, 2});
@@ -258,7 +258,7 @@ TEST_CASE("Member: a rank outside the group may neither declare nor push", "[pip
   CHECK(f.member.tensors()[0]->contributed);
 }
 
-TEST_CASE("Member: a tensor that lost one of its ranks stays dead when its place is taken again",
+TEST_CASE("AgentCore: a tensor that lost one of its ranks stays dead when its place is taken again",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -281,7 +281,7 @@ TEST_CASE("Member: a tensor that lost one of its ranks stays dead when its place
   CHECK(failed[0].status == Status::kAborted);
 }
 
-TEST_CASE("Member: a reduction over a group goes on with those that are left", "[pipeline]") {
+TEST_CASE("AgentCore: a reduction over a group goes on with those that are left", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {0, 1}));
@@ -302,7 +302,7 @@ TEST_CASE("Member: a reduction over a group goes on with those that are left", "
   CHECK(complete[0].ranks_summed == 1);
 }
 
-TEST_CASE("Member: what it has of a round whose predecessor is aborted for others is done again",
+TEST_CASE("AgentCore: what it has of a round whose predecessor is aborted for others is done again",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -328,7 +328,8 @@ TEST_CASE("Member: what it has of a round whose predecessor is aborted for other
   CHECK(f.member.tensors()[0]->partial.have_count == 1);
 }
 
-TEST_CASE("Member: a part leaves for the aggregator beside the rank that gets it", "[pipeline]") {
+TEST_CASE("AgentCore: a part leaves for the aggregator beside the rank that gets it",
+          "[pipeline]") {
   Fixture f;
   View view = MakeView(1, {1, 1}, 2);
   view.members[0].host_id = view.aggregators[1].host_id = "x";
@@ -349,7 +350,7 @@ TEST_CASE("Member: a part leaves for the aggregator beside the rank that gets it
   CHECK(part_by_owner == std::vector<uint32_t>{1, 0});
 }
 
-TEST_CASE("Member: a group is declared by its places, also when ranks follow a view without one",
+TEST_CASE("AgentCore: a group is declared by its places, also when ranks follow a view without one",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1, 1}, 1));

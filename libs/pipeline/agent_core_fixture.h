@@ -9,7 +9,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/pipeline/agent_core.h"
 
-// One Member among aggregators that answer by the book when a test asks them to.
+// One AgentCore among aggregators that answer by the book when a test asks them to.
 namespace talweg::pipeline::testing {
 
 inline View MakeView(uint64_t epoch, std::vector<uint32_t> rank_counts, uint32_t aggregators) {
@@ -229,7 +229,7 @@ struct Fixture {
     return all_out;
   }
   Effects ResultOf(const wire::Contribute& entry, uint32_t ranks = 4, uint64_t sum_epoch = 0) {
-    const Tensor& tensor = *member.FindTensor(entry.key);
+    const AgentTensor& tensor = *member.FindTensor(entry.key);
     const Slice& slice = tensor.slices[entry.slice.value()];
     wire::Result result{.key = entry.key,
                         .round = entry.round,
@@ -250,7 +250,7 @@ struct Fixture {
   }
   Effects Decide(const std::string& name, wire::Verdict verdict, uint64_t round,
                  uint64_t sum_epoch = 0, std::vector<uint16_t> sources = {}) {
-    const Tensor& tensor = *member.FindTensor(Key(name));
+    const AgentTensor& tensor = *member.FindTensor(Key(name));
     return From<wire::Decision>(tensor.primary.value(), wire::FrameType::kDecision,
                                 {{.key = tensor.key,
                                   .round = Round{round},
@@ -260,7 +260,7 @@ struct Fixture {
                                   .text = verdict == wire::Verdict::kAbort ? "root gone" : ""}});
   }
 
-  Member member;
+  AgentCore member;
   int64_t now_ns = 1'000'000'000;
   uint32_t next_request = 1;
   Effects all;

@@ -34,7 +34,7 @@ Status StatusOf(wire::FailedCode code) {
 
 }  // namespace
 
-Owner* Member::FindOwner(ConnectionId connection) {
+Owner* AgentCore::FindOwner(ConnectionId connection) {
   if (connection.value() == 0) return nullptr;
   for (auto& [index, owner] : owners_) {
     if (owner.connection == connection) return &owner;
@@ -42,11 +42,11 @@ Owner* Member::FindOwner(ConnectionId connection) {
   return nullptr;
 }
 
-const std::string& Member::OwnerName(const Owner& owner) const {
+const std::string& AgentCore::OwnerName(const Owner& owner) const {
   return newest_view()->aggregators[owner.index.value()].name;
 }
 
-void Member::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& out) {
   Owner* owner = FindOwner(connection);
   if (owner == nullptr || owner->state != OwnerState::kConnecting) return;
   owner->state = OwnerState::kGreeting;
@@ -62,7 +62,7 @@ void Member::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& o
                                                           .node_name = config_.node_name}}});
 }
 
-void Member::BackOff(Owner& owner, int64_t now_ns) {
+void AgentCore::BackOff(Owner& owner, int64_t now_ns) {
   if (owner.state == OwnerState::kReady) {
     if (phase_ != Phase::kFencing) ForgetSlicesOf(owner.index);
     owner.unready_since_ns = now_ns;
@@ -75,8 +75,8 @@ void Member::BackOff(Owner& owner, int64_t now_ns) {
   Schedule(owner.retry_at_ns);
 }
 
-void Member::OnDisconnected(ConnectionId connection, const std::string& reason, int64_t now_ns,
-                            Effects& out) {
+void AgentCore::OnDisconnected(ConnectionId connection, const std::string& reason, int64_t now_ns,
+                               Effects& out) {
   Owner* owner = FindOwner(connection);
   if (owner == nullptr) return;
   out.push_back(Log{true, "connection to aggregator '" + OwnerName(*owner) + "' of job '" +
@@ -85,9 +85,9 @@ void Member::OnDisconnected(ConnectionId connection, const std::string& reason, 
   BackOff(*owner, now_ns);
 }
 
-void Member::ForgetSlicesOf(AggregatorIndex owner) {
+void AgentCore::ForgetSlicesOf(AggregatorIndex owner) {
   queue_.Close(owner);
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     const auto it = tensor->owners.find(owner);
     if (it == tensor->owners.end()) continue;
     it->second = {};
@@ -110,8 +110,8 @@ void Member::ForgetSlicesOf(AggregatorIndex owner) {
   std::erase_if(reduced_, [owner](const Reduce& reduce) { return reduce.owner == owner; });
 }
 
-void Member::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns,
-                     Effects& out) {
+void AgentCore::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns,
+                        Effects& out) {
   Owner* owner = FindOwner(connection);
   if (owner == nullptr || frame.header.job != newest_view()->job) {
     ++counters_.frames_ignored;
@@ -163,7 +163,7 @@ void Member::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t 
   }
 }
 
-void Member::OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out) {
+void AgentCore::OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out) {
   const auto* entries = std::get_if<std::vector<wire::Welcome>>(&frame.entries);
   if (owner.state != OwnerState::kGreeting || entries == nullptr || entries->size() != 1) {
     ++counters_.frames_ignored;
@@ -196,13 +196,13 @@ void Member::OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, E
   BackOff(owner, now_ns);
 }
 
-void Member::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects& out) {
+void AgentCore::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects& out) {
   const auto it = tensor_by_key_.find(entry.key);
   if (it == tensor_by_key_.end() || !At(it->second)->owners.contains(owner.index)) {
     ++counters_.frames_ignored;
     return;
   }
-  Tensor& tensor = *At(it->second);
+  AgentTensor& tensor = *At(it->second);
   if (tensor.state == TensorState::kFailed) return;
   if (entry.status != wire::DeclaredStatus::kOk) {
     FailTensorWith(tensor, StatusOf(entry.status), entry.text, out);
@@ -219,7 +219,7 @@ void Member::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects
   AgreementChanged(tensor, out);
 }
 
-void Member::AgreementChanged(Tensor& tensor, Effects& out) {
+void AgentCore::AgreementChanged(AgentTensor& tensor, Effects& out) {
   if (tensor.state != TensorState::kDeclaring && tensor.state != TensorState::kOpen) return;
   if (!tensor.agreed()) return;
   tensor.state = TensorState::kOpen;
@@ -235,12 +235,12 @@ void Member::AgreementChanged(Tensor& tensor, Effects& out) {
   QueueSlices(tensor, out);
 }
 
-void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t position,
-                      Effects& out) {
+void AgentCore::OnResult(const Owner& owner, const wire::Result& entry, uint32_t position,
+                         Effects& out) {
   const auto ignore = [this] { ++counters_.results_ignored; };
   const auto it = tensor_by_key_.find(entry.key);
   if (it == tensor_by_key_.end()) return ignore();
-  Tensor& tensor = *At(it->second);
+  AgentTensor& tensor = *At(it->second);
   const uint32_t s = entry.slice.value();
   if (tensor.state == TensorState::kFailed || tensor.awaits_decision ||
       entry.round != tensor.active_round() || s >= tensor.slices.size() ||
@@ -290,7 +290,7 @@ void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t po
   SliceDone(tensor, entry.slice, entry.rank_count, length_bytes, out);
 }
 
-void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out) {
+void AgentCore::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out) {
   if (entry.key == TensorKey{0} || entry.code == wire::FailedCode::kJobFailed) {
     ReportAndFail("aggregator '" + OwnerName(owner) + "' gave up job '" + config_.job_name +
                       "': " + entry.text,
@@ -307,7 +307,7 @@ void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& ou
   TryQuiesce(out);
 }
 
-void Member::OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out) {
+void AgentCore::OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out) {
   ++counters_.refused[static_cast<size_t>(entry.reason)];
   const std::string text = "aggregator '" + OwnerName(owner) + "' refused a contribution (" +
                            wire::RefusedReasonName(entry.reason) + "): " + entry.text;
@@ -319,7 +319,7 @@ void Member::OnRefused(const Owner& owner, const wire::Refused& entry, Effects& 
     return;
   }
   const auto it = tensor_by_key_.find(entry.key);
-  const Tensor* tensor = it == tensor_by_key_.end() ? nullptr : At(it->second);
+  const AgentTensor* tensor = it == tensor_by_key_.end() ? nullptr : At(it->second);
   const bool is_open = tensor != nullptr && entry.round == tensor->active_round() &&
                        entry.slice.value() < tensor->slices.size() &&
                        tensor->slice_states[entry.slice.value()] == SliceState::kSent;

@@ -14,7 +14,8 @@ using testing::Key;
 using testing::MakeView;
 using testing::Spec;
 
-TEST_CASE("Member: one rank's round goes from its own buffer to the owner and back", "[pipeline]") {
+TEST_CASE("AgentCore: one rank's round goes from its own buffer to the owner and back",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   CHECK(f.member.phase() == Phase::kActive);
@@ -47,7 +48,7 @@ TEST_CASE("Member: one rank's round goes from its own buffer to the owner and ba
   CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
 }
 
-TEST_CASE("Member: a slice's result is told of when it is there, before the round is complete",
+TEST_CASE("AgentCore: a slice's result is told of when it is there, before the round is complete",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -69,7 +70,7 @@ TEST_CASE("Member: a slice's result is told of when it is there, before the roun
   CHECK(std::holds_alternative<CompleteRound>(first[1]));
 }
 
-TEST_CASE("Member: a result that comes in a frame is told of after its copy", "[pipeline]") {
+TEST_CASE("AgentCore: a result that comes in a frame is told of after its copy", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 1024));
@@ -81,7 +82,8 @@ TEST_CASE("Member: a result that comes in a frame is told of after its copy", "[
   CHECK(std::holds_alternative<CompleteRound>(result[2]));
 }
 
-TEST_CASE("Member: 256 KiB of writes are announced at once, later ones after them", "[pipeline]") {
+TEST_CASE("AgentCore: 256 KiB of writes are announced at once, later ones after them",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 96 * 1024));  // 384 KiB: six slices.
@@ -93,7 +95,7 @@ TEST_CASE("Member: 256 KiB of writes are announced at once, later ones after the
   CHECK(f.Entries<wire::Contribute>(sent).size() == 6);
 }
 
-TEST_CASE("Member: what the link carries in a millisecond is announced at once", "[pipeline]") {
+TEST_CASE("AgentCore: what the link carries in a millisecond is announced at once", "[pipeline]") {
   // Slices of 64 KiB; how many of them each frame announces, by how long 256 KiB were on their way.
   const auto announced = [](int64_t way_ns) {
     Fixture f;
@@ -117,7 +119,7 @@ TEST_CASE("Member: what the link carries in a millisecond is announced at once",
   CHECK(announced(1'000).front() == 16);
 }
 
-TEST_CASE("Member: several ranks are reduced when all have pushed, then sent", "[pipeline]") {
+TEST_CASE("AgentCore: several ranks are reduced when all have pushed, then sent", "[pipeline]") {
   Fixture f(1, 3);
   f.Start(MakeView(1, {1, 3}, 1));
   f.Open(Spec("w", 100));
@@ -144,7 +146,7 @@ TEST_CASE("Member: several ranks are reduced when all have pushed, then sent", "
   CHECK(f.Of<CompleteRound>(f.Reduced(reduces[0].ticket)).empty());  // Again: nothing.
 }
 
-TEST_CASE("Member: a single rank's contribution that cannot be sent from is copied first",
+TEST_CASE("AgentCore: a single rank's contribution that cannot be sent from is copied first",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -164,7 +166,7 @@ TEST_CASE("Member: a single rank's contribution that cannot be sent from is copi
   CHECK(writes[0].source.memory == Memory::kSendBuffer);
 }
 
-TEST_CASE("Member: small slices of many tensors travel in one message", "[pipeline]") {
+TEST_CASE("AgentCore: small slices of many tensors travel in one message", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   for (int i = 0; i < 50; ++i) f.Open(Spec("t" + std::to_string(i), 10));
@@ -175,7 +177,7 @@ TEST_CASE("Member: small slices of many tensors travel in one message", "[pipeli
   CHECK(f.Of<Send>(sent)[0].sources.size() == 50);
 }
 
-TEST_CASE("Member: priority first, credit bounds what is in flight, and it comes back",
+TEST_CASE("AgentCore: priority first, credit bounds what is in flight, and it comes back",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 128 * kKiB);
@@ -195,7 +197,7 @@ TEST_CASE("Member: priority first, credit bounds what is in flight, and it comes
   CHECK(f.member.queue().InFlightBytes(AggregatorIndex{0}) == 128 * kKiB);
 }
 
-TEST_CASE("Member: a broadcast's root sends bytes, the others empty", "[pipeline]") {
+TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipeline]") {
   for (const uint32_t root : {0u, 2u}) {
     Fixture f(1, 2);  // Ranks 1 and 2.
     f.Start(MakeView(1, {1, 2}, 1));
@@ -223,7 +225,7 @@ TEST_CASE("Member: a broadcast's root sends bytes, the others empty", "[pipeline
   }
 }
 
-TEST_CASE("Member: alone, the local reduction is the round", "[pipeline]") {
+TEST_CASE("AgentCore: alone, the local reduction is the round", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   CHECK(f.member.standalone());
@@ -240,7 +242,7 @@ TEST_CASE("Member: alone, the local reduction is the round", "[pipeline]") {
   CHECK(complete[0].ranks_summed == 2);
 }
 
-TEST_CASE("Member: the reducer gets no more than it may hold", "[pipeline]") {
+TEST_CASE("AgentCore: the reducer gets no more than it may hold", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(Spec("w", 4 * 1024 * 1024));  // 16 MiB in 256 slices.
@@ -253,7 +255,7 @@ TEST_CASE("Member: the reducer gets no more than it may hold", "[pipeline]") {
   CHECK(f.Of<ReduceSlice>(f.Flush()).size() == 1);
 }
 
-TEST_CASE("Member: results that do not fit are never shown", "[pipeline]") {
+TEST_CASE("AgentCore: results that do not fit are never shown", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(3, {1, 1}, 2));
   f.Open(Spec("w", 10));
@@ -301,7 +303,7 @@ TEST_CASE("Member: results that do not fit are never shown", "[pipeline]") {
   CHECK(f.From<wire::Result>(owner, wire::FrameType::kResult, {good}).empty());  // Twice.
 }
 
-TEST_CASE("Member: a slice's result counts once, and only after its contribution left",
+TEST_CASE("AgentCore: a slice's result counts once, and only after its contribution left",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 64 * kKiB);
@@ -320,7 +322,7 @@ TEST_CASE("Member: a slice's result counts once, and only after its contribution
   CHECK(f.Of<CompleteRound>(f.Results(f.Flush(), 2)).size() == 1);
 }
 
-TEST_CASE("Member: slices that sum different numbers of ranks end the job", "[pipeline]") {
+TEST_CASE("AgentCore: slices that sum different numbers of ranks end the job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 32 * 1024));
@@ -333,7 +335,7 @@ TEST_CASE("Member: slices that sum different numbers of ranks end the job", "[pi
   CHECK(f.Of<CompleteRound>(out).empty());
 }
 
-TEST_CASE("Member: a rank that breaks the rules is told so, and nothing else happens",
+TEST_CASE("AgentCore: a rank that breaks the rules is told so, and nothing else happens",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -349,7 +351,7 @@ TEST_CASE("Member: a rank that breaks the rules is told so, and nothing else hap
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
 }
 
-TEST_CASE("Member: a broken connection is replaced; what has no result goes out again",
+TEST_CASE("AgentCore: a broken connection is replaced; what has no result goes out again",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 1 << 20);
@@ -379,7 +381,7 @@ TEST_CASE("Member: a broken connection is replaced; what has no result goes out 
   CHECK(f.Deliver(old, late).empty());
 }
 
-TEST_CASE("Member: attempts to connect come at growing intervals", "[pipeline]") {
+TEST_CASE("AgentCore: attempts to connect come at growing intervals", "[pipeline]") {
   Fixture f;
   f.OnView(MakeView(1, {1, 1}, 1));
   int64_t last_gap_ns = 0;
@@ -395,7 +397,7 @@ TEST_CASE("Member: attempts to connect come at growing intervals", "[pipeline]")
   CHECK(last_gap_ns == f.member.config().reconnect_max_ns);
 }
 
-TEST_CASE("Member: local ranks that are late are named at growing intervals", "[pipeline]") {
+TEST_CASE("AgentCore: local ranks that are late are named at growing intervals", "[pipeline]") {
   Fixture f(0, 3);
   f.Start(MakeView(1, {3}, 0));
   f.Open(Spec("w", 10));
@@ -420,7 +422,7 @@ TEST_CASE("Member: local ranks that are late are named at growing intervals", "[
   CHECK(at_ns[7] == 124'000'000'000);
 }
 
-TEST_CASE("Member: an owner's word of who is late is passed on", "[pipeline]") {
+TEST_CASE("AgentCore: an owner's word of who is late is passed on", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 10));
@@ -432,7 +434,7 @@ TEST_CASE("Member: an owner's word of who is late is passed on", "[pipeline]") {
   CHECK(notices[0].missing == std::vector<uint32_t>{1});
 }
 
-TEST_CASE("Member: refusals end the job only when a round hangs on them", "[pipeline]") {
+TEST_CASE("AgentCore: refusals end the job only when a round hangs on them", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 10));
@@ -449,7 +451,7 @@ TEST_CASE("Member: refusals end the job only when a round hangs on them", "[pipe
   CHECK(f.member.counters().refused[static_cast<size_t>(wire::RefusedReason::kWrongLength)] == 1);
 }
 
-TEST_CASE("Member: what goes to an aggregator on its own host does not wait for the link",
+TEST_CASE("AgentCore: what goes to an aggregator on its own host does not wait for the link",
           "[pipeline]") {
   // 4 MiB, of which the link would be given little more than 1 while it is not known.
   const auto sent_bytes = [](const std::string& host_id) {

@@ -32,26 +32,28 @@ uint64_t WrittenBytes(const Send& send) {
 
 }  // namespace
 
-bool Member::MaySend(const Tensor& tensor) const {
+bool AgentCore::MaySend(const AgentTensor& tensor) const {
   return (phase_ == Phase::kReporting || phase_ == Phase::kActive) &&
          tensor.state == TensorState::kOpen && !tensor.awaits_decision &&
          (tensor.finish || tensor.contributed);
 }
 
-bool Member::Reduces(const Tensor& tensor) const { return ranks_.size() > 1 || tensor.staged; }
+bool AgentCore::Reduces(const AgentTensor& tensor) const {
+  return ranks_.size() > 1 || tensor.staged;
+}
 
-uint32_t Member::PartOf(const Tensor& tensor, SliceIndex slice) {
+uint32_t AgentCore::PartOf(const AgentTensor& tensor, SliceIndex slice) {
   return tensor.spec.collective.part_at(tensor.slices[slice.value()].offset_bytes);
 }
 
-uint32_t Member::LengthIn(const Tensor& tensor, SliceIndex slice, uint64_t part_bytes) {
+uint32_t AgentCore::LengthIn(const AgentTensor& tensor, SliceIndex slice, uint64_t part_bytes) {
   const Slice& place = tensor.slices[slice.value()];
   const uint64_t begin = tensor.spec.collective.offset_in_part(place.offset_bytes);
   return static_cast<uint32_t>(
       std::min<uint64_t>(part_bytes > begin ? part_bytes - begin : 0, place.length_bytes));
 }
 
-uint32_t Member::GivenLength(const Tensor& tensor, SliceIndex slice) const {
+uint32_t AgentCore::GivenLength(const AgentTensor& tensor, SliceIndex slice) const {
   const uint32_t part = PartOf(tensor, slice);
   if (!tensor.finish) return LengthIn(tensor, slice, tensor.given.lengths[part]);
   const bool is_held = tensor.finish->round == tensor.held.round;
@@ -59,11 +61,11 @@ uint32_t Member::GivenLength(const Tensor& tensor, SliceIndex slice) const {
   return LengthIn(tensor, slice, lengths[part]);
 }
 
-uint32_t Member::GivingRanks(const Tensor& tensor, SliceIndex slice) const {
+uint32_t AgentCore::GivingRanks(const AgentTensor& tensor, SliceIndex slice) const {
   return tensor.participation.GivingRanks(self(), PartOf(tensor, slice));
 }
 
-wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
+wire::Form AgentCore::FormOf(const AgentTensor& tensor, SliceIndex slice) const {
   bool has_bytes = true;
   if (tensor.finish) {
     has_bytes = tensor.finish->sources[slice.value()] == self().value();
@@ -77,34 +79,34 @@ wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
                                                              : wire::Form::kWritten;
 }
 
-bool Member::StaysHere(bool others_are_out) const {
+bool AgentCore::StaysHere(bool others_are_out) const {
   // A job of one node with aggregators is there to use them.
   return standalone() || (view_->members.size() > 1 && others_are_out);
 }
 
-bool Member::IsPrivate(const Tensor& tensor, SliceIndex slice) const {
+bool AgentCore::IsPrivate(const AgentTensor& tensor, SliceIndex slice) const {
   return !tensor.finish && StaysHere(tensor.participation.IsPrivate(self(), PartOf(tensor, slice)));
 }
 
-bool Member::CopiesOwn(const Tensor& tensor, SliceIndex slice) const {
+bool AgentCore::CopiesOwn(const AgentTensor& tensor, SliceIndex slice) const {
   // What lies on a GPU comes back like everybody's.
   return !tensor.finish && !tensor.staged && tensor.spec.collective.copies() &&
          GivingRanks(tensor, slice) > 0 && WillHold(tensor, slice);
 }
 
-bool Member::WantsResult(const Tensor& tensor, SliceIndex slice) const {
+bool AgentCore::WantsResult(const AgentTensor& tensor, SliceIndex slice) const {
   if (!tensor.finish) return WillHold(tensor, slice) && !CopiesOwn(tensor, slice);
   if (tensor.finish->round == tensor.held.round) return false;
   return tensor.partial.have.empty() || !tensor.partial.have[slice.value()];
 }
 
-bool Member::WillHold(const Tensor& tensor, SliceIndex slice) const {
+bool AgentCore::WillHold(const AgentTensor& tensor, SliceIndex slice) const {
   if (tensor.finish) return WantsResult(tensor, slice);
   return tensor.participation.Gets(self(), PartOf(tensor, slice));
 }
 
-SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
-                           uint32_t length_bytes) const {
+SliceBytes AgentCore::BytesOf(const AgentTensor& tensor, SliceIndex slice, Memory memory,
+                              uint32_t length_bytes) const {
   return {.tensor = tensor.index,
           .round = tensor.active_round(),
           .slice = slice,
@@ -113,13 +115,13 @@ SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory
           .length_bytes = length_bytes};
 }
 
-uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
+uint32_t AgentCore::CostOf(const AgentTensor& tensor, SliceIndex slice) const {
   // There is no length where this member has no bytes of a round that is finished.
   const wire::Form form = FormOf(tensor, slice);
   return wire::CarriesData(form) ? wire::CreditCost(form, GivenLength(tensor, slice)) : 0;
 }
 
-void Member::QueueSlices(Tensor& tensor, Effects& out) {
+void AgentCore::QueueSlices(AgentTensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
   if (!tensor.finish && tensor.is_dead) {
     const bool lost_root = tensor.spec.collective.has_root() && !view_->IndexOf(tensor.root_member);
@@ -161,14 +163,14 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
   }
 }
 
-void Member::Flush(int64_t now_ns, Effects& out) {
+void AgentCore::Flush(int64_t now_ns, Effects& out) {
   if (phase_ != Phase::kReporting && phase_ != Phase::kActive) return;
   for (auto& [index, owner] : owners_) {
     if (owner.state == OwnerState::kReady) SendDeclares(owner, out);
   }
   std::map<ConnectionId, Send> sends;
   for (const Reduce& reduce : std::exchange(reduced_, {})) {
-    Tensor& tensor = *At(reduce.tensor);
+    AgentTensor& tensor = *At(reduce.tensor);
     if (reduce.round == tensor.active_round() && reduce.slice.value() < tensor.slices.size() &&
         tensor.slice_states[reduce.slice.value()] == SliceState::kReduced) {
       SendSlice(tensor, reduce.slice, sends, out);
@@ -177,7 +179,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     }
   }
   const auto wanted = [this](const schedule::QueuedSlice& queued) {
-    Tensor& tensor = *At(tensor_by_key_.at(queued.tensor));
+    AgentTensor& tensor = *At(tensor_by_key_.at(queued.tensor));
     // Not of a round that has ended without it.
     if (queued.slice.value() >= tensor.slices.size() || queued.round != tensor.active_round() ||
         tensor.slice_states[queued.slice.value()] != SliceState::kQueued) {
@@ -191,7 +193,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
   while (reducing_bytes_ < config_.reduce_bytes_max) {
     const std::optional<schedule::QueuedSlice> queued = queue_.Take(now_ns, wanted);
     if (!queued) break;
-    Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
+    AgentTensor& tensor = *At(tensor_by_key_.at(queued->tensor));
     const bool is_private = IsPrivate(tensor, queued->slice);
     const bool has_bytes = CostOf(tensor, queued->slice) > 0;
     if (has_bytes && !tensor.finish && (Reduces(tensor) || is_private)) {
@@ -209,7 +211,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
   TryQuiesce(out);
 }
 
-void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
+void AgentCore::StartReduce(AgentTensor& tensor, SliceIndex slice, Effects& out) {
   const uint64_t ticket = next_ticket_++;
   const bool is_final = IsPrivate(tensor, slice);
   const uint32_t part = PartOf(tensor, slice);
@@ -234,13 +236,13 @@ void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
   out.push_back(std::move(reduce));
 }
 
-void Member::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
+void AgentCore::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
   const auto it = reduces_.find(ticket);
   if (it == reduces_.end()) return;
   const Reduce reduce = it->second;
   reducing_bytes_ -= reduce.length_bytes;
   reduces_.erase(it);
-  Tensor& tensor = *At(reduce.tensor);
+  AgentTensor& tensor = *At(reduce.tensor);
   if (reduce.round != tensor.active_round() || reduce.slice.value() >= tensor.slices.size() ||
       tensor.slice_states[reduce.slice.value()] != SliceState::kReducing) {
     queue_.ReturnCredit(reduce.owner, reduce.cost_bytes, now_ns);  // The tensor has failed.
@@ -255,8 +257,8 @@ void Member::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
   reduced_.push_back(reduce);
 }
 
-void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, Send>& sends,
-                       Effects& out) {
+void AgentCore::SendSlice(AgentTensor& tensor, SliceIndex slice,
+                          std::map<ConnectionId, Send>& sends, Effects& out) {
   const Slice& place = tensor.slices[slice.value()];
   const Owner& owner = owners_.at(place.owner);
   TALWEG_CHECK(owner.state == OwnerState::kReady);
@@ -312,8 +314,8 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   sends.erase(owner.connection);
 }
 
-void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
-                       uint32_t length_bytes, Effects& out) {
+void AgentCore::SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,
+                          uint32_t length_bytes, Effects& out) {
   Partial& partial = tensor.partial;
   if (partial.lengths.empty()) partial.lengths.assign(tensor.spec.part_count(), 0);
   const bool holds = WillHold(tensor, slice);
@@ -341,19 +343,20 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
   CountDone(tensor, slice, out);
 }
 
-void Member::SliceDisagreed(Tensor& tensor, SliceIndex slice, std::string text, Effects& out) {
+void AgentCore::SliceDisagreed(AgentTensor& tensor, SliceIndex slice, std::string text,
+                               Effects& out) {
   if (!tensor.disagreement || slice < tensor.disagreement->slice) {
     tensor.disagreement = {slice, std::move(text)};
   }
   CountDone(tensor, slice, out);
 }
 
-void Member::CountDone(Tensor& tensor, SliceIndex slice, Effects& out) {
+void AgentCore::CountDone(AgentTensor& tensor, SliceIndex slice, Effects& out) {
   tensor.slice_states[slice.value()] = SliceState::kDone;
   if (++tensor.done_count + tensor.exempt_count == tensor.slices.size()) RoundDone(tensor, out);
 }
 
-void Member::RoundDone(Tensor& tensor, Effects& out) {
+void AgentCore::RoundDone(AgentTensor& tensor, Effects& out) {
   if (tensor.finish && tensor.finish->round == tensor.held.round) {
     // The others have it now too; our contribution to the next may overwrite its slots.
     tensor.finish.reset();
@@ -383,7 +386,8 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
   TryQuiesce(out);
 }
 
-void Member::AbortRound(Tensor& tensor, Status status, const std::string& text, Effects& out) {
+void AgentCore::AbortRound(AgentTensor& tensor, Status status, const std::string& text,
+                           Effects& out) {
   const Round round = tensor.open_round();
   if (tensor.aborted_from == Round{0}) tensor.aborted_from = round;
   tensor.held = {.round = round, .sum_epoch = Epoch{0}, .ranks_summed = 0};
@@ -393,7 +397,7 @@ void Member::AbortRound(Tensor& tensor, Status status, const std::string& text, 
   OpenNextRound(tensor);
 }
 
-void Member::ResetSlices(Tensor& tensor) {
+void AgentCore::ResetSlices(AgentTensor& tensor) {
   tensor.slice_states.assign(tensor.slices.size(), SliceState::kIdle);
   tensor.done_count = 0;
   tensor.exempt_count = 0;
@@ -405,7 +409,7 @@ void Member::ResetSlices(Tensor& tensor) {
   }
 }
 
-void Member::OpenNextRound(Tensor& tensor) {
+void AgentCore::OpenNextRound(AgentTensor& tensor) {
   half_pushed_.erase(tensor.index);
   tensor.pushed.assign(tensor.pushed.size(), false);
   tensor.pushed_count = 0;
@@ -417,14 +421,14 @@ void Member::OpenNextRound(Tensor& tensor) {
   ResetSlices(tensor);
 }
 
-void Member::ForgetReduces() {
+void AgentCore::ForgetReduces() {
   reduces_.clear();
   reduced_.clear();
   reducing_bytes_ = 0;
 }
 
-void Member::CheckInvariants() const {
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+void AgentCore::CheckInvariants() const {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     const auto pushed = std::count(tensor->pushed.begin(), tensor->pushed.end(), true);
     TALWEG_CHECK(tensor->pushed_count == static_cast<uint32_t>(pushed));
     TALWEG_CHECK(tensor->contributed == (tensor->resolved && tensor->in_group_count > 0 &&

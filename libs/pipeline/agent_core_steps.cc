@@ -6,7 +6,7 @@
 
 namespace talweg::pipeline {
 
-void Member::OnQuiesce(uint64_t id, uint64_t step, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnQuiesce(uint64_t id, uint64_t step, int64_t /*now_ns*/, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   quiesce_ = QuiesceAsked{.id = id, .step = step};
   // A step is of all ranks of the job; ranks here have counted since they came.
@@ -18,7 +18,7 @@ void Member::OnQuiesce(uint64_t id, uint64_t step, int64_t /*now_ns*/, Effects& 
   TryQuiesce(out);
 }
 
-void Member::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
+void AgentCore::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
   if (!quiesce_ || quiesce_->step != 0 || quiesce_->answered) return;
   uint64_t latest = 0;
   for (size_t i = 0; i < ranks_.size() && i < ended.size(); ++i) {
@@ -29,21 +29,21 @@ void Member::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
   out.push_back(Quiesced{quiesce_->id, steps_base_ + latest + 1});
 }
 
-void Member::OnResume(uint64_t id, int64_t /*now_ns*/, Effects& out) {
+void AgentCore::OnResume(uint64_t id, int64_t /*now_ns*/, Effects& out) {
   if (quiesce_ && quiesce_->id == id) LetRanksGo(out);
 }
 
-bool Member::AllHaveEnded(uint64_t step) const {
+bool AgentCore::AllHaveEnded(uint64_t step) const {
   return std::all_of(ranks_.begin(), ranks_.end(), [&](const LocalRankState& rank) {
     return rank.left || (rank.at_boundary && steps_base_ + *rank.at_boundary >= step);
   });
 }
 
-void Member::TryQuiesce(Effects& out) {
+void AgentCore::TryQuiesce(Effects& out) {
   if (!quiesce_ || quiesce_->answered || quiesce_->step == 0 || phase_ != Phase::kActive) return;
   if (!AllHaveEnded(quiesce_->step)) return;
   // Other nodes' ranks may still be on their way to the end of the step.
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     // Whoever enters is in no side tensor that there is, so that its rounds may be open.
     if ((tensor->pushed_count > 0 && !tensor->spec.collective.side) || tensor->finish) return;
   }
@@ -51,36 +51,36 @@ void Member::TryQuiesce(Effects& out) {
   out.push_back(Quiesced{quiesce_->id, quiesce_->step});
 }
 
-void Member::LetRanksGo(Effects& out) {
+void AgentCore::LetRanksGo(Effects& out) {
   if (!quiesce_) return;
   quiesce_.reset();
   for (LocalRankState& rank : ranks_) rank.at_boundary.reset();
   out.push_back(StopRanks{std::nullopt});
 }
 
-const View* Member::FindView(Epoch epoch) const {
+const View* AgentCore::FindView(Epoch epoch) const {
   const auto known = std::find_if(recent_views_.begin(), recent_views_.end(),
                                   [epoch](const View& view) { return view.epoch == epoch; });
   return known == recent_views_.end() ? nullptr : &*known;
 }
 
-bool Member::OnRanksFollow(Epoch epoch, Effects& out) {
+bool AgentCore::OnRanksFollow(Epoch epoch, Effects& out) {
   const View* const view = FindView(epoch);
   if (view == nullptr || phase_ == Phase::kFailed) return false;
   if (numbers_->epoch == epoch) return true;
   // What was declared keeps its places; only what ranks call them changes.
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     if (tensor->state != TensorState::kFailed) Resolve(*tensor, out);
   }
   numbers_ = *view;
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     if (tensor->resolved) Renumber(*tensor);
   }
   return true;
 }
 
 // Numbers of ranks that are gone are no rank's.
-void Member::Renumber(Tensor& tensor) const {
+void AgentCore::Renumber(AgentTensor& tensor) const {
   uint32_t gone = wire::kNoRank - static_cast<uint32_t>(tensor.group.size()) - 1;
   const auto number_of = [&](const Place& place) {
     const std::optional<MemberIndex> member = numbers_->IndexOf(place.node);

@@ -34,7 +34,7 @@ struct Stepping : Fixture {
   }
 };
 
-TEST_CASE("Member: ranks stop where they are, and again where all are", "[pipeline]") {
+TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pipeline]") {
   Stepping f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
   f.Open(Spec("w", 10));
@@ -84,7 +84,7 @@ TEST_CASE("Member: ranks stop where they are, and again where all are", "[pipeli
   }
 }
 
-TEST_CASE("Member: a rank that stopped too early goes on, and counts when it comes again",
+TEST_CASE("AgentCore: a rank that stopped too early goes on, and counts when it comes again",
           "[pipeline]") {
   Stepping f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -96,7 +96,7 @@ TEST_CASE("Member: a rank that stopped too early goes on, and counts when it com
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 3)).size() == 1);
 }
 
-TEST_CASE("Member: who came at a later step counts on from there", "[pipeline]") {
+TEST_CASE("AgentCore: who came at a later step counts on from there", "[pipeline]") {
   Stepping f;
   View view = MakeView(4, {1, 1}, 1);
   view.steps = 100;
@@ -109,7 +109,7 @@ TEST_CASE("Member: who came at a later step counts on from there", "[pipeline]")
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 5)).size() == 1);
 }
 
-TEST_CASE("Member: a quiesce after a view is answered in that view", "[pipeline]") {
+TEST_CASE("AgentCore: a quiesce after a view is answered in that view", "[pipeline]") {
   Stepping f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.OnView(MakeView(2, {1, 1}, 1));
@@ -120,7 +120,7 @@ TEST_CASE("Member: a quiesce after a view is answered in that view", "[pipeline]
   CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
 }
 
-TEST_CASE("Member: ranks have the numbers of the view that they follow", "[pipeline]") {
+TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pipeline]") {
   Stepping f(2);
   View first = MakeView(1, {1, 1, 1}, 1);
   first.members.erase(first.members.begin() + 1);  // Nodes 0 and 2.
@@ -161,7 +161,7 @@ TensorSpec Side(const std::string& name, const std::vector<uint32_t>& ranks) {
   return spec;
 }
 
-TEST_CASE("Member: a standby's ranks are in side tensors only", "[pipeline]") {
+TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]") {
   Stepping f(1);
   f.Start(WithStandby(4, 1));
   CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{2});
@@ -192,7 +192,7 @@ TEST_CASE("Member: a standby's ranks are in side tensors only", "[pipeline]") {
   CHECK(f.member.tensors().size() == 2);
 }
 
-TEST_CASE("Member: what is no side tensor is refused as one", "[pipeline]") {
+TEST_CASE("AgentCore: what is no side tensor is refused as one", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   const auto text_of = [&](const TensorSpec& spec) {
@@ -211,7 +211,7 @@ TEST_CASE("Member: what is no side tensor is refused as one", "[pipeline]") {
   CHECK(text_of(named).find("ranks 0 to 1") != std::string::npos);
 }
 
-TEST_CASE("Member: rounds of side tensors go on at the end of a step", "[pipeline]") {
+TEST_CASE("AgentCore: rounds of side tensors go on at the end of a step", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));
@@ -227,7 +227,8 @@ TEST_CASE("Member: rounds of side tensors go on at the end of a step", "[pipelin
   CHECK_FALSE(f.member.tensors()[0]->is_dead);
 }
 
-TEST_CASE("Member: a quiesce does not wait for a side tensor, and does for another", "[pipeline]") {
+TEST_CASE("AgentCore: a quiesce does not wait for a side tensor, and does for another",
+          "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));
@@ -236,7 +237,7 @@ TEST_CASE("Member: a quiesce does not wait for a side tensor, and does for anoth
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
 }
 
-TEST_CASE("Member: a side tensor dies with any of its ranks", "[pipeline]") {
+TEST_CASE("AgentCore: a side tensor dies with any of its ranks", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));

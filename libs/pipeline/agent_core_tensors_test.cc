@@ -21,7 +21,7 @@ DeclareReply OnlyReply(const Effects& effects) {
   return replies[0];
 }
 
-TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in every view",
+TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, in every view",
           "[pipeline]") {
   Fixture f(2, 2);
   View view = MakeView(1, {1, 1, 2}, 1);
@@ -53,7 +53,7 @@ TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in 
   CHECK(replies[0].status == Status::kOk);
 }
 
-TEST_CASE("Member: a declaration is answered when all owners have agreed", "[pipeline]") {
+TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[pipeline]") {
   Fixture f;
   f.Join(0);
   const Effects declared = f.Declare(0, Spec("w", 256 * 1024));  // Before there is a view.
@@ -82,7 +82,7 @@ TEST_CASE("Member: a declaration is answered when all owners have agreed", "[pip
   CHECK(OnlyReply(f.Declare(0, Spec("w", 256 * 1024))).status == Status::kOk);
 }
 
-TEST_CASE("Member: what makes no sense is refused with the reason", "[pipeline]") {
+TEST_CASE("AgentCore: what makes no sense is refused with the reason", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   const auto text_of = [&](const TensorSpec& spec) {
@@ -100,8 +100,8 @@ TEST_CASE("Member: what makes no sense is refused with the reason", "[pipeline]"
   CHECK(f.Declare(5, Spec("a", 1)).empty());  // No such rank.
 }
 
-TEST_CASE("Member: tensors are bounded", "[pipeline]") {
-  Member member({.self = {NodeRank{0}, Incarnation{1}}, .job_name = "j", .tensors_max = 1});
+TEST_CASE("AgentCore: tensors are bounded", "[pipeline]") {
+  AgentCore member({.self = {NodeRank{0}, Incarnation{1}}, .job_name = "j", .tensors_max = 1});
   Effects out;
   member.OnRankJoined(LocalRank{0}, 1, 0, out);
   member.OnRankDeclare(LocalRank{0}, 1, Spec("a", 1), 0, out);
@@ -110,7 +110,7 @@ TEST_CASE("Member: tensors are bounded", "[pipeline]") {
   CHECK(OnlyReply(out).status == Status::kOverBudget);
 }
 
-TEST_CASE("Member: tensors of one batch are declared in one frame to each owner", "[pipeline]") {
+TEST_CASE("AgentCore: tensors of one batch are declared in one frame to each owner", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 2));
   Effects out = f.Do([&](Effects& effects) {
@@ -127,7 +127,7 @@ TEST_CASE("Member: tensors of one batch are declared in one frame to each owner"
   CHECK(f.Flush().empty());
 }
 
-TEST_CASE("Member: an owner that comes back is told of every tensor once", "[pipeline]") {
+TEST_CASE("AgentCore: an owner that comes back is told of every tensor once", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("old", 10));
@@ -143,7 +143,7 @@ TEST_CASE("Member: an owner that comes back is told of every tensor once", "[pip
   CHECK(f.Of<DeclareReply>(f.AgreeTo(back)).size() == 1);
 }
 
-TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere", "[pipeline]") {
+TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhere", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 2}, 1));
   f.Declare(0, Spec("w", 100));
@@ -173,7 +173,7 @@ TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere"
   CHECK(f.Entries<wire::Failed>(frozen) == told);
 }
 
-TEST_CASE("Member: what an owner said of a tensor is told to the owners of each later view",
+TEST_CASE("AgentCore: what an owner said of a tensor is told to the owners of each later view",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 2));
@@ -202,7 +202,7 @@ TEST_CASE("Member: what an owner said of a tensor is told to the owners of each 
   CHECK(f.Entries<wire::Failed>(f.AnswerAll()) == told);
 }
 
-TEST_CASE("Member: an owner's disagreement reaches who declares and who waits", "[pipeline]") {
+TEST_CASE("AgentCore: an owner's disagreement reaches who declares and who waits", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));
@@ -239,7 +239,7 @@ TEST_CASE("Member: an owner's disagreement reaches who declares and who waits", 
   CHECK(OnlyReply(aborted).status == Status::kAborted);
 }
 
-TEST_CASE("Member: an owner that gives up the job ends it here and tells the scheduler",
+TEST_CASE("AgentCore: an owner that gives up the job ends it here and tells the scheduler",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -253,7 +253,7 @@ TEST_CASE("Member: an owner that gives up the job ends it here and tells the sch
   CHECK(OnlyReply(f.Declare(0, Spec("x", 1))).status == Status::kJobFailed);
 }
 
-TEST_CASE("Member: a root that no rank is fails the broadcast", "[pipeline]") {
+TEST_CASE("AgentCore: a root that no rank is fails the broadcast", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2));
@@ -263,7 +263,7 @@ TEST_CASE("Member: a root that no rank is fails the broadcast", "[pipeline]") {
   CHECK(f.Entries<wire::Declare>(out).size() == 1);  // The others learn it from the primary.
 }
 
-TEST_CASE("Member: a tensor with too many slices is refused, with the size that would do",
+TEST_CASE("AgentCore: a tensor with too many slices is refused, with the size that would do",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -273,7 +273,7 @@ TEST_CASE("Member: a tensor with too many slices is refused, with the size that 
   CHECK(reply.text.find("slice size of at least") != std::string::npos);
 }
 
-TEST_CASE("Member: no memory for a tensor is an error for the whole job", "[pipeline]") {
+TEST_CASE("AgentCore: no memory for a tensor is an error for the whole job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));
@@ -288,7 +288,7 @@ TEST_CASE("Member: no memory for a tensor is an error for the whole job", "[pipe
   CHECK(alone.member.phase() == Phase::kActive);
 }
 
-TEST_CASE("Member: a rank's death ends the job here, and names the rank", "[pipeline]") {
+TEST_CASE("AgentCore: a rank's death ends the job here, and names the rank", "[pipeline]") {
   Fixture f(1, 2);
   f.Start(MakeView(1, {1, 2}, 1));
   const Effects out = f.Leave(1, false, "killed by signal 9");
@@ -302,7 +302,8 @@ TEST_CASE("Member: a rank's death ends the job here, and names the rank", "[pipe
   CHECK(f.Of<RanksDone>(f.Leave(0, true)).size() == 1);
 }
 
-TEST_CASE("Member: ranks that leave cleanly end nothing unless somebody needs them", "[pipeline]") {
+TEST_CASE("AgentCore: ranks that leave cleanly end nothing unless somebody needs them",
+          "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(Spec("w", 100));
@@ -324,7 +325,8 @@ TEST_CASE("Member: ranks that leave cleanly end nothing unless somebody needs th
   CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // This life of the job is over for it.
 }
 
-TEST_CASE("Member: who leaves a group of ranks ends its tensors, and not the job", "[pipeline]") {
+TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the job",
+          "[pipeline]") {
   Fixture f(0, 3);
   f.Start(MakeView(1, {3}, 0));
   TensorSpec spec = Spec("pair", 100);
@@ -352,7 +354,7 @@ TEST_CASE("Member: who leaves a group of ranks ends its tensors, and not the job
   CHECK(f.member.phase() == Phase::kActive);
 }
 
-TEST_CASE("Member: a round that needs a member which has left fails the job", "[pipeline]") {
+TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 100));
@@ -367,7 +369,7 @@ TEST_CASE("Member: a round that needs a member which has left fails the job", "[
   CHECK(f.Of<FailJob>(out)[0].text.find("node 1 has left") != std::string::npos);
 }
 
-TEST_CASE("Member: a round of a group that needs a member which has left fails its tensor",
+TEST_CASE("AgentCore: a round of a group that needs a member which has left fails its tensor",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -388,7 +390,7 @@ TEST_CASE("Member: a round of a group that needs a member which has left fails i
   CHECK(f.member.phase() == Phase::kActive);
 }
 
-TEST_CASE("Member: a side tensor waits for the view without the member that has left",
+TEST_CASE("AgentCore: a side tensor waits for the view without the member that has left",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -405,7 +407,7 @@ TEST_CASE("Member: a side tensor waits for the view without the member that has 
   CHECK(f.Of<FailJob>(out).empty());
 }
 
-TEST_CASE("Member: the scheduler's word ends every wait with its text", "[pipeline]") {
+TEST_CASE("AgentCore: the scheduler's word ends every wait with its text", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));
@@ -420,7 +422,7 @@ TEST_CASE("Member: the scheduler's word ends every wait with its text", "[pipeli
   CHECK(f.OnView(MakeView(2, {1, 1}, 1)).empty());
 }
 
-TEST_CASE("Member: a clean end says goodbye to every aggregator", "[pipeline]") {
+TEST_CASE("AgentCore: a clean end says goodbye to every aggregator", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 2));
   const Effects out = f.Do([&](Effects& effects) { f.member.Leave(effects); });
@@ -428,7 +430,7 @@ TEST_CASE("Member: a clean end says goodbye to every aggregator", "[pipeline]") 
   CHECK(f.Of<Close>(out).empty());
 }
 
-TEST_CASE("Member: a slice whose tensor fails while it is reduced gives its credit back",
+TEST_CASE("AgentCore: a slice whose tensor fails while it is reduced gives its credit back",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1), 64 * kKiB);

@@ -65,7 +65,7 @@ Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks, bool with_st
 
 }  // namespace
 
-std::string Member::ViewProblem(const View& view) const {
+std::string AgentCore::ViewProblem(const View& view) const {
   if (const std::string problem = view.Problem(); !problem.empty()) return problem;
   const View* newest = newest_view();
   if (newest != nullptr && newest->job != view.job) {
@@ -85,7 +85,7 @@ std::string Member::ViewProblem(const View& view) const {
   return "";
 }
 
-void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
+void AgentCore::OnView(const View& view, int64_t now_ns, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   const View* newest = newest_view();
   if (newest != nullptr && view.epoch <= newest->epoch) return;
@@ -153,7 +153,7 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   if (owners_.empty()) Freeze(now_ns, out);
 }
 
-void Member::ConnectTo(Owner& owner, Effects& out) {
+void AgentCore::ConnectTo(Owner& owner, Effects& out) {
   const ViewAggregator& aggregator = newest_view()->aggregators[owner.index.value()];
   owner.connection = ConnectionId{next_connection_++};
   owner.state = OwnerState::kConnecting;
@@ -164,20 +164,20 @@ void Member::ConnectTo(Owner& owner, Effects& out) {
                         .host_id = aggregator.host_id});
 }
 
-schedule::Reach Member::ReachOf(const Owner& owner) const {
+schedule::Reach AgentCore::ReachOf(const Owner& owner) const {
   const std::string& host_id = newest_view()->aggregators[owner.index.value()].host_id;
   return !host_id.empty() && host_id == config_.host_id ? schedule::Reach::kMemory
                                                         : schedule::Reach::kLink;
 }
 
-void Member::SendBare(const Owner& owner, wire::FrameType type, Effects& out) {
+void AgentCore::SendBare(const Owner& owner, wire::FrameType type, Effects& out) {
   out.push_back(Send{.connection = owner.connection,
                      .type = type,
                      .job = newest_view()->job,
                      .epoch = newest_view()->epoch});
 }
 
-void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
+void AgentCore::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   owner.state = OwnerState::kReady;
   owner.backoff_ns = 0;
   owner.trouble.clear();
@@ -193,14 +193,14 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   SendReport(owner, out);
 }
 
-void Member::Freeze(int64_t now_ns, Effects& out) {
+void AgentCore::Freeze(int64_t now_ns, Effects& out) {
   // Recut needs the old slices, so the tensors keep them until they are placed anew.
   view_ = std::exchange(next_view_, std::nullopt);
   phase_ = Phase::kReporting;
   phase_since_ns_ = now_ns;
   phase_notice_ns_ = now_ns + config_.waiting_first_ns;
   Schedule(phase_notice_ns_);
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) FreezeTensor(*tensor, out);
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) FreezeTensor(*tensor, out);
   for (auto& [index, owner] : owners_) {
     queue_.Open(index, owner.credit_bytes, ReachOf(owner));
     DeclareAll(owner, out);
@@ -208,13 +208,13 @@ void Member::Freeze(int64_t now_ns, Effects& out) {
   }
   if (standalone()) {
     queue_.Open(AggregatorIndex{0}, kUnlimitedCredit);
-    for (const std::unique_ptr<Tensor>& tensor : tensors_) AgreementChanged(*tensor, out);
+    for (const std::unique_ptr<AgentTensor>& tensor : tensors_) AgreementChanged(*tensor, out);
   }
   CheckActive();
   TryQuiesce(out);
 }
 
-void Member::FreezeTensor(Tensor& tensor, Effects& out) {
+void AgentCore::FreezeTensor(AgentTensor& tensor, Effects& out) {
   if (tensor.state == TensorState::kAllocating) return;
   // Acknowledgements of a Finish of what is held here mean nothing in another epoch; of a Finish
   // of the open round `partial` has what came.
@@ -246,7 +246,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
   tensor.report = MakeReport(tensor);
 }
 
-void Member::PlaceTensor(Tensor& tensor, Effects& out) {
+void AgentCore::PlaceTensor(AgentTensor& tensor, Effects& out) {
   TALWEG_CHECK(view_.has_value());
   tensor.owners.clear();
   tensor.primary = PrimaryOwner(*view_, tensor.key);
@@ -279,7 +279,7 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
   ResetSlices(tensor);
 }
 
-bool Member::Resolve(Tensor& tensor, Effects& out) {
+bool AgentCore::Resolve(AgentTensor& tensor, Effects& out) {
   if (tensor.resolved) return true;
   const View& numbers = *numbers_;
   const auto fail = [&](Rank rank) {
@@ -313,7 +313,7 @@ bool Member::Resolve(Tensor& tensor, Effects& out) {
   return true;
 }
 
-void Member::ResolveInView(Tensor& tensor) {
+void AgentCore::ResolveInView(AgentTensor& tensor) {
   std::optional<Place> root;
   if (tensor.spec.collective.has_root() && view_->IndexOf(tensor.root_member)) {
     root = Place{tensor.root_member.node, tensor.root_local_rank};
@@ -332,7 +332,7 @@ void Member::ResolveInView(Tensor& tensor) {
 }
 
 // What others call the rank that ranks here call `root_rank`.
-uint32_t Member::RootInView(uint32_t root_rank) const {
+uint32_t AgentCore::RootInView(uint32_t root_rank) const {
   const std::optional<MemberIndex> told = numbers_->MemberOfRank(Rank{root_rank});
   // One that is there for nobody, so that they hear of it.
   if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->NumberCount());
@@ -341,7 +341,7 @@ uint32_t Member::RootInView(uint32_t root_rank) const {
   return view_->RankBase(*member).value() + root_rank - numbers_->RankBase(*told).value();
 }
 
-wire::Report Member::MakeReport(const Tensor& tensor) const {
+wire::Report AgentCore::MakeReport(const AgentTensor& tensor) const {
   wire::Report report;
   report.key = tensor.key;
   report.held = tensor.held.round;
@@ -359,9 +359,9 @@ wire::Report Member::MakeReport(const Tensor& tensor) const {
   return report;
 }
 
-void Member::SendReport(const Owner& owner, Effects& out) {
+void AgentCore::SendReport(const Owner& owner, Effects& out) {
   std::vector<wire::Report> entries;
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     if (tensor->awaits_decision && tensor->primary == owner.index) {
       entries.push_back(*tensor->report);
     }
@@ -374,7 +374,7 @@ void Member::SendReport(const Owner& owner, Effects& out) {
   out.push_back(std::move(send));
 }
 
-void Member::SendDeclares(Owner& owner, Effects& out) {
+void AgentCore::SendDeclares(Owner& owner, Effects& out) {
   Send send{.connection = owner.connection,
             .type = wire::FrameType::kDeclare,
             .job = view_->job,
@@ -382,7 +382,7 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
   std::vector<wire::Declare> entries;
   std::vector<wire::Failed> failed;
   for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
-    const Tensor& tensor = *At(index);
+    const AgentTensor& tensor = *At(index);
     if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
     const TensorSpec& spec = tensor.spec;
     const uint32_t root_rank = spec.collective.has_root() ? RootInView(spec.root_rank) : 0;
@@ -411,12 +411,13 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
                      .entries = std::move(failed)});
 }
 
-void Member::DeclareAll(Owner& owner, Effects& out) {
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) owner.undeclared.insert(tensor->index);
+void AgentCore::DeclareAll(Owner& owner, Effects& out) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_)
+    owner.undeclared.insert(tensor->index);
   SendDeclares(owner, out);
 }
 
-void Member::DeclareAtOwners(const Tensor& tensor) {
+void AgentCore::DeclareAtOwners(const AgentTensor& tensor) {
   for (const auto& [index, agreement] : tensor.owners) {
     const auto it = owners_.find(index);
     if (it == owners_.end() || it->second.state != OwnerState::kReady) continue;
@@ -424,7 +425,8 @@ void Member::DeclareAtOwners(const Tensor& tensor) {
   }
 }
 
-std::string Member::DecisionProblem(const Tensor& tensor, const wire::Decision& decision) const {
+std::string AgentCore::DecisionProblem(const AgentTensor& tensor,
+                                       const wire::Decision& decision) const {
   const Round open = tensor.open_round();
   switch (decision.verdict) {
     case wire::Verdict::kRedo:
@@ -461,14 +463,14 @@ std::string Member::DecisionProblem(const Tensor& tensor, const wire::Decision& 
   return "";
 }
 
-void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out) {
+void AgentCore::OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out) {
   const auto it = tensor_by_key_.find(decision.key);
   if (it == tensor_by_key_.end() || !At(it->second)->awaits_decision ||
       At(it->second)->primary != owner.index) {
     ++counters_.frames_ignored;
     return;
   }
-  Tensor& tensor = *At(it->second);
+  AgentTensor& tensor = *At(it->second);
   if (const std::string problem = DecisionProblem(tensor, decision); !problem.empty()) {
     ReportAndFail("aggregator '" + OwnerName(owner) + "' decided " + problem + ": tensor '" +
                       tensor.spec.name + "', round " + std::to_string(decision.round.value()) +
@@ -504,7 +506,7 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
   TryQuiesce(out);
 }
 
-void Member::BeginFinish(Tensor& tensor, const wire::Decision& decision) {
+void AgentCore::BeginFinish(AgentTensor& tensor, const wire::Decision& decision) {
   tensor.finish = decision;
   ResetSlices(tensor);
   if (decision.round == tensor.held.round || tensor.partial.sum_epoch != decision.sum_epoch) {
@@ -512,9 +514,9 @@ void Member::BeginFinish(Tensor& tensor, const wire::Decision& decision) {
   }
 }
 
-void Member::CheckActive() {
+void AgentCore::CheckActive() {
   if (phase_ != Phase::kReporting) return;
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     if (tensor->awaits_decision) return;
   }
   phase_ = Phase::kActive;

@@ -37,7 +37,8 @@ wire::Report OnlyReport(const Effects& effects) {
   return reports[0];
 }
 
-TEST_CASE("Member: a view fences survivors, connects to new ones, drops the rest", "[pipeline]") {
+TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the rest",
+          "[pipeline]") {
   Fixture f;
   BeginRound(f);
   View next = Survivors();
@@ -61,7 +62,7 @@ TEST_CASE("Member: a view fences survivors, connects to new ones, drops the rest
   CHECK(f.member.view()->epoch == Epoch{2});
 }
 
-TEST_CASE("Member: results that lie before the fence's answer count", "[pipeline]") {
+TEST_CASE("AgentCore: results that lie before the fence's answer count", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.OnView(Survivors());
@@ -74,7 +75,7 @@ TEST_CASE("Member: results that lie before the fence's answer count", "[pipeline
   CHECK(report.slices.empty());
 }
 
-TEST_CASE("Member: results after a fence's answer do not count", "[pipeline]") {
+TEST_CASE("AgentCore: results after a fence's answer do not count", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.OnView(Survivors());
@@ -85,7 +86,7 @@ TEST_CASE("Member: results after a fence's answer do not count", "[pipeline]") {
   CHECK(report.held == Round{0});
   CHECK(report.partial_epoch == Epoch{1});
   uint64_t expected = 0;
-  const Tensor& tensor = *f.member.FindTensor(Key("w"));
+  const AgentTensor& tensor = *f.member.FindTensor(Key("w"));
   for (uint32_t i = 0; i < 4; ++i) {
     if (tensor.slices[i].owner == AggregatorIndex{1}) expected |= uint64_t{1} << i;
   }
@@ -93,7 +94,7 @@ TEST_CASE("Member: results after a fence's answer do not count", "[pipeline]") {
   CHECK(report.slices[0] == expected);
 }
 
-TEST_CASE("Member: Redo discards what came and contributes again", "[pipeline]") {
+TEST_CASE("AgentCore: Redo discards what came and contributes again", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -114,7 +115,7 @@ TEST_CASE("Member: Redo discards what came and contributes again", "[pipeline]")
   CHECK(complete[0].sum_epoch == Epoch{2});
 }
 
-TEST_CASE("Member: a decision waits for the slots, and slots for the decision", "[pipeline]") {
+TEST_CASE("AgentCore: a decision waits for the slots, and slots for the decision", "[pipeline]") {
   Fixture f;
   BeginRound(f);
   f.OnView(Survivors());
@@ -125,7 +126,7 @@ TEST_CASE("Member: a decision waits for the slots, and slots for the decision", 
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 4);
 }
 
-TEST_CASE("Member: Finish from a member that holds the round", "[pipeline]") {
+TEST_CASE("AgentCore: Finish from a member that holds the round", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[1], 3);
@@ -147,7 +148,7 @@ TEST_CASE("Member: Finish from a member that holds the round", "[pipeline]") {
   CHECK(complete[0].sum_epoch == Epoch{1});
 }
 
-TEST_CASE("Member: Finish as the one who holds the round; the next round waits for it",
+TEST_CASE("AgentCore: Finish as the one who holds the round; the next round waits for it",
           "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
@@ -178,7 +179,7 @@ TEST_CASE("Member: Finish as the one who holds the round; the next round waits f
   CHECK(f.Of<CompleteRound>(f.all).size() == 1);  // Round 1, once.
 }
 
-TEST_CASE("Member: Finish from slices that the survivors have between them", "[pipeline]") {
+TEST_CASE("AgentCore: Finish from slices that the survivors have between them", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -199,7 +200,7 @@ TEST_CASE("Member: Finish from slices that the survivors have between them", "[p
   CHECK(f.Of<CompleteRound>(f.Results(sent, 3, 1)).size() == 1);
 }
 
-TEST_CASE("Member: a view that interrupts a Finish finds the slices of its sums", "[pipeline]") {
+TEST_CASE("AgentCore: a view that interrupts a Finish finds the slices of its sums", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -218,7 +219,7 @@ TEST_CASE("Member: a view that interrupts a Finish finds the slices of its sums"
         ((uint64_t{1} << entries[0].slice.value()) | (uint64_t{1} << other->slice.value())));
 }
 
-TEST_CASE("Member: a view that interrupts a holder's Finish leaves it as it was", "[pipeline]") {
+TEST_CASE("AgentCore: a view that interrupts a holder's Finish leaves it as it was", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   for (const wire::Contribute& entry : entries) f.ResultOf(entry, 3);
@@ -233,7 +234,7 @@ TEST_CASE("Member: a view that interrupts a holder's Finish leaves it as it was"
   CHECK(report.partial_epoch == Epoch{0});
 }
 
-TEST_CASE("Member: a still newer view starts again; older answers and decisions are ignored",
+TEST_CASE("AgentCore: a still newer view starts again; older answers and decisions are ignored",
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
@@ -255,7 +256,7 @@ TEST_CASE("Member: a still newer view starts again; older answers and decisions 
   CHECK(f.member.counters().redos == 1);
 }
 
-TEST_CASE("Member: a view while reporting reports the same again", "[pipeline]") {
+TEST_CASE("AgentCore: a view while reporting reports the same again", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -265,7 +266,7 @@ TEST_CASE("Member: a view while reporting reports the same again", "[pipeline]")
   CHECK(OnlyReport(f.AnswerAll()) == first);
 }
 
-TEST_CASE("Member: a connection that breaks while fencing is replaced by a greeting",
+TEST_CASE("AgentCore: a connection that breaks while fencing is replaced by a greeting",
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
@@ -278,7 +279,7 @@ TEST_CASE("Member: a connection that breaks while fencing is replaced by a greet
   CHECK(f.member.phase() == Phase::kReporting);
 }
 
-TEST_CASE("Member: a connection that was not welcomed yet is replaced at a new view",
+TEST_CASE("AgentCore: a connection that was not welcomed yet is replaced at a new view",
           "[pipeline]") {
   Fixture f;
   f.OnView(MakeView(1, {1, 1}, 1));
@@ -290,7 +291,7 @@ TEST_CASE("Member: a connection that was not welcomed yet is replaced at a new v
   CHECK(f.OwnerAt(0).connection != old);
 }
 
-TEST_CASE("Member: after a reconnection undecided tensors are reported again", "[pipeline]") {
+TEST_CASE("AgentCore: after a reconnection undecided tensors are reported again", "[pipeline]") {
   Fixture f;
   BeginRound(f);
   f.OnView(Survivors());
@@ -304,7 +305,7 @@ TEST_CASE("Member: after a reconnection undecided tensors are reported again", "
   CHECK(f.CountFrames(again, wire::FrameType::kReport) == 1);
 }
 
-TEST_CASE("Member: slices that the new view cuts otherwise are had when all their bytes are",
+TEST_CASE("AgentCore: slices that the new view cuts otherwise are had when all their bytes are",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 2));
@@ -321,7 +322,7 @@ TEST_CASE("Member: slices that the new view cuts otherwise are had when all thei
   CHECK(report.slices[0] == 0b001);  // Bytes 96 to 144 KiB are missing.
 }
 
-TEST_CASE("Member: a broadcast whose root is gone is aborted, and unusable from then on",
+TEST_CASE("AgentCore: a broadcast whose root is gone is aborted, and unusable from then on",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -349,7 +350,7 @@ TEST_CASE("Member: a broadcast whose root is gone is aborted, and unusable from 
   CHECK(again[0].text.find("is gone") != std::string::npos);
 }
 
-TEST_CASE("Member: a broadcast that is given up still gives others the round before",
+TEST_CASE("AgentCore: a broadcast that is given up still gives others the round before",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -383,7 +384,7 @@ TEST_CASE("Member: a broadcast that is given up still gives others the round bef
   CHECK(sent[0].sum_epoch == Epoch{1});
 }
 
-TEST_CASE("Member: a round that was aborted before a rank came to it is over for that rank too",
+TEST_CASE("AgentCore: a round that was aborted before a rank came to it is over for that rank too",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -398,7 +399,7 @@ TEST_CASE("Member: a round that was aborted before a rank came to it is over for
   CHECK(f.Of<FailRank>(late).empty());
 }
 
-TEST_CASE("Member: rounds that were aborted one after another are over for a rank that is late",
+TEST_CASE("AgentCore: rounds that were aborted one after another are over for a rank that is late",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -420,7 +421,7 @@ TEST_CASE("Member: rounds that were aborted one after another are over for a ran
   CHECK(f.Of<FailRank>(f.Push(1, 0, 4)).size() == 1);
 }
 
-TEST_CASE("Member: a joiner goes on with the round of the others", "[pipeline]") {
+TEST_CASE("AgentCore: a joiner goes on with the round of the others", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(5, {1, 1}, 1));
   f.Declare(0, Spec("w", 10));
@@ -435,8 +436,9 @@ TEST_CASE("Member: a joiner goes on with the round of the others", "[pipeline]")
   CHECK(entries[0].round == Round{42});
 }
 
-TEST_CASE("Member: which round comes first is heard again in each view until a rank has been told",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: which round comes first is heard again in each view until a rank has been told",
+    "[pipeline]") {
   Fixture f;
   f.Start(MakeView(5, {1, 1}, 2));
   f.Declare(0, Spec("w", 64 * 1024));
@@ -462,7 +464,7 @@ TEST_CASE("Member: which round comes first is heard again in each view until a r
   CHECK(f.member.FindTensor(Key("w"))->held.round == Round{2});
 }
 
-TEST_CASE("Member: a view in which nobody holds a round begins with the first", "[pipeline]") {
+TEST_CASE("AgentCore: a view in which nobody holds a round begins with the first", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(5, {1, 1}, 2));
   f.Declare(0, Spec("w", 64 * 1024));
@@ -476,7 +478,7 @@ TEST_CASE("Member: a view in which nobody holds a round begins with the first", 
   CHECK(replies[0].held == Round{0});
 }
 
-TEST_CASE("Member: decisions that contradict what is known end the job", "[pipeline]") {
+TEST_CASE("AgentCore: decisions that contradict what is known end the job", "[pipeline]") {
   const auto failed_after = [](auto decide) {
     Fixture f;
     const auto entries = BeginRound(f);
@@ -498,7 +500,7 @@ TEST_CASE("Member: decisions that contradict what is known end the job", "[pipel
   CHECK_FALSE(failed_after([](Fixture& f) { f.Decide("w", Verdict::kRedo, 1); }));
 }
 
-TEST_CASE("Member: any bytes that parse are survived", "[pipeline]") {
+TEST_CASE("AgentCore: any bytes that parse are survived", "[pipeline]") {
   // Frames of every type with keys, rounds and slices around the valid ones, in every phase.
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Random random(seed);

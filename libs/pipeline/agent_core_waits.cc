@@ -21,7 +21,7 @@ bool Names(const wire::Waiting& entry, NodeRank node) {
 
 }  // namespace
 
-void Member::OnSchedulerSilent(int64_t now_ns) {
+void AgentCore::OnSchedulerSilent(int64_t now_ns) {
   if (scheduler_silent_ || phase_ == Phase::kFailed) return;
   CountSilence(now_ns);
   scheduler_silent_ = true;
@@ -37,7 +37,7 @@ void Member::OnSchedulerSilent(int64_t now_ns) {
 
 // Whoever has come back has given all fresh leases: by the end of a second one it has noticed that
 // the first has lapsed.
-void Member::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
+void AgentCore::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
   if (!scheduler_silent_) return;
   CountSilence(now_ns);
   scheduler_silent_ = false;
@@ -46,7 +46,7 @@ void Member::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
 }
 
 // What passes while this process is stopped is nobody's silence.
-void Member::CountSilence(int64_t now_ns) {
+void AgentCore::CountSilence(int64_t now_ns) {
   if (!scheduler_silent_ && now_ns >= decides_from_ns_) scheduler_relapsed_ = false;
   if ((!scheduler_silent_ && !scheduler_relapsed_) || config_.unreachable_ns == 0) return;
   const int64_t passed_ns = silence_time_.Take(now_ns);
@@ -57,23 +57,23 @@ void Member::CountSilence(int64_t now_ns) {
 }
 
 // By itself, whatever it was before.
-bool Member::SchedulerIsMissed() const {
+bool AgentCore::SchedulerIsMissed() const {
   return scheduler_silent_ && config_.unreachable_ns > 0 && silent_ns_ >= config_.unreachable_ns;
 }
 
-bool Member::SchedulerCannotDecide() const {
+bool AgentCore::SchedulerCannotDecide() const {
   return (scheduler_silent_ || scheduler_relapsed_) && config_.unreachable_ns > 0 &&
          undecided_ns_ >= config_.unreachable_ns;
 }
 
-bool Member::RanksWait() const {
+bool AgentCore::RanksWait() const {
   return std::any_of(ranks_.begin(), ranks_.end(),
                      [](const LocalRankState& rank) { return rank.at_boundary.has_value(); });
 }
 
 // Running steps do not need the scheduler. A first view, the end of a quiesce, and the view that
 // lets a standby into the steps nobody else can give; while it answers, it may.
-bool Member::CheckScheduler(int64_t now_ns, Effects& out) {
+bool AgentCore::CheckScheduler(int64_t now_ns, Effects& out) {
   CountSilence(now_ns);
   if (!scheduler_silent_ || !SchedulerCannotDecide()) return false;
   const bool is_forming = phase_ == Phase::kForming;
@@ -91,7 +91,7 @@ bool Member::CheckScheduler(int64_t now_ns, Effects& out) {
 
 // Who is dead is the scheduler's to say, for as long as it may take to say it. Whoever hears from
 // neither must not wait for both.
-bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
+bool AgentCore::CheckUnreachable(int64_t now_ns, Effects& out) {
   if (config_.unreachable_ns == 0) return false;
   for (const auto& [index, owner] : owners_) {
     if (owner.state == OwnerState::kReady) continue;
@@ -112,8 +112,8 @@ bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
 
 // A member that `what` needs, and that has been away for as long as the scheduler, which could go
 // on without it. One that is connected is alive: it is waited for.
-bool Member::CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
-                         Effects& out) {
+bool AgentCore::CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
+                            Effects& out) {
   if (!SchedulerCannotDecide()) return false;
   const size_t count = std::min(entry.missing_nodes.size(), entry.absent_ns.size());
   for (size_t i = 0; i < count; ++i) {
@@ -130,8 +130,8 @@ bool Member::CheckAbsent(const Owner& owner, const wire::Waiting& entry, const s
 }
 
 // Whether something here cannot end without a word of `owner`.
-bool Member::WaitsFor(const Owner& owner) const {
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+bool AgentCore::WaitsFor(const Owner& owner) const {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     const auto agreement = tensor->owners.find(owner.index);
     if (agreement == tensor->owners.end() || tensor->state == TensorState::kFailed) continue;
     if (tensor->awaits_decision && tensor->primary == owner.index) return true;
@@ -149,7 +149,7 @@ bool Member::WaitsFor(const Owner& owner) const {
 }
 
 // Owners say it more often than people want to read it.
-bool Member::IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const {
+bool AgentCore::IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const {
   if (named.round == entry.round && named.nodes == entry.missing_nodes && now_ns < named.until_ns) {
     return false;
   }
@@ -159,15 +159,15 @@ bool Member::IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& name
   return true;
 }
 
-void Member::OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns,
-                       Effects& out) {
+void AgentCore::OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns,
+                          Effects& out) {
   if (entry.key == TensorKey{0}) return OnEpochWaiting(owner, entry, now_ns, out);
   const auto it = tensor_by_key_.find(entry.key);
   if (it == tensor_by_key_.end()) {
     ++counters_.frames_ignored;
     return;
   }
-  Tensor& tensor = *At(it->second);
+  AgentTensor& tensor = *At(it->second);
   const bool is_open = entry.round == tensor.active_round();
   const std::string round =
       "round " + std::to_string(entry.round.value()) + " of tensor '" + tensor.spec.name + "'";
@@ -189,8 +189,8 @@ void Member::OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t n
 
 // For reports, not for a round. An aggregator that has a newer view than this member says so, too:
 // it sums nothing more in this epoch, though others may.
-void Member::OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns,
-                            Effects& out) {
+void AgentCore::OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns,
+                               Effects& out) {
   if (phase_ == Phase::kFencing) return;  // That epoch is over.
   const std::string epoch =
       "epoch " + std::to_string(view_->epoch.value()) + " of job '" + config_.job_name + "'";
@@ -216,7 +216,7 @@ void Member::OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int6
                            .absent_ns = entry.absent_ns});
 }
 
-std::string Member::LeftText(const wire::Waiting& entry, const std::string& what) const {
+std::string AgentCore::LeftText(const wire::Waiting& entry, const std::string& what) const {
   for (const uint32_t node : entry.missing_nodes) {
     const auto left = left_members_.find(NodeRank{node});
     if (left == left_members_.end()) continue;
@@ -226,7 +226,7 @@ std::string Member::LeftText(const wire::Waiting& entry, const std::string& what
   return "";
 }
 
-void Member::OnTick(int64_t now_ns, Effects& out) {
+void AgentCore::OnTick(int64_t now_ns, Effects& out) {
   next_tick_ns_ = std::numeric_limits<int64_t>::max();
   if (phase_ == Phase::kFailed) return;
   const auto next_notice = [&](int64_t since_ns) {
@@ -242,7 +242,7 @@ void Member::OnTick(int64_t now_ns, Effects& out) {
     }
   }
   for (const TensorIndex index : half_pushed_) {
-    Tensor& tensor = *At(index);
+    AgentTensor& tensor = *At(index);
     if (tensor.next_notice_ns <= now_ns) {
       LogWaiting notice{.what = LogWaiting::For::kLocalRanks,
                         .tensor = index,
@@ -262,7 +262,7 @@ void Member::OnTick(int64_t now_ns, Effects& out) {
                         .waited_ns = static_cast<uint64_t>(now_ns - phase_since_ns_)};
       for (const auto& [index, owner] : owners_) {
         bool is_waited_for = owner.state != OwnerState::kReady;
-        for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+        for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
           is_waited_for |=
               tensor->awaits_decision && tensor->primary == index && phase_ == Phase::kReporting;
         }

@@ -18,7 +18,7 @@ using testing::Spec;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-TEST_CASE("Member: views that cannot be used end the job with the reason", "[pipeline]") {
+TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[pipeline]") {
   const auto text_of = [](View view) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
@@ -38,7 +38,7 @@ TEST_CASE("Member: views that cannot be used end the job with the reason", "[pip
   CHECK_FALSE(text_of(unordered).empty());
 }
 
-TEST_CASE("Member: refusals of a greeting are tried again, or end the job", "[pipeline]") {
+TEST_CASE("AgentCore: refusals of a greeting are tried again, or end the job", "[pipeline]") {
   const auto refuse = [](wire::WelcomeStatus status) {
     Fixture f;
     f.OnView(MakeView(1, {1, 1}, 1));
@@ -57,7 +57,8 @@ TEST_CASE("Member: refusals of a greeting are tried again, or end the job", "[pi
   CHECK(refuse(wire::WelcomeStatus::kOk) == std::pair(Phase::kFencing, OwnerState::kBackoff));
 }
 
-TEST_CASE("Member: aggregators that do not answer are named at growing intervals", "[pipeline]") {
+TEST_CASE("AgentCore: aggregators that do not answer are named at growing intervals",
+          "[pipeline]") {
   Fixture f;
   f.OnView(MakeView(1, {1, 1}, 2));
   f.Connected(1);
@@ -74,16 +75,16 @@ TEST_CASE("Member: aggregators that do not answer are named at growing intervals
   CHECK(notices == 5);
 }
 
-TEST_CASE("Member: what nobody answers for is not waited for without end", "[pipeline]") {
+TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[pipeline]") {
   const auto next_tick = [](Fixture& f) {
     f.now_ns = f.member.NextTickNs();
     return f.Tick();
   };
   Fixture f;
-  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
-                     .job_name = "job",
-                     .rank_count = 1,
-                     .unreachable_ns = 30 * kSecond});
+  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
+                        .job_name = "job",
+                        .rank_count = 1,
+                        .unreachable_ns = 30 * kSecond});
   f.OnView(MakeView(1, {1, 1}, 2));
   SECTION("an aggregator that never answered") {
     f.Connected(1);
@@ -111,12 +112,13 @@ TEST_CASE("Member: what nobody answers for is not waited for without end", "[pip
   CHECK(f.Of<ReportLost>(f.all).size() == 1);
 }
 
-TEST_CASE("Member: an aggregator that comes back in time has been missed by nobody", "[pipeline]") {
+TEST_CASE("AgentCore: an aggregator that comes back in time has been missed by nobody",
+          "[pipeline]") {
   Fixture f;
-  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
-                     .job_name = "job",
-                     .rank_count = 1,
-                     .unreachable_ns = 30 * kSecond});
+  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
+                        .job_name = "job",
+                        .rank_count = 1,
+                        .unreachable_ns = 30 * kSecond});
   f.OnView(MakeView(1, {1, 1}, 1));
   f.AnswerAll();
   for (int i = 0; i < 3; ++i) {
@@ -134,13 +136,13 @@ TEST_CASE("Member: an aggregator that comes back in time has been missed by nobo
   CHECK(f.member.phase() == Phase::kFencing);
 }
 
-TEST_CASE("Member: an aggregator that refuses for too long ends the job here, in its words",
+TEST_CASE("AgentCore: an aggregator that refuses for too long ends the job here, in its words",
           "[pipeline]") {
   Fixture f;
-  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
-                     .job_name = "job",
-                     .rank_count = 1,
-                     .unreachable_ns = 30 * kSecond});
+  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
+                        .job_name = "job",
+                        .rank_count = 1,
+                        .unreachable_ns = 30 * kSecond});
   f.OnView(MakeView(1, {1, 1}, 1));
   while (f.member.phase() != Phase::kFailed) {
     if (f.OwnerAt(0).state == OwnerState::kConnecting) {
@@ -159,10 +161,10 @@ TEST_CASE("Member: an aggregator that refuses for too long ends the job here, in
 // Node 0 of three, which gives up whom it hears nothing of for 30 s.
 struct Patient : Fixture {
   Patient() {
-    member = Member({.self = {NodeRank{0}, Incarnation{100}},
-                     .job_name = "job",
-                     .rank_count = 1,
-                     .unreachable_ns = 30 * kSecond});
+    member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
+                        .job_name = "job",
+                        .rank_count = 1,
+                        .unreachable_ns = 30 * kSecond});
   }
   // Its rank waits at the end of a step, for a view that lets a node in.
   void Stop() {
@@ -203,7 +205,7 @@ struct Patient : Fixture {
   bool failed() const { return member.phase() == Phase::kFailed; }
 };
 
-TEST_CASE("Member: whoever is gone as long as the scheduler is not waited for any more",
+TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for any more",
           "[pipeline]") {
   Patient f;
   f.Contribute();
@@ -222,7 +224,7 @@ TEST_CASE("Member: whoever is gone as long as the scheduler is not waited for an
         std::string::npos);
 }
 
-TEST_CASE("Member: who is alive, or not needed, or the scheduler's to judge, is not given up",
+TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, is not given up",
           "[pipeline]") {
   Patient f;
   f.Contribute();
@@ -273,7 +275,7 @@ TEST_CASE("Member: who is alive, or not needed, or the scheduler's to judge, is 
   CHECK_FALSE(f.failed());
 }
 
-TEST_CASE("Member: a scheduler that comes and goes has been silent since it first went",
+TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it first went",
           "[pipeline]") {
   Patient f;
   f.Contribute();
@@ -316,7 +318,7 @@ TEST_CASE("Member: a scheduler that comes and goes has been silent since it firs
   }
 }
 
-TEST_CASE("Member: what nobody but the scheduler gives it may give while it answers",
+TEST_CASE("AgentCore: what nobody but the scheduler gives it may give while it answers",
           "[pipeline]") {
   Patient f;
   SECTION("the end of a quiesce") {
@@ -338,7 +340,7 @@ TEST_CASE("Member: what nobody but the scheduler gives it may give while it answ
   CHECK(f.member.failed_text().ends_with(", and the scheduler comes and goes"));
 }
 
-TEST_CASE("Member: a scheduler that has answered for two leases has all the time again",
+TEST_CASE("AgentCore: a scheduler that has answered for two leases has all the time again",
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -355,7 +357,7 @@ TEST_CASE("Member: a scheduler that has answered for two leases has all the time
   CHECK(f.failed());
 }
 
-TEST_CASE("Member: an epoch that the dead are needed for is not waited for without end",
+TEST_CASE("AgentCore: an epoch that the dead are needed for is not waited for without end",
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -394,7 +396,7 @@ TEST_CASE("Member: an epoch that the dead are needed for is not waited for witho
   CHECK(f.failed());
 }
 
-TEST_CASE("Member: a word that only the scheduler has is waited for no longer than the limit",
+TEST_CASE("AgentCore: a word that only the scheduler has is waited for no longer than the limit",
           "[pipeline]") {
   Patient f;
   std::string text;
@@ -413,7 +415,7 @@ TEST_CASE("Member: a word that only the scheduler has is waited for no longer th
   CHECK(f.member.failed_text() == "node 0 cannot go on: " + text);
 }
 
-TEST_CASE("Member: running steps do not need the scheduler", "[pipeline]") {
+TEST_CASE("AgentCore: running steps do not need the scheduler", "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Silent();
@@ -421,8 +423,9 @@ TEST_CASE("Member: running steps do not need the scheduler", "[pipeline]") {
   CHECK(f.member.phase() == Phase::kActive);
 }
 
-TEST_CASE("Member: what owners say of the late again and again is passed on at growing intervals",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: what owners say of the late again and again is passed on at growing intervals",
+    "[pipeline]") {
   Patient f;
   f.Contribute();
   std::vector<int> seconds;

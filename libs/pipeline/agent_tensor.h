@@ -15,7 +15,7 @@
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
-// What an agent knows of one tensor. Plain state: Member changes it, tests look at it.
+// What an agent knows of one tensor. Plain state: AgentCore changes it, tests look at it.
 namespace talweg::pipeline {
 
 enum class SliceState : uint8_t {
@@ -79,12 +79,12 @@ struct NodesNamed {
   int64_t until_ns = 0;  // The same is no news before.
 };
 
-struct Tensor {
+struct AgentTensor {
   TensorIndex index;
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
-  bool staged = false;  // See Member::StageContributions.
+  bool staged = false;  // See AgentCore::StageContributions.
 
   TensorState state = TensorState::kAllocating;
   // Not kOk: the ranks have been told that it is of no use any more. While `state` is not kFailed

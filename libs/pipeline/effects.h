@@ -115,7 +115,7 @@ struct WriteSlice {
 };
 
 // Combine the ranks' contributions with the tensor's op, in the order given; where the collective
-// copies there is one. OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is
+// copies there is one. OnReduced(ticket) when done. Skip it if AgentCore::ReduceWanted(ticket) is
 // false by then.
 struct ReduceSlice {
   uint64_t ticket = 0;

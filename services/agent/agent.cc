@@ -98,8 +98,8 @@ AgentDriverOptions Agent::DriverOptions() {
       .rank_count = config_.rank_count,
       .credit_bytes_max = config_.credit_bytes,
       // GPUs overlap what they are given.
-      .reduce_bytes_max =
-          gpu_platform_ != nullptr ? kGpuReduceBytesMax : pipeline::MemberConfig{}.reduce_bytes_max,
+      .reduce_bytes_max = gpu_platform_ != nullptr ? kGpuReduceBytesMax
+                                                   : pipeline::AgentCoreConfig{}.reduce_bytes_max,
       .unreachable_ns = static_cast<int64_t>(config_.unreachable_ms) * 1'000'000,
       .drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000,
       .alone = standalone(),
@@ -123,17 +123,18 @@ std::unique_ptr<JobLink> Agent::MakeAloneLink() {
 }
 
 std::unique_ptr<JobLink> Agent::MakeMemberLink() {
-  auto data_plane = std::make_unique<DataPlane>(
-      DataPlane::Options{.host_id = host_id_,
-                         .local_transport = config_.local_transport,
-                         .host_found =
-                             [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
-                               mailbox_->Post(HostFound{connection, std::move(literal)});
-                             },
-                         .fetch_result =
-                             [this](const pipeline::SliceBytes& slice, std::span<std::byte> bytes) {
-                               return gpus_->stage().FetchResult(slice, bytes);
-                             }},
+  auto data_plane = std::make_unique<AgentDataPlane>(
+      AgentDataPlane::Options{
+          .host_id = host_id_,
+          .local_transport = config_.local_transport,
+          .host_found =
+              [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
+                mailbox_->Post(HostFound{connection, std::move(literal)});
+              },
+          .fetch_result =
+              [this](const pipeline::SliceBytes& slice, std::span<std::byte> bytes) {
+                return gpus_->stage().FetchResult(slice, bytes);
+              }},
       transport_.get(), &driver_->memory(), &driver_->timeline(), &clock_, driver_.get());
   const auto join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
   rpc::SchedulerLinkOptions scheduler = {.address = config_.scheduler,

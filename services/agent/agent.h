@@ -100,7 +100,7 @@ class Agent final : private Poller, private GpuEvents {
   // GpuEvents
   void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                        int32_t priority) override;
-  bool ReduceWanted(uint64_t ticket) override { return driver_->member().ReduceWanted(ticket); }
+  bool ReduceWanted(uint64_t ticket) override { return driver_->core().ReduceWanted(ticket); }
   void OnReduced(uint64_t ticket, uint64_t bytes) override { driver_->OnReduced(ticket, bytes); }
   void OnDelivered(const pipeline::CompleteRound& round) override { driver_->FinishRound(round); }
   void OnUnexported(LocalRank rank, uint32_t request) override;

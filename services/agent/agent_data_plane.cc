@@ -11,9 +11,9 @@
 
 namespace talweg::agent {
 
-DataPlane::DataPlane(const Options& options, transport::Transport* transport,
-                     const TensorMemory* memory, Timeline* timeline, const Clock* clock,
-                     PeerEvents* events)
+AgentDataPlane::AgentDataPlane(const Options& options, transport::Transport* transport,
+                               const TensorMemory* memory, Timeline* timeline, const Clock* clock,
+                               PeerEvents* events)
     : options_(options),
       transport_(transport),
       memory_(memory),
@@ -21,7 +21,7 @@ DataPlane::DataPlane(const Options& options, transport::Transport* transport,
       clock_(clock),
       events_(events) {}
 
-int DataPlane::Poll(int events_max) {
+int AgentDataPlane::Poll(int events_max) {
   int work = 0;
   if (!failed_connects_.empty()) {
     for (const auto& [connection, reason] : std::exchange(failed_connects_, {})) {
@@ -32,7 +32,7 @@ int DataPlane::Poll(int events_max) {
   return work + transport_->Poll(*this, events_max);
 }
 
-void DataPlane::Do(const pipeline::Connect& effect) {
+void AgentDataPlane::Do(const pipeline::Connect& effect) {
   const bool same_host = options_.local_transport && !network_only_ && !options_.host_id.empty() &&
                          effect.host_id == options_.host_id;
   const std::string address = transport::SelectAddress(effect.data_address, same_host);
@@ -54,7 +54,8 @@ void DataPlane::Do(const pipeline::Connect& effect) {
   });
 }
 
-void DataPlane::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
+void AgentDataPlane::OnHostFound(ConnectionId connection,
+                                 const absl::StatusOr<std::string>& literal) {
   const auto wanted = looked_up_.find(connection);
   if (wanted == looked_up_.end()) return;  // Closed meanwhile.
   const std::string address = std::move(wanted->second);
@@ -66,7 +67,7 @@ void DataPlane::OnHostFound(ConnectionId connection, const absl::StatusOr<std::s
   }
 }
 
-void DataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
+void AgentDataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
   const absl::StatusOr<ConnectionId> transport_id = transport_->Connect(address);
   if (!transport_id.ok()) {
     failed_connects_.emplace_back(connection, StatusText(transport_id.status()));
@@ -79,7 +80,7 @@ void DataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
   core_names_[*transport_id] = connection;
 }
 
-void DataPlane::Do(const pipeline::Close& effect) {
+void AgentDataPlane::Do(const pipeline::Close& effect) {
   if (looked_up_.erase(effect.connection) > 0) return;
   const auto it = peers_.find(effect.connection);
   if (it == peers_.end()) {
@@ -92,31 +93,31 @@ void DataPlane::Do(const pipeline::Close& effect) {
   Forget(effect.connection, transport_id);
 }
 
-bool DataPlane::AnyLocal() const {
+bool AgentDataPlane::AnyLocal() const {
   return std::any_of(peers_.begin(), peers_.end(),
                      [](const auto& peer) { return peer.second.traffic.transport == "local"; });
 }
 
-void DataPlane::Forget(ConnectionId core_id, ConnectionId transport_id) {
+void AgentDataPlane::Forget(ConnectionId core_id, ConnectionId transport_id) {
   peers_.erase(core_id);
   core_names_.erase(transport_id);
 }
 
-void DataPlane::CloseAll() {
+void AgentDataPlane::CloseAll() {
   for (const auto& [name, peer] : peers_) transport_->Close(peer.transport_id);
   peers_.clear();
   core_names_.clear();
   looked_up_.clear();
 }
 
-bool DataPlane::Drained() const {
+bool AgentDataPlane::Drained() const {
   for (const auto& [name, peer] : peers_) {
     if (transport_->PendingBytes(peer.transport_id) > 0) return false;
   }
   return true;
 }
 
-void DataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> frame) {
+void AgentDataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> frame) {
   const auto it = peers_.find(connection);
   if (it == peers_.end()) return;  // Its end is being told to the core.
   bytes_sent_ += frame.size();
@@ -125,7 +126,7 @@ void DataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> frame)
 }
 
 template <typename Entry>
-void DataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entries) {
+void AgentDataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entries) {
   // A report says of every frame but the last that more follows.
   const bool is_report = std::is_same_v<Entry, wire::Report>;
   size_t first = 0;
@@ -143,7 +144,7 @@ void DataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entr
   }
 }
 
-absl::StatusOr<std::span<const std::byte>> DataPlane::InlineBytes(
+absl::StatusOr<std::span<const std::byte>> AgentDataPlane::InlineBytes(
     const pipeline::SliceBytes& slice, std::deque<std::vector<std::byte>>& fetched) const {
   if (!memory_->OnNic(slice)) return memory_->Readable(slice);
   std::vector<std::byte>& bytes = fetched.emplace_back(slice.length_bytes);
@@ -151,7 +152,7 @@ absl::StatusOr<std::span<const std::byte>> DataPlane::InlineBytes(
   return std::span<const std::byte>(bytes);
 }
 
-void DataPlane::Do(pipeline::Send& send) {
+void AgentDataPlane::Do(pipeline::Send& send) {
   std::deque<std::vector<std::byte>> fetched;
   if (auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
     for (size_t i = 0; i < declares->size(); ++i) {
@@ -184,7 +185,7 @@ void DataPlane::Do(pipeline::Send& send) {
       send.entries);
 }
 
-void DataPlane::Do(const pipeline::WriteSlice& effect) {
+void AgentDataPlane::Do(const pipeline::WriteSlice& effect) {
   const auto it = peers_.find(effect.connection);
   if (it == peers_.end()) return;
   const uint64_t context =
@@ -195,28 +196,28 @@ void DataPlane::Do(const pipeline::WriteSlice& effect) {
                         context);
 }
 
-DataPlane::Traffic DataPlane::TrafficOf(ConnectionId connection) const {
+AgentDataPlane::Traffic AgentDataPlane::TrafficOf(ConnectionId connection) const {
   const auto it = peers_.find(connection);
   return it == peers_.end() ? Traffic{} : it->second.traffic;
 }
 
-std::optional<ConnectionId> DataPlane::TransportNameOf(ConnectionId connection) const {
+std::optional<ConnectionId> AgentDataPlane::TransportNameOf(ConnectionId connection) const {
   const auto it = peers_.find(connection);
   if (it == peers_.end()) return std::nullopt;
   return it->second.transport_id;
 }
 
-void DataPlane::OnAccepted(ConnectionId connection) {
+void AgentDataPlane::OnAccepted(ConnectionId connection) {
   // Agents listen nowhere; whoever this is has no business here.
   transport_->Close(connection);
 }
 
-void DataPlane::OnConnected(ConnectionId connection) {
+void AgentDataPlane::OnConnected(ConnectionId connection) {
   const auto it = core_names_.find(connection);
   if (it != core_names_.end()) events_->OnPeerConnected(it->second);
 }
 
-void DataPlane::OnDisconnected(ConnectionId connection, const std::string& reason) {
+void AgentDataPlane::OnDisconnected(ConnectionId connection, const std::string& reason) {
   const auto it = core_names_.find(connection);
   if (it == core_names_.end()) return;
   const ConnectionId name = it->second;
@@ -224,7 +225,7 @@ void DataPlane::OnDisconnected(ConnectionId connection, const std::string& reaso
   events_->OnPeerDisconnected(name, reason);
 }
 
-void DataPlane::OnFrame(ConnectionId connection, std::span<const std::byte> bytes) {
+void AgentDataPlane::OnFrame(ConnectionId connection, std::span<const std::byte> bytes) {
   const auto it = core_names_.find(connection);
   if (it == core_names_.end()) return;
   const ConnectionId name = it->second;
@@ -243,7 +244,7 @@ void DataPlane::OnFrame(ConnectionId connection, std::span<const std::byte> byte
   events_->OnPeerFrame(name, frame);
 }
 
-void DataPlane::OnWriteDone(ConnectionId /*connection*/, uint64_t context) {
+void AgentDataPlane::OnWriteDone(ConnectionId /*connection*/, uint64_t context) {
   if (context == 0) return;
   timeline_->OnWriteDone(pipeline::TensorIndex{static_cast<uint32_t>(context - 1)},
                          clock_->NowNs());

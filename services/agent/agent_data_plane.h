@@ -36,7 +36,7 @@ class PeerEvents {
 
 // The agent's connections to aggregators: performs the core's effects on a Transport, and delivers
 // the transport's events. Owned by the data thread.
-class DataPlane final : public transport::EventSink {
+class AgentDataPlane final : public transport::EventSink {
  public:
   struct Options {
     std::string host_id;
@@ -48,8 +48,9 @@ class DataPlane final : public transport::EventSink {
   };
 
   // All outlive it.
-  DataPlane(const Options& options, transport::Transport* transport, const TensorMemory* memory,
-            Timeline* timeline, const Clock* clock, PeerEvents* events);
+  AgentDataPlane(const Options& options, transport::Transport* transport,
+                 const TensorMemory* memory, Timeline* timeline, const Clock* clock,
+                 PeerEvents* events);
 
   int Poll(int events_max);
 

@@ -24,13 +24,13 @@ struct Ends final : PeerEvents {
   std::vector<std::pair<ConnectionId, std::string>> ends;
 };
 
-TEST_CASE("DataPlane: an error shows an address without what lets one in", "[agent]") {
+TEST_CASE("AgentDataPlane: an error shows an address without what lets one in", "[agent]") {
   const auto network = transport::NewLoopbackNetwork();
   const auto transport = network->NewTransport();
   ManualClock clock;
   Timeline timeline(0);
   Ends ends;
-  DataPlane plane({.host_id = "here"}, transport.get(), nullptr, &timeline, &clock, &ends);
+  AgentDataPlane plane({.host_id = "here"}, transport.get(), nullptr, &timeline, &clock, &ends);
   plane.Do(pipeline::Connect{.connection = ConnectionId{7},
                              .name = "a0",
                              .data_address = "local:@talweg-0123456789abcdef",

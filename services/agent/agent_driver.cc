@@ -29,7 +29,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
 }
 
 void AgentDriver::NewMember() {
-  member_ = std::make_unique<pipeline::Member>(pipeline::MemberConfig{
+  core_ = std::make_unique<pipeline::AgentCore>(pipeline::AgentCoreConfig{
       .self = options_.self,
       .job_name = options_.job_name,
       .node_name = options_.node_name,
@@ -52,11 +52,11 @@ int AgentDriver::Poll() {
   work += rank_server_->PollRings(*desk_);
   if (devices_ != nullptr) work += devices_->Poll(NowNs());
   work += ReduceSome();
-  if (NowNs() >= member_->NextTickNs()) {
-    Deliver([this](pipeline::Effects& out) { member_->OnTick(NowNs(), out); });
+  if (NowNs() >= core_->NextTickNs()) {
+    Deliver([this](pipeline::Effects& out) { core_->OnTick(NowNs(), out); });
   }
   if (std::exchange(dirty_, false)) {
-    Deliver([this](pipeline::Effects& out) { member_->Flush(NowNs(), out); });
+    Deliver([this](pipeline::Effects& out) { core_->Flush(NowNs(), out); });
     dirty_ = false;
     ++work;
   }
@@ -71,7 +71,7 @@ bool AgentDriver::PrepareToSleep(int64_t* deadline_ns) {
   bool may_sleep = rank_server_->PrepareToSleep(
       memory_->ranks_sum() && !timeline_.records() ? Until::kAwaited : Until::kPushed);
   may_sleep &= link_->PrepareToSleep();
-  *deadline_ns = member_->NextTickNs();
+  *deadline_ns = core_->NextTickNs();
   if (const auto life_ns = life_.NextNs(Look())) *deadline_ns = std::min(*deadline_ns, *life_ns);
   if (devices_ != nullptr) {
     const std::optional<int64_t> devices_ns = devices_->PrepareToSleep();
@@ -144,7 +144,7 @@ void AgentDriver::Do(pipeline::FailJob& effect) {
     Log(LogLevel::kError, "job '", options_.job_name, "' has failed: ", effect.text);
     end_ = absl::AbortedError(effect.text);
   }
-  life_.OnFailed(member_->failed_text(), NowNs());
+  life_.OnFailed(core_->failed_text(), NowNs());
   desk_->Do(effect);
   reduces_.clear();
   if (devices_ != nullptr) devices_->Abandon();
@@ -156,11 +156,11 @@ void AgentDriver::Do(pipeline::AllocateTensor& effect) {
   if (on_device && devices_ != nullptr) nic = devices_->MakeDirect(effect);
   const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device,
                                                 std::move(nic), desk_->IsInPlace(effect.spec.name));
-  if (on_device) member_->StageContributions(effect.tensor);
+  if (on_device) core_->StageContributions(effect.tensor);
   if (!status.ok() && devices_ != nullptr) devices_->DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
   Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
-    member_->OnTensorAllocated(tensor, text, NowNs(), out);
+    core_->OnTensorAllocated(tensor, text, NowNs(), out);
   });
 }
 
@@ -207,7 +207,7 @@ int AgentDriver::ReduceSome() {
     const pipeline::ReduceSlice reduce = std::move(reduces_.front());
     reduces_.pop_front();
     ++count;
-    if (!member_->ReduceWanted(reduce.ticket)) continue;
+    if (!core_->ReduceWanted(reduce.ticket)) continue;
     if (!memory_->Shared(reduce.target.tensor)) bytes += reduce.target.length_bytes;
     RunReduce(reduce);
   }
@@ -236,7 +236,7 @@ void AgentDriver::RunReduce(const pipeline::ReduceSlice& reduce) {
 
 void AgentDriver::OnReduced(uint64_t ticket, uint64_t bytes) {
   bytes_reduced_ += bytes;
-  Deliver([this, ticket](pipeline::Effects& out) { member_->OnReduced(ticket, NowNs(), out); });
+  Deliver([this, ticket](pipeline::Effects& out) { core_->OnReduced(ticket, NowNs(), out); });
 }
 
 const std::vector<uint32_t>* AgentDriver::MissingNodes(pipeline::TensorIndex tensor,
@@ -246,17 +246,16 @@ const std::vector<uint32_t>* AgentDriver::MissingNodes(pipeline::TensorIndex ten
 }
 
 void AgentDriver::OnPeerConnected(ConnectionId connection) {
-  Deliver([this, connection](pipeline::Effects& out) {
-    member_->OnConnected(connection, NowNs(), out);
-  });
+  Deliver(
+      [this, connection](pipeline::Effects& out) { core_->OnConnected(connection, NowNs(), out); });
 }
 
 void AgentDriver::OnPeerDisconnected(ConnectionId connection, const std::string& reason) {
   Deliver([this, connection, reason](pipeline::Effects& out) {
-    for (const auto& [index, owner] : member_->owners()) {
+    for (const auto& [index, owner] : core_->owners()) {
       if (owner.connection == connection) link_->ReportUnreachable(owner.incarnation, reason);
     }
-    member_->OnDisconnected(connection, reason, NowNs(), out);
+    core_->OnDisconnected(connection, reason, NowNs(), out);
   });
 }
 
@@ -265,7 +264,7 @@ void AgentDriver::OnPeerFrame(ConnectionId connection, const wire::Frame& frame)
     const int64_t now_ns = NowNs();
     for (const wire::Result& result : *results) {
       if (!timeline_.Wants(result.round)) continue;
-      const pipeline::Tensor* tensor = member_->FindTensor(result.key);
+      const pipeline::AgentTensor* tensor = core_->FindTensor(result.key);
       if (tensor != nullptr) timeline_.OnResult(tensor->index, result.round, now_ns);
     }
   }
@@ -274,7 +273,7 @@ void AgentDriver::OnPeerFrame(ConnectionId connection, const wire::Frame& frame)
   TALWEG_CHECK(!performing_);
   frame_ = &frame;
   Deliver([this, connection, &frame](pipeline::Effects& out) {
-    member_->OnFrame(connection, frame, NowNs(), out);
+    core_->OnFrame(connection, frame, NowNs(), out);
   });
   frame_ = nullptr;
 }

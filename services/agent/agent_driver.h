@@ -89,7 +89,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
     devices_ = rounds;
     desk_->SetDevices(devices);
   }
-  // Before Join: the link's DataPlane has memory() and timeline(), and tells this object.
+  // Before Join: the link's AgentDataPlane has memory() and timeline(), and tells this object.
   void SetLink(std::unique_ptr<JobLink> link) { link_ = std::move(link); }
   void Join() { link_->Join(options_.self); }
 
@@ -120,7 +120,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   void CloseLink() { link_.reset(); }
   void CloseMemory() { memory_.reset(); }
 
-  const pipeline::Member& member() const { return *member_; }
+  const pipeline::AgentCore& core() const { return *core_; }
   const AgentLife& life() const { return life_; }
   RankDesk& desk() { return *desk_; }
   const RankDesk& desk() const { return *desk_; }
@@ -176,7 +176,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   void OnRanksStop(std::vector<uint64_t> ended) override;
   void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) override;
   std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const override;
-  const pipeline::Member& Core() const override { return *member_; }
+  const pipeline::AgentCore& Core() const override { return *core_; }
 
   // driver_life.cc: what the scheduler says, and what the agent's life has come to.
   void OnView(const View& view);
@@ -196,7 +196,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   Timeline timeline_;
   std::unique_ptr<TensorMemory> memory_;
   std::unique_ptr<RankDesk> desk_;
-  std::unique_ptr<pipeline::Member> member_;
+  std::unique_ptr<pipeline::AgentCore> core_;
   std::unique_ptr<JobLink> link_;
 
   std::deque<std::function<void(pipeline::Effects&)>> events_;

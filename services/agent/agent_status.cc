@@ -23,7 +23,7 @@ constexpr uint32_t kOpenRoundsMax = 100;
 // Away from the numbers of real processes in the same trace.
 constexpr uint32_t kTraceProcess = 1'000'000'000;
 
-std::string StateText(const pipeline::Member& member) {
+std::string StateText(const pipeline::AgentCore& member) {
   switch (member.phase()) {
     case pipeline::Phase::kForming: return "joining";
     case pipeline::Phase::kFailed: return "failed: " + member.failed_text();
@@ -43,7 +43,7 @@ v1::GetTraceResponse::Phase ToPhase(Span span) {
   return v1::GetTraceResponse::PHASE_UNSPECIFIED;
 }
 
-v1::OpenRound MakeOpenRound(const pipeline::Member& member, const pipeline::Tensor& tensor,
+v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::AgentTensor& tensor,
                             const std::vector<uint32_t>* missing_nodes, int64_t now_ns) {
   v1::OpenRound round;
   round.set_tensor(tensor.spec.name);
@@ -88,7 +88,7 @@ int WriteFile(const std::string& path, const std::string& text) {
 }  // namespace
 
 v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) const {
-  const pipeline::Member& member = driver_->member();
+  const pipeline::AgentCore& member = driver_->core();
   v1::GetStatusResponse status;
   *status.mutable_version() = rpc::ToProto(rpc::Version{});
   *status.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
@@ -116,7 +116,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_arena_bytes(driver_->memory().ContributionBytes(LocalRank{i}));
   }
 
-  std::vector<const pipeline::Tensor*> open;
+  std::vector<const pipeline::AgentTensor*> open;
   for (const auto& tensor : member.tensors()) {
     if (tensor->pushed_count > 0 || tensor->finish) open.push_back(tensor.get());
     if (!request.with_tensors()) continue;
@@ -138,7 +138,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   const uint32_t open_max =
       request.open_rounds_max() == 0 ? kOpenRoundsMax : request.open_rounds_max();
   if (open.size() > open_max) open.resize(open_max);
-  for (const pipeline::Tensor* tensor : open) {
+  for (const pipeline::AgentTensor* tensor : open) {
     *status.add_open_rounds() = MakeOpenRound(
         member, *tensor, driver_->MissingNodes(tensor->index, tensor->active_round()), NowNs());
   }
@@ -149,13 +149,13 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_connected(owner.state == pipeline::OwnerState::kReady);
     out->set_credit_bytes(owner.credit_bytes);
     out->set_bytes_in_flight(member.queue().InFlightBytes(index));
-    const DataPlane::Traffic traffic = driver_->link().TrafficOf(owner.connection);
+    const AgentDataPlane::Traffic traffic = driver_->link().TrafficOf(owner.connection);
     out->set_transport(traffic.transport);
     out->set_bytes_sent(traffic.bytes_sent);
     out->set_bytes_received(traffic.bytes_received);
   }
 
-  const pipeline::MemberCounters& counters = member.counters();
+  const pipeline::AgentCoreCounters& counters = member.counters();
   status.set_rounds_done(counters.rounds_completed);
   status.set_bytes_pushed(driver_->desk().bytes_pushed());
   const JobLink::Totals totals = driver_->link().totals();
@@ -170,8 +170,8 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
 }
 
 void Agent::AddCounters(v1::GetStatusResponse& status) const {
-  const pipeline::Member& member = driver_->member();
-  const pipeline::MemberCounters& counters = member.counters();
+  const pipeline::AgentCore& member = driver_->core();
+  const pipeline::AgentCoreCounters& counters = member.counters();
   auto& named = *status.mutable_counters();
   named["contributions_sent"] = counters.contributions_sent;
   named["contribution_bytes_sent"] = counters.contribution_bytes_sent;

@@ -12,7 +12,8 @@
 
 namespace talweg::agent {
 
-// A link to aggregators by a DataPlane. What is said to the scheduler is left to who derives it.
+// A link to aggregators by an AgentDataPlane. What is said to the scheduler is left to who derives
+// it.
 class ConnectedLink : public JobLink {
  public:
   bool IsAlone() const override { return false; }
@@ -30,7 +31,7 @@ class ConnectedLink : public JobLink {
   bool AnyLocal() const override { return data_plane_->AnyLocal(); }
   void UseNetworkOnly() override { data_plane_->UseNetworkOnly(); }
 
-  DataPlane::Traffic TrafficOf(ConnectionId connection) const override {
+  AgentDataPlane::Traffic TrafficOf(ConnectionId connection) const override {
     return data_plane_->TrafficOf(connection);
   }
   Totals totals() const override {
@@ -39,11 +40,11 @@ class ConnectedLink : public JobLink {
 
  protected:
   // Both outlive it.
-  ConnectedLink(DataPlane* data_plane, transport::Transport* transport)
+  ConnectedLink(AgentDataPlane* data_plane, transport::Transport* transport)
       : data_plane_(data_plane), transport_(transport) {}
 
  private:
-  DataPlane* const data_plane_;
+  AgentDataPlane* const data_plane_;
   transport::Transport* const transport_;
 };
 

@@ -13,7 +13,7 @@
 namespace talweg::agent {
 
 void AgentDriver::FailJob(const std::string& text) {
-  Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+  Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
 }
 
 void AgentDriver::OnView(const View& view) {
@@ -28,8 +28,8 @@ void AgentDriver::OnView(const View& view) {
     }
   }
   desk_->OnNewestView(view.epoch);  // Before ranks go on in it.
-  Deliver([this, view](pipeline::Effects& out) { member_->OnView(view, NowNs(), out); });
-  if (member_->phase() != pipeline::Phase::kFailed) desk_->SetView(view, member_->config().self);
+  Deliver([this, view](pipeline::Effects& out) { core_->OnView(view, NowNs(), out); });
+  if (core_->phase() != pipeline::Phase::kFailed) desk_->SetView(view, core_->config().self);
 }
 
 void AgentDriver::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
@@ -52,14 +52,12 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
                              std::is_same_v<E, rpc::LeaseLost>) {
           FailJob(e.text);
         } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
-          Deliver([this, e](pipeline::Effects& out) {
-            member_->OnQuiesce(e.id, e.step, NowNs(), out);
-          });
-        } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
           Deliver(
-              [this, id = e.id](pipeline::Effects& out) { member_->OnResume(id, NowNs(), out); });
+              [this, e](pipeline::Effects& out) { core_->OnQuiesce(e.id, e.step, NowNs(), out); });
+        } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
+          Deliver([this, id = e.id](pipeline::Effects& out) { core_->OnResume(id, NowNs(), out); });
         } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
-          member_->OnMemberLeft(e.id, e.text);
+          core_->OnMemberLeft(e.id, e.text);
         } else if constexpr (std::is_same_v<E, rpc::JoinDelayed>) {
           Log(LogLevel::kWarning, "not let in yet: ", e.text);
         } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
@@ -69,7 +67,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
                 job_ == JobId{0} ? "; trying again" : "; running steps go on");
             scheduler_silent_since_ns_ = NowNs();
             // Until it has joined, the time limit is that of joining.
-            if (job_ != JobId{0}) member_->OnSchedulerSilent(NowNs());
+            if (job_ != JobId{0}) core_->OnSchedulerSilent(NowNs());
           }
           scheduler_text_ = e.text;
         } else {
@@ -79,7 +77,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
           }
           scheduler_silent_since_ns_ = 0;
           scheduler_text_.clear();
-          member_->OnSchedulerAnswers(e.lease_ns, NowNs());
+          core_->OnSchedulerAnswers(e.lease_ns, NowNs());
         }
       },
       event);
@@ -118,10 +116,10 @@ void AgentDriver::Live() {
       const std::string text = "the agent of node " + std::to_string(options_.self.node.value()) +
                                " (pid " + std::to_string(getpid()) +
                                ") ends: " + life_.why_it_stops();
-      Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+      Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
       return;
     }
-    case LifeStep::kLeave: Deliver([this](pipeline::Effects& out) { member_->Leave(out); }); return;
+    case LifeStep::kLeave: Deliver([this](pipeline::Effects& out) { core_->Leave(out); }); return;
     case LifeStep::kEnd: options_.on_end(); return;
   }
 }
@@ -136,7 +134,7 @@ void AgentDriver::Restart() {
   missing_nodes_.clear();
   timeline_.ForgetOpen();
   NewMember();
-  link_->Join(member_->config().self);
+  link_->Join(core_->config().self);
 }
 
 }  // namespace talweg::agent

@@ -44,9 +44,9 @@ std::string NodeText(const View* view, const pipeline::TensorSpec& spec, uint32_
 }  // namespace
 
 std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round) const {
-  const pipeline::Member& member = *member_;
+  const pipeline::AgentCore& member = *core_;
   if (index.value() >= member.tensors().size()) return "";
-  const pipeline::Tensor& tensor = *member.tensors()[index.value()];
+  const pipeline::AgentTensor& tensor = *member.tensors()[index.value()];
   if (tensor.active_round() != round) return "";
   std::vector<std::string> who;
   if (!tensor.contributed && !tensor.finish) {
@@ -107,12 +107,12 @@ void AgentDriver::Do(const pipeline::LogWaiting& effect) {
           options_.self.node.value());
       return;
     case pipeline::LogWaiting::For::kAggregators:
-      Log(LogLevel::kWarning, "epoch ", member_->newest_view()->epoch, " of job '",
-          options_.job_name, "' waits since ", seconds, " s for aggregator ", who);
+      Log(LogLevel::kWarning, "epoch ", core_->newest_view()->epoch, " of job '", options_.job_name,
+          "' waits since ", seconds, " s for aggregator ", who);
       return;
     case pipeline::LogWaiting::For::kEpoch:
       Log(LogLevel::kWarning, "an epoch of job '", options_.job_name, "', ",
-          member_->newest_view()->epoch, " or later, waits since ", seconds, " s for node ", who);
+          core_->newest_view()->epoch, " or later, waits since ", seconds, " s for node ", who);
       return;
   }
 }

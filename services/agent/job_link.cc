@@ -45,7 +45,7 @@ class AloneLink final : public JobLink {
   bool AnyLocal() const override { return false; }
   void UseNetworkOnly() override {}
 
-  DataPlane::Traffic TrafficOf(ConnectionId /*connection*/) const override { return {}; }
+  AgentDataPlane::Traffic TrafficOf(ConnectionId /*connection*/) const override { return {}; }
   Totals totals() const override { return {}; }
 
  private:

@@ -48,7 +48,7 @@ class JobLink {
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 
-  // --- To aggregators; what comes from them goes to the PeerEvents of the DataPlane.
+  // --- To aggregators; what comes from them goes to the PeerEvents of the AgentDataPlane.
   virtual void Do(const pipeline::Connect& effect) = 0;
   virtual void Do(const pipeline::Close& effect) = 0;
   virtual void Do(pipeline::Send& effect) = 0;
@@ -58,11 +58,11 @@ class JobLink {
   virtual bool PrepareToSleep() = 0;
   virtual bool Drained() const = 0;
   virtual void CloseAll() = 0;
-  // See DataPlane.
+  // See AgentDataPlane.
   virtual bool AnyLocal() const = 0;
   virtual void UseNetworkOnly() = 0;
 
-  virtual DataPlane::Traffic TrafficOf(ConnectionId connection) const = 0;
+  virtual AgentDataPlane::Traffic TrafficOf(ConnectionId connection) const = 0;
   virtual Totals totals() const = 0;
 };
 

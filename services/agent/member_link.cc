@@ -11,10 +11,10 @@ namespace {
 
 constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
 
-// Owns the DataPlane.
+// Owns the AgentDataPlane.
 class MemberLink final : public ConnectedLink {
  public:
-  MemberLink(std::unique_ptr<DataPlane> data_plane, transport::Transport* transport,
+  MemberLink(std::unique_ptr<AgentDataPlane> data_plane, transport::Transport* transport,
              rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,
              rpc::SchedulerClient::OnEvent on_event)
       : ConnectedLink(data_plane.get(), transport),
@@ -54,14 +54,14 @@ class MemberLink final : public ConnectedLink {
   }
 
  private:
-  const std::unique_ptr<DataPlane> data_plane_;
+  const std::unique_ptr<AgentDataPlane> data_plane_;
   rpc::JoinSpec join_;
   std::unique_ptr<rpc::SchedulerClient> scheduler_;
 };
 
 }  // namespace
 
-std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<DataPlane> data_plane,
+std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<AgentDataPlane> data_plane,
                                        transport::Transport* transport,
                                        rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,
                                        rpc::SchedulerClient::OnEvent on_event) {

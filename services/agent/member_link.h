@@ -13,7 +13,7 @@ namespace talweg::agent {
 
 // A JobLink over gRPC. `join.member.id` is Join's. `on_event` is called on other threads. The
 // transport, which carries the data plane, outlives the link.
-std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<DataPlane> data_plane,
+std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<AgentDataPlane> data_plane,
                                        transport::Transport* transport,
                                        rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,
                                        rpc::SchedulerClient::OnEvent on_event);

@@ -43,7 +43,7 @@ class RankEvents {
   virtual void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) = 0;
   // Says whom a round that ranks have pushed waits for, for people; empty: nobody that is known.
   virtual std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const = 0;
-  virtual const pipeline::Member& Core() const = 0;
+  virtual const pipeline::AgentCore& Core() const = 0;
 };
 
 // What ranks hand over of GPUs (GpuFront).

@@ -91,7 +91,7 @@ absl::Status Aggregator::Open() {
   if (config_.spin_us >= 0) options.spin_ns_max = int64_t{config_.spin_us} * 1000;
   TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(clock_, options));
   TALWEG_RETURN_IF_ERROR(OpenTransport());
-  data_plane_ = std::make_unique<DataPlane>(
+  data_plane_ = std::make_unique<AggregatorDataPlane>(
       DataPlaneOptions{.name = name_,
                        .incarnation = incarnation_,
                        .credit_bytes = config_.credit_bytes,

@@ -100,7 +100,7 @@ class Aggregator {
 
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<DataPlane> data_plane_;
+  std::unique_ptr<AggregatorDataPlane> data_plane_;
   std::unique_ptr<Errands> errands_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> server_;

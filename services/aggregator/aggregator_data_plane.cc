@@ -24,8 +24,8 @@ bool LooksLikeFrame(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
-                     const DataPlaneMachine& machine)
+AggregatorDataPlane::AggregatorDataPlane(DataPlaneOptions options, transport::Transport* transport,
+                                         const Clock* clock, const DataPlaneMachine& machine)
     : options_(std::move(options)),
       transport_(transport),
       clock_(clock),
@@ -35,13 +35,14 @@ DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, 
       [this](const transport::PeerIdentity& peer) { return WhyRefused(peer); });
 }
 
-DataPlane::~DataPlane() {
+AggregatorDataPlane::~AggregatorDataPlane() {
   transport_->SetAdmission({});
   // Before the memory that peers may write to.
   for (const auto& [id, connection] : connections_) transport_->Close(id);
 }
 
-void DataPlane::OnJobView(const std::string& job_name, const View& view, const JobQuota& quota) {
+void AggregatorDataPlane::OnJobView(const std::string& job_name, const View& view,
+                                    const JobQuota& quota) {
   // Members would contribute as if what they have said in that view were still known here.
   if (const auto over = over_.find(view.job); over != over_.end() && view.epoch <= over->second) {
     Log(LogLevel::kWarning, "job '", job_name, "' (", view.job, ") was over here in epoch ",
@@ -49,22 +50,22 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view, const J
         "): its members are refused");
     return;
   }
-  std::unique_ptr<JobRecord>& slot = jobs_[view.job];
+  std::unique_ptr<ServedJob>& slot = jobs_[view.job];
   if (slot != nullptr && slot->core.closed()) {
     fair_share_.Remove(view.job);  // It begins again with nothing that waits.
     leaving_.push_back(std::move(slot));
   }
   if (slot == nullptr) {
-    aggregation::JobConfig config = {.job = view.job,
-                                     .name = job_name,
-                                     .self = options_.incarnation,
-                                     .self_name = options_.name,
-                                     .credit_bytes = options_.credit_bytes,
-                                     .refusals_max = options_.refusals_max};
-    slot = std::make_unique<JobRecord>(std::move(config), &budget_, NewPool());
+    aggregation::AggregatorCoreConfig config = {.job = view.job,
+                                                .name = job_name,
+                                                .self = options_.incarnation,
+                                                .self_name = options_.name,
+                                                .credit_bytes = options_.credit_bytes,
+                                                .refusals_max = options_.refusals_max};
+    slot = std::make_unique<ServedJob>(std::move(config), &budget_, NewPool());
     Log(LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
   }
-  JobRecord& job = *slot;
+  ServedJob& job = *slot;
   Log(LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ", view.members.size(),
       " members and ", view.aggregators.size(), " aggregators");
   SetQuota(job, quota);
@@ -85,13 +86,13 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view, const J
   Flush();
 }
 
-void DataPlane::OnJobQuota(JobId id, const JobQuota& quota) {
+void AggregatorDataPlane::OnJobQuota(JobId id, const JobQuota& quota) {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
   SetQuota(*found->second, quota);
 }
 
-void DataPlane::SetQuota(JobRecord& job, const JobQuota& quota) {
+void AggregatorDataPlane::SetQuota(ServedJob& job, const JobQuota& quota) {
   std::shared_ptr<aggregation::PlaceBudget> tenant;
   if (!quota.tenant.empty()) {
     std::shared_ptr<aggregation::PlaceBudget>& known = tenants_[quota.tenant];
@@ -103,14 +104,14 @@ void DataPlane::SetQuota(JobRecord& job, const JobQuota& quota) {
   fair_share_.Set(job.core.config().job, quota);
 }
 
-void DataPlane::OnJobClosed(JobId id, const std::string& text) {
+void AggregatorDataPlane::OnJobClosed(JobId id, const std::string& text) {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
   CloseJob(*found->second, text);
   Flush();
 }
 
-void DataPlane::Restart(Incarnation incarnation, const std::string& text) {
+void AggregatorDataPlane::Restart(Incarnation incarnation, const std::string& text) {
   options_.incarnation = incarnation;
   for (auto& [id, job] : jobs_) {
     CloseJob(*job, text);
@@ -121,7 +122,7 @@ void DataPlane::Restart(Incarnation incarnation, const std::string& text) {
   Flush();
 }
 
-void DataPlane::CloseJob(JobRecord& job, const std::string& text) {
+void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
   if (job.core.closed()) return;
   Log(LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
   over_[job.core.config().job] = job.core.view().epoch;
@@ -131,18 +132,18 @@ void DataPlane::CloseJob(JobRecord& job, const std::string& text) {
   Perform(job);
 }
 
-int DataPlane::Poll() {
+int AggregatorDataPlane::Poll() {
   int work = transport_->Poll(*this, options_.events_per_poll);
   work += SumSome();
   Flush();
   return work;
 }
 
-bool DataPlane::PrepareToSleep() {
+bool AggregatorDataPlane::PrepareToSleep() {
   return sums_pending_ == 0 && unflushed_.empty() && transport_->PrepareToSleep();
 }
 
-void DataPlane::Tick() {
+void AggregatorDataPlane::Tick() {
   const int64_t now_ns = clock_->NowNs();
   for (auto& [id, job] : jobs_) {
     job->core.OnTick(now_ns, job->effects);
@@ -173,7 +174,7 @@ void DataPlane::Tick() {
   ForgetFinishedJobs();
 }
 
-std::string DataPlane::WhyUnknown(JobId job) const {
+std::string AggregatorDataPlane::WhyUnknown(JobId job) const {
   const std::string id = std::to_string(job.value());
   const auto over = over_.find(job);
   if (over == over_.end()) {
@@ -185,15 +186,15 @@ std::string DataPlane::WhyUnknown(JobId job) const {
          ": has the scheduler been started with an older store? Start the job again";
 }
 
-void DataPlane::TellKeptCredit() {
+void AggregatorDataPlane::TellKeptCredit() {
   for (auto& [id, connection] : connections_) {
     if (connection.outbox == nullptr || connection.has_news) continue;
     connection.outbox->Flush(connection.job->core.view().epoch, 0);
   }
 }
 
-void DataPlane::ForgetFinishedJobs() {
-  const auto finished = [this](const JobRecord& job) {
+void AggregatorDataPlane::ForgetFinishedJobs() {
+  const auto finished = [this](const ServedJob& job) {
     if (!job.core.finished()) return false;
     sums_pending_ -= job.sums.size();
     aggregation::AddCounters(job.core.counters(), totals_.ended);
@@ -208,10 +209,10 @@ void DataPlane::ForgetFinishedJobs() {
   std::erase_if(tenants_, [](const auto& entry) { return entry.second.use_count() == 1; });
 }
 
-std::string DataPlane::WhyRefused(const transport::PeerIdentity& peer) const {
+std::string AggregatorDataPlane::WhyRefused(const transport::PeerIdentity& peer) const {
   const auto job = jobs_.find(peer.job);
   if (job != jobs_.end() && !job->second->core.closed()) {
-    const aggregation::Job& core = job->second->core;
+    const aggregation::AggregatorCore& core = job->second->core;
     // A key for a view that has not come here yet: the Hello waits for it.
     if (peer.epoch > core.view().epoch) return "";
     if (core.view().IndexOf(MemberIdentity{peer.node, peer.incarnation})) return "";
@@ -227,7 +228,7 @@ std::string DataPlane::WhyRefused(const transport::PeerIdentity& peer) const {
   return is_forgotten ? WhyUnknown(peer.job) : "";
 }
 
-void DataPlane::OnAccepted(ConnectionId id) {
+void AggregatorDataPlane::OnAccepted(ConnectionId id) {
   ++totals_.connections;
   Connection& connection =
       connections_.try_emplace(id, options_.results_window_bytes).first->second;
@@ -236,7 +237,7 @@ void DataPlane::OnAccepted(ConnectionId id) {
   LimitConnections(id, connection);
 }
 
-void DataPlane::LimitConnections(ConnectionId id, Connection& connection) {
+void AggregatorDataPlane::LimitConnections(ConnectionId id, Connection& connection) {
   size_t of_host = 0;
   size_t unproven = 0;
   // Those that have not come to a job, but for the new one: the oldest of all, and of the host.
@@ -270,20 +271,20 @@ void DataPlane::LimitConnections(ConnectionId id, Connection& connection) {
                                " connections have not said whose they are, and it is the oldest");
 }
 
-void DataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
+void AggregatorDataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
 
-void DataPlane::OnDisconnected(ConnectionId id, const std::string& reason) {
+void AggregatorDataPlane::OnDisconnected(ConnectionId id, const std::string& reason) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Log(LogLevel::kInfo, "connection ", id, " is over: ", reason);
-  JobRecord* const job = found->second.job;
+  ServedJob* const job = found->second.job;
   connections_.erase(found);
   if (job == nullptr) return;
   job->core.OnDisconnect(id, job->effects);
   Perform(*job);
 }
 
-void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
+void AggregatorDataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
@@ -300,7 +301,7 @@ void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
     OnFirstFrame(id, connection, bytes, frame);
     return;
   }
-  JobRecord& job = *connection.job;
+  ServedJob& job = *connection.job;
   contributions_ = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
   contributor_ = &connection;
   const uint64_t before_bytes = job.core.counters().contribution_bytes;
@@ -315,11 +316,11 @@ void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
   contributor_ = nullptr;
 }
 
-void DataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
+void AggregatorDataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
-  JobRecord* const job = connection.job;
+  ServedJob* const job = connection.job;
   if (job == nullptr) return;
   const auto write = connection.writes.find(context);
   if (write == connection.writes.end() || !write->second.has_left) return;
@@ -330,11 +331,11 @@ void DataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
   Perform(*job);
 }
 
-void DataPlane::OnUnreadable(ConnectionId id, Connection& connection,
-                             std::span<const std::byte> bytes, const std::string& text) {
+void AggregatorDataPlane::OnUnreadable(ConnectionId id, Connection& connection,
+                                       std::span<const std::byte> bytes, const std::string& text) {
   ++totals_.unreadable_frames;
   Log(LogLevel::kWarning, "connection ", id, " sent what is no frame: ", text);
-  if (JobRecord* const job = connection.job) {
+  if (ServedJob* const job = connection.job) {
     job->core.OnUnreadable(id, text, job->effects);
     Perform(*job);
   } else if (LooksLikeFrame(bytes)) {
@@ -344,8 +345,8 @@ void DataPlane::OnUnreadable(ConnectionId id, Connection& connection,
   }
 }
 
-void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
-                             std::span<const std::byte> bytes, const wire::Frame& frame) {
+void AggregatorDataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
+                                       std::span<const std::byte> bytes, const wire::Frame& frame) {
   const auto* hellos = std::get_if<std::vector<wire::Hello>>(&frame.entries);
   if (hellos == nullptr || hellos->size() != 1 || !connection.held_hello.empty()) {
     CloseConnection(id, std::string("it began with a ") + wire::FrameTypeName(frame.header.type) +
@@ -369,7 +370,7 @@ void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
     connection.deadline_ns = clock_->NowNs() + options_.unknown_job_hold_ns;
     return;
   }
-  JobRecord& record = *job->second;
+  ServedJob& record = *job->second;
   const wire::Hello& hello = hellos->front();
   Log(LogLevel::kInfo, "connection ", id, ": node ", hello.member.node, " (", hello.node_name,
       ") of job '", record.core.config().name, "', epoch ", frame.header.epoch);
@@ -384,8 +385,8 @@ void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
   Perform(record);
 }
 
-std::string DataPlane::ImpostureOf(ConnectionId id, const wire::Header& header,
-                                   const wire::Hello& hello) const {
+std::string AggregatorDataPlane::ImpostureOf(ConnectionId id, const wire::Header& header,
+                                             const wire::Hello& hello) const {
   const std::optional<transport::PeerIdentity> proven = transport_->ProvenIdentity(id);
   const transport::PeerIdentity said = {.job = header.job,
                                         .epoch = header.epoch,
@@ -401,8 +402,9 @@ std::string DataPlane::ImpostureOf(ConnectionId id, const wire::Header& header,
          (text(said) == text(*proven) ? ", of another incarnation" : "");
 }
 
-void DataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,
-                                 wire::WelcomeStatus status, std::string text) {
+void AggregatorDataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId job,
+                                           Epoch epoch, wire::WelcomeStatus status,
+                                           std::string text) {
   Log(LogLevel::kWarning, "connection ", id, " is refused: ", text);
   text.resize(std::min(text.size(), wire::kTextBytesMax));
   wire::FrameWriter writer(wire::FrameType::kWelcome, job, epoch);
@@ -414,23 +416,23 @@ void DataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId 
   connection.deadline_ns = clock_->NowNs() + options_.unknown_job_hold_ns;
 }
 
-void DataPlane::CloseConnection(ConnectionId id, const std::string& reason) {
+void AggregatorDataPlane::CloseConnection(ConnectionId id, const std::string& reason) {
   Log(LogLevel::kInfo, "closing connection ", id, ": ", reason);
   transport_->Close(id);
   connections_.erase(id);
 }
 
-void DataPlane::MarkUnflushed(ConnectionId id, Connection& connection) {
+void AggregatorDataPlane::MarkUnflushed(ConnectionId id, Connection& connection) {
   if (std::exchange(connection.has_news, true)) return;
   unflushed_.push_back(id);
 }
 
-void DataPlane::Flush() {
+void AggregatorDataPlane::Flush() {
   for (const ConnectionId id : std::exchange(unflushed_, {})) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
     found->second.has_news = false;
-    JobRecord& job = *found->second.job;
+    ServedJob& job = *found->second.job;
     // What is kept waits for a result to ride on, or for a Tick.
     const uint64_t kept_bytes = found->second.credit_meter.KeptBytes(options_.credit_bytes);
     found->second.outbox->Flush(job.core.view().epoch, kept_bytes);
@@ -444,25 +446,25 @@ void DataPlane::Flush() {
   }
 }
 
-std::vector<const aggregation::Job*> DataPlane::jobs() const {
-  std::vector<const aggregation::Job*> jobs;
+std::vector<const aggregation::AggregatorCore*> AggregatorDataPlane::jobs() const {
+  std::vector<const aggregation::AggregatorCore*> jobs;
   for (const auto& [id, job] : jobs_) jobs.push_back(&job->core);
   return jobs;
 }
 
-std::vector<const aggregation::Job*> DataPlane::leaving_jobs() const {
-  std::vector<const aggregation::Job*> jobs;
+std::vector<const aggregation::AggregatorCore*> AggregatorDataPlane::leaving_jobs() const {
+  std::vector<const aggregation::AggregatorCore*> jobs;
   for (const auto& job : leaving_) jobs.push_back(&job->core);
   return jobs;
 }
 
-const aggregation::Job* DataPlane::JobOf(ConnectionId id) const {
+const aggregation::AggregatorCore* AggregatorDataPlane::JobOf(ConnectionId id) const {
   const auto found = connections_.find(id);
   const bool has_job = found != connections_.end() && found->second.job != nullptr;
   return has_job ? &found->second.job->core : nullptr;
 }
 
-uint64_t DataPlane::HeldBytes(JobId id) const {
+uint64_t AggregatorDataPlane::HeldBytes(JobId id) const {
   const auto job = jobs_.find(id);
   if (job == jobs_.end()) return 0;
   uint64_t bytes = 0;
@@ -470,7 +472,7 @@ uint64_t DataPlane::HeldBytes(JobId id) const {
   return bytes;
 }
 
-ConnectionTraffic DataPlane::TrafficOf(ConnectionId id) const {
+ConnectionTraffic AggregatorDataPlane::TrafficOf(ConnectionId id) const {
   const auto found = connections_.find(id);
   return found == connections_.end() ? ConnectionTraffic{} : found->second.traffic;
 }

@@ -64,7 +64,7 @@ struct ConnectionTraffic {
 //
 // A Poller of the data thread's loop; everything is called on that thread. Transport and clock
 // outlive it. Nothing blocks but memory that is made ready when a tensor is declared.
-class DataPlane final : public Poller, private transport::EventSink {
+class AggregatorDataPlane final : public Poller, private transport::EventSink {
  public:
   struct Totals {
     uint64_t received_bytes = 0;
@@ -79,10 +79,10 @@ class DataPlane final : public Poller, private transport::EventSink {
     aggregation::Counters ended;          // What jobs that are gone have counted.
   };
 
-  DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
-            const DataPlaneMachine& machine = {});
+  AggregatorDataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
+                      const DataPlaneMachine& machine = {});
   // Closes all connections.
-  ~DataPlane() override;
+  ~AggregatorDataPlane() override;
 
   void OnJobView(const std::string& job_name, const View& view, const JobQuota& quota = {});
   // The rules have changed. Unknown jobs are ignored.
@@ -96,11 +96,12 @@ class DataPlane final : public Poller, private transport::EventSink {
   // Notices, time limits, jobs that are over. A few times a second.
   void Tick();
 
-  std::vector<const aggregation::Job*> jobs() const;  // By id; those that are closing included.
+  std::vector<const aggregation::AggregatorCore*> jobs()
+      const;  // By id; those that are closing included.
   // Jobs of former incarnations, until all their connections are closed.
-  std::vector<const aggregation::Job*> leaving_jobs() const;
+  std::vector<const aggregation::AggregatorCore*> leaving_jobs() const;
   // That a connection has said Hello to; null before.
-  const aggregation::Job* JobOf(ConnectionId connection) const;
+  const aggregation::AggregatorCore* JobOf(ConnectionId connection) const;
   // What counted towards the job's share of this thread.
   uint64_t ServedBytes(JobId job) const { return fair_share_.ServedBytes(job); }
   // What slots and results take that a job has asked for and not released. 0: no such job.
@@ -122,12 +123,13 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint32_t rank_count_total = 0;
     SlotMemory result;
   };
-  struct JobRecord {
-    JobRecord(aggregation::JobConfig config, aggregation::MemoryBudget* budget, SlotPool results)
+  struct ServedJob {
+    ServedJob(aggregation::AggregatorCoreConfig config, aggregation::MemoryBudget* budget,
+              SlotPool results)
         : core(std::move(config), budget), result_pool(std::move(results)) {}
 
-    aggregation::Job core;
-    aggregation::Job::Effects effects;  // To perform.
+    aggregation::AggregatorCore core;
+    aggregation::AggregatorCore::Effects effects;  // To perform.
     std::map<MemberIdentity, SlotPool> slot_pools;
     SlotPool result_pool;
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
@@ -142,7 +144,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   struct Connection {
     explicit Connection(uint64_t results_window_bytes) : results(results_window_bytes) {}
 
-    JobRecord* job = nullptr;  // Null before its Hello has been handed to a job.
+    ServedJob* job = nullptr;  // Null before its Hello has been handed to a job.
     std::unique_ptr<Outbox> outbox;
     CreditMeter credit_meter;
     std::string host;         // Where it comes from.
@@ -185,25 +187,25 @@ class DataPlane final : public Poller, private transport::EventSink {
   void TellKeptCredit();
 
   // Performs what the core asks for until it asks for no more.
-  void Perform(JobRecord& job);
-  void Do(JobRecord& job, const aggregation::Send& effect);
-  void Do(JobRecord& job, const aggregation::ReturnCredit& effect);
-  void Do(JobRecord& job, const aggregation::AllocateMemory& effect);
-  void Do(JobRecord& job, const aggregation::ReleaseMemory& effect);
-  void Do(JobRecord& job, const aggregation::StoreInline& effect);
-  void Do(JobRecord& job, const aggregation::Sum& effect);
-  void Do(JobRecord& job, const aggregation::CopyResult& effect);
-  void Do(JobRecord& job, const aggregation::SendResult& effect);
-  void Do(JobRecord& job, const aggregation::CloseConnection& effect);
+  void Perform(ServedJob& job);
+  void Do(ServedJob& job, const aggregation::Send& effect);
+  void Do(ServedJob& job, const aggregation::ReturnCredit& effect);
+  void Do(ServedJob& job, const aggregation::AllocateMemory& effect);
+  void Do(ServedJob& job, const aggregation::ReleaseMemory& effect);
+  void Do(ServedJob& job, const aggregation::StoreInline& effect);
+  void Do(ServedJob& job, const aggregation::Sum& effect);
+  void Do(ServedJob& job, const aggregation::CopyResult& effect);
+  void Do(ServedJob& job, const aggregation::SendResult& effect);
+  void Do(ServedJob& job, const aggregation::CloseConnection& effect);
   void PostResult(Connection& connection, const aggregation::SendResult& effect);
   SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
-  SlotPool& SlotPoolOf(JobRecord& job, const MemberIdentity& member);
-  SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;
-  void AddSum(JobRecord& job, PendingSum sum);
+  SlotPool& SlotPoolOf(ServedJob& job, const MemberIdentity& member);
+  SlotMemory MemoryOf(const ServedJob& job, aggregation::AllocationId id) const;
+  void AddSum(ServedJob& job, PendingSum sum);
   int SumSome();
-  void SumOne(JobRecord& job);
-  void CloseJob(JobRecord& job, const std::string& text);
-  void SetQuota(JobRecord& job, const JobQuota& quota);
+  void SumOne(ServedJob& job);
+  void CloseJob(ServedJob& job, const std::string& text);
+  void SetQuota(ServedJob& job, const JobQuota& quota);
   // Closes an older connection, or has this one refused, where there are too many.
   void LimitConnections(ConnectionId id, Connection& connection);
   void ForgetFinishedJobs();
@@ -213,9 +215,9 @@ class DataPlane final : public Poller, private transport::EventSink {
   const Clock* const clock_;
   const DataPlaneMachine machine_;
   aggregation::MemoryBudget budget_;
-  std::map<JobId, std::unique_ptr<JobRecord>> jobs_;
+  std::map<JobId, std::unique_ptr<ServedJob>> jobs_;
   // Jobs of former incarnations, or that have begun again, which are telling their members so.
-  std::vector<std::unique_ptr<JobRecord>> leaving_;
+  std::vector<std::unique_ptr<ServedJob>> leaving_;
   // The epoch in which each was over here, of the last kJobsOverMax: a scheduler whose store is
   // older may bring them back.
   std::map<JobId, Epoch> over_;

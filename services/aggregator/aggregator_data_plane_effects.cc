@@ -12,17 +12,17 @@
 // What the cores ask for, done.
 namespace talweg {
 
-void DataPlane::Perform(JobRecord& job) {
+void AggregatorDataPlane::Perform(ServedJob& job) {
   // Events that effects cause (memory was allocated) append to job.effects.
   while (!job.effects.empty()) {
-    const aggregation::Job::Effects batch = std::exchange(job.effects, {});
+    const aggregation::AggregatorCore::Effects batch = std::exchange(job.effects, {});
     for (const aggregation::Effect& effect : batch) {
       std::visit([this, &job](const auto& known) { Do(job, known); }, effect);
     }
   }
 }
 
-void DataPlane::Do(JobRecord&, const aggregation::Send& effect) {
+void AggregatorDataPlane::Do(ServedJob&, const aggregation::Send& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
@@ -56,7 +56,7 @@ void DataPlane::Do(JobRecord&, const aggregation::Send& effect) {
   MarkUnflushed(effect.connection, connection);
 }
 
-void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
+void AggregatorDataPlane::Do(ServedJob&, const aggregation::ReturnCredit& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
   found->second.outbox->AddCredit(effect.bytes);
@@ -64,7 +64,7 @@ void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
   MarkUnflushed(effect.connection, found->second);
 }
 
-SlotPool& DataPlane::SlotPoolOf(JobRecord& job, const MemberIdentity& member) {
+SlotPool& AggregatorDataPlane::SlotPoolOf(ServedJob& job, const MemberIdentity& member) {
   const transport::PeerIdentity writer = {.job = job.core.config().job,
                                           .epoch = job.core.view().epoch,
                                           .node = member.node,
@@ -73,7 +73,7 @@ SlotPool& DataPlane::SlotPoolOf(JobRecord& job, const MemberIdentity& member) {
       .first->second;
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::AllocateMemory& effect) {
   SlotPool& pool = effect.member ? SlotPoolOf(job, *effect.member) : job.result_pool;
   absl::StatusOr<SlotMemory> memory = pool.Allocate(effect.bytes);
   if (!memory.ok()) {
@@ -87,18 +87,18 @@ void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
   job.core.OnAllocated(effect.id, ref, job.effects);
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::ReleaseMemory& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::ReleaseMemory& effect) {
   job.memory.erase(effect.id.value());  // Sums and writes under way hold it on.
 }
 
-SlotMemory DataPlane::MemoryOf(const JobRecord& job, aggregation::AllocationId id) const {
+SlotMemory AggregatorDataPlane::MemoryOf(const ServedJob& job, aggregation::AllocationId id) const {
   if (id == aggregation::AllocationId{0}) return {};
   const auto found = job.memory.find(id.value());
   TALWEG_CHECK(found != job.memory.end());
   return found->second;
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::StoreInline& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::StoreInline& effect) {
   TALWEG_CHECK(contributions_ != nullptr && effect.entry_index < contributions_->size());
   const std::span<const std::byte> bytes = (*contributions_)[effect.entry_index].bytes;
   TALWEG_CHECK(bytes.size() == effect.length_bytes);
@@ -109,13 +109,13 @@ void DataPlane::Do(JobRecord& job, const aggregation::StoreInline& effect) {
   totals_.received_bytes -= bytes.size();
 }
 
-void DataPlane::AddSum(JobRecord& job, PendingSum sum) {
+void AggregatorDataPlane::AddSum(ServedJob& job, PendingSum sum) {
   if (job.sums.empty()) fair_share_.SetWaits(job.core.config().job, true);
   job.sums.push_back(std::move(sum));
   ++sums_pending_;
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::Sum& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::Sum& effect) {
   PendingSum sum = {.id = effect.id,
                     .dtype = effect.dtype,
                     .op = effect.op,
@@ -132,7 +132,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::Sum& effect) {
   AddSum(job, std::move(sum));
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::CopyResult& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::CopyResult& effect) {
   PendingSum copy = {.id = effect.id,
                      .op = Op::kCopy,
                      .offset_bytes = effect.offset_bytes,
@@ -142,7 +142,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::CopyResult& effect) {
   AddSum(job, std::move(copy));
 }
 
-void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::SendResult& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
@@ -164,7 +164,8 @@ void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
   MarkUnflushed(effect.connection, connection);
 }
 
-void DataPlane::PostResult(Connection& connection, const aggregation::SendResult& effect) {
+void AggregatorDataPlane::PostResult(Connection& connection,
+                                     const aggregation::SendResult& effect) {
   ResultWrite& write = connection.writes.at(effect.write.value());
   write.has_left = true;
   connection.traffic.sent_bytes += effect.length_bytes;
@@ -177,18 +178,18 @@ void DataPlane::PostResult(Connection& connection, const aggregation::SendResult
   MarkUnflushed(effect.connection, connection);
 }
 
-void DataPlane::Do(JobRecord&, const aggregation::CloseConnection& effect) {
+void AggregatorDataPlane::Do(ServedJob&, const aggregation::CloseConnection& effect) {
   CloseConnection(effect.connection, effect.reason);
 }
 
-int DataPlane::SumSome() {
+int AggregatorDataPlane::SumSome() {
   if (sums_pending_ == 0) return 0;
   int done = 0;
   uint64_t read_bytes = 0;
   while (read_bytes < options_.sum_bytes_per_poll) {
     const std::optional<JobId> next = fair_share_.Next();
     if (!next) break;
-    JobRecord& job = *jobs_.at(*next);
+    ServedJob& job = *jobs_.at(*next);
     const uint64_t bytes = job.sums.front().length_bytes * job.sums.front().inputs.size();
     fair_share_.Serve(*next, bytes);  // Before what follows from it is charged.
     SumOne(job);
@@ -203,7 +204,7 @@ int DataPlane::SumSome() {
   return done;
 }
 
-void DataPlane::SumOne(JobRecord& job) {
+void AggregatorDataPlane::SumOne(ServedJob& job) {
   const PendingSum sum = std::move(job.sums.front());
   job.sums.pop_front();
   --sums_pending_;

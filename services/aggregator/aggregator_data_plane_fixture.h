@@ -235,7 +235,7 @@ struct Pool {
     address = *transport->Listen({});
     options.name = "agg";
     options.incarnation = kSelf;
-    data_plane = std::make_unique<DataPlane>(options, transport.get(), &clock);
+    data_plane = std::make_unique<AggregatorDataPlane>(options, transport.get(), &clock);
   }
 
   HandAgent& AddAgent(const View& view, uint32_t node) {
@@ -289,7 +289,7 @@ struct Pool {
   const TransportMaker make;
   std::unique_ptr<transport::Transport> transport;
   std::string address;
-  std::unique_ptr<DataPlane> data_plane;
+  std::unique_ptr<AggregatorDataPlane> data_plane;
   std::vector<std::unique_ptr<HandAgent>> agents;
 };
 

@@ -11,7 +11,7 @@
 namespace talweg {
 namespace {
 
-TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[aggregator]") {
   constexpr int kTensors = 30;
   // One sum each time that the network is looked at.
   Pool pool({.memory_bytes_max = 64 * kMiB, .sum_bytes_per_poll = 1});
@@ -58,7 +58,7 @@ TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]"
   }
 }
 
-TEST_CASE("DataPlane: an address has no more connections than it may", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: an address has no more connections than it may", "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
   const View view = MakeView(1, 3);
   pool.data_plane->OnJobView("job", view);
@@ -94,7 +94,7 @@ TEST_CASE("DataPlane: an address has no more connections than it may", "[aggrega
   CHECK(third.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
 }
 
-TEST_CASE("DataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .unproven_connections_max = 2});
   const View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -112,7 +112,7 @@ TEST_CASE("DataPlane: of connections that say nothing, the oldest go", "[aggrega
   CHECK(member.connected);
 }
 
-TEST_CASE("DataPlane: jobs of one tenant share its limit", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: jobs of one tenant share its limit", "[aggregator]") {
   Pool pool;
   const JobQuota quota = {.tenant = "t", .tenant_limit = {.memory_bytes_max = 4000}};
   std::vector<HandAgent*> agents;

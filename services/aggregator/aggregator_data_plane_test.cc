@@ -18,7 +18,7 @@ constexpr char kJobWasOver[] =
     "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
     "store? Start the job again";
 
-TEST_CASE("DataPlane: long slices are written, summed and written back", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: long slices are written, summed and written back", "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -49,7 +49,8 @@ TEST_CASE("DataPlane: long slices are written, summed and written back", "[aggre
   CHECK(pool.data_plane->totals().sent_bytes > 6 * kCount * sizeof(float));
 }
 
-TEST_CASE("DataPlane: with a window, results wait for it and leave by priority", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: with a window, results wait for it and leave by priority",
+          "[aggregator]") {
   constexpr size_t kCount = 15'001;
   const std::vector<std::string> names = {"a", "b", "c", "d"};
   for (const bool by_priority : {true, false}) {
@@ -75,7 +76,7 @@ TEST_CASE("DataPlane: with a window, results wait for it and leave by priority",
   }
 }
 
-TEST_CASE("DataPlane: who asks for results again and again, and reads none, is closed",
+TEST_CASE("AggregatorDataPlane: who asks for results again and again, and reads none, is closed",
           "[aggregator]") {
   constexpr size_t kCount = 15'001;
   Pool pool({.memory_bytes_max = kMiB, .results_window_bytes = 64 * kKiB});
@@ -92,7 +93,7 @@ TEST_CASE("DataPlane: who asks for results again and again, and reads none, is c
   // 172 MiB of results: twice what may wait, and what the kernel takes besides.
   constexpr uint64_t kAsked = 3000;
   agent.Say(FrameType::kContribute, std::vector<wire::Contribute>(kAsked, again));
-  const aggregation::Job& job = *pool.data_plane->jobs()[0];
+  const aggregation::AggregatorCore& job = *pool.data_plane->jobs()[0];
   while (!job.sessions().empty()) {
     REQUIRE(job.counters().results <= kAsked);  // Not by its silence, when it has had all.
     pool.data_plane->Poll();
@@ -100,7 +101,7 @@ TEST_CASE("DataPlane: who asks for results again and again, and reads none, is c
   CHECK(pool.data_plane->totals().results_queued > 1000);
 }
 
-TEST_CASE("DataPlane: many small slices travel in few frames", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: many small slices travel in few frames", "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -142,7 +143,7 @@ TEST_CASE("DataPlane: many small slices travel in few frames", "[aggregator]") {
   CHECK(right == names.size());
 }
 
-TEST_CASE("DataPlane: jobs with tensors of the same names do not touch each other",
+TEST_CASE("AggregatorDataPlane: jobs with tensors of the same names do not touch each other",
           "[aggregator]") {
   Pool pool;
   const View views[] = {MakeView(1, 2), MakeView(2, 2)};
@@ -165,7 +166,7 @@ TEST_CASE("DataPlane: jobs with tensors of the same names do not touch each othe
   CHECK(agents[1][0]->Written(1, kCount) == std::vector<float>(kCount, 20.0f));
 }
 
-TEST_CASE("DataPlane: a broadcast brings the root's bytes", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: a broadcast brings the root's bytes", "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -184,7 +185,7 @@ TEST_CASE("DataPlane: a broadcast brings the root's bytes", "[aggregator]") {
   CHECK(std::memcmp(result.bytes.data(), expected.data(), 16) == 0);
 }
 
-TEST_CASE("DataPlane: a Hello may come before the aggregator has heard of the job",
+TEST_CASE("AggregatorDataPlane: a Hello may come before the aggregator has heard of the job",
           "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 1);
@@ -206,7 +207,7 @@ TEST_CASE("DataPlane: a Hello may come before the aggregator has heard of the jo
   }
 }
 
-TEST_CASE("DataPlane: what is no frame ends the connection, another version is told so",
+TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another version is told so",
           "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 1);
@@ -237,14 +238,14 @@ TEST_CASE("DataPlane: what is no frame ends the connection, another version is t
   CHECK(pool.data_plane->totals().unreadable_frames == 1);
 }
 
-TEST_CASE("DataPlane: a Hello of another member than the connection's key ends it",
+TEST_CASE("AggregatorDataPlane: a Hello of another member than the connection's key ends it",
           "[aggregator]") {
   MonotonicClock clock;
   const transport::TcpOptions keyed = {.security = transport::DataSecurity::kKeyed};
   auto made = transport::NewTcpTransport(keyed, &clock, nullptr);
   REQUIRE(made.ok());
   const std::string address = *(*made)->Listen({});
-  DataPlane plane({.name = "agg", .incarnation = kSelf}, made->get(), &clock);
+  AggregatorDataPlane plane({.name = "agg", .incarnation = kSelf}, made->get(), &clock);
   const View view = MakeView(1, 2);
   plane.OnJobView("job", view);
   const transport::PeerIdentity own = {
@@ -272,7 +273,7 @@ TEST_CASE("DataPlane: a Hello of another member than the connection's key ends i
   CHECK(plane.totals().impostors == 3);
 }
 
-TEST_CASE("DataPlane: a connection that says nothing is closed in time", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: a connection that says nothing is closed in time", "[aggregator]") {
   Pool pool;
   HandAgent& agent = pool.AddAgent(MakeView(1, 1), 0);
   pool.Until([&] { return pool.data_plane->totals().connections == 1; });
@@ -280,7 +281,7 @@ TEST_CASE("DataPlane: a connection that says nothing is closed in time", "[aggre
   pool.Until([&] { return !agent.connected; });
 }
 
-TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does not",
+TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, much does not",
           "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
@@ -315,7 +316,8 @@ TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does no
   pool.Until([&] { return first.credit_bytes == (kCount + 3 * kCountOfMuch) * sizeof(float); });
 }
 
-TEST_CASE("DataPlane: an agent that lost its connection goes on over a new one", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: an agent that lost its connection goes on over a new one",
+          "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -338,7 +340,8 @@ TEST_CASE("DataPlane: an agent that lost its connection goes on over a new one",
   CHECK(first.Written(1, kCount) == std::vector<float>(kCount, 3));
 }
 
-TEST_CASE("DataPlane: a job that is over is told to its members and forgotten", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and forgotten",
+          "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
@@ -359,7 +362,8 @@ TEST_CASE("DataPlane: a job that is over is told to its members and forgotten", 
 }
 
 // What members have said in a view is forgotten with the job, and they do not say it twice in one.
-TEST_CASE("DataPlane: a job that was over begins again with a newer view alone", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: a job that was over begins again with a newer view alone",
+          "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB}, OverTcp);
   View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
@@ -388,7 +392,8 @@ TEST_CASE("DataPlane: a job that was over begins again with a newer view alone",
   CHECK(again.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
 }
 
-TEST_CASE("DataPlane: over libfabric nobody is let in who is out of the job", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of the job",
+          "[aggregator]") {
   Pool pool;
   View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -429,7 +434,7 @@ TEST_CASE("DataPlane: over libfabric nobody is let in who is out of the job", "[
   pool.Until([&] { return pool.data_plane->totals().connections == 3; });
 }
 
-TEST_CASE("DataPlane: over libfabric a Hello of another member than the token's ends it",
+TEST_CASE("AggregatorDataPlane: over libfabric a Hello of another member than the token's ends it",
           "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);

@@ -17,7 +17,7 @@ constexpr int64_t kGoodbyeNs = 1'000'000'000;
 
 }  // namespace
 
-AggregatorLife::AggregatorLife(Options options, DataPlane* data_plane, const Clock* clock,
+AggregatorLife::AggregatorLife(Options options, AggregatorDataPlane* data_plane, const Clock* clock,
                                MakeLink make_link, std::function<void()> on_ended)
     : options_(std::move(options)),
       data_plane_(data_plane),
@@ -111,9 +111,9 @@ void AggregatorLife::Tick() {
 }
 
 bool AggregatorLife::ServesAnyJob() const {
-  const std::vector<const aggregation::Job*> jobs = data_plane_->jobs();
+  const std::vector<const aggregation::AggregatorCore*> jobs = data_plane_->jobs();
   return std::any_of(jobs.begin(), jobs.end(),
-                     [](const aggregation::Job* job) { return !job->closed(); });
+                     [](const aggregation::AggregatorCore* job) { return !job->closed(); });
 }
 
 void AggregatorLife::Leave() {

@@ -46,8 +46,8 @@ class AggregatorLife {
   };
 
   // `on_ended` is called once, when kEnded is reached. `data_plane` and `clock` outlive it.
-  AggregatorLife(Options options, DataPlane* data_plane, const Clock* clock, MakeLink make_link,
-                 std::function<void()> on_ended);
+  AggregatorLife(Options options, AggregatorDataPlane* data_plane, const Clock* clock,
+                 MakeLink make_link, std::function<void()> on_ended);
 
   void Start();
   // Asks the scheduler for no further jobs, waits until those that it serves are over, at most the
@@ -74,7 +74,7 @@ class AggregatorLife {
   void End();
 
   const Options options_;
-  DataPlane* const data_plane_;
+  AggregatorDataPlane* const data_plane_;
   const Clock* const clock_;
   const MakeLink make_link_;
   const std::function<void()> on_ended_;

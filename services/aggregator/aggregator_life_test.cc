@@ -68,7 +68,7 @@ struct Fixture {
   ManualClock clock;
   std::unique_ptr<transport::LoopbackNetwork> network = transport::NewLoopbackNetwork();
   std::unique_ptr<transport::Transport> transport = network->NewTransport();
-  DataPlane data_plane{{.name = "agg", .incarnation = kFirst}, transport.get(), &clock};
+  AggregatorDataPlane data_plane{{.name = "agg", .incarnation = kFirst}, transport.get(), &clock};
   Scheduler scheduler;
   int ended = 0;
   AggregatorLife life{{.self = {.incarnation = kFirst, .name = "agg"},

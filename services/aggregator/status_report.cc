@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kOpenRoundsDefault = 100;
 
-void FillMembers(const DataPlane& data_plane, const aggregation::Job& job,
+void FillMembers(const AggregatorDataPlane& data_plane, const aggregation::AggregatorCore& job,
                  const aggregation::JobStatus& status, aggregator::v1::JobStatus* out) {
   for (size_t i = 0; i < status.members.size(); ++i) {
     const aggregation::MemberStatus& member = status.members[i];
@@ -40,7 +40,7 @@ void FillTensor(const aggregation::TensorStatus& tensor, size_t member_count,
   out->set_poisoned(tensor.poisoned);
 }
 
-void FillJob(const DataPlane& data_plane, const aggregation::Job& job,
+void FillJob(const AggregatorDataPlane& data_plane, const aggregation::AggregatorCore& job,
              const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
              aggregator::v1::JobStatus* out) {
   aggregation::JobStatus status = job.Status(now_ns);
@@ -80,11 +80,12 @@ void FillJob(const DataPlane& data_plane, const aggregation::Job& job,
 
 }  // namespace
 
-void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequest& request,
-                int64_t now_ns, aggregator::v1::GetStatusResponse* response) {
-  const DataPlane::Totals totals = data_plane.totals();
+void FillStatus(const AggregatorDataPlane& data_plane,
+                const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
+                aggregator::v1::GetStatusResponse* response) {
+  const AggregatorDataPlane::Totals totals = data_plane.totals();
   aggregation::Counters counters = totals.ended;
-  for (const aggregation::Job* job : data_plane.jobs()) {
+  for (const aggregation::AggregatorCore* job : data_plane.jobs()) {
     aggregation::AddCounters(job->counters(), counters);
     if (request.job_id() != 0 && request.job_id() != job->config().job.value()) continue;
     FillJob(data_plane, *job, request, now_ns, response->add_jobs());

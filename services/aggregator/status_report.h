@@ -11,8 +11,9 @@ namespace talweg {
 
 // What the data plane does, in the words of the admin service: jobs, totals, memory. The rest of
 // the response (address, scheduler, start) is the caller's. On the data thread.
-void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequest& request,
-                int64_t now_ns, aggregator::v1::GetStatusResponse* response);
+void FillStatus(const AggregatorDataPlane& data_plane,
+                const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
+                aggregator::v1::GetStatusResponse* response);
 
 }  // namespace talweg
 

@@ -46,7 +46,7 @@ v1::MemberStatus StatusOf(const membership::MemberRecord& record) {
 
 }  // namespace
 
-v1::JobSummary SummaryOf(const membership::Membership& core, const membership::Job& job) {
+v1::JobSummary SummaryOf(const membership::SchedulerCore& core, const membership::LiveJob& job) {
   v1::JobSummary summary;
   summary.set_job_id(job.id.value());
   summary.set_name(job.name);
@@ -71,7 +71,7 @@ v1::JobSummary SummaryOf(const membership::Membership& core, const membership::J
   return summary;
 }
 
-void FillWaiting(const membership::Membership& core, int64_t now_ns,
+void FillWaiting(const membership::SchedulerCore& core, int64_t now_ns,
                  v1::ListJobsResponse* response) {
   std::set<std::string> tenants;
   for (const auto& [id, job] : core.jobs()) {
@@ -104,13 +104,13 @@ void FillWaiting(const membership::Membership& core, int64_t now_ns,
 }
 
 // Whether it is in the job's view beside those that make steps.
-bool IsStandby(const membership::Job& job, NodeRank node) {
+bool IsStandby(const membership::LiveJob& job, NodeRank node) {
   if (!job.view) return false;
   const std::optional<MemberIndex> index = job.view->IndexOf(node);
   return index && job.view->members[index->value()].standby;
 }
 
-v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
+v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const membership::LiveJob& job,
                              int64_t now_ns) {
   v1::GetJobResponse details;
   *details.mutable_summary() = SummaryOf(core, job);
@@ -159,8 +159,8 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
   return details;
 }
 
-v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, int64_t now_ns) {
-  std::multimap<std::string, const membership::Aggregator*> by_name;
+v1::ListAggregatorsResponse AggregatorsOf(const membership::SchedulerCore& core, int64_t now_ns) {
+  std::multimap<std::string, const membership::LiveAggregator*> by_name;
   for (const auto& [id, aggregator] : core.aggregators()) {
     by_name.emplace(aggregator.record.aggregator.name, &aggregator);
   }

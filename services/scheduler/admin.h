@@ -7,16 +7,16 @@
 #include "libs/membership/scheduler_core.h"
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 
-// What AdminService shows of the membership core.
+// What AdminService shows of the scheduler core.
 namespace talweg::scheduler {
 
-v1::JobSummary SummaryOf(const membership::Membership& core, const membership::Job& job);
+v1::JobSummary SummaryOf(const membership::SchedulerCore& core, const membership::LiveJob& job);
 // Who waits for room, and what tenants have.
-void FillWaiting(const membership::Membership& core, int64_t now_ns,
+void FillWaiting(const membership::SchedulerCore& core, int64_t now_ns,
                  v1::ListJobsResponse* response);
-v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
+v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const membership::LiveJob& job,
                              int64_t now_ns);
-v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, int64_t now_ns);
+v1::ListAggregatorsResponse AggregatorsOf(const membership::SchedulerCore& core, int64_t now_ns);
 
 }  // namespace talweg::scheduler
 

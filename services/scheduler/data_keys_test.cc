@@ -20,14 +20,14 @@ TEST_CASE("Scheduler: each member gets its own keys of data connections", "[sche
   const Daemon daemon(store::MakeMemoryStore());
   const std::vector<std::string> places = {"tcp://127.0.0.1:1/tls/", "fi:tcp://127.0.0.1:2/"};
   const std::vector<std::string> listeners = {std::string(64, 'a'), std::string(64, 'b')};
-  PoolMember a0(daemon.address(), "a0", 200,
-                places[0] + listeners[0] + "," + places[1] + listeners[1] + ",local:@x");
+  TestAggregator a0(daemon.address(), "a0", 200,
+                    places[0] + listeners[0] + "," + places[1] + listeners[1] + ",local:@x");
   a0.events.Next<rpc::Registered>();
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
-  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   std::set<transport::DataKey> keys;
   uint32_t node = 0;
-  for (Member* member : {&first, &second}) {
+  for (TestMember* member : {&first, &second}) {
     const View view = member->events.Next<rpc::ViewPublished>().view;
     const transport::PeerIdentity identity = {.job = view.job,
                                               .epoch = view.epoch,
@@ -69,17 +69,17 @@ TEST_CASE("Scheduler: it may let in one data_security alone", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore(), options);
   rpc::JoinSpec spec = Spec(0, 1, 1);
   spec.data_security = "none";
-  Member open(Link(daemon.address()), spec);
+  TestMember open(Link(daemon.address()), spec);
   const std::string text = Message(open.Refusal());
   CHECK(Contains(text, "data_security=none"));
   CHECK(Contains(text, "data_security=keyed"));
-  PoolMember fabric(daemon.address(), "a0", 200);
+  TestAggregator fabric(daemon.address(), "a0", 200);
   CHECK(Contains(Message(fabric.events.Next<rpc::RegistrationRefused>().status),
                  "aggregator a0 runs with data_security=none"));
-  PoolMember keyed(daemon.address(), "a0", 201, "tcp://h:1/keyed/" + std::string(64, 'a'));
+  TestAggregator keyed(daemon.address(), "a0", 201, "tcp://h:1/keyed/" + std::string(64, 'a'));
   keyed.events.Next<rpc::Registered>();
   spec.data_security = "keyed";
-  Member member(Link(daemon.address()), spec);
+  TestMember member(Link(daemon.address()), spec);
   member.events.Next<rpc::ViewPublished>();
 }
 

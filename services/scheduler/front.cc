@@ -147,7 +147,8 @@ class Gate {
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const Request* request,
                                    Response* response,
-                                   absl::Status (Core::*method)(const Request&, Response*)) {
+                                   absl::Status (SchedulerDriver::*method)(const Request&,
+                                                                           Response*)) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const grpc::Status entered =
         rpc::CallGateAccess::Enter(calls_.get(), context, SecretOf(*request));
@@ -163,8 +164,8 @@ class Gate {
         return reactor;
       }
     }
-    const bool posted = post_([=, this](Core& core) {
-      const absl::Status status = (core.*method)(*request, response);
+    const bool posted = post_([=, this](SchedulerDriver& driver) {
+      const absl::Status status = (driver.*method)(*request, response);
       // The core has compared the secret.
       if (status.ok() && calls_ != nullptr) calls_->Prove(SecretOf(*request));
       reactor->Finish(ToGrpc(status));
@@ -176,10 +177,11 @@ class Gate {
   template <typename Request, typename Response>
   grpc::ServerWriteReactor<Response>* Watch(
       grpc::CallbackServerContext* context, const Request* request,
-      void (Core::*method)(StreamId, const std::shared_ptr<Stream<Response>>&, const Request&)) {
+      void (SchedulerDriver::*method)(StreamId, const std::shared_ptr<Stream<Response>>&,
+                                      const Request&)) {
     const StreamId id{++stream_count_};
     auto* reactor = new WatchReactor<Response>(
-        [this, id] { post_([id](Core& core) { core.OnStreamBroken(id); }); });
+        [this, id] { post_([id](SchedulerDriver& driver) { driver.OnStreamBroken(id); }); });
     std::shared_ptr<WatchReactor<Response>> stream = reactor->self();
     const grpc::Status entered =
         rpc::CallGateAccess::Enter(calls_.get(), context, SecretOf(*request));
@@ -188,8 +190,8 @@ class Gate {
       return reactor;
     }
     // The request is gRPC's only until the call ends.
-    const bool posted = post_([method, id, stream, request = *request](Core& core) {
-      (core.*method)(id, stream, request);
+    const bool posted = post_([method, id, stream, request = *request](SchedulerDriver& driver) {
+      (driver.*method)(id, stream, request);
     });
     if (!posted) stream->End(absl::UnavailableError("the scheduler is shutting down"));
     return reactor;
@@ -209,31 +211,31 @@ class MembershipService final : public v1::MembershipService::CallbackService {
   grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context,
                                  const v1::JoinRequest* request,
                                  v1::JoinResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::Join);
+    return gate_->Answer(context, request, response, &SchedulerDriver::Join);
   }
   grpc::ServerUnaryReactor* RenewLease(grpc::CallbackServerContext* context,
                                        const v1::RenewLeaseRequest* request,
                                        v1::RenewLeaseResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::RenewLease);
+    return gate_->Answer(context, request, response, &SchedulerDriver::RenewLease);
   }
   grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context,
                                   const v1::LeaveRequest* request,
                                   v1::LeaveResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::Leave);
+    return gate_->Answer(context, request, response, &SchedulerDriver::Leave);
   }
   grpc::ServerUnaryReactor* ReportLost(grpc::CallbackServerContext* context,
                                        const v1::ReportLostRequest* request,
                                        v1::ReportLostResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::ReportLost);
+    return gate_->Answer(context, request, response, &SchedulerDriver::ReportLost);
   }
   grpc::ServerUnaryReactor* Quiesced(grpc::CallbackServerContext* context,
                                      const v1::QuiescedRequest* request,
                                      v1::QuiescedResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::Quiesced);
+    return gate_->Answer(context, request, response, &SchedulerDriver::Quiesced);
   }
   grpc::ServerWriteReactor<v1::WatchViewsResponse>* WatchViews(
       grpc::CallbackServerContext* context, const v1::WatchViewsRequest* request) override {
-    return gate_->Watch(context, request, &Core::WatchViews);
+    return gate_->Watch(context, request, &SchedulerDriver::WatchViews);
   }
 
  private:
@@ -247,21 +249,21 @@ class PoolService final : public v1::PoolService::CallbackService {
   grpc::ServerUnaryReactor* RegisterAggregator(grpc::CallbackServerContext* context,
                                                const v1::RegisterAggregatorRequest* request,
                                                v1::RegisterAggregatorResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::RegisterAggregator);
+    return gate_->Answer(context, request, response, &SchedulerDriver::RegisterAggregator);
   }
   grpc::ServerUnaryReactor* RenewAggregator(grpc::CallbackServerContext* context,
                                             const v1::RenewAggregatorRequest* request,
                                             v1::RenewAggregatorResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::RenewAggregator);
+    return gate_->Answer(context, request, response, &SchedulerDriver::RenewAggregator);
   }
   grpc::ServerUnaryReactor* DeregisterAggregator(
       grpc::CallbackServerContext* context, const v1::DeregisterAggregatorRequest* request,
       v1::DeregisterAggregatorResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::DeregisterAggregator);
+    return gate_->Answer(context, request, response, &SchedulerDriver::DeregisterAggregator);
   }
   grpc::ServerWriteReactor<v1::WatchJobsResponse>* WatchJobs(
       grpc::CallbackServerContext* context, const v1::WatchJobsRequest* request) override {
-    return gate_->Watch(context, request, &Core::WatchJobs);
+    return gate_->Watch(context, request, &SchedulerDriver::WatchJobs);
   }
 
  private:
@@ -275,22 +277,22 @@ class AdminService final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::ListJobs);
+    return gate_->Answer(context, request, response, &SchedulerDriver::ListJobs);
   }
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request,
                                    v1::GetJobResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::GetJob);
+    return gate_->Answer(context, request, response, &SchedulerDriver::GetJob);
   }
   grpc::ServerUnaryReactor* ListAggregators(grpc::CallbackServerContext* context,
                                             const v1::ListAggregatorsRequest* request,
                                             v1::ListAggregatorsResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::ListAggregators);
+    return gate_->Answer(context, request, response, &SchedulerDriver::ListAggregators);
   }
   grpc::ServerUnaryReactor* GetScheduler(grpc::CallbackServerContext* context,
                                          const v1::GetSchedulerRequest* request,
                                          v1::GetSchedulerResponse* response) override {
-    return gate_->Answer(context, request, response, &Core::GetScheduler);
+    return gate_->Answer(context, request, response, &SchedulerDriver::GetScheduler);
   }
 
  private:

@@ -21,7 +21,7 @@ class Front {
  public:
   // Runs `work` with the core on its owner's thread, in the order of the posts. False: it never
   // will, since the daemon is ending.
-  using Post = std::function<bool(std::function<void(Core&)> work)>;
+  using Post = std::function<bool(std::function<void(SchedulerDriver&)> work)>;
 
   virtual ~Front() = default;
   virtual std::vector<grpc::Service*> services() = 0;

@@ -118,8 +118,8 @@ TEST_CASE("Scheduler processes: an agent killed with SIGKILL is noticed at once"
   const TestDirectory directory;
   const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
   REQUIRE_FALSE(daemon.address().empty());
-  PoolMember a0(daemon.address(), "a0", 200);
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   Process second = SpawnMember(daemon.address(), 1, 2);
   first.events.Next<rpc::ViewPublished>();
   second.Kill();
@@ -135,9 +135,9 @@ TEST_CASE("Scheduler processes: killed with SIGKILL and started again, it goes o
   daemon.emplace(store, "127.0.0.1:0");
   const std::string address = daemon->address();
   REQUIRE_FALSE(address.empty());
-  PoolMember a0(address, "a0", 200);
-  Member first(Link(address), Spec(0, 2, 2));
-  Member second(Link(address), Spec(1, 2, 2));
+  TestAggregator a0(address, "a0", 200);
+  TestMember first(Link(address), Spec(0, 2, 2));
+  TestMember second(Link(address), Spec(1, 2, 2));
   const JobId job = first.events.Next<rpc::Joined>().job;
   const Epoch epoch = first.events.Next<rpc::ViewPublished>().view.epoch;
   for (int life = 0; life < 3; ++life) {
@@ -171,11 +171,11 @@ TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, i
   const TestDirectory directory;
   Daemon daemon(directory.Path("store"), "127.0.0.1:0", "2s");
   REQUIRE_FALSE(daemon.address().empty());
-  PoolMember a0(daemon.address(), "a0", 200);
+  TestAggregator a0(daemon.address(), "a0", 200);
   rpc::SchedulerLinkOptions link = Link(daemon.address());
   link.call_timeout_ns = kSecond / 4;
-  Member first(link, Spec(0, 2, 2));
-  Member second(link, Spec(1, 2, 2));
+  TestMember first(link, Spec(0, 2, 2));
+  TestMember second(link, Spec(1, 2, 2));
   first.events.Next<rpc::ViewPublished>();
   daemon.process().Signal(SIGSTOP);
   first.events.Next<rpc::Unreachable>();

@@ -26,9 +26,11 @@ class Scheduler::Impl : private Poller {
       : options_(options),
         loop_(loop),
         mailbox_(loop),
-        core_(options.membership, options.version, std::move(store), clock, std::move(on_failure)),
-        front_(MakeFront([this](std::function<void(Core&)> work) { return Post(std::move(work)); },
-                         options.server.credentials, options.server.gate)) {}
+        driver_(options.membership, options.version, std::move(store), clock,
+                std::move(on_failure)),
+        front_(MakeFront(
+            [this](std::function<void(SchedulerDriver&)> work) { return Post(std::move(work)); },
+            options.server.credentials, options.server.gate)) {}
 
   ~Impl() override { Shutdown(0); }
 
@@ -36,18 +38,18 @@ class Scheduler::Impl : private Poller {
     if (!options_.quotas_path.empty()) {
       quotas_.emplace(options_.quotas_path);
       TALWEG_ASSIGN_OR_RETURN(membership::Quotas quotas, quotas_->Read());
-      TALWEG_RETURN_IF_ERROR(core_.Open());
-      core_.SetQuotas(std::move(quotas));
+      TALWEG_RETURN_IF_ERROR(driver_.Open());
+      driver_.SetQuotas(std::move(quotas));
     } else {
-      TALWEG_RETURN_IF_ERROR(core_.Open());
+      TALWEG_RETURN_IF_ERROR(driver_.Open());
     }
     TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options_.server, front_->services()));
-    core_.SetAddress(server_->address());
-    core_.SetJobSecret(options_.job_secret);
-    core_.SetDataSecurity(options_.data_security);
+    driver_.SetAddress(server_->address());
+    driver_.SetJobSecret(options_.job_secret);
+    driver_.SetDataSecurity(options_.data_security);
     if (quotas_) looks_ = loop_->AddPeriodicTimer(kLookAtQuotasNs, [this] { LookAtQuotas(); });
     loop_->AddPoller(this);
-    tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { core_.OnTick(); });
+    tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { driver_.OnTick(); });
     return absl::OkStatus();
   }
 
@@ -62,7 +64,7 @@ class Scheduler::Impl : private Poller {
     loop_->RemovePoller(this);
     // What was asked before is answered; then all streams end, so that the server can.
     Poll();
-    core_.EndStreams(absl::UnavailableError("the scheduler is shutting down"));
+    driver_.EndStreams(absl::UnavailableError("the scheduler is shutting down"));
     server_->Shutdown(timeout_ns);
   }
 
@@ -70,7 +72,7 @@ class Scheduler::Impl : private Poller {
   int64_t drain_timeout_ns() const { return options_.drain_timeout_ns; }
 
  private:
-  bool Post(std::function<void(Core&)> work) {
+  bool Post(std::function<void(SchedulerDriver&)> work) {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
     mailbox_.Post(std::move(work));
@@ -82,14 +84,14 @@ class Scheduler::Impl : private Poller {
     if (!changed) return;
     if (changed->ok()) {
       Log(LogLevel::kInfo, "the rules of ", options_.quotas_path, " hold from now on");
-      core_.SetQuotas(**std::move(changed));
+      driver_.SetQuotas(**std::move(changed));
     } else {
       Log(LogLevel::kError, "the rules before stay: ", StatusText(changed->status()));
     }
   }
 
   int Poll() override {
-    return mailbox_.Drain([this](std::function<void(Core&)> work) { work(core_); });
+    return mailbox_.Drain([this](std::function<void(SchedulerDriver&)> work) { work(driver_); });
   }
   bool PrepareToSleep() override { return mailbox_.size() == 0; }
 
@@ -97,8 +99,8 @@ class Scheduler::Impl : private Poller {
   EventLoop* const loop_;
   std::mutex mutex_;
   bool closed_ = false;
-  Mailbox<std::function<void(Core&)>> mailbox_;
-  Core core_;
+  Mailbox<std::function<void(SchedulerDriver&)>> mailbox_;
+  SchedulerDriver driver_;
   const std::unique_ptr<Front> front_;
   std::unique_ptr<rpc::Server> server_;
   EventLoop::TimerId tick_ = 0;

@@ -29,7 +29,7 @@ struct SchedulerOptions {
   int64_t drain_timeout_ns = 5'000'000'000;
 };
 
-// The scheduler daemon: the membership core and its store behind gRPC.
+// The scheduler daemon: the scheduler core and its store behind gRPC.
 //
 // Lives on the thread of `loop`, which owns the core and the store; gRPC's threads only post to it.
 // The loop blocks while the store syncs. Made, and destroyed, while the loop does not run, or on

@@ -23,7 +23,7 @@ namespace {
 using membership::Answer;
 using membership::Code;
 using membership::Effect;
-using membership::Membership;
+using membership::SchedulerCore;
 using rpc::FromProto;
 using rpc::ToProto;
 
@@ -78,9 +78,9 @@ View ForAggregator(View view) {
 
 }  // namespace
 
-Core::Core(const membership::Config& config, const rpc::Version& version,
-           std::unique_ptr<store::Store> store, const Clock* clock,
-           std::function<void(const absl::Status&)> on_failure)
+SchedulerDriver::SchedulerDriver(const membership::Config& config, const rpc::Version& version,
+                                 std::unique_ptr<store::Store> store, const Clock* clock,
+                                 std::function<void(const absl::Status&)> on_failure)
     : config_(config),
       version_(version),
       store_(std::move(store)),
@@ -89,7 +89,7 @@ Core::Core(const membership::Config& config, const rpc::Version& version,
       started_ns_(clock->NowNs()),
       started_unix_ns_(UnixNowNs()) {}
 
-absl::Status Core::Open() {
+absl::Status SchedulerDriver::Open() {
   TALWEG_ASSIGN_OR_RETURN(const membership::Snapshot snapshot, store_->Load());
   std::vector<Effect> effects;
   membership::Config config = config_;
@@ -101,14 +101,14 @@ absl::Status Core::Open() {
 // Effects -----------------------------------------------------------------------------------------
 
 template <typename Event>
-absl::Status Core::Do(const Event& event) {
+absl::Status SchedulerDriver::Do(const Event& event) {
   if (!failed_.ok()) return absl::UnavailableError("the scheduler stops: " + StatusText(failed_));
   std::vector<Effect> effects;
   event(*membership_, clock_->NowNs(), effects);
   return Perform(effects);
 }
 
-absl::Status Core::Perform(const std::vector<Effect>& effects) {
+absl::Status SchedulerDriver::Perform(const std::vector<Effect>& effects) {
   for (const Effect& effect : effects) {
     if (const auto* persist = std::get_if<membership::Persist>(&effect)) {
       TALWEG_RETURN_IF_ERROR(Persist(persist->write));
@@ -125,7 +125,7 @@ absl::Status Core::Perform(const std::vector<Effect>& effects) {
   return absl::OkStatus();
 }
 
-absl::Status Core::Persist(const membership::StoreWrite& write) {
+absl::Status SchedulerDriver::Persist(const membership::StoreWrite& write) {
   const int64_t begin_ns = clock_->NowNs();
   const absl::Status status = store_->Write(write);
   store_write_max_ns_ = std::max(store_write_max_ns_, clock_->NowNs() - begin_ns);
@@ -138,7 +138,7 @@ absl::Status Core::Persist(const membership::StoreWrite& write) {
   return absl::UnavailableError("the scheduler stops: " + StatusText(status));
 }
 
-void Core::Tell(const membership::TellMember& tell) {
+void SchedulerDriver::Tell(const membership::TellMember& tell) {
   const auto stream = member_streams_.find(tell.stream);
   if (stream == member_streams_.end()) return;
   v1::WatchViewsResponse response;
@@ -167,8 +167,8 @@ void Core::Tell(const membership::TellMember& tell) {
 }
 
 // Whole, or as what differs from the view that was told before on that stream.
-void Core::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
-                   v1::WatchViewsResponse& response) {
+void SchedulerDriver::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+                              v1::WatchViewsResponse& response) {
   const std::shared_ptr<const View> base = std::exchange(watch.told, view);
   if (!watch.takes_changes || base == nullptr) {
     *response.mutable_view() = ToProto(*view);
@@ -183,7 +183,7 @@ void Core::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
   SetAggregators(*view, watch.member, response.mutable_view_change()->mutable_view());
 }
 
-void Core::Tell(const membership::TellAggregator& tell) {
+void SchedulerDriver::Tell(const membership::TellAggregator& tell) {
   const auto stream = aggregator_streams_.find(tell.stream);
   if (stream == aggregator_streams_.end()) return;
   v1::WatchJobsResponse response;
@@ -205,7 +205,7 @@ void Core::Tell(const membership::TellAggregator& tell) {
   stream->second->Send(std::move(response));
 }
 
-void Core::Close(const membership::CloseStream& close) {
+void SchedulerDriver::Close(const membership::CloseStream& close) {
   const absl::Status status(CodeOf(close.why.code), close.why.text);
   if (const auto member = member_streams_.extract(close.stream))
     member.mapped().stream->End(status);
@@ -214,33 +214,34 @@ void Core::Close(const membership::CloseStream& close) {
   }
 }
 
-void Core::EndStreams(const absl::Status& status) {
+void SchedulerDriver::EndStreams(const absl::Status& status) {
   for (const auto& [id, watch] : member_streams_) watch.stream->End(status);
   for (const auto& [id, stream] : aggregator_streams_) stream->End(status);
   member_streams_.clear();
   aggregator_streams_.clear();
 }
 
-absl::Status Core::ToStatus(const Answer& answer) {
+absl::Status SchedulerDriver::ToStatus(const Answer& answer) {
   if (answer.ok()) return absl::OkStatus();
   const absl::Status status(CodeOf(answer.code), answer.text);
   ++refused_by_code_[absl::StatusCodeToString(status.code())];
   return status;
 }
 
-absl::Status Core::CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who) {
+absl::Status SchedulerDriver::CheckVersion(const v1::ProtocolVersion& theirs,
+                                           const std::string& who) {
   const std::string problem = rpc::VersionProblem(version_, FromProto(theirs), who);
   if (problem.empty()) return absl::OkStatus();
   Log(LogLevel::kWarning, "refused: ", problem);
   return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
 }
 
-void Core::SetJobSecret(const std::string& secret) {
+void SchedulerDriver::SetJobSecret(const std::string& secret) {
   if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
 }
 
 template <typename Request>
-absl::Status Core::CheckSecrets(const Request& request, const std::string& who) {
+absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::string& who) {
   const std::string& shown = request.job_secret();
   if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
     Log(LogLevel::kWarning, "refused: ", who, " shows ", shown.empty() ? "no" : "another",
@@ -258,7 +259,7 @@ absl::Status Core::CheckSecrets(const Request& request, const std::string& who) 
                                        std::to_string(rpc::kSecretBytes) + " at random"});
 }
 
-absl::Status Core::CheckDataSecurity(const std::string& shown, const std::string& who) {
+absl::Status SchedulerDriver::CheckDataSecurity(const std::string& shown, const std::string& who) {
   if (data_security_ == "any" || shown.empty() || shown == data_security_) return absl::OkStatus();
   return ToStatus(
       {Code::kRefused, who + " runs with data_security=" + shown +
@@ -266,11 +267,13 @@ absl::Status Core::CheckDataSecurity(const std::string& shown, const std::string
                            " alone; give all daemons the same --data_security"});
 }
 
-google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(config_.lease_ns); }
+google::protobuf::Duration SchedulerDriver::Lease() const {
+  return rpc::DurationFromNs(config_.lease_ns);
+}
 
 // Members -----------------------------------------------------------------------------------------
 
-absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
+absl::Status SchedulerDriver::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
   const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
   TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
@@ -287,7 +290,7 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
                                      .secret = rpc::HashOf(request.session_secret()),
                                      .unix_ns = UnixNowNs()};
   membership::JoinAnswer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnJoin(join, now_ns, out);
   }));
   TALWEG_RETURN_IF_ERROR(ToStatus(answer.answer));
@@ -298,10 +301,10 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
   return absl::OkStatus();
 }
 
-absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
-                              v1::RenewLeaseResponse* response) {
+absl::Status SchedulerDriver::RenewLease(const v1::RenewLeaseRequest& request,
+                                         v1::RenewLeaseResponse* response) {
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnRenew(
         CallerOf(request),
         request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
@@ -312,7 +315,7 @@ absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
   return ToStatus(answer);
 }
 
-absl::Status Core::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
+absl::Status SchedulerDriver::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
   if (request.reason() != v1::LEAVE_REASON_FINISHED &&
       request.reason() != v1::LEAVE_REASON_STOPPED) {
     return ToStatus({Code::kInvalid, "reason is " + std::to_string(request.reason()) +
@@ -320,7 +323,7 @@ absl::Status Core::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
                                          "LEAVE_REASON_STOPPED"});
   }
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnLeave(CallerOf(request),
                           request.reason() == v1::LEAVE_REASON_FINISHED
                               ? membership::LeaveReason::kFinished
@@ -330,7 +333,8 @@ absl::Status Core::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
   return ToStatus(answer);
 }
 
-absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLostResponse*) {
+absl::Status SchedulerDriver::ReportLost(const v1::ReportLostRequest& request,
+                                         v1::ReportLostResponse*) {
   membership::Lost lost;
   switch (request.lost_case()) {
     case v1::ReportLostRequest::kRank: lost = membership::LostRank{Rank{request.rank()}}; break;
@@ -344,23 +348,24 @@ absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLo
       return ToStatus({Code::kInvalid, "lost is not set: say what has been lost"});
   }
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnReportLost(CallerOf(request), lost, request.text(), now_ns, out);
   }));
   return ToStatus(answer);
 }
 
-absl::Status Core::Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse*) {
+absl::Status SchedulerDriver::Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse*) {
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnQuiesced(CallerOf(request), membership::QuiesceId{request.quiesce_id()},
                              request.step(), now_ns, out);
   }));
   return ToStatus(answer);
 }
 
-void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStream>& stream,
-                      const v1::WatchViewsRequest& request) {
+void SchedulerDriver::WatchViews(membership::StreamId id,
+                                 const std::shared_ptr<MemberStream>& stream,
+                                 const v1::WatchViewsRequest& request) {
   absl::Status status = CheckVersion(
       request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
   if (!status.ok()) return stream->End(status);
@@ -368,7 +373,7 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
                          .member = FromProto(request.id()),
                          .takes_changes = request.takes_changes()};
   Answer answer;
-  status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnMemberAttached(
         id, CallerOf(request), !request.has_ranks_attached() || request.ranks_attached(), now_ns,
         out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
@@ -381,15 +386,15 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
 
 // Aggregators -------------------------------------------------------------------------------------
 
-absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& request,
-                                      v1::RegisterAggregatorResponse* response) {
+absl::Status SchedulerDriver::RegisterAggregator(const v1::RegisterAggregatorRequest& request,
+                                                 v1::RegisterAggregatorResponse* response) {
   const std::string who = "aggregator " + request.aggregator().name();
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
   TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
   TALWEG_RETURN_IF_ERROR(
       CheckDataSecurity(transport::SecurityOf(request.aggregator().data_address()), who));
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnRegister(FromProto(request.aggregator()), rpc::HashOf(request.session_secret()),
                              now_ns, out);
   }));
@@ -398,28 +403,29 @@ absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& reque
   return ToStatus(answer);
 }
 
-absl::Status Core::RenewAggregator(const v1::RenewAggregatorRequest& request,
-                                   v1::RenewAggregatorResponse* response) {
+absl::Status SchedulerDriver::RenewAggregator(const v1::RenewAggregatorRequest& request,
+                                              v1::RenewAggregatorResponse* response) {
   Answer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnRenewAggregator(PoolCallerOf(request), now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
 }
 
-absl::Status Core::DeregisterAggregator(const v1::DeregisterAggregatorRequest& request,
-                                        v1::DeregisterAggregatorResponse* response) {
+absl::Status SchedulerDriver::DeregisterAggregator(const v1::DeregisterAggregatorRequest& request,
+                                                   v1::DeregisterAggregatorResponse* response) {
   membership::DeregisterAnswer answer;
-  TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnDeregister(PoolCallerOf(request), request.leave(), request.text(), now_ns, out);
   }));
   response->set_job_count(answer.job_count);
   return ToStatus(answer.answer);
 }
 
-void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorStream>& stream,
-                     const v1::WatchJobsRequest& request) {
+void SchedulerDriver::WatchJobs(membership::StreamId id,
+                                const std::shared_ptr<AggregatorStream>& stream,
+                                const v1::WatchJobsRequest& request) {
   absl::Status status = CheckVersion(request.version(), "an aggregator");
   if (!status.ok()) return stream->End(status);
   std::vector<membership::HeldJob> held;
@@ -428,7 +434,7 @@ void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorSt
   }
   aggregator_streams_[id] = stream;
   Answer answer;
-  status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out,
                                        request.knows_standbys());
   });
@@ -438,30 +444,30 @@ void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorSt
   stream->End(status);
 }
 
-void Core::OnStreamBroken(membership::StreamId id) {
+void SchedulerDriver::OnStreamBroken(membership::StreamId id) {
   member_streams_.erase(id);
   aggregator_streams_.erase(id);
   // A failure has been told of.
-  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+  Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnStreamBroken(id, now_ns, out);
   }).IgnoreError();
 }
 
-void Core::SetQuotas(membership::Quotas quotas) {
-  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerDriver::SetQuotas(membership::Quotas quotas) {
+  Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnQuotas(std::move(quotas), now_ns, out);
   }).IgnoreError();
 }
 
-void Core::OnTick() {
-  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerDriver::OnTick() {
+  Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnTick(now_ns, out);
   }).IgnoreError();
 }
 
 // People ------------------------------------------------------------------------------------------
 
-absl::Status Core::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* response) {
+absl::Status SchedulerDriver::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* response) {
   for (const auto& [id, job] : membership_->jobs()) {
     *response->add_jobs() = SummaryOf(*membership_, job);
   }
@@ -469,11 +475,12 @@ absl::Status Core::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* re
   return absl::OkStatus();
 }
 
-absl::Status Core::GetJob(const v1::GetJobRequest& request, v1::GetJobResponse* response) {
+absl::Status SchedulerDriver::GetJob(const v1::GetJobRequest& request,
+                                     v1::GetJobResponse* response) {
   if (request.job_case() == v1::GetJobRequest::JOB_NOT_SET) {
     return absl::InvalidArgumentError("job is not set: give job_id or name");
   }
-  const membership::Job* found = nullptr;
+  const membership::LiveJob* found = nullptr;
   std::string names;
   for (const auto& [id, job] : membership_->jobs()) {
     const bool match =
@@ -492,14 +499,14 @@ absl::Status Core::GetJob(const v1::GetJobRequest& request, v1::GetJobResponse* 
   return absl::OkStatus();
 }
 
-absl::Status Core::ListAggregators(const v1::ListAggregatorsRequest&,
-                                   v1::ListAggregatorsResponse* response) {
+absl::Status SchedulerDriver::ListAggregators(const v1::ListAggregatorsRequest&,
+                                              v1::ListAggregatorsResponse* response) {
   *response = AggregatorsOf(*membership_, clock_->NowNs());
   return absl::OkStatus();
 }
 
-absl::Status Core::GetScheduler(const v1::GetSchedulerRequest&,
-                                v1::GetSchedulerResponse* response) {
+absl::Status SchedulerDriver::GetScheduler(const v1::GetSchedulerRequest&,
+                                           v1::GetSchedulerResponse* response) {
   *response->mutable_version() = ToProto(version_);
   *response->mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
   *response->mutable_uptime() = rpc::DurationFromNs(clock_->NowNs() - started_ns_);

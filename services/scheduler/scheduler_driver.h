@@ -34,15 +34,15 @@ class Stream {
 using MemberStream = Stream<v1::WatchViewsResponse>;
 using AggregatorStream = Stream<v1::WatchJobsResponse>;
 
-// Answers requests out of the membership core and performs its effects: stores, then tells. Knows
+// Answers requests out of the scheduler core and performs its effects: stores, then tells. Knows
 // messages, but no gRPC.
 //
 // One owner thread. Blocks while the store syncs.
-class Core {
+class SchedulerDriver {
  public:
-  Core(const membership::Config& config, const rpc::Version& version,
-       std::unique_ptr<store::Store> store, const Clock* clock,
-       std::function<void(const absl::Status&)> on_failure);
+  SchedulerDriver(const membership::Config& config, const rpc::Version& version,
+                  std::unique_ptr<store::Store> store, const Clock* clock,
+                  std::function<void(const absl::Status&)> on_failure);
 
   // Loads the store and goes on where it left off.
   absl::Status Open();
@@ -98,7 +98,7 @@ class Core {
     std::shared_ptr<const View> view;
     v1::WatchViewsResponse::ViewChange message;
   };
-  // Runs one event of the membership core and performs what follows; fails when the store does.
+  // Runs one event of the scheduler core and performs what follows; fails when the store does.
   template <typename Event>
   absl::Status Do(const Event& event);
   absl::Status Perform(const std::vector<membership::Effect>& effects);
@@ -122,7 +122,7 @@ class Core {
   const std::unique_ptr<store::Store> store_;
   const Clock* const clock_;
   const std::function<void(const absl::Status&)> on_failure_;
-  std::optional<membership::Membership> membership_;
+  std::optional<membership::SchedulerCore> membership_;
   std::optional<membership::SecretHash> job_secret_;
   std::string data_security_ = "any";
   absl::Status failed_;  // The store's failure; nothing happens afterwards.

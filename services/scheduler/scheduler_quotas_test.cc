@@ -47,7 +47,7 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
   SchedulerOptions options;
   options.quotas_path = path;
   const Daemon daemon(store::MakeMemoryStore(), options);
-  PoolMember a0(daemon.address(), "a0", 200);
+  TestAggregator a0(daemon.address(), "a0", 200);
   a0.events.Next<rpc::Registered>();
   const auto spec = [](const std::string& job, uint64_t incarnation) {
     rpc::JoinSpec spec = Spec(0, 1, 1);
@@ -56,10 +56,10 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
     spec.member.id.incarnation = Incarnation{incarnation};
     return spec;
   };
-  Member first(Link(daemon.address()), spec("first", 1));
+  TestMember first(Link(daemon.address()), spec("first", 1));
   first.events.Next<rpc::ViewPublished>();
   CHECK(a0.events.Next<rpc::JobViewPublished>().quota.tenant == "vision");
-  Member second(Link(daemon.address()), spec("second", 2));
+  TestMember second(Link(daemon.address()), spec("second", 2));
   CHECK(Contains(second.events.Next<rpc::JoinDelayed>().text,
                  "job 'second' waits: tenant 'vision' has 1 of the jobs_max=1 jobs that it may "
                  "have"));

@@ -63,17 +63,17 @@ v1::GetJobResponse JobWhen(const Daemon& daemon,
 TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all members",
           "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
-  PoolMember a1(daemon.address(), "a1", 201, "fi:tcp://127.0.0.1:1/0123456789abcdef", 3);
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestAggregator a1(daemon.address(), "a1", 201, "fi:tcp://127.0.0.1:1/0123456789abcdef", 3);
   a0.events.Next<rpc::Registered>();
   a1.events.Next<rpc::Registered>();
   rpc::JoinSpec spec = Spec(0, 1, 1);
   spec.spec.dealing = ParseDealing("djb2").value();
-  Member first(Link(daemon.address()), spec);
+  TestMember first(Link(daemon.address()), spec);
   const View view = first.events.Next<rpc::ViewPublished>().view;
   CHECK(view.dealing == spec.spec.dealing);
   CHECK(a1.events.Next<rpc::JobViewPublished>().view.dealing == spec.spec.dealing);
-  Member second(Link(daemon.address()), Spec(1, 1, 1));
+  TestMember second(Link(daemon.address()), Spec(1, 1, 1));
   CHECK(
       Contains(Message(second.Refusal()), "dealing is djb2 in the job and striped in the request"));
   // A hash knows no weights.
@@ -86,12 +86,12 @@ TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all
 
 TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
+  TestAggregator a0(daemon.address(), "a0", 200);
   a0.events.Next<rpc::Registered>();
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   const rpc::Joined joined = first.events.Next<rpc::Joined>();
   CHECK(joined.lease_ns == 10 * kSecond);
-  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   const View view = first.events.Next<rpc::ViewPublished>().view;
   CHECK(view == second.events.Next<rpc::ViewPublished>().view);
   CHECK(view.job == joined.job);
@@ -135,10 +135,10 @@ TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave
 
 TEST_CASE("Scheduler: an agent whose connection breaks fails the job at once", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
+  TestAggregator a0(daemon.address(), "a0", 200);
   a0.events.Next<rpc::Registered>();
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
-  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   first.events.Next<rpc::ViewPublished>();
   second.client.reset();
   CHECK(first.events.Next<rpc::JobFailed>().text ==
@@ -148,7 +148,7 @@ TEST_CASE("Scheduler: an agent whose connection breaks fails the job at once", "
 
 TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  std::optional<PoolMember> a0;
+  std::optional<TestAggregator> a0;
   a0.emplace(daemon.address(), "a0", 200);
   // A view for one member does not wait for an aggregator.
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
@@ -157,7 +157,7 @@ TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
     aggregators = admin.ListAggregators();
     REQUIRE(aggregators.ok());
   } while (aggregators->aggregators_size() == 0 || !aggregators->aggregators(0).attached());
-  Member first(Link(daemon.address()), Spec(0, 1, 1));
+  TestMember first(Link(daemon.address()), Spec(0, 1, 1));
   CHECK(first.events.Next<rpc::ViewPublished>().view.aggregators.size() == 1);
   a0.reset();
   CHECK(Contains(first.events.Next<rpc::JobFailed>().text,
@@ -166,9 +166,9 @@ TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
 
 TEST_CASE("Scheduler: a dead rank, an agent that is stopped", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
-  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   first.events.Next<rpc::ViewPublished>();
   second.events.Next<rpc::ViewPublished>();
   SECTION("a rank") {
@@ -193,12 +193,12 @@ TEST_CASE("Scheduler: a dead rank, an agent that is stopped", "[scheduler]") {
 
 TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
+  TestAggregator a0(daemon.address(), "a0", 200);
   const auto policy = membership::LossPolicy::kContinue;
-  Member first(Link(daemon.address()), Spec(0, 2, 3, policy));
-  Member second(Link(daemon.address()), Spec(1, 2, 3, policy));
+  TestMember first(Link(daemon.address()), Spec(0, 2, 3, policy));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 3, policy));
   first.events.Next<rpc::ViewPublished>();
-  Member third(Link(daemon.address()), Spec(2, 2, 3, policy), false);
+  TestMember third(Link(daemon.address()), Spec(2, 2, 3, policy), false);
   JobWhen(daemon, [](const v1::GetJobResponse& seen) {
     return seen.summary().state_text() == "node 2 can enter when all ranks are there";
   });
@@ -220,10 +220,10 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
 
 TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   first.events.Next<rpc::Joined>();
   SECTION("another spec") {
-    Member other(Link(daemon.address()), Spec(1, 3, 3));
+    TestMember other(Link(daemon.address()), Spec(1, 3, 3));
     const absl::Status status = other.Refusal();
     CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
     CHECK(Contains(Message(status), "min_members is 2 in the job and 3 in the request"));
@@ -231,13 +231,13 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
   SECTION("no job name") {
     rpc::JoinSpec spec = Spec(1, 2, 2);
     spec.job_name = "";
-    Member other(Link(daemon.address()), spec);
+    TestMember other(Link(daemon.address()), spec);
     CHECK(other.Refusal().code() == absl::StatusCode::kInvalidArgument);
   }
   SECTION("a job name that is no UTF-8") {
     rpc::JoinSpec spec = Spec(1, 2, 2);
     spec.job_name = "caf\xe9";
-    Member other(Link(daemon.address()), spec);
+    TestMember other(Link(daemon.address()), spec);
     const absl::Status status = other.Refusal();
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
     CHECK(Contains(Message(status), "UTF-8"));
@@ -245,7 +245,7 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
   SECTION("another major version") {
     rpc::SchedulerLinkOptions link = Link(daemon.address());
     link.version = {.major = 3, .minor = 3, .build = "2.3.4"};
-    Member other(link, Spec(1, 2, 2));
+    TestMember other(link, Spec(1, 2, 2));
     const absl::Status status = other.Refusal();
     CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
     CHECK(Contains(Message(status), "the agent of node 1 speaks version 3.3 (build 2.3.4)"));
@@ -254,7 +254,7 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
   SECTION("another minor version is fine") {
     rpc::SchedulerLinkOptions link = Link(daemon.address());
     link.version.minor = 7;
-    Member other(link, Spec(1, 2, 2));
+    TestMember other(link, Spec(1, 2, 2));
     other.events.Next<rpc::Joined>();
   }
   SECTION("a node rank that is held") {
@@ -269,7 +269,7 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
     } while (!job->members(0).attached());
     rpc::JoinSpec spec = Spec(0, 2, 2);
     spec.member.id.incarnation = Incarnation{999};
-    Member other(Link(daemon.address()), spec);
+    TestMember other(Link(daemon.address()), spec);
     const absl::Status status = other.Refusal();
     CHECK(status.code() == absl::StatusCode::kAlreadyExists);
     CHECK(Contains(Message(status), "node rank 0 is held by the agent of node 0 (host-0"));
@@ -283,7 +283,7 @@ TEST_CASE("Scheduler: a client that reaches nobody says so within its deadline",
   const auto refusal = [](const std::string& address) {
     rpc::SchedulerLinkOptions link = Link(address);
     link.join_timeout_ns = kSecond;
-    Member member(link, Spec(0, 1, 1));
+    TestMember member(link, Spec(0, 1, 1));
     return member.Refusal();
   };
   SECTION("nobody listens") {
@@ -315,9 +315,9 @@ TEST_CASE("Scheduler: a restart is unseen by members, and losses are noticed aft
   daemon.emplace(std::make_unique<LentStore>(store.get()));
   SchedulerOptions again;
   again.server.port_min = again.server.port_max = daemon->port();
-  PoolMember a0(daemon->address(), "a0", 200);
-  Member first(Link(daemon->address()), Spec(0, 2, 2));
-  Member second(Link(daemon->address()), Spec(1, 2, 2));
+  TestAggregator a0(daemon->address(), "a0", 200);
+  TestMember first(Link(daemon->address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon->address()), Spec(1, 2, 2));
   first.events.Next<rpc::ViewPublished>();
   second.events.Next<rpc::ViewPublished>();
   daemon.reset();
@@ -345,8 +345,8 @@ TEST_CASE("Scheduler: with a lost store members are told, aggregators register a
   daemon.emplace(store::MakeMemoryStore());
   SchedulerOptions again;
   again.server.port_min = again.server.port_max = daemon->port();
-  PoolMember a0(daemon->address(), "a0", 200);
-  Member first(Link(daemon->address()), Spec(0, 1, 1));
+  TestAggregator a0(daemon->address(), "a0", 200);
+  TestMember first(Link(daemon->address()), Spec(0, 1, 1));
   const JobId job = first.events.Next<rpc::ViewPublished>().view.job;
   a0.events.Next<rpc::JobViewPublished>();
   daemon.reset();
@@ -356,7 +356,7 @@ TEST_CASE("Scheduler: with a lost store members are told, aggregators register a
   CHECK(a0.events.Next<rpc::JobClosed>().job == job);
   rpc::JoinSpec spec = Spec(0, 1, 1);
   spec.member.id.incarnation = Incarnation{777};
-  Member next(Link(daemon->address()), spec);
+  TestMember next(Link(daemon->address()), spec);
   CHECK(next.events.Next<rpc::Joined>().job > job);
 }
 
@@ -364,8 +364,8 @@ TEST_CASE("Scheduler: silence costs the lease though the connection lives", "[sc
   SchedulerOptions options;
   options.membership.lease_ns = 2 * kSecond;
   const Daemon daemon(store::MakeMemoryStore(), options);
-  PoolMember a0(daemon.address(), "a0", 200);
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   // One that never renews.
   const auto channel = grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials());
   const auto stub = v1::MembershipService::NewStub(channel);
@@ -437,9 +437,9 @@ class Stranger {
 TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not notice",
           "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
-  PoolMember a0(daemon.address(), "a0", 200);
-  Member first(Link(daemon.address()), Spec(0, 2, 2));
-  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   const View view = first.events.Next<rpc::ViewPublished>().view;
   second.events.Next<rpc::ViewPublished>();
   Stranger stranger(daemon.address());
@@ -507,7 +507,7 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
   rpc::SchedulerLinkOptions link = Link(daemon.address());
   for (const std::string& shown : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
     link.job_secret = shown;
-    Member stranger(link, Spec(0, 1, 1));
+    TestMember stranger(link, Spec(0, 1, 1));
     const absl::Status status = stranger.Refusal();
     CHECK(status.code() == absl::StatusCode::kPermissionDenied);
     CHECK(Contains(Message(status), "refuses the agent of node 0, which shows"));
@@ -530,7 +530,7 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
       link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
   pool.Register(aggregator);
   events.Next<rpc::Registered>();
-  Member member(link, Spec(0, 1, 1));
+  TestMember member(link, Spec(0, 1, 1));
   member.events.Next<rpc::ViewPublished>();
 }
 
@@ -550,7 +550,7 @@ TEST_CASE("Scheduler: what the store cannot keep is not announced", "[scheduler]
   const Daemon daemon(std::make_unique<BrokenStore>());
   // The start and the join are stored; the view is not.
   rpc::SchedulerLinkOptions link = Link(daemon.address());
-  Member first(link, Spec(0, 1, 1));
+  TestMember first(link, Spec(0, 1, 1));
   first.events.Next<rpc::Joined>();
   first.events.Next<rpc::Unreachable>();
   CHECK_FALSE(first.events.Has<rpc::ViewPublished>());

@@ -74,8 +74,8 @@ inline rpc::JoinSpec Spec(uint32_t node, uint32_t min, uint32_t max,
                      .name = "host-" + std::to_string(node)}};
 }
 
-struct Member {
-  Member(rpc::SchedulerLinkOptions link, rpc::JoinSpec spec, bool ranks_attached = true)
+struct TestMember {
+  TestMember(rpc::SchedulerLinkOptions link, rpc::JoinSpec spec, bool ranks_attached = true)
       : client(std::make_unique<rpc::SchedulerClient>(
             std::move(link), [this](rpc::MemberEvent event) { events.Put(std::move(event)); })) {
     client->SetRanksAttached(ranks_attached);
@@ -87,10 +87,10 @@ struct Member {
   std::unique_ptr<rpc::SchedulerClient> client;
 };
 
-struct PoolMember {
-  PoolMember(const std::string& address, const std::string& name, uint64_t incarnation,
-             const std::string& data_address = "fi:tcp://127.0.0.1:1/0123456789abcdef",
-             uint32_t weight = 1)
+struct TestAggregator {
+  TestAggregator(const std::string& address, const std::string& name, uint64_t incarnation,
+                 const std::string& data_address = "fi:tcp://127.0.0.1:1/0123456789abcdef",
+                 uint32_t weight = 1)
       : client(std::make_unique<rpc::AggregatorRegistration>(
             Link(address), [this](rpc::AggregatorEvent event) { events.Put(std::move(event)); })) {
     client->Register({.incarnation = Incarnation{incarnation},

@@ -168,18 +168,18 @@ TEST_CASE("The messages on a rank's socket") {
   constexpr std::array<MembershipMember, 2> kMembers = {
       {{0x6011, 0x6012, 0x6017, 0x6013}, {0x6014, 0x6015, 0x6018, 0x6016}}};
   add("Membership", {.request = 0x6001,
-                     .body = Membership{.status = RankStatus::kInvalidArgument,
-                                        .flags = kMembershipChanges,
-                                        .epoch = 0x6005,
-                                        .steps = 0x6006,
-                                        .steps_base = 0x6007,
-                                        .rank = 0x6008,
-                                        .size = 0x6009,
-                                        .member_count = 0x600a,
-                                        .first_member = 0x600b,
-                                        .members = {kMembers.data(), kMembers.size()},
-                                        .text = "no view",
-                                        .number = 0x600c}});
+                     .body = RankMembership{.status = RankStatus::kInvalidArgument,
+                                            .flags = kMembershipChanges,
+                                            .epoch = 0x6005,
+                                            .steps = 0x6006,
+                                            .steps_base = 0x6007,
+                                            .rank = 0x6008,
+                                            .size = 0x6009,
+                                            .member_count = 0x600a,
+                                            .first_member = 0x600b,
+                                            .members = {kMembers.data(), kMembers.size()},
+                                            .text = "no view",
+                                            .number = 0x600c}});
   add("Ask", {.request = 0x7001, .body = Ask{.tensor = 0x7002, .round = 0x7003}});
   add("Told", {.request = 0x7001, .body = Told{.status = RankStatus::kBusy, .text = "rank 3"}});
   golden.Check();
@@ -201,7 +201,7 @@ TEST_CASE("Messages of earlier versions are read") {
       if (minor < 8) CHECK((welcome->flags == 0 && welcome->number == welcome->rank));
     }
     // Standbys, and their numbers, came with 8.
-    if (const auto* view = std::get_if<Membership>(&result.message.body); view && minor < 8) {
+    if (const auto* view = std::get_if<RankMembership>(&result.message.body); view && minor < 8) {
       CHECK(view->number == view->rank);
       CHECK(view->members[0].flags == 0);
     }

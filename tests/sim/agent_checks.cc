@@ -140,7 +140,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
 
 // Which row of the table of decisions this is.
 void AgentProcess::CheckDecision(const wire::Decision& decision) {
-  const pipeline::Tensor* const tensor = core().FindTensor(decision.key);
+  const pipeline::AgentTensor* const tensor = core().FindTensor(decision.key);
   if (tensor == nullptr) return;
   if (!tensor->awaits_decision) return trace_->Reached("a decision arrives twice");
   const bool is_held = tensor->held.round == decision.round;

@@ -19,7 +19,7 @@ using EffectList = std::vector<membership::Effect>;
 }  // namespace
 
 AgentLink::AgentLink(Timeline* timeline, Trace* trace, Network* network,
-                     SchedulerProcess* scheduler, agent::DataPlane* data_plane,
+                     SchedulerProcess* scheduler, agent::AgentDataPlane* data_plane,
                      SimTransport* transport, const Config& config)
     : ConnectedLink(data_plane, transport),
       timeline_(timeline),
@@ -84,7 +84,7 @@ void AgentLink::Enter() {
   const membership::JoinRequest request = JoinRequest();
   scheduler_->Call(
       config_.host,
-      [answer, request, trace = trace_](membership::Membership& core, int64_t now_ns,
+      [answer, request, trace = trace_](membership::SchedulerCore& core, int64_t now_ns,
                                         EffectList& out) {
         for (const auto& [id, job] : core.jobs()) {
           const auto member = job.members.find(request.member.id.node);
@@ -142,7 +142,8 @@ void AgentLink::Attach() {
   scheduler_->CallOnce(
       config_.host,
       [=, this, id = self_, job = job_, held = held_, ranks_attached = ranks_attached_,
-       ranks_ready = ranks_ready_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+       ranks_ready = ranks_ready_](membership::SchedulerCore& core, int64_t now_ns,
+                                   EffectList& out) {
         *answer = core.OnMemberAttached(stream, {job, id, held}, ranks_attached, now_ns, out,
                                         ranks_ready);
         if (!answer->ok()) return;
@@ -169,7 +170,7 @@ void AgentLink::OnRefused(const membership::Answer& answer) {
   auto again = std::make_shared<membership::JoinAnswer>();
   scheduler_->Call(
       config_.host,
-      [again, job = job_, request = JoinRequest()](membership::Membership& core, int64_t now_ns,
+      [again, job = job_, request = JoinRequest()](membership::SchedulerCore& core, int64_t now_ns,
                                                    EffectList& out) {
         if (!core.jobs().contains(job)) {  // Forgotten meanwhile.
           again->answer.code = membership::Code::kRefused;
@@ -195,7 +196,8 @@ void AgentLink::SendRenewal() {
   scheduler_->Call(
       config_.host,
       [=, id = self_, job = job_, held = held_, ranks_attached = ranks_attached_,
-       ranks_ready = ranks_ready_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+       ranks_ready = ranks_ready_](membership::SchedulerCore& core, int64_t now_ns,
+                                   EffectList& out) {
         *answer = core.OnRenew({job, id, held}, ranks_attached, now_ns, out, ranks_ready);
       },
       [this, answer](bool answered) {
@@ -252,7 +254,7 @@ void AgentLink::Quiesced(uint64_t id, uint64_t step) {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       config_.host,
-      [=, this, self = self_, job = job_, held = held_](membership::Membership& core,
+      [=, this, self = self_, job = job_, held = held_](membership::SchedulerCore& core,
                                                         int64_t now_ns, EffectList& out) {
         const auto known = core.jobs().find(job);
         if (known != core.jobs().end() &&
@@ -272,7 +274,7 @@ void AgentLink::ReportLost(const pipeline::ReportLost& lost) {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       config_.host,
-      [=, self = self_, job = job_, held = held_](membership::Membership& core, int64_t now_ns,
+      [=, self = self_, job = job_, held = held_](membership::SchedulerCore& core, int64_t now_ns,
                                                   EffectList& out) {
         if (lost.rank) {
           *answer = core.OnReportLost({job, self, held}, membership::LostRank{*lost.rank},
@@ -303,7 +305,7 @@ void AgentLink::SayLeave(LeaveReason reason, const std::string& text, int64_t en
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       config_.host,
-      [=, self = self_, job = job_, held = held_](membership::Membership& core, int64_t now_ns,
+      [=, self = self_, job = job_, held = held_](membership::SchedulerCore& core, int64_t now_ns,
                                                   EffectList& out) {
         *answer = core.OnLeave({job, self, held}, why, text, now_ns, out);
       },

@@ -20,7 +20,7 @@
 namespace talweg::sim {
 
 // What rpc::SchedulerClient does for an agent, over simulated calls and streams; and the agent's
-// own DataPlane. Events come from the timeline, never from inside a call.
+// own AgentDataPlane. Events come from the timeline, never from inside a call.
 class AgentLink final : public agent::ConnectedLink {
  public:
   struct Config {
@@ -32,14 +32,14 @@ class AgentLink final : public agent::ConnectedLink {
     bool knows_standbys = false;
     const Profile* profile = nullptr;
     std::function<void(const rpc::MemberEvent& event)> on_event;
-    // Before it goes to the DataPlane, which sends what is left of it.
+    // Before it goes to the AgentDataPlane, which sends what is left of it.
     std::function<void(pipeline::Send& send)> before_send;
     // The scheduler has heard the last word, or it was said for too long.
     std::function<void(bool told)> on_left;
   };
 
   AgentLink(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
-            agent::DataPlane* data_plane, SimTransport* transport, const Config& config);
+            agent::AgentDataPlane* data_plane, SimTransport* transport, const Config& config);
 
   // --- agent::JobLink.
   void Join(const MemberIdentity& self) override;

@@ -27,7 +27,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
 }
 
 // Beside whom the parts of a tensor are summed.
-void AgentProcess::NotePlacement(const Group& group, const pipeline::Tensor& tensor) const {
+void AgentProcess::NotePlacement(const Group& group, const pipeline::AgentTensor& tensor) const {
   const View* const view = core().view();
   const Collective& collective = tensor.spec.collective;
   if (view == nullptr || view->aggregators.empty()) return;

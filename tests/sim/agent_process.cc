@@ -19,7 +19,7 @@ agent::AgentDriverOptions OptionsOf(const AgentProcess::Config& config, const st
           .self = {NodeRank{config.node}, config.incarnation},
           .node_name = name,
           .rank_count = config.rank_count,
-          .credit_bytes_max = pipeline::MemberConfig{}.credit_bytes_max,
+          .credit_bytes_max = pipeline::AgentCoreConfig{}.credit_bytes_max,
           .reduce_bytes_max = 16384,
           .unreachable_ns = config.profile->unreachable_ns,
           // Some give their ranks no time, and some more than they need.
@@ -297,7 +297,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   // One that had not heard of it yet has pushed the next round.
   timeline_->After(network_->Delay(), [this, key, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, key] {
-      const pipeline::Tensor& tensor = *core().FindTensor(key);
+      const pipeline::AgentTensor& tensor = *core().FindTensor(key);
       if (core().phase() == pipeline::Phase::kFailed || !tensor.announced) return;
       trace_->Reached("a push of a tensor that has failed");
       Say(LocalRank{0}, {.tensor = tensor.index, .round = tensor.open_round()});

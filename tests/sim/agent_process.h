@@ -49,8 +49,8 @@ class CellCombiner final : public agent::RankCombiner {
                std::span<std::byte> output) const override;
 };
 
-// One life of one node's agent, with its ranks: the daemon's own AgentDriver and DataPlane on the
-// simulated network, simulated trainers that push every tensor round after round, and what the
+// One life of one node's agent, with its ranks: the daemon's own AgentDriver and AgentDataPlane on
+// the simulated network, simulated trainers that push every tensor round after round, and what the
 // world checks of them.
 class AgentProcess : private TransportWatcher, private RankHearing {
  public:
@@ -83,7 +83,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   // To the network.
   Process* process() { return &transport_; }
 
-  const pipeline::Member& core() const { return driver_.member(); }
+  const pipeline::AgentCore& core() const { return driver_.core(); }
   const std::string& name() const { return name_; }
   // Every rank has finished its rounds, or has been told why it cannot.
   bool Settled() const;
@@ -155,7 +155,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void OnDisconnected(LocalRank rank, const std::string& text) override;
   void OnJobFailed(const std::string& text) override;
   uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
-  void OnMembership(LocalRank rank, uint32_t request, const shm::Membership& answer) override;
+  void OnMembership(LocalRank rank, uint32_t request, const shm::RankMembership& answer) override;
 
   // agent_process.cc
   // Does something to the daemon, and looks at it afterwards.
@@ -219,7 +219,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void CheckTravels(const wire::Contribute& entry) const;
   void CheckMismatch(const std::string& who, const std::string& text) const;
   void NoteRound(size_t tensor, const pipeline::CompleteRound& complete) const;
-  void NotePlacement(const Group& group, const pipeline::Tensor& tensor) const;
+  void NotePlacement(const Group& group, const pipeline::AgentTensor& tensor) const;
   void GoOnWithout(pipeline::TensorIndex tensor);
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
@@ -281,7 +281,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   SimTransport transport_;
   SimRankServer rank_server_;
   agent::AgentDriver driver_;
-  agent::DataPlane data_plane_;
+  agent::AgentDataPlane data_plane_;
   bool poll_due_ = false;
   int64_t wake_ns_ = 0;
   bool ended_ = false;  // Its life is over.

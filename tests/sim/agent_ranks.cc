@@ -95,7 +95,7 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
 void AgentProcess::CheckTold() const {
   if (ledger_ == nullptr || core().phase() != pipeline::Phase::kActive) return;
   for (const auto& [key, disagreement] : ledger_->disagreements()) {
-    const pipeline::Tensor* const tensor = core().FindTensor(key);
+    const pipeline::AgentTensor* const tensor = core().FindTensor(key);
     if (tensor == nullptr || tensor->state == pipeline::TensorState::kFailed ||
         core().view()->epoch != disagreement.epoch ||
         timeline_->now_ns() < disagreement.since_ns + 60 * kSecond) {
@@ -319,7 +319,7 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
 
 // What no other node gives or gets does not go to an owner.
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
-  const pipeline::Tensor& tensor = *core().FindTensor(entry.key);
+  const pipeline::AgentTensor& tensor = *core().FindTensor(entry.key);
   if (tensor.finish || core().view()->members.size() == 1) return;
   // A group that was all ranks of this agent's first view means all ranks, joiners too.
   if (tensor.group.empty()) return;

@@ -48,7 +48,8 @@ uint64_t AgentProcess::OnStopPublished(LocalRank local, uint64_t stop_at) {
   return rank.steps;
 }
 
-void AgentProcess::OnMembership(LocalRank local, uint32_t request, const shm::Membership& answer) {
+void AgentProcess::OnMembership(LocalRank local, uint32_t request,
+                                const shm::RankMembership& answer) {
   RankProcess& rank = ranks_[local.value()];
   if (request == static_cast<uint32_t>(shm::BoundaryQuestion::kFollow)) {
     const bool follows = answer.status == shm::RankStatus::kOk;

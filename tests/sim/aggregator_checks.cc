@@ -9,7 +9,8 @@
 namespace talweg::sim {
 
 // Rule 9: (members that take part + 1) times the bytes that are placed here.
-void AggregatorProcess::CheckMemory(const aggregation::Job& job, uint64_t held_bytes) const {
+void AggregatorProcess::CheckMemory(const aggregation::AggregatorCore& job,
+                                    uint64_t held_bytes) const {
   if (!job.reports_complete() || job.closed()) return;
   uint64_t reserved = 0;
   for (const auto& [key, tensor] : job.tensors()) {
@@ -25,7 +26,7 @@ void AggregatorProcess::CheckMemory(const aggregation::Job& job, uint64_t held_b
 void AggregatorProcess::CheckPlaces() const {
   if (config_.profile->place_bytes_max == 0) return;
   uint64_t placed = 0;
-  for (const aggregation::Job* const job : data_plane_.jobs()) {
+  for (const aggregation::AggregatorCore* const job : data_plane_.jobs()) {
     if (!config_.profile->rule_is_of_tenant) placed = 0;
     placed += job->place().used_bytes();
     if (placed <= config_.profile->place_bytes_max) continue;
@@ -36,7 +37,7 @@ void AggregatorProcess::CheckPlaces() const {
 
 void AggregatorProcess::CheckAfterwards() {
   CheckPlaces();
-  for (const aggregation::Job* const job : data_plane_.jobs()) {
+  for (const aggregation::AggregatorCore* const job : data_plane_.jobs()) {
     Seen& seen = seen_[job->config().job];
     const Seen now{.epoch = job->view().epoch,
                    .reports_complete = job->reports_complete(),
@@ -49,7 +50,8 @@ void AggregatorProcess::CheckAfterwards() {
 }
 
 // A round waits for those whose connection has broken: they contribute again over the next one.
-void AggregatorProcess::CheckForgotten(const aggregation::Job& job, ConnectionId connection) const {
+void AggregatorProcess::CheckForgotten(const aggregation::AggregatorCore& job,
+                                       ConnectionId connection) const {
   if (job.sessions().contains(connection)) {
     throw Violation{name_ + ": goes on with a connection that is over"};
   }
@@ -69,7 +71,7 @@ void AggregatorProcess::CheckForgotten(const aggregation::Job& job, ConnectionId
 
 // Rules 2 and 3: memory has one writer, and is never another's when that one is gone. The first
 // that is told of a region is its writer.
-void AggregatorProcess::CheckWriter(const aggregation::Job& job, ConnectionId connection,
+void AggregatorProcess::CheckWriter(const aggregation::AggregatorCore& job, ConnectionId connection,
                                     const wire::Declared& entry) {
   const auto session = job.sessions().find(connection);
   if (entry.status != wire::DeclaredStatus::kOk || entry.slot.key == 0 ||
@@ -85,8 +87,8 @@ void AggregatorProcess::CheckWriter(const aggregation::Job& job, ConnectionId co
 void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::string& why) {
   const transport::PeerIdentity& peer = claim.identity;
   const MemberIdentity member{peer.node, peer.incarnation};
-  const aggregation::Job* here = nullptr;
-  for (const aggregation::Job* const job : jobs()) {
+  const aggregation::AggregatorCore* here = nullptr;
+  for (const aggregation::AggregatorCore* const job : jobs()) {
     if (job->config().job == peer.job && !job->closed()) here = job;
   }
   if (here == nullptr) return;
@@ -127,9 +129,9 @@ void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcom
 }
 
 // Rule 1: nothing of an older epoch lands in an epoch whose tensors are decided.
-void AggregatorProcess::CheckFenced(const aggregation::Job& job) const {
+void AggregatorProcess::CheckFenced(const aggregation::AggregatorCore& job) const {
   for (const auto& [connection, session] : job.sessions()) {
-    if (session.state != aggregation::Job::SessionState::kActive) continue;
+    if (session.state != aggregation::AggregatorCore::SessionState::kActive) continue;
     if (job.view().IndexOf(session.hello.member)) continue;
     throw Violation{name_ + ": decides while one that is out of the view is connected"};
   }
@@ -141,7 +143,7 @@ void AggregatorProcess::CheckFenced(const aggregation::Job& job) const {
 }
 
 void AggregatorProcess::NotePresent() {
-  for (const aggregation::Job* const job : data_plane_.jobs()) {
+  for (const aggregation::AggregatorCore* const job : data_plane_.jobs()) {
     for (size_t i = 0; i < job->members().size(); ++i) {
       auto& [epoch, until_ns] = present_[{job->config().job, job->view().members[i].id.node}];
       if (epoch == job->view().epoch && !job->members()[i].connection) continue;
@@ -152,7 +154,7 @@ void AggregatorProcess::NotePresent() {
 }
 
 // Section 8: others give a node up by it.
-void AggregatorProcess::CheckAbsence(const aggregation::Job& job,
+void AggregatorProcess::CheckAbsence(const aggregation::AggregatorCore& job,
                                      const wire::Waiting& notice) const {
   for (size_t i = 0; i < notice.missing_nodes.size(); ++i) {
     const NodeRank node{notice.missing_nodes[i]};
@@ -192,12 +194,13 @@ void AggregatorProcess::CheckCredit(ConnectionId connection, const wire::Header&
 // FenceAck.
 void AggregatorProcess::CheckCreditIsTold() {
   for (auto& [connection, credit] : credit_) {
-    const aggregation::Job* const job = data_plane_.JobOf(connection);
+    const aggregation::AggregatorCore* const job = data_plane_.JobOf(connection);
     const bool is_in_epoch =
-        job != nullptr && std::any_of(job->members().begin(), job->members().end(),
-                                      [name = connection](const aggregation::Job::Member& member) {
-                                        return member.connection == name;
-                                      });
+        job != nullptr &&
+        std::any_of(job->members().begin(), job->members().end(),
+                    [name = connection](const aggregation::AggregatorCore::PresentMember& member) {
+                      return member.connection == name;
+                    });
     const bool is_untold = is_in_epoch && credit.untold_bytes > 0;
     if (is_untold && credit.untold_at_tick) {
       throw Violation{name_ + ": keeps " + std::to_string(credit.untold_bytes) +
@@ -208,7 +211,8 @@ void AggregatorProcess::CheckCreditIsTold() {
 }
 
 // A contribution that no tensor waits for is not taken, and is refused, or is too late to matter.
-void AggregatorProcess::DeliverConfused(const aggregation::Job& job, const wire::Frame& frame,
+void AggregatorProcess::DeliverConfused(const aggregation::AggregatorCore& job,
+                                        const wire::Frame& frame,
                                         const std::function<void()>& deliver) {
   const auto counted = [](const aggregation::Counters& counters) {
     uint64_t count = counters.contributions_late + counters.frames_unexpected;

@@ -68,7 +68,7 @@ void AggregatorLink::Enter() {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       host_,
-      [answer, self = self_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+      [answer, self = self_](membership::SchedulerCore& core, int64_t now_ns, EffectList& out) {
         *answer = core.OnRegister(self, {}, now_ns, out);
       },
       [this, here = here_, answer](bool answered) {
@@ -114,7 +114,7 @@ void AggregatorLink::Attach() {
   scheduler_->CallOnce(
       host_,
       [=, trace = trace_, scheduler = scheduler_, self = self_.incarnation](
-          membership::Membership& core, int64_t now_ns, EffectList& out) {
+          membership::SchedulerCore& core, int64_t now_ns, EffectList& out) {
         *answer =
             core.OnAggregatorAttached(stream, {self}, held, now_ns, out, self.value() % 16 != 0);
         if (!answer->ok()) return;
@@ -155,7 +155,7 @@ void AggregatorLink::Renew() {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       host_,
-      [answer, self = self_.incarnation](membership::Membership& core, int64_t now_ns,
+      [answer, self = self_.incarnation](membership::SchedulerCore& core, int64_t now_ns,
                                          EffectList& out) {
         *answer = core.OnRenewAggregator({self}, now_ns, out);
       },
@@ -175,8 +175,8 @@ void AggregatorLink::Say(bool leave, const std::string& text, int64_t end_ns,
   auto answer = std::make_shared<membership::DeregisterAnswer>();
   scheduler_->Call(
       host_,
-      [answer, leave, text, self = self_.incarnation](membership::Membership& core, int64_t now_ns,
-                                                      EffectList& out) {
+      [answer, leave, text, self = self_.incarnation](membership::SchedulerCore& core,
+                                                      int64_t now_ns, EffectList& out) {
         *answer = core.OnDeregister({self}, leave, text, now_ns, out);
       },
       [this, here = here_, answer, leave, text, end_ns, done = std::move(done)](bool answered) {

@@ -31,15 +31,15 @@ DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config, const std::s
           .slots = {.chunk_bytes_min = 4 * kKiB, .chunk_bytes_max = 64 * kKiB}};
 }
 
-std::string TensorName(const aggregation::Job* job, TensorKey key) {
+std::string TensorName(const aggregation::AggregatorCore* job, TensorKey key) {
   if (job == nullptr || !job->tensors().contains(key)) return "no tensor of ours";
-  const aggregation::Tensor& tensor = job->tensors().at(key);
+  const aggregation::AggregatorTensor& tensor = job->tensors().at(key);
   return tensor.agreed ? tensor.agreed->name : "no tensor of ours";
 }
 
 // What an entry says, for the trace.
 template <typename Entry>
-std::string Details(const aggregation::Job* job, const Entry& entry) {
+std::string Details(const aggregation::AggregatorCore* job, const Entry& entry) {
   std::string text;
   if constexpr (requires { entry.key; }) text += ": " + TensorName(job, entry.key);
   if constexpr (requires { entry.round; }) {
@@ -114,7 +114,7 @@ void AggregatorProcess::Drain() {
 
 void AggregatorProcess::Tick() {
   Run([this] {
-    const std::vector<const aggregation::Job*> before = jobs();
+    const std::vector<const aggregation::AggregatorCore*> before = jobs();
     life_.Tick();
     if (jobs().size() < before.size()) trace_->Reached("a job that is over is collected");
     CheckCreditIsTold();
@@ -155,7 +155,7 @@ void AggregatorProcess::Strike(std::function<void()>& strike) {
 template <typename Entry>
 void AggregatorProcess::NoteSent(ConnectionId connection, const wire::Frame& frame,
                                  const Entry& entry) {
-  const aggregation::Job* const job = data_plane_.JobOf(connection);
+  const aggregation::AggregatorCore* const job = data_plane_.JobOf(connection);
   if constexpr (std::is_same_v<Entry, wire::Result>) Strike(at_danger_);
   if constexpr (std::is_same_v<Entry, wire::Decision>) {
     if (entry.verdict != wire::Verdict::kRedo) Strike(at_decision_);
@@ -208,14 +208,14 @@ void AggregatorProcess::OnFramePosted(ConnectionId connection, std::span<const s
 void AggregatorProcess::OnEvent(ConnectionId connection, std::span<const std::byte> bytes,
                                 bool is_end, const std::function<void()>& deliver) {
   NotePresent();
-  const aggregation::Job* const job = data_plane_.JobOf(connection);
+  const aggregation::AggregatorCore* const job = data_plane_.JobOf(connection);
   const auto parsed = wire::ParseFrame(bytes);
   const auto* frame = bytes.empty() ? nullptr : std::get_if<wire::Frame>(&parsed);
   if (!bytes.empty() && frame == nullptr && job != nullptr) {
     trace_->Reached("a frame does not parse");
   }
   if (is_end && job != nullptr && !job->reports_complete()) {
-    for (const aggregation::Job::Member& member : job->members()) {
+    for (const aggregation::AggregatorCore::PresentMember& member : job->members()) {
       if (member.reported && member.connection == connection) {
         trace_->Reached("a connection breaks after its member's report");
       }
@@ -240,7 +240,7 @@ void AggregatorProcess::OnEvent(ConnectionId connection, std::span<const std::by
 
 // A slice is written inside the slots of one member; others may lie after them in the region.
 void AggregatorProcess::OnLanding(wire::RemoteRef target, uint64_t bytes) {
-  for (const aggregation::Job* const job : jobs()) {
+  for (const aggregation::AggregatorCore* const job : jobs()) {
     for (const auto& [key, tensor] : job->tensors()) {
       for (const auto& [member, slots] : tensor.slots) {
         if (!slots.ref || slots.ref->key != target.key || target.address < slots.ref->address ||

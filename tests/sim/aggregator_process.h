@@ -23,8 +23,8 @@
 
 namespace talweg::sim {
 
-// One life of an aggregator: the daemon's own AggregatorLife and DataPlane on the simulated
-// network, and what the world checks of them.
+// One life of an aggregator: the daemon's own AggregatorLife and AggregatorDataPlane on the
+// simulated network, and what the world checks of them.
 class AggregatorProcess : private TransportWatcher {
  public:
   struct Config {
@@ -52,14 +52,16 @@ class AggregatorProcess : private TransportWatcher {
   Process* process() { return &transport_; }
 
   // Those of former incarnations are told apart.
-  std::vector<const aggregation::Job*> jobs() const { return data_plane_.jobs(); }
-  std::vector<const aggregation::Job*> leaving_jobs() const { return data_plane_.leaving_jobs(); }
+  std::vector<const aggregation::AggregatorCore*> jobs() const { return data_plane_.jobs(); }
+  std::vector<const aggregation::AggregatorCore*> leaving_jobs() const {
+    return data_plane_.leaving_jobs();
+  }
   const std::string& name() const { return name_; }
   bool draining() const { return life_.state() != AggregatorLife::State::kServing; }
   bool refused() const { return !life_.result().ok(); }
   const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
   // What cores have counted whose job is over.
-  DataPlane::Totals totals() const { return data_plane_.totals(); }
+  AggregatorDataPlane::Totals totals() const { return data_plane_.totals(); }
 
  private:
   // What was seen of a job when nothing was going on.
@@ -90,20 +92,20 @@ class AggregatorProcess : private TransportWatcher {
   // aggregator_checks.cc
   void NotePresent();
   void CheckAfterwards();
-  void CheckMemory(const aggregation::Job& job, uint64_t held_bytes) const;
+  void CheckMemory(const aggregation::AggregatorCore& job, uint64_t held_bytes) const;
   // What the scheduler's rules allow.
   void CheckPlaces() const;
-  void CheckForgotten(const aggregation::Job& job, ConnectionId connection) const;
-  void CheckFenced(const aggregation::Job& job) const;
+  void CheckForgotten(const aggregation::AggregatorCore& job, ConnectionId connection) const;
+  void CheckFenced(const aggregation::AggregatorCore& job) const;
   void CheckTokensAreSpent();
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
-  void CheckWriter(const aggregation::Job& job, ConnectionId connection,
+  void CheckWriter(const aggregation::AggregatorCore& job, ConnectionId connection,
                    const wire::Declared& entry);
-  void CheckAbsence(const aggregation::Job& job, const wire::Waiting& notice) const;
+  void CheckAbsence(const aggregation::AggregatorCore& job, const wire::Waiting& notice) const;
   void NoteReceived(ConnectionId connection, const wire::Frame& frame);
   void CheckCredit(ConnectionId connection, const wire::Header& header);
   void CheckCreditIsTold();
-  void DeliverConfused(const aggregation::Job& job, const wire::Frame& frame,
+  void DeliverConfused(const aggregation::AggregatorCore& job, const wire::Frame& frame,
                        const std::function<void()>& deliver);
 
   Timeline* const timeline_;
@@ -117,7 +119,7 @@ class AggregatorProcess : private TransportWatcher {
   CellMemory memory_;
   const CellSummer summer_;
   SimTransport transport_;
-  DataPlane data_plane_;
+  AggregatorDataPlane data_plane_;
   AggregatorLife life_;
 
   bool poll_due_ = false;

@@ -26,7 +26,8 @@ bool HasJoiner(const View& held, const View& view) {
 namespace {
 
 // Nobody else has to know of a round among ranks that are named.
-bool TakesJoiner(const pipeline::Member& member, const pipeline::Tensor& tensor, const View& view) {
+bool TakesJoiner(const pipeline::AgentCore& member, const pipeline::AgentTensor& tensor,
+                 const View& view) {
   // It has been there with others.
   if (tensor.spec.collective.side) return false;
   if (tensor.group.empty()) return true;
@@ -38,9 +39,9 @@ bool TakesJoiner(const pipeline::Member& member, const pipeline::Tensor& tensor,
 
 }  // namespace
 
-void CheckNothingOpen(const std::vector<const pipeline::Member*>& members, const View& view) {
-  std::map<TensorKey, std::pair<Round, const pipeline::Member*>> held;
-  for (const pipeline::Member* member : members) {
+void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members, const View& view) {
+  std::map<TensorKey, std::pair<Round, const pipeline::AgentCore*>> held;
+  for (const pipeline::AgentCore* member : members) {
     const std::string who =
         "a joiner enters while node " + std::to_string(member->config().self.node.value());
     for (const auto& tensor : member->tensors()) {

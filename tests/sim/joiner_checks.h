@@ -13,7 +13,7 @@ bool HasJoiner(const View& held, const View& view);
 
 // Rule 8: when a view with joiners is told to the first, no member that they are new to has a round
 // open, and all of those hold the same rounds. Throws Violation otherwise.
-void CheckNothingOpen(const std::vector<const pipeline::Member*>& members, const View& view);
+void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members, const View& view);
 
 }  // namespace talweg::sim
 

@@ -264,10 +264,10 @@ void World::CheckDeathIsSeen(const MemberIdentity& member) {
 // and this, may have come to nobody who is left.
 void World::CheckJoiners(const View& view) const {
   if (trace_.HasReached(kForged)) return;
-  std::vector<const pipeline::Member*> members;
+  std::vector<const pipeline::AgentCore*> members;
   for (const AgentHost& agent : agents_) {
     if (agent.process == nullptr || agent.process->Failed()) continue;
-    const pipeline::Member& core = agent.process->core();
+    const pipeline::AgentCore& core = agent.process->core();
     const View* const held = core.newest_view();
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
     if (!HasJoiner(*held, view)) continue;
@@ -301,7 +301,7 @@ void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
 
 void World::CrashAggregator(AggregatorHost& aggregator) {
   if (aggregator.process == nullptr) return;
-  for (const aggregation::Job* const job : aggregator.process->jobs()) {
+  for (const aggregation::AggregatorCore* const job : aggregator.process->jobs()) {
     for (const auto& [key, tensor] : job->tensors()) {
       if (tensor.decision && tensor.decision->verdict == wire::Verdict::kFinish) {
         trace_.Reached("an owner dies that has decided to finish a round");
@@ -502,7 +502,7 @@ void World::CheckMemory() const {
     if (aggregator.process == nullptr) continue;
     uint64_t reserved = 0;
     for (const auto& jobs : {aggregator.process->jobs(), aggregator.process->leaving_jobs()}) {
-      for (const aggregation::Job* const job : jobs) {
+      for (const aggregation::AggregatorCore* const job : jobs) {
         reserved += job->Status(timeline_.now_ns()).reserved_bytes;
       }
     }
@@ -562,9 +562,10 @@ void World::Gather(LifeResult& result) {
     }
   };
   const auto gather_aggregator = [&](const AggregatorProcess& process) {
-    for (const aggregation::Job* const job : process.jobs()) gather_job(job->counters());
-    for (const aggregation::Job* const job : process.leaving_jobs()) gather_job(job->counters());
-    const DataPlane::Totals totals = process.totals();
+    for (const aggregation::AggregatorCore* const job : process.jobs()) gather_job(job->counters());
+    for (const aggregation::AggregatorCore* const job : process.leaving_jobs())
+      gather_job(job->counters());
+    const AggregatorDataPlane::Totals totals = process.totals();
     gather_job(totals.ended);
     result.coverage["a result waits for others"] += totals.results_queued;
     result.coverage["a result that waits leaves before a FenceAck"] += totals.results_hurried;

@@ -55,7 +55,7 @@ void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint
 }
 
 void GatherAgent(const AgentProcess& process, std::map<std::string, uint64_t>& coverage) {
-  const pipeline::MemberCounters& counters = process.core().counters();
+  const pipeline::AgentCoreCounters& counters = process.core().counters();
   coverage["agent: a result ignored"] += counters.results_ignored;
   coverage["agent: a frame ignored"] += counters.frames_ignored;
   coverage["agent: a round redone"] += counters.redos;

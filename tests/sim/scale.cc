@@ -43,7 +43,7 @@ class CountedStream final : public scheduler::Stream<Response> {
 struct Aggregator {
   Station station;
   aggregation::MemoryBudget budget{uint64_t{1} << 60};
-  std::optional<aggregation::Job> job;  // From its first view on.
+  std::optional<aggregation::AggregatorCore> job;  // From its first view on.
   std::map<ConnectionId, Outbox> outboxes;
   // What the present event posts, in order.
   std::vector<std::pair<ConnectionId, std::shared_ptr<FrameInFlight>>> posted;
@@ -97,10 +97,11 @@ class ScaleWorld final : public Peers {
     Seat& seat = members_[member];
     const ConnectionId connection = ConnectionOf(member);
     time_.Send(seat.station, aggregators_[aggregator]->station, frame->size(), [=, this] {
-      Run(aggregator, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
-        const wire::Frame parsed = frame->Parse();
-        job.OnFrame(connection, parsed, time_.NowNs(), out);
-      });
+      Run(aggregator,
+          [&](aggregation::AggregatorCore& job, aggregation::AggregatorCore::Effects& out) {
+            const wire::Frame parsed = frame->Parse();
+            job.OnFrame(connection, parsed, time_.NowNs(), out);
+          });
     });
   }
 
@@ -109,7 +110,7 @@ class ScaleWorld final : public Peers {
     Identify(member, request);
     request.set_quiesce_id(id);
     request.set_step(step);
-    Call<v1::QuiescedResponse>(member, request, &scheduler::Core::Quiesced);
+    Call<v1::QuiescedResponse>(member, request, &scheduler::SchedulerDriver::Quiesced);
   }
 
  private:
@@ -142,7 +143,7 @@ class ScaleWorld final : public Peers {
   template <typename Response, typename Request>
   void Call(
       uint32_t member, const Request& request,
-      absl::Status (scheduler::Core::*method)(const Request&, Response*),
+      absl::Status (scheduler::SchedulerDriver::*method)(const Request&, Response*),
       std::function<void(const Response&)> then = [](const Response&) {}) {
     time_.Send(members_[member].station, scheduler_station_, request.ByteSizeLong(),
                [this, member, request, method, then] {
@@ -193,22 +194,24 @@ class ScaleWorld final : public Peers {
       }
       view = known;
     }
-    time_.Send(scheduler_station_, aggregators_[aggregator]->station, response.ByteSizeLong(),
-               [this, aggregator, view] {
-                 if (view == nullptr) return;
-                 Aggregator& target = *aggregators_[aggregator];
-                 if (!target.job) {
-                   target.job.emplace(
-                       aggregation::JobConfig{.job = view->job,
-                                              .name = kScaleJobName,
-                                              .self = view->aggregators[aggregator].incarnation,
-                                              .self_name = view->aggregators[aggregator].name},
-                       &target.budget);
-                 }
-                 Run(aggregator, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
-                   job.OnView(*view, time_.NowNs(), out);
-                 });
-               });
+    time_.Send(
+        scheduler_station_, aggregators_[aggregator]->station, response.ByteSizeLong(),
+        [this, aggregator, view] {
+          if (view == nullptr) return;
+          Aggregator& target = *aggregators_[aggregator];
+          if (!target.job) {
+            target.job.emplace(
+                aggregation::AggregatorCoreConfig{.job = view->job,
+                                                  .name = kScaleJobName,
+                                                  .self = view->aggregators[aggregator].incarnation,
+                                                  .self_name = view->aggregators[aggregator].name},
+                &target.budget);
+          }
+          Run(aggregator,
+              [&](aggregation::AggregatorCore& job, aggregation::AggregatorCore::Effects& out) {
+                job.OnView(*view, time_.NowNs(), out);
+              });
+        });
   }
 
   void Join(uint32_t member) {
@@ -239,7 +242,7 @@ class ScaleWorld final : public Peers {
     request.set_admin_address(self.admin_address);
     request.set_host_id(self.host_id);
     request.set_session_secret(Secret());
-    Call<v1::JoinResponse>(member, request, &scheduler::Core::Join,
+    Call<v1::JoinResponse>(member, request, &scheduler::SchedulerDriver::Join,
                            [this, member](const v1::JoinResponse& response) {
                              members_[member].job = response.job_id();
                              Watch(member);
@@ -285,7 +288,7 @@ class ScaleWorld final : public Peers {
   void Lose(uint32_t member) {
     const ConnectionId connection = ConnectionOf(member);
     for (uint32_t i = 0; i < aggregators_.size(); ++i) {
-      Run(i, [&](aggregation::Job& job, aggregation::Job::Effects& out) {
+      Run(i, [&](aggregation::AggregatorCore& job, aggregation::AggregatorCore::Effects& out) {
         job.OnDisconnect(connection, out);
       });
     }
@@ -298,7 +301,7 @@ class ScaleWorld final : public Peers {
     Aggregator& aggregator = *aggregators_[index];
     {
       const CpuTimer timer(&aggregator.station.cost.cpu_s);
-      aggregation::Job::Effects effects;
+      aggregation::AggregatorCore::Effects effects;
       event(*aggregator.job, effects);
       Perform(aggregator, std::move(effects));
     }
@@ -325,11 +328,11 @@ class ScaleWorld final : public Peers {
   }
 
   // Memory and sums are there at once.
-  static void Perform(Aggregator& aggregator, aggregation::Job::Effects effects) {
-    aggregation::Job& job = *aggregator.job;
+  static void Perform(Aggregator& aggregator, aggregation::AggregatorCore::Effects effects) {
+    aggregation::AggregatorCore& job = *aggregator.job;
     std::set<ConnectionId> touched;
     while (!effects.empty()) {
-      aggregation::Job::Effects more;
+      aggregation::AggregatorCore::Effects more;
       for (const aggregation::Effect& effect : effects) {
         if (const auto* send = std::get_if<aggregation::Send>(&effect)) {
           touched.insert(send->connection);
@@ -416,7 +419,7 @@ class ScaleWorld final : public Peers {
   const Collective collective_;
   VirtualTime time_;
   Station scheduler_station_;
-  scheduler::Core scheduler_;
+  scheduler::SchedulerDriver scheduler_;
   std::vector<std::unique_ptr<Aggregator>> aggregators_;
   std::deque<Seat> members_;
   std::map<Epoch, std::shared_ptr<const View>> views_;

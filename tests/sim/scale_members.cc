@@ -162,7 +162,7 @@ class CoreMember final : public Participant {
   const uint32_t index_;
   const Clock* const clock_;
   Peers* const peers_;
-  pipeline::Member core_;
+  pipeline::AgentCore core_;
   uint64_t ended_ = kStep - 1;
   std::map<uint32_t, ConnectionId> connections_;
   std::set<pipeline::TensorIndex> announced_;

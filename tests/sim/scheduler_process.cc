@@ -58,7 +58,7 @@ void SchedulerProcess::Start() {
   const uint64_t life = ++life_;
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
-  core_ = std::make_unique<membership::Membership>(
+  core_ = std::make_unique<membership::SchedulerCore>(
       // However short it was down, its clock has gone on.
       membership::Config{.history_ns = profile_->history_ns,
                          .start_unix_ns = kStartUnixNs + timeline_->now_ns() +
@@ -87,7 +87,7 @@ int64_t SchedulerProcess::NextSeconds(uint64_t most) {
 void SchedulerProcess::Tick(uint64_t life) {
   if (life != life_ || core_ == nullptr) return;
   host_->Deliver(host_->life(), [this] {
-    Run([](membership::Membership& core, int64_t now_ns, std::vector<membership::Effect>& out) {
+    Run([](membership::SchedulerCore& core, int64_t now_ns, std::vector<membership::Effect>& out) {
       core.OnTick(now_ns, out);
     });
   });
@@ -376,9 +376,8 @@ void SchedulerProcess::BreakLater(membership::StreamId id) {
   timeline_->After(network_->Delay(), [this, id] {
     host_->Deliver(host_->life(), [this, id] {
       if (core_ == nullptr) return;
-      Run([id](membership::Membership& core, int64_t now_ns, std::vector<membership::Effect>& out) {
-        core.OnStreamBroken(id, now_ns, out);
-      });
+      Run([id](membership::SchedulerCore& core, int64_t now_ns,
+               std::vector<membership::Effect>& out) { core.OnStreamBroken(id, now_ns, out); });
     });
   });
 }

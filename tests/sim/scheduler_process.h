@@ -26,7 +26,7 @@ inline constexpr const char* kOlderStore = "an older store is put in the schedul
 class SchedulerProcess {
  public:
   // Runs at the scheduler; effects are performed before the caller hears anything.
-  using Request = std::function<void(membership::Membership&, int64_t now_ns,
+  using Request = std::function<void(membership::SchedulerCore&, int64_t now_ns,
                                      std::vector<membership::Effect>&)>;
   using Message = std::variant<membership::MemberMessage, membership::AggregatorMessage>;
   struct StreamHandler {
@@ -64,7 +64,7 @@ class SchedulerProcess {
   void SetViewCheck(std::function<void(const View& view)> check) { view_check_ = std::move(check); }
   bool BreakSomeStream();
 
-  const membership::Membership* core() const { return core_.get(); }
+  const membership::SchedulerCore* core() const { return core_.get(); }
   uint64_t restarts() const { return restarts_; }
   std::optional<int64_t> down_since_ns() const { return down_since_ns_; }
   // While it is down: since when it has not run for so long that it could decide who is lost.
@@ -111,7 +111,7 @@ class SchedulerProcess {
   const Profile* const profile_;
   std::map<JobId, Ledger>* const ledgers_;
   std::function<void(const View& view)> view_check_;
-  std::unique_ptr<membership::Membership> core_;
+  std::unique_ptr<membership::SchedulerCore> core_;
   membership::Snapshot store_;
   std::vector<membership::Snapshot> backups_;  // This life's.
   std::map<membership::StreamId, Stream> streams_;

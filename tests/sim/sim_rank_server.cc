@@ -69,7 +69,7 @@ uint64_t SimRankServer::PublishStop(shm::RankConnectionId connection, uint64_t s
 }
 
 void SimRankServer::ReplyMembership(shm::RankConnectionId connection, shm::RequestId request,
-                                    const shm::Membership& answer) {
+                                    const shm::RankMembership& answer) {
   hearing_->OnMembership(RankOf(connection), request.value(), answer);
 }
 

@@ -30,7 +30,8 @@ class RankHearing {
   virtual void OnJobFailed(const std::string& text) = 0;
   // As RankServer::PublishStop.
   virtual uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) = 0;
-  virtual void OnMembership(LocalRank rank, uint32_t request, const shm::Membership& answer) = 0;
+  virtual void OnMembership(LocalRank rank, uint32_t request,
+                            const shm::RankMembership& answer) = 0;
 };
 
 // The agent's side of its simulated ranks.
@@ -91,7 +92,7 @@ class SimRankServer final : public shm::RankServer {
   uint64_t PublishStop(shm::RankConnectionId connection, uint64_t stop_at) override;
   void PublishEpoch(Epoch /*epoch*/) override {}
   void ReplyMembership(shm::RankConnectionId connection, shm::RequestId request,
-                       const shm::Membership& answer) override;
+                       const shm::RankMembership& answer) override;
   void ReplyTold(shm::RankConnectionId, shm::RequestId, const shm::Told&) override {}
   void Renumber(shm::RankConnectionId, Rank, uint32_t, const shm::RankNumbers&) override {}
   void PublishCompletion(const Completion& completion) override;

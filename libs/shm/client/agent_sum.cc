@@ -8,7 +8,7 @@
 namespace talweg::shm {
 
 Awaited AgentSum::Await(RoundCall& call, RankStatus* over) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const OpenedRound& opened = call.opened;
   ArrivingResult& arriving = call.arriving;
   arriving = Arriving(call);
@@ -30,7 +30,7 @@ Awaited AgentSum::Await(RoundCall& call, RankStatus* over) {
 }
 
 ArrivingResult AgentSum::Arriving(const RoundCall& call) const {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
   const uint64_t round = call.opened.round;
   // What a contribution is overwritten with cannot be contributed again, should that be needed; and
@@ -52,7 +52,7 @@ ArrivingResult AgentSum::Arriving(const RoundCall& call) const {
 }
 
 RankStatus AgentSum::Find(const RoundCall& call, CompleteRound* complete, ErrorText&) const {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   complete->lengths = RoundLengths(tensor.buffer);
   // All ranks have pushed the same lengths to a reduction, or it would not have come to this.
   if (tensor.has_tables && (call.opened.is_short || tensor.collective.copies())) {
@@ -66,7 +66,7 @@ RankStatus AgentSum::Find(const RoundCall& call, CompleteRound* complete, ErrorT
 RankStatus AgentSum::Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes,
                           ErrorText& error) {
   if (call.arriving.Finish()) return RankStatus::kOk;
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
   void* const out = call.is_in_place && taking.out == nullptr
                         ? tensor.ContributionOf(complete.round)
@@ -80,7 +80,7 @@ RankStatus AgentSum::Take(RoundCall& call, const CompleteRound& complete, uint64
 
 RankStatus AgentSum::Show(RoundCall& call, const CompleteRound& complete, uint64_t,
                           const void** data, ErrorText&) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   *data = tensor.result[complete.round & 1] + tensor.buffer.part_offset(tensor.gets.first);
   return RankStatus::kOk;
 }

@@ -32,7 +32,7 @@ class AgentSum {
         waiting_(waiting),
         statistics_(statistics) {}
 
-  static bool GoesInPlace(const Tensor& tensor) {
+  static bool GoesInPlace(const RankTensor& tensor) {
     return tensor.in_place.load(std::memory_order_relaxed);
   }
   Awaited Await(RoundCall& call, RankStatus* over);

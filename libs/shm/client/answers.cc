@@ -65,7 +65,7 @@ void Answers::TakeTold(const Message& message, const Told& told) {
   pending->done.store(true);
 }
 
-void Answers::TakeMembership(const Message& message, const Membership& membership) {
+void Answers::TakeMembership(const Message& message, const RankMembership& membership) {
   const MutexLock lock(state_mutex_);
   PendingAnswer* const pending = Find(message.request);
   if (pending == nullptr) return;

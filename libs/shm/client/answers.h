@@ -20,7 +20,7 @@ struct PendingAnswer {
   Declared declared;
   Exported exported;
   Placed placed;
-  Membership membership;
+  RankMembership membership;
   MembershipMember* members = nullptr;  // Where the answer's go, if they fit.
   uint32_t members_max = 0;
   char text[kTextBytesMax + 1] = "";
@@ -47,7 +47,7 @@ class Answers {
   // The reader's; these lock the state mutex. Exported, Unexported, or Placed.
   void TakeDeviceAnswer(const Message& message);
   void TakeTold(const Message& message, const Told& told);
-  void TakeMembership(const Message& message, const Membership& membership);
+  void TakeMembership(const Message& message, const RankMembership& membership);
 
  private:
   Mutex& state_mutex_;

@@ -40,7 +40,7 @@ bool PutAt(void* address, Mapping& mapping) {
 
 }  // namespace
 
-RankStatus Attaching::CheckAtRest(const Tensor& tensor, const char* purpose,
+RankStatus Attaching::CheckAtRest(const RankTensor& tensor, const char* purpose,
                                   ErrorText& error) const {
   if (!tensor.shape.in_place) {
     return error.Fail(RankStatus::kUnsupported,
@@ -56,7 +56,7 @@ RankStatus Attaching::CheckAtRest(const Tensor& tensor, const char* purpose,
   return RankStatus::kOk;
 }
 
-RankStatus Attaching::Attach(Tensor& tensor, void* address, ErrorText& error) {
+RankStatus Attaching::Attach(RankTensor& tensor, void* address, ErrorText& error) {
   if (reinterpret_cast<uintptr_t>(address) % kPageBytes != 0) {
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s' cannot be attached to %p: give an address that begins a page",
@@ -103,7 +103,7 @@ RankStatus Attaching::Attach(Tensor& tensor, void* address, ErrorText& error) {
                     NameOf(tensor), address, std::strerror(errno));
 }
 
-RankStatus Attaching::Detach(Tensor& tensor, ErrorText& error) {
+RankStatus Attaching::Detach(RankTensor& tensor, ErrorText& error) {
   const MutexLock lock(state_mutex_);
   const RankStatus rest = CheckAtRest(tensor, "detached", error);
   // A round that is open at the goodbye is the other ranks', and the place is this one's.
@@ -112,7 +112,7 @@ RankStatus Attaching::Detach(Tensor& tensor, ErrorText& error) {
   return tensor.place != nullptr ? DetachPlace(tensor, error) : DetachBuffer(tensor, error);
 }
 
-RankStatus Attaching::DetachPlace(Tensor& tensor, ErrorText& error) {
+RankStatus Attaching::DetachPlace(RankTensor& tensor, ErrorText& error) {
   const Mapping& own = tensor.replaced;
   if (::madvise(own.data(), own.bytes(), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     return error.Fail(RankStatus::kOutOfMemory,
@@ -128,7 +128,7 @@ RankStatus Attaching::DetachPlace(Tensor& tensor, ErrorText& error) {
   return RankStatus::kOk;
 }
 
-RankStatus Attaching::DetachBuffer(Tensor& tensor, ErrorText& error) {
+RankStatus Attaching::DetachBuffer(RankTensor& tensor, ErrorText& error) {
   // The same pages once more, elsewhere; then a copy of its own over the place they had.
   const uint64_t bytes = tensor.shape.bytes();
   const bool has_room = memory_.Reserve();
@@ -153,7 +153,7 @@ void Attaching::ReplaceInChild() {
     ::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
            -1, 0);
   };
-  tensors_.ForEach([&replace](const Tensor& tensor) {
+  tensors_.ForEach([&replace](const RankTensor& tensor) {
     if (!tensor.shape.in_place) return;
     replace(tensor.contribution, tensor.shape.bytes());
     if (tensor.place != nullptr) replace(tensor.place, PlaceBytes(tensor.bytes));

@@ -21,11 +21,11 @@ class Attaching {
 
   // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
   // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
-  RankStatus Attach(Tensor& tensor, void* address, ErrorText& error);
+  RankStatus Attach(RankTensor& tensor, void* address, ErrorText& error);
   // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
   // Else the memory that the contribution had keeps its bytes and is the caller's, until the client
   // is freed; the buffer lies elsewhere from now on.
-  RankStatus Detach(Tensor& tensor, ErrorText& error);
+  RankStatus Detach(RankTensor& tensor, ErrorText& error);
 
   // In a forked child: maps zeros where the parent's tensors in place lie, for who still refers to
   // one.
@@ -34,9 +34,9 @@ class Attaching {
  private:
   // Checks that a tensor that is summed in place has no open round, else `purpose` is refused. With
   // the state mutex locked.
-  RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
-  RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
-  RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);
+  RankStatus CheckAtRest(const RankTensor& tensor, const char* purpose, ErrorText& error) const;
+  RankStatus DetachPlace(RankTensor& tensor, ErrorText& error);
+  RankStatus DetachBuffer(RankTensor& tensor, ErrorText& error);
 
   ClientHealth& health_;
   RankMemory& memory_;

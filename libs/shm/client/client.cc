@@ -42,7 +42,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
 template <typename Call>
 RankStatus Client::With(uint32_t index, ErrorText& error, const Call& call) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* const tensor = tensors_.Find(index);
+  RankTensor* const tensor = tensors_.Find(index);
   return tensor == nullptr ? TensorTable::FailNoTensor(index, error) : call(*tensor);
 }
 
@@ -60,38 +60,38 @@ RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t tim
 }
 
 uint64_t Client::TensorBytes(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
+  const RankTensor* found = tensors_.Find(tensor);
   return found == nullptr ? 0 : found->bytes;
 }
 
 uint32_t Client::PartsGiven(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
+  const RankTensor* found = tensors_.Find(tensor);
   return found == nullptr ? 0 : found->gives.count;
 }
 
 uint32_t Client::PartsGot(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
+  const RankTensor* found = tensors_.Find(tensor);
   return found == nullptr ? 0 : found->gets.count;
 }
 
 uint32_t Client::PartsHeld(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
+  const RankTensor* found = tensors_.Find(tensor);
   if (found == nullptr) return 0;
   return found->ranks_sum ? found->shape.parts_held : found->buffer.part_count;
 }
 
 bool Client::SumsInPlace(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
+  const RankTensor* found = tensors_.Find(tensor);
   return found != nullptr && found->shape.in_place;
 }
 
 RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
   return With(index, error,
-              [&](Tensor& tensor) { return attaching_.Attach(tensor, address, error); });
+              [&](RankTensor& tensor) { return attaching_.Attach(tensor, address, error); });
 }
 
 RankStatus Client::Detach(uint32_t index, ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) { return attaching_.Detach(tensor, error); });
+  return With(index, error, [&](RankTensor& tensor) { return attaching_.Detach(tensor, error); });
 }
 
 RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
@@ -107,20 +107,20 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
 
 RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
                                GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) {
+  return With(index, error, [&](RankTensor& tensor) {
     return devices_.Place(tensor, buffer, timeout_ns, pushed, taken, error);
   });
 }
 
 void* Client::Contribution(uint32_t tensor) const {
-  const Tensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
+  const RankTensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
   return found == nullptr ? nullptr : pushes_.Contribution(*found);
 }
 
 RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) {
+  return With(index, error, [&](RankTensor& tensor) {
     return pushes_.Push(tensor, data, parts, declared_priority, priority, timeout_ns, round, error);
   });
 }
@@ -128,43 +128,44 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
 RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
                                 bool declared_priority, int32_t priority, int64_t timeout_ns,
                                 uint64_t* round, ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) {
+  return With(index, error, [&](RankTensor& tensor) {
     return pushes_.PushOnDevice(tensor, buffer, offset, declared_priority, priority, timeout_ns,
                                 round, error);
   });
 }
 
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) { return rounds_.Poll(tensor, round, error); });
+  return With(index, error, [&](RankTensor& tensor) { return rounds_.Poll(tensor, round, error); });
 }
 
 RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
-  return With(index, error, [&](Tensor& tensor) {
+  return With(index, error, [&](RankTensor& tensor) {
     return rounds_.Wait(tensor, round, taking, timeout_ns, error);
   });
 }
 
 RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
                           ErrorText& error) {
-  return With(index, error,
-              [&](Tensor& tensor) { return rounds_.Result(tensor, round, data, bytes, error); });
+  return With(index, error, [&](RankTensor& tensor) {
+    return rounds_.Result(tensor, round, data, bytes, error);
+  });
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
+  const RankTensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
   return tensor == nullptr ? 0 : rounds_.RanksSummed(*tensor);
 }
 
 RankStatus Client::WaitsFor(uint32_t index, uint64_t round, char* text, size_t text_bytes,
                             int64_t timeout_ns, ErrorText& error) {
-  return With(index, error, [&](const Tensor&) {
+  return With(index, error, [&](const RankTensor&) {
     return asking_.Whom(index, round, text, text_bytes, timeout_ns, error);
   });
 }
 
 uint64_t Client::OpenRound(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
+  const RankTensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
   return tensor == nullptr ? 0 : rounds_.OpenRound(*tensor);
 }
 
@@ -176,7 +177,7 @@ RankStatus Client::Ready(int64_t timeout_ns, ErrorText& error) {
   return fork_guard_.Forked() ? FailForked(error) : steps_.Ready(timeout_ns, error);
 }
 
-RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
+RankStatus Client::LookAtView(uint64_t epoch, RankMembership* view, MembershipMember* members,
                               uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
   return steps_.Look(epoch, view, members, members_max, timeout_ns, error);
@@ -195,8 +196,9 @@ RankStatus Client::AnotherCompletionFd(int* fd, ErrorText& error) {
 }
 
 RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
-  return With(index, error,
-              [&](Tensor& tensor) { return completions_.Watch(fd, tensor, round, tag, error); });
+  return With(index, error, [&](RankTensor& tensor) {
+    return completions_.Watch(fd, tensor, round, tag, error);
+  });
 }
 
 RankStatus Client::Completed(int fd, uint64_t* tags, size_t capacity, size_t* count,

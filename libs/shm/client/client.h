@@ -124,7 +124,7 @@ class Client {
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.
   RankStatus Ready(int64_t timeout_ns, ErrorText& error);
-  RankStatus LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
+  RankStatus LookAtView(uint64_t epoch, RankMembership* view, MembershipMember* members,
                         uint32_t members_max, int64_t timeout_ns, ErrorText& error);
   // identity() changes.
   RankStatus FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error);

@@ -8,7 +8,7 @@
 
 namespace talweg::shm {
 
-RankStatus Completions::Watch(int fd, const Tensor& tensor, uint64_t round, uint64_t tag,
+RankStatus Completions::Watch(int fd, const RankTensor& tensor, uint64_t round, uint64_t tag,
                               ErrorText& error) {
   Watches* const watches = watchers_.Find(fd);
   if (watches == nullptr) return Watchers::FailNoDescriptor(fd, error);

@@ -31,7 +31,8 @@ class Completions {
         state_mutex_(state_mutex) {}
 
   // A negative `fd` is the client's first descriptor.
-  RankStatus Watch(int fd, const Tensor& tensor, uint64_t round, uint64_t tag, ErrorText& error);
+  RankStatus Watch(int fd, const RankTensor& tensor, uint64_t round, uint64_t tag,
+                   ErrorText& error);
   // Not kOk only where there is nothing left to tell.
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 

@@ -8,14 +8,14 @@
 namespace talweg::shm {
 
 Awaited Contributions::Await(const RoundCall& call, RankStatus* over) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const OpenedRound& opened = call.opened;
   return waiting_.Await(
       [&] { return states_.IsComplete(tensor, opened.round, opened.others); }, call.deadline,
       {link_.control().rank_line().waiters, tensor.index, 0, !opened.others.visible()}, over);
 }
 
-Awaited Contributions::AwaitMemory(const Tensor& tensor, const Deadline& deadline,
+Awaited Contributions::AwaitMemory(const RankTensor& tensor, const Deadline& deadline,
                                    RankStatus* over) {
   std::byte* arenas[kSummingRanksMax];
   if (memory_.FindArenas(tensor, arenas)) return Awaited::kDone;
@@ -27,7 +27,7 @@ Awaited Contributions::AwaitMemory(const Tensor& tensor, const Deadline& deadlin
 
 RankStatus Contributions::Find(const RoundCall& call, CompleteRound* complete,
                                ErrorText& error) const {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   complete->lengths = RoundLengths(tensor.buffer);
   const RankStatus found = FindArenas(tensor, complete->arenas, error);
   if (found != RankStatus::kOk || !tensor.shape.has_tables) return found;
@@ -45,7 +45,7 @@ RankStatus Contributions::Find(const RoundCall& call, CompleteRound* complete,
   return call.opened.compares ? Compare(tensor, *complete, error) : RankStatus::kOk;
 }
 
-RankStatus Contributions::FindArenas(const Tensor& tensor, std::byte** arenas,
+RankStatus Contributions::FindArenas(const RankTensor& tensor, std::byte** arenas,
                                      ErrorText& error) const {
   if (!memory_.FindArenas(tensor, arenas)) {
     return error.Fail(RankStatus::kInternal,
@@ -64,7 +64,7 @@ RankStatus Contributions::FindArenas(const Tensor& tensor, std::byte** arenas,
   return RankStatus::kOk;
 }
 
-const uint32_t* Contributions::PushedTable(const Tensor& tensor, const CompleteRound& complete,
+const uint32_t* Contributions::PushedTable(const RankTensor& tensor, const CompleteRound& complete,
                                            uint32_t rank) {
   const std::byte* const arena = complete.arenas[rank];
   const auto& line = *reinterpret_cast<const PushedLine*>(arena + tensor.shape.pushed_offset());
@@ -72,7 +72,7 @@ const uint32_t* Contributions::PushedTable(const Tensor& tensor, const CompleteR
   return reinterpret_cast<const uint32_t*>(arena + tensor.shape.table_offset(complete.round));
 }
 
-RankStatus Contributions::Compare(const Tensor& tensor, const CompleteRound& complete,
+RankStatus Contributions::Compare(const RankTensor& tensor, const CompleteRound& complete,
                                   ErrorText& error) const {
   const auto signature = [&](uint32_t rank) {
     return reinterpret_cast<const PushedLine*>(complete.arenas[rank] + tensor.shape.pushed_offset())

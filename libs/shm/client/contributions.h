@@ -33,18 +33,19 @@ class Contributions {
   Awaited Await(const RoundCall& call, RankStatus* over);
   // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
   // complete.
-  Awaited AwaitMemory(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
+  Awaited AwaitMemory(const RankTensor& tensor, const Deadline& deadline, RankStatus* over);
   // Where the contributions to complete->round lie, and how long its parts are. kMismatch: the
   // ranks have said different things of it.
   RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const;
 
  private:
-  RankStatus FindArenas(const Tensor& tensor, std::byte** arenas, ErrorText& error) const;
+  RankStatus FindArenas(const RankTensor& tensor, std::byte** arenas, ErrorText& error) const;
   // The lengths that rank `rank` says; null: all parts are full.
-  static const uint32_t* PushedTable(const Tensor& tensor, const CompleteRound& complete,
+  static const uint32_t* PushedTable(const RankTensor& tensor, const CompleteRound& complete,
                                      uint32_t rank);
   // Whether all ranks have said the same of a round.
-  RankStatus Compare(const Tensor& tensor, const CompleteRound& complete, ErrorText& error) const;
+  RankStatus Compare(const RankTensor& tensor, const CompleteRound& complete,
+                     ErrorText& error) const;
 
   AgentLink& link_;
   const ClientIdentity& identity_;

@@ -143,7 +143,7 @@ RankStatus Declaring::DeclareSome(std::span<const Declare> declares, PendingAnsw
 RankStatus Declaring::TakeDeclared(const Declare& declare, const PendingAnswer& pending,
                                    uint32_t* tensor, ErrorText& error) {
   if (const RankStatus status = pending.Status(error); status != RankStatus::kOk) return status;
-  Tensor* found = tensors_.Find(pending.declared.tensor);
+  RankTensor* found = tensors_.Find(pending.declared.tensor);
   if (found == nullptr) {
     return error.Fail(RankStatus::kProtocol, "tensor '%.*s': the agent at '%s' answered with none",
                       TALWEG_SHM_PRINTED(declare.name), link_.path());

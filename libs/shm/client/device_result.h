@@ -23,9 +23,9 @@ class DeviceResult {
   DeviceResult(AgentLink& link, const RoundStates& states, Waiting& waiting)
       : link_(link), states_(states), waiting_(waiting) {}
 
-  static bool GoesInPlace(const Tensor&) { return false; }
+  static bool GoesInPlace(const RankTensor&) { return false; }
   Awaited Await(RoundCall& call, RankStatus* over) {
-    const Tensor& tensor = call.tensor;
+    const RankTensor& tensor = call.tensor;
     const OpenedRound& opened = call.opened;
     return waiting_.Await(
         [&] {

@@ -32,7 +32,7 @@ RankStatus Devices::Unexport(uint32_t buffer, int64_t timeout_ns, ErrorText& err
   return Ask(shm::Unexport{buffer}, "memory of a GPU", timeout_ns, pending, error);
 }
 
-RankStatus Devices::Place(Tensor& tensor, uint32_t buffer, int64_t timeout_ns,
+RankStatus Devices::Place(RankTensor& tensor, uint32_t buffer, int64_t timeout_ns,
                           GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
   const uint32_t asked_at =
       states_.EventsLost();  // What is lost from here on may be what is answered.

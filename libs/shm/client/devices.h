@@ -31,7 +31,7 @@ class Devices {
                     uint64_t* bytes, ErrorText& error);
   RankStatus Unexport(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
   // The tensor's events, to be opened by the caller.
-  RankStatus Place(Tensor& tensor, uint32_t buffer, int64_t timeout_ns, GpuHandleBytes* pushed,
+  RankStatus Place(RankTensor& tensor, uint32_t buffer, int64_t timeout_ns, GpuHandleBytes* pushed,
                    GpuHandleBytes* taken, ErrorText& error);
 
  private:

@@ -110,7 +110,7 @@ class Combining {
 
 RankStatus InPlaceSum::Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes,
                             ErrorText& error) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const RankStatus status = Sum(tensor, complete, bytes, call.deadline, error);
   if (status != RankStatus::kOk || call.taking.out == nullptr) return status;
   std::byte* const contribution = tensor.ContributionOf(complete.round);
@@ -126,7 +126,7 @@ RankStatus InPlaceSum::Show(RoundCall& call, const CompleteRound& complete, uint
   return RankStatus::kOk;
 }
 
-RankStatus InPlaceSum::Sum(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+RankStatus InPlaceSum::Sum(const RankTensor& tensor, const CompleteRound& complete, uint64_t bytes,
                            const Deadline& deadline, ErrorText& error) {
   const uint32_t count = tensor.rank_count;
   if (count == 1) return RankStatus::kOk;  // It is its own sum.
@@ -151,7 +151,7 @@ void InPlaceSum::FinishPieces() {
   while (summing_.load(std::memory_order_seq_cst) != 0) ::sched_yield();
 }
 
-RankStatus InPlaceSum::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces,
+RankStatus InPlaceSum::AwaitPieces(const RankTensor& tensor, uint64_t round, uint64_t pieces,
                                    InPlaceLine& line, const Deadline& deadline, ErrorText& error) {
   const int64_t begin_ns = MonotonicNs();
   while (InPlaceLine::Pieces(line.done.load(std::memory_order_acquire), round) < pieces) {

@@ -30,7 +30,7 @@ class InPlaceSum : public SummedByRanks {
         waiting_(waiting),
         statistics_(statistics) {}
 
-  static bool GoesInPlace(const Tensor&) { return true; }
+  static bool GoesInPlace(const RankTensor&) { return true; }
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
                   ErrorText& error);
@@ -41,10 +41,10 @@ class InPlaceSum : public SummedByRanks {
 
  private:
   // Returns when the result, of `bytes`, lies over this rank's contribution.
-  RankStatus Sum(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+  RankStatus Sum(const RankTensor& tensor, const CompleteRound& complete, uint64_t bytes,
                  const Deadline& deadline, ErrorText& error);
-  RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
-                         const Deadline& deadline, ErrorText& error);
+  RankStatus AwaitPieces(const RankTensor& tensor, uint64_t round, uint64_t pieces,
+                         InPlaceLine& line, const Deadline& deadline, ErrorText& error);
 
   ClientHealth& health_;
   const Streaming& streaming_;

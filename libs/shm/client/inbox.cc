@@ -31,7 +31,7 @@ void Inbox::Read() {
                std::holds_alternative<Unexported>(message.body) ||
                std::holds_alternative<Placed>(message.body)) {
       answers_.TakeDeviceAnswer(message);
-    } else if (const auto* membership = std::get_if<Membership>(&message.body)) {
+    } else if (const auto* membership = std::get_if<RankMembership>(&message.body)) {
       answers_.TakeMembership(message, *membership);
     } else if (const auto* told = std::get_if<Told>(&message.body)) {
       answers_.TakeTold(message, *told);

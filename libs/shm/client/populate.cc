@@ -50,7 +50,7 @@ void BackWithHugePages(std::byte* begin, uint64_t bytes) {
 
 }  // namespace
 
-bool Populate(Tensor& tensor) {
+bool Populate(RankTensor& tensor) {
   if (tensor.populated.exchange(true)) return true;
   if (tensor.ranks_sum) {
     // Nobody else sets these pages aside.

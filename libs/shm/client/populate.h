@@ -8,7 +8,7 @@ namespace talweg::shm {
 
 // Has the kernel set the pages of a tensor's buffers aside, once; any thread. False: it has no
 // memory for the contributions of this rank, errno says why; the next call tries again.
-bool Populate(Tensor& tensor);
+bool Populate(RankTensor& tensor);
 
 }  // namespace talweg::shm
 

@@ -25,7 +25,7 @@ void ForEachGiven(const Parts& gives, const BufferShape& shape, const std::byte*
 
 }  // namespace
 
-void* Pushes::Contribution(const Tensor& tensor) const {
+void* Pushes::Contribution(const RankTensor& tensor) const {
   const MutexLock lock(state_mutex_);
   // Part p of several lies p strides from there, also where there is room for the rank's alone.
   return reinterpret_cast<void*>(
@@ -33,7 +33,7 @@ void* Pushes::Contribution(const Tensor& tensor) const {
       tensor.bytes_before());
 }
 
-RankStatus Pushes::Push(Tensor& tensor, const void* data, const PushedParts& parts,
+RankStatus Pushes::Push(RankTensor& tensor, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
   Pushing push{.entry = {.tensor = tensor.index, .priority = priority}};
@@ -75,7 +75,7 @@ RankStatus Pushes::Push(Tensor& tensor, const void* data, const PushedParts& par
   return pushed;
 }
 
-RankStatus Pushes::PushOnDevice(Tensor& tensor, uint32_t buffer, uint64_t offset,
+RankStatus Pushes::PushOnDevice(RankTensor& tensor, uint32_t buffer, uint64_t offset,
                                 bool declared_priority, int32_t priority, int64_t timeout_ns,
                                 uint64_t* round, ErrorText& error) {
   if (tensor.ranks_sum) {
@@ -106,7 +106,7 @@ RankStatus Pushes::PushOnDevice(Tensor& tensor, uint32_t buffer, uint64_t offset
                 declared_priority, timeout_ns, round, error);
 }
 
-bool Pushes::PushesAgain(Tensor& tensor) {
+bool Pushes::PushesAgain(RankTensor& tensor) {
   const MutexLock lock(state_mutex_);
   const bool again = !tensor.pushing && tensor.pushed > tensor.taken && tensor.on_device &&
                      tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
@@ -114,12 +114,13 @@ bool Pushes::PushesAgain(Tensor& tensor) {
   return again;
 }
 
-bool Pushes::IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution) {
+bool Pushes::IsContribution(const RankTensor& tensor, const void* data,
+                            const std::byte* contribution) {
   return reinterpret_cast<uintptr_t>(data) ==
          reinterpret_cast<uintptr_t>(contribution) - tensor.bytes_before();
 }
 
-RankStatus Pushes::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+RankStatus Pushes::CheckParts(const RankTensor& tensor, const PushedParts& parts, Pushing* push,
                               ErrorText& error) {
   const BufferShape& shape = tensor.buffer;
   push->bytes = tensor.gives.count * shape.part_bytes;
@@ -146,7 +147,8 @@ RankStatus Pushes::CheckParts(const Tensor& tensor, const PushedParts& parts, Pu
                                         : "a tensor with parts of 4 GiB or more cannot have");
 }
 
-std::byte* Pushes::OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts) {
+std::byte* Pushes::OwnPlace(const RankTensor& tensor, const std::byte* data,
+                            const PushedParts& parts) {
   if (parts.own == nullptr || !tensor.ranks_sum || !tensor.collective.copies() ||
       tensor.shape.in_place) {
     return nullptr;
@@ -166,7 +168,7 @@ std::byte* Pushes::OwnPlace(const Tensor& tensor, const std::byte* data, const P
   return overwrites ? nullptr : own;
 }
 
-void Pushes::CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+void Pushes::CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                     std::byte* contribution, std::byte* own) {
   const bool others_get_all = tensor.collective.gets == Share::kWhole;
   uint64_t copied = 0;
@@ -186,7 +188,7 @@ void Pushes::CopyIn(const Tensor& tensor, const std::byte* data, const PushedPar
   statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
 }
 
-void Pushes::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+void Pushes::CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
   if (tensor.collective.gets == Share::kWhole) return;  // It went there with the others' copy.
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
@@ -197,7 +199,7 @@ void Pushes::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedPa
                });
 }
 
-void Pushes::SayParts(Tensor& tensor, const uint64_t* lengths) {
+void Pushes::SayParts(RankTensor& tensor, const uint64_t* lengths) {
   if (!tensor.has_tables) return;
   uint32_t* table = nullptr;
   {
@@ -210,7 +212,7 @@ void Pushes::SayParts(Tensor& tensor, const uint64_t* lengths) {
   }
 }
 
-RankStatus Pushes::Begin(Tensor& tensor, const void* data, std::byte** contribution,
+RankStatus Pushes::Begin(RankTensor& tensor, const void* data, std::byte** contribution,
                          bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
@@ -239,7 +241,7 @@ RankStatus Pushes::Begin(Tensor& tensor, const void* data, std::byte** contribut
   return RankStatus::kOk;
 }
 
-void Pushes::Abandon(Tensor& tensor) {
+void Pushes::Abandon(RankTensor& tensor) {
   const MutexLock lock(state_mutex_);
   tensor.pushing = false;
   if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
@@ -247,8 +249,8 @@ void Pushes::Abandon(Tensor& tensor) {
   tensor.open_bytes = 0;
 }
 
-RankStatus Pushes::Finish(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
-                          uint64_t* round, ErrorText& error) {
+RankStatus Pushes::Finish(RankTensor& tensor, Pushing push, bool declared_priority,
+                          int64_t timeout_ns, uint64_t* round, ErrorText& error) {
   if (declared_priority) push.entry.priority = tensor.priority.load(std::memory_order_relaxed);
   const RankStatus status = RingPush(tensor, push, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {
@@ -263,8 +265,8 @@ RankStatus Pushes::Finish(Tensor& tensor, Pushing push, bool declared_priority, 
   return RankStatus::kOk;
 }
 
-RankStatus Pushes::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
-                            ErrorText& error) {
+RankStatus Pushes::RingPush(RankTensor& tensor, Pushing push, const Deadline& deadline,
+                            uint64_t* round, ErrorText& error) {
   RingEntry& entry = push.entry;
   const uint32_t capacity = link_.control().shape().ring_capacity;
   const auto room = [&] { return RingEntries() < capacity; };

@@ -43,15 +43,16 @@ class Pushes {
         state_mutex_(state_mutex) {}
 
   // Where the next push is taken from.
-  void* Contribution(const Tensor& tensor) const;
+  void* Contribution(const RankTensor& tensor) const;
   // `data`: the parts that the rank gives, one after another; null: they lie in the contribution
   // buffer. `declared_priority`: the tensor's own counts.
-  RankStatus Push(Tensor& tensor, const void* data, const PushedParts& parts,
+  RankStatus Push(RankTensor& tensor, const void* data, const PushedParts& parts,
                   bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
                   ErrorText& error);
   // Pushes what lies in a buffer at `offset`; the tensor's event was recorded before.
-  RankStatus PushOnDevice(Tensor& tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
-                          int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
+  RankStatus PushOnDevice(RankTensor& tensor, uint32_t buffer, uint64_t offset,
+                          bool declared_priority, int32_t priority, int64_t timeout_ns,
+                          uint64_t* round, ErrorText& error);
 
  private:
   // A push on its way into the ring.
@@ -64,34 +65,36 @@ class Pushes {
 
   // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
   // bytes go.
-  RankStatus Begin(Tensor& tensor, const void* data, std::byte** contribution, bool* nobody_sums,
-                   ErrorText& error);
+  RankStatus Begin(RankTensor& tensor, const void* data, std::byte** contribution,
+                   bool* nobody_sums, ErrorText& error);
   // Puts it into the ring, and rings.
-  RankStatus Finish(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
+  RankStatus Finish(RankTensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
                     uint64_t* round, ErrorText& error);
   // This push has not been made.
-  void Abandon(Tensor& tensor);
+  void Abandon(RankTensor& tensor);
   // Whether what is pushed now is the round that is open; it is being pushed then.
-  bool PushesAgain(Tensor& tensor);
+  bool PushesAgain(RankTensor& tensor);
 
   // Whether `data` is what Contribution has given.
-  static bool IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution);
+  static bool IsContribution(const RankTensor& tensor, const void* data,
+                             const std::byte* contribution);
   // What the push comes to, by its lengths.
-  static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+  static RankStatus CheckParts(const RankTensor& tensor, const PushedParts& parts, Pushing* push,
                                ErrorText& error);
   // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.
-  static std::byte* OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts);
+  static std::byte* OwnPlace(const RankTensor& tensor, const std::byte* data,
+                             const PushedParts& parts);
   // Copies the parts that the rank gives to where they are contributed; the one that it gives
   // itself also, or only, to `own`.
-  void CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+  void CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
               std::byte* contribution, std::byte* own);
   // Copies the part that nobody else gets, after the push.
-  void CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+  void CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                std::byte* own);
   // Writes their lengths into the contribution's table.
-  void SayParts(Tensor& tensor, const uint64_t* lengths);
+  void SayParts(RankTensor& tensor, const uint64_t* lengths);
 
-  RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
+  RankStatus RingPush(RankTensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
   uint64_t RingEntries() const {
     return submitted_.load(std::memory_order_relaxed) -

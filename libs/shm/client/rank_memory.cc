@@ -86,7 +86,7 @@ std::byte* RankMemory::Locate(const Location& location, SegmentKind kind, uint64
   return nullptr;
 }
 
-bool RankMemory::FindArenas(const Tensor& tensor, std::byte** arenas) const {
+bool RankMemory::FindArenas(const RankTensor& tensor, std::byte** arenas) const {
   const uint64_t bytes = tensor.shape.bytes();
   for (uint32_t i = 0; i < identity_.local_size; ++i) {
     if (i == identity_.local_rank) {
@@ -102,7 +102,7 @@ bool RankMemory::FindArenas(const Tensor& tensor, std::byte** arenas) const {
   return true;
 }
 
-PushedRounds RankMemory::FindPushedRounds(const Tensor& tensor) const {
+PushedRounds RankMemory::FindPushedRounds(const RankTensor& tensor) const {
   std::byte* arenas[kSummingRanksMax];
   if (!tensor.tells_pushes() || !FindArenas(tensor, arenas)) return {};
   PushedRounds rounds = PushedRounds::Visible();

@@ -45,9 +45,9 @@ class RankMemory {
   void MapWritable(uint32_t part) { in_place_parts_ |= uint64_t{1} << part; }
 
   // Where the tensor lies in each rank's arena; false: not all are known. Lock-free.
-  bool FindArenas(const Tensor& tensor, std::byte** arenas) const;
+  bool FindArenas(const RankTensor& tensor, std::byte** arenas) const;
   // What the others say of it; nothing where the agent alone can tell of this rank's open round.
-  PushedRounds FindPushedRounds(const Tensor& tensor) const;
+  PushedRounds FindPushedRounds(const RankTensor& tensor) const;
 
  private:
   // A segment of another rank's contributions. `bytes` before `base`, with release.

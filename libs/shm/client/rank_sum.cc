@@ -168,7 +168,7 @@ RankStatus RankSum::Show(RoundCall& call, const CompleteRound& complete, uint64_
   return SumIntoOwnResult(call.tensor, complete, bytes, data, error);
 }
 
-RankStatus RankSum::Sum(Tensor& tensor, const CompleteRound& complete, const Target& target,
+RankStatus RankSum::Sum(RankTensor& tensor, const CompleteRound& complete, const Target& target,
                         ErrorText& error) {
   const uint64_t bytes = target.bytes;
   std::byte* const out = target.out;
@@ -204,7 +204,7 @@ RankStatus RankSum::Sum(Tensor& tensor, const CompleteRound& complete, const Tar
   return RankStatus::kOk;
 }
 
-void RankSum::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out,
+void RankSum::SumShared(RankTensor& tensor, const CompleteRound& complete, std::byte* out,
                         uint64_t bytes) {
   const uint32_t count = tensor.rank_count;
   const uint32_t own = tensor.rank;
@@ -229,8 +229,8 @@ void RankSum::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte
   if (shares) tensor.sharing.store(false, std::memory_order_release);
 }
 
-RankStatus RankSum::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
-                                     const void** data, ErrorText& error) {
+RankStatus RankSum::SumIntoOwnResult(RankTensor& tensor, const CompleteRound& complete,
+                                     uint64_t bytes, const void** data, ErrorText& error) {
   const MutexLock lock(result_mutex_);
   if (!tensor.own_result.valid()) {
     tensor.own_result = Mapping::MapPrivate(std::max<uint64_t>(tensor.buffer.part_bytes, 1));

@@ -29,7 +29,7 @@ class RankSum : public SummedByRanks {
         streaming_(streaming),
         statistics_(statistics) {}
 
-  static bool GoesInPlace(const Tensor&) { return false; }
+  static bool GoesInPlace(const RankTensor&) { return false; }
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
   // Sums into memory of the rank's own.
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
@@ -37,10 +37,10 @@ class RankSum : public SummedByRanks {
 
  private:
   // Writes the parts that this rank gets.
-  RankStatus Sum(Tensor& tensor, const CompleteRound& complete, const Target& target,
+  RankStatus Sum(RankTensor& tensor, const CompleteRound& complete, const Target& target,
                  ErrorText& error);
-  void SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out, uint64_t bytes);
-  RankStatus SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+  void SumShared(RankTensor& tensor, const CompleteRound& complete, std::byte* out, uint64_t bytes);
+  RankStatus SumIntoOwnResult(RankTensor& tensor, const CompleteRound& complete, uint64_t bytes,
                               const void** data, ErrorText& error);
 
   const RoundParts& parts_;

@@ -17,7 +17,7 @@ namespace talweg::shm {
 
 // What a rank knows of one tensor that it has declared. Lives until the client is freed. What says
 // nothing else is constant once the tensor is in the table (tensors.h).
-struct Tensor {
+struct RankTensor {
   uint32_t index = 0;  // What the rank and the agent call it by.
   Collective collective;
   // How many the group has; this rank's place in it, and the root's.
@@ -89,12 +89,12 @@ struct Tensor {
 };
 
 // For error texts; "?" until its declaration has been answered.
-const char* NameOf(const Tensor& tensor);
+const char* NameOf(const RankTensor& tensor);
 
 // Errors that several calls have.
-RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
-RankStatus FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error);
-RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
+RankStatus FailOnDevice(const RankTensor& tensor, ErrorText& error);
+RankStatus FailNotPushed(const RankTensor& tensor, uint64_t round, ErrorText& error);
+RankStatus FailEventsLost(const RankTensor& tensor, ErrorText& error);
 
 }  // namespace talweg::shm
 

@@ -21,11 +21,11 @@ struct OpenedRound {
   bool on_device = false;               // Its result goes to a GPU.
   bool is_short = false;                // Some part is not full.
   bool compares = false;                // It and the other ranks tell what they have said.
-  const std::byte* own_part = nullptr;  // Tensor::own_part.
+  const std::byte* own_part = nullptr;  // RankTensor::own_part.
   PushedRounds others;                  // What these have pushed, where it can be seen.
 
   // The tensor's last round. With the state mutex locked.
-  static OpenedRound Of(const Tensor& tensor) {
+  static OpenedRound Of(const RankTensor& tensor) {
     return {.round = tensor.pushed,
             .on_device = tensor.on_device,
             .is_short = tensor.pushed_short,
@@ -39,12 +39,12 @@ struct CompleteRound {
   uint64_t round = 0;
   RoundLengths lengths;
   std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in them, if the ranks sum.
-  const std::byte* own_part = nullptr;       // Tensor::own_part.
+  const std::byte* own_part = nullptr;       // RankTensor::own_part.
 };
 
 // One call that waits for a round, or looks at its result. One thread's.
 struct RoundCall {
-  Tensor& tensor;
+  RankTensor& tensor;
   const Taking& taking;
   Deadline deadline;
   bool only_looks = false;  // And has no time to copy what is not all of the result.

@@ -5,7 +5,7 @@
 
 namespace talweg::shm {
 
-RankStatus RoundParts::SayLengths(const Tensor& tensor, const CompleteRound& complete,
+RankStatus RoundParts::SayLengths(const RankTensor& tensor, const CompleteRound& complete,
                                   uint64_t* lengths, uint64_t* bytes, ErrorText& error) const {
   *bytes = 0;
   for (uint32_t i = 0; i < tensor.gets.count; ++i) {
@@ -17,7 +17,7 @@ RankStatus RoundParts::SayLengths(const Tensor& tensor, const CompleteRound& com
   return RankStatus::kOk;
 }
 
-RankStatus RoundParts::CheckRoom(const Tensor& tensor, const CompleteRound& complete,
+RankStatus RoundParts::CheckRoom(const RankTensor& tensor, const CompleteRound& complete,
                                  const Taking& taking, bool has_own_place, uint64_t bytes,
                                  bool* stays_open, ErrorText& error) const {
   if (bytes > taking.out_bytes && !has_own_place) {
@@ -34,7 +34,7 @@ RankStatus RoundParts::CheckRoom(const Tensor& tensor, const CompleteRound& comp
   return RankStatus::kOk;
 }
 
-RankStatus RoundParts::Copy(const Tensor& tensor, const CompleteRound& complete,
+RankStatus RoundParts::Copy(const RankTensor& tensor, const CompleteRound& complete,
                             const Target& target, ErrorText& error) const {
   const Collective& collective = tensor.collective;
   uint64_t copied = 0;
@@ -63,15 +63,16 @@ RankStatus RoundParts::Copy(const Tensor& tensor, const CompleteRound& complete,
   return RankStatus::kOk;
 }
 
-RankStatus RoundParts::FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const {
+RankStatus RoundParts::FailLength(const RankTensor& tensor, uint64_t length,
+                                  ErrorText& error) const {
   return error.Fail(RankStatus::kProtocol,
                     "tensor '%s': a part of its round is said to have %llu bytes, by the agent at "
                     "'%s' or another rank, which is no length of it; please report it",
                     NameOf(tensor), static_cast<unsigned long long>(length), link_.path());
 }
 
-RankStatus RoundParts::FailRoom(const Tensor& tensor, uint64_t round, uint64_t bytes, uint64_t room,
-                                ErrorText& error) {
+RankStatus RoundParts::FailRoom(const RankTensor& tensor, uint64_t round, uint64_t bytes,
+                                uint64_t room, ErrorText& error) {
   return error.Fail(RankStatus::kInvalidArgument,
                     "tensor '%s': round %llu has %llu bytes for this rank, and there is room for "
                     "%llu; the round stays open, wait again with more",

@@ -31,21 +31,21 @@ class RoundParts {
       : link_(link), streaming_(streaming) {}
 
   // Says their lengths, unless `lengths` is null, and their sum.
-  RankStatus SayLengths(const Tensor& tensor, const CompleteRound& complete, uint64_t* lengths,
+  RankStatus SayLengths(const RankTensor& tensor, const CompleteRound& complete, uint64_t* lengths,
                         uint64_t* bytes, ErrorText& error) const;
   // Whether there is room for each, of `bytes` together; kInvalidArgument: not so, and the round
   // may stay open. `has_own_place`: they need none of the caller's.
-  RankStatus CheckRoom(const Tensor& tensor, const CompleteRound& complete, const Taking& taking,
-                       bool has_own_place, uint64_t bytes, bool* stays_open,
+  RankStatus CheckRoom(const RankTensor& tensor, const CompleteRound& complete,
+                       const Taking& taking, bool has_own_place, uint64_t bytes, bool* stays_open,
                        ErrorText& error) const;
   // Copies them, from the result or from who gives them.
-  RankStatus Copy(const Tensor& tensor, const CompleteRound& complete, const Target& target,
+  RankStatus Copy(const RankTensor& tensor, const CompleteRound& complete, const Target& target,
                   ErrorText& error) const;
-  RankStatus FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const;
+  RankStatus FailLength(const RankTensor& tensor, uint64_t length, ErrorText& error) const;
 
  private:
-  static RankStatus FailRoom(const Tensor& tensor, uint64_t round, uint64_t bytes, uint64_t room,
-                             ErrorText& error);
+  static RankStatus FailRoom(const RankTensor& tensor, uint64_t round, uint64_t bytes,
+                             uint64_t room, ErrorText& error);
 
   const AgentLink& link_;
   const Streaming& streaming_;

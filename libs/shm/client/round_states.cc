@@ -23,7 +23,7 @@ size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
 
 }  // namespace
 
-RankStatus RoundStates::Status(const Tensor& tensor, uint64_t round, ErrorText& error) const {
+RankStatus RoundStates::Status(const RankTensor& tensor, uint64_t round, ErrorText& error) const {
   if (Succeeded(tensor, round)) return RankStatus::kOk;
   const TensorState& state = link_.control().tensor_state(tensor.index);
   const uint32_t value = state.status.load(std::memory_order_relaxed);
@@ -37,7 +37,7 @@ RankStatus RoundStates::Status(const Tensor& tensor, uint64_t round, ErrorText& 
                     bytes > 0 ? text : RankStatusName(status));
 }
 
-bool RoundStates::Succeeded(const Tensor& tensor, uint64_t round) const {
+bool RoundStates::Succeeded(const RankTensor& tensor, uint64_t round) const {
   const TensorState& state = link_.control().tensor_state(tensor.index);
   // What the ranks have seen complete before the agent has all of them.
   return state.completed_round.load(std::memory_order_acquire) < round ||

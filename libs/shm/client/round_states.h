@@ -18,28 +18,28 @@ class RoundStates {
  public:
   explicit RoundStates(const AgentLink& link) : link_(link) {}
 
-  const TensorState& Of(const Tensor& tensor) const {
+  const TensorState& Of(const RankTensor& tensor) const {
     return link_.control().tensor_state(tensor.index);
   }
   // The last round that the agent has published.
-  uint64_t Completed(const Tensor& tensor) const {
+  uint64_t Completed(const RankTensor& tensor) const {
     return Of(tensor).completed_round.load(std::memory_order_seq_cst);
   }
 
   // Whether a round is: the agent says so, or the other ranks do, where they can be seen.
-  bool IsComplete(const Tensor& tensor, uint64_t round, const PushedRounds& others) const {
+  bool IsComplete(const RankTensor& tensor, uint64_t round, const PushedRounds& others) const {
     return Completed(tensor) >= round || others.AllReach(round);
   }
 
   // For a round that is complete: kOk, or why it has no result.
-  RankStatus Status(const Tensor& tensor, uint64_t round, ErrorText& error) const;
-  bool Succeeded(const Tensor& tensor, uint64_t round) const;
+  RankStatus Status(const RankTensor& tensor, uint64_t round, ErrorText& error) const;
+  bool Succeeded(const RankTensor& tensor, uint64_t round) const;
 
   uint32_t EventsLost() const {
     return link_.control().agent_line().events_lost.load(std::memory_order_seq_cst);
   }
   // Whether the tensor's open round has lost its GPU's events.
-  bool LostItsEvents(const Tensor& tensor) const {
+  bool LostItsEvents(const RankTensor& tensor) const {
     return tensor.pushed_at.load(std::memory_order_relaxed) != EventsLost();
   }
 

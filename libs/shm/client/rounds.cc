@@ -6,7 +6,7 @@
 
 namespace talweg::shm {
 
-RankStatus Rounds::Poll(const Tensor& tensor, uint64_t round, ErrorText& error) {
+RankStatus Rounds::Poll(const RankTensor& tensor, uint64_t round, ErrorText& error) {
   bool on_device = false;
   PushedRounds others;
   {
@@ -29,8 +29,8 @@ RankStatus Rounds::Poll(const Tensor& tensor, uint64_t round, ErrorText& error) 
   return RankStatus::kPending;
 }
 
-RankStatus Rounds::Wait(Tensor& tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
-                        ErrorText& error) {
+RankStatus Rounds::Wait(RankTensor& tensor, uint64_t round, const Taking& taking,
+                        int64_t timeout_ns, ErrorText& error) {
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
   RoundCall call{.tensor = tensor,
@@ -55,7 +55,7 @@ RankStatus Rounds::Wait(Tensor& tensor, uint64_t round, const Taking& taking, in
 }
 
 RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error) {
-  Tensor& tensor = call.tensor;
+  RankTensor& tensor = call.tensor;
   // Who is too late for a round must not wait for one that nobody has pushed.
   const MutexLock lock(state_mutex_);
   if (round == 0 || round != tensor.pushed) {
@@ -78,7 +78,7 @@ RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error)
 template <ResultWay Way>
 RankStatus Rounds::WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t timeout_ns,
                           Ending* ending, ErrorText& error) {
-  Tensor& tensor = call.tensor;
+  RankTensor& tensor = call.tensor;
   const OpenedRound& opened = call.opened;
   RankStatus over = RankStatus::kOk;
   Awaited awaited = way.Await(call, &over);
@@ -113,7 +113,7 @@ RankStatus Rounds::WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t t
 
 template <ResultWay Way>
 RankStatus Rounds::TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending, ErrorText& error) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
   CompleteRound complete{.round = call.opened.round};
   complete.own_part = call.opened.own_part;
@@ -144,7 +144,7 @@ RankStatus Rounds::TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending,
   return status;
 }
 
-void Rounds::End(Tensor& tensor, uint64_t round) {
+void Rounds::End(RankTensor& tensor, uint64_t round) {
   if (tensor.taken < round) {
     tensor.taken = round;
     streaming_.EndRound(tensor.open_bytes);
@@ -155,7 +155,7 @@ void Rounds::End(Tensor& tensor, uint64_t round) {
   if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
 
-RankStatus Rounds::Result(Tensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
+RankStatus Rounds::Result(RankTensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
                           ErrorText& error) {
   const Taking nothing;
   RoundCall call{.tensor = tensor, .taking = nothing, .deadline = Deadline(-1)};
@@ -170,7 +170,7 @@ RankStatus Rounds::Result(Tensor& tensor, uint64_t round, const void** data, uin
 }
 
 RankStatus Rounds::FindTaken(RoundCall& call, uint64_t round, ErrorText& error) {
-  Tensor& tensor = call.tensor;
+  RankTensor& tensor = call.tensor;
   const MutexLock lock(state_mutex_);
   if (round == 0 || tensor.taken != round || tensor.pushed != round) {
     return error.Fail(RankStatus::kInvalidArgument,
@@ -193,7 +193,7 @@ RankStatus Rounds::FindTaken(RoundCall& call, uint64_t round, ErrorText& error) 
 template <ResultWay Way>
 RankStatus Rounds::ShowIn(Way& way, RoundCall& call, const void** data, uint64_t* bytes,
                           ErrorText& error) {
-  const Tensor& tensor = call.tensor;
+  const RankTensor& tensor = call.tensor;
   RankStatus status = states_.Status(tensor, call.opened.round, error);
   if (status != RankStatus::kOk) return status;
   RankStatus over = RankStatus::kOk;
@@ -208,7 +208,7 @@ RankStatus Rounds::ShowIn(Way& way, RoundCall& call, const void** data, uint64_t
   return way.Show(call, complete, *bytes, data, error);
 }
 
-uint64_t Rounds::RanksSummed(const Tensor& tensor) const {
+uint64_t Rounds::RanksSummed(const RankTensor& tensor) const {
   const TensorState& state = states_.Of(tensor);
   {
     const MutexLock lock(state_mutex_);
@@ -221,7 +221,7 @@ uint64_t Rounds::RanksSummed(const Tensor& tensor) const {
   return state.ranks_summed.load(std::memory_order_relaxed);
 }
 
-uint64_t Rounds::OpenRound(const Tensor& tensor) const {
+uint64_t Rounds::OpenRound(const RankTensor& tensor) const {
   const MutexLock lock(state_mutex_);
   return tensor.pushed > tensor.taken ? tensor.pushed : 0;
 }

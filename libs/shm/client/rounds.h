@@ -52,15 +52,15 @@ class Rounds {
         device_result_(link, states, waiting) {}
 
   // Does not wait. kOk: the round is over; kPending.
-  RankStatus Poll(const Tensor& tensor, uint64_t round, ErrorText& error);
-  RankStatus Wait(Tensor& tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
+  RankStatus Poll(const RankTensor& tensor, uint64_t round, ErrorText& error);
+  RankStatus Wait(RankTensor& tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
                   ErrorText& error);
   // Shows the result of the round that was taken last.
-  RankStatus Result(Tensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
+  RankStatus Result(RankTensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
-  uint64_t RanksSummed(const Tensor& tensor) const;
+  uint64_t RanksSummed(const RankTensor& tensor) const;
   // The round that was pushed and not taken; 0 if there is none.
-  uint64_t OpenRound(const Tensor& tensor) const;
+  uint64_t OpenRound(const RankTensor& tensor) const;
 
   // When the client is closed: returns when no thread sums anything that other ranks wait for.
   void FinishPieces() { in_place_sum_.FinishPieces(); }
@@ -94,7 +94,7 @@ class Rounds {
   RankStatus ShowIn(Way& way, RoundCall& call, const void** data, uint64_t* bytes,
                     ErrorText& error);
   // The round is over for this rank. With the state mutex locked.
-  void End(Tensor& tensor, uint64_t round);
+  void End(RankTensor& tensor, uint64_t round);
 
   ClientHealth& health_;
   AgentBell& bell_;

@@ -55,7 +55,7 @@ uint64_t Steps::NewestEpoch() const {
   return link_.control().agent_line().epoch.load(std::memory_order_seq_cst);
 }
 
-RankStatus Steps::Look(uint64_t epoch, Membership* view, MembershipMember* members,
+RankStatus Steps::Look(uint64_t epoch, RankMembership* view, MembershipMember* members,
                        uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
   uint32_t known = 0;
   do {

@@ -31,8 +31,8 @@ class Steps {
   uint64_t NewestEpoch() const;
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.
-  RankStatus Look(uint64_t epoch, Membership* view, MembershipMember* members, uint32_t members_max,
-                  int64_t timeout_ns, ErrorText& error);
+  RankStatus Look(uint64_t epoch, RankMembership* view, MembershipMember* members,
+                  uint32_t members_max, int64_t timeout_ns, ErrorText& error);
   // The rank can take part in steps; returns when the agent has heard.
   RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   // The rank's identity changes.

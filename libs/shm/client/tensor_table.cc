@@ -9,7 +9,7 @@
 namespace talweg::shm {
 
 TensorTable::~TensorTable() {
-  ForEach([](Tensor& tensor) {
+  ForEach([](RankTensor& tensor) {
     std::free(tensor.name.load());
     tensor.own_result.Reset();
     std::free(&tensor);
@@ -19,11 +19,11 @@ TensorTable::~TensorTable() {
 
 bool TensorTable::Begin(uint32_t max) {
   max_ = max;
-  tensors_ = static_cast<std::atomic<Tensor*>*>(std::calloc(max, sizeof(*tensors_)));
+  tensors_ = static_cast<std::atomic<RankTensor*>*>(std::calloc(max, sizeof(*tensors_)));
   return tensors_ != nullptr;
 }
 
-Tensor* TensorTable::Find(uint32_t tensor) const {
+RankTensor* TensorTable::Find(uint32_t tensor) const {
   return tensor < max_ ? tensors_[tensor].load(std::memory_order_acquire) : nullptr;
 }
 
@@ -49,7 +49,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
   if (declared.tensor_bytes != buffer.data_bytes) return "the tensor has another length";
   const bool has_tables = link_.minor() >= kCollectivesMinor;
   const uint64_t buffer_bytes = has_tables ? buffer.total_bytes() : buffer.data_bytes;
-  if (Tensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
+  if (RankTensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
     if (known->collective != collective) return "the tensor is another";
     // Declared on a GPU first, then in host memory: by then its thread has not pushed.
     if (known->contribution == nullptr && declared.contribution.segment != 0) {
@@ -84,9 +84,9 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
                               ArrivalsBytes(declared.tensor_bytes));
     if (arrivals == nullptr) return "a tensor's arrivals lie outside of their segment";
   }
-  void* memory = std::calloc(1, sizeof(Tensor));
+  void* memory = std::calloc(1, sizeof(RankTensor));
   if (memory == nullptr) return "no memory for the tensor";
-  Tensor* tensor = new (memory) Tensor;
+  RankTensor* tensor = new (memory) RankTensor;
   const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   tensor->index = declared.tensor;
   tensor->collective = collective;

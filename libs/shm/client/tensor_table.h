@@ -30,12 +30,12 @@ class TensorTable {
   bool Begin(uint32_t max);
 
   // Null when there is none.
-  Tensor* Find(uint32_t tensor) const;
+  RankTensor* Find(uint32_t tensor) const;
   static RankStatus FailNoTensor(uint32_t tensor, ErrorText& error);
   template <typename Visit>
   void ForEach(const Visit& visit) const {
     for (uint32_t i = 0; tensors_ != nullptr && i < max_; ++i) {
-      if (Tensor* const tensor = Find(i); tensor != nullptr) visit(*tensor);
+      if (RankTensor* const tensor = Find(i); tensor != nullptr) visit(*tensor);
     }
   }
 
@@ -53,7 +53,7 @@ class TensorTable {
   const ClientIdentity& identity_;
   RankMemory& memory_;
   ClientStatistics& statistics_;
-  std::atomic<Tensor*>* tensors_ = nullptr;  // max_ of them.
+  std::atomic<RankTensor*>* tensors_ = nullptr;  // max_ of them.
   uint32_t max_ = 0;
 };
 

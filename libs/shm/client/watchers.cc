@@ -19,7 +19,7 @@ Watchers::~Watchers() {
 
 bool Watchers::IsOver(const Watches::Watch& watch) const {
   if (watch.others.AllReach(watch.round)) return true;
-  const Tensor& tensor = *tensors_.Find(watch.tensor);
+  const RankTensor& tensor = *tensors_.Find(watch.tensor);
   if (states_.Completed(tensor) >= watch.round) {
     // The other ranks' memory may still lie in the socket: who reads it there looks here again.
     std::byte* arenas[kSummingRanksMax];

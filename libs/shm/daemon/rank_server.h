@@ -268,7 +268,7 @@ class RankServer : public RankMemory {
   // To every rank, also those that come.
   virtual void PublishEpoch(Epoch epoch) = 0;
   virtual void ReplyMembership(RankConnectionId connection, RequestId request,
-                               const Membership& answer) = 0;
+                               const RankMembership& answer) = 0;
   virtual void ReplyTold(RankConnectionId connection, RequestId request, const Told& answer) = 0;
   // What the rank declares from now on has these numbers.
   virtual void Renumber(RankConnectionId connection, Rank rank, uint32_t size,

@@ -122,7 +122,8 @@ class RankServerImpl final : public RankServer {
   void PublishEventsLost(RankConnectionId id) override;
   uint64_t PublishStop(RankConnectionId id, uint64_t stop_at) override;
   void PublishEpoch(Epoch epoch) override;
-  void ReplyMembership(RankConnectionId id, RequestId request, const Membership& answer) override;
+  void ReplyMembership(RankConnectionId id, RequestId request,
+                       const RankMembership& answer) override;
   void ReplyTold(RankConnectionId id, RequestId request, const Told& answer) override;
   void Renumber(RankConnectionId id, Rank rank, uint32_t size, const RankNumbers& numbers) override;
   void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;

@@ -30,7 +30,7 @@ void RankServerImpl::PublishEpoch(Epoch epoch) {
 }
 
 void RankServerImpl::ReplyMembership(RankConnectionId id, RequestId request,
-                                     const Membership& answer) {
+                                     const RankMembership& answer) {
   Connection* connection = FindOpen(id);
   if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
 }

@@ -284,7 +284,7 @@ void Put(Writer& out, const Boundary& message) {
   out.Put(message.epoch);
 }
 
-const char* Take(Reader& in, Membership& message) {
+const char* Take(Reader& in, RankMembership& message) {
   message.status = static_cast<RankStatus>(in.Take<uint32_t>());
   message.flags = in.Take<uint32_t>();
   message.epoch = in.Take<uint64_t>();
@@ -300,7 +300,7 @@ const char* Take(Reader& in, Membership& message) {
   return nullptr;
 }
 
-void Put(Writer& out, const Membership& message) {
+void Put(Writer& out, const RankMembership& message) {
   out.Put(static_cast<uint32_t>(message.status));
   out.Put(message.flags);
   out.Put(message.epoch);
@@ -381,7 +381,7 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
     case MessageType::kPlace: return TakeBody<Place>(bytes, out);
     case MessageType::kPlaced: return TakeBody<Placed>(bytes, out);
     case MessageType::kBoundary: return TakeBody<Boundary>(bytes, out);
-    case MessageType::kMembership: return TakeBody<Membership>(bytes, out);
+    case MessageType::kMembership: return TakeBody<RankMembership>(bytes, out);
     case MessageType::kAsk: return TakeBody<Ask>(bytes, out);
     case MessageType::kTold: return TakeBody<Told>(bytes, out);
   }
@@ -410,7 +410,7 @@ static_assert(kStandsInPlace<MessageType::kUnexported, Unexported>);
 static_assert(kStandsInPlace<MessageType::kPlace, Place>);
 static_assert(kStandsInPlace<MessageType::kPlaced, Placed>);
 static_assert(kStandsInPlace<MessageType::kBoundary, Boundary>);
-static_assert(kStandsInPlace<MessageType::kMembership, Membership>);
+static_assert(kStandsInPlace<MessageType::kMembership, RankMembership>);
 static_assert(kStandsInPlace<MessageType::kAsk, Ask>);
 static_assert(kStandsInPlace<MessageType::kTold, Told>);
 
@@ -428,7 +428,7 @@ void PutBody(Writer& out, const MessageBody& body) {
       PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body) ||
       PutIf<Export>(out, body) || PutIf<Exported>(out, body) || PutIf<Unexport>(out, body) ||
       PutIf<Unexported>(out, body) || PutIf<Place>(out, body) || PutIf<Placed>(out, body) ||
-      PutIf<Boundary>(out, body) || PutIf<Membership>(out, body) || PutIf<Ask>(out, body) ||
+      PutIf<Boundary>(out, body) || PutIf<RankMembership>(out, body) || PutIf<Ask>(out, body) ||
       PutIf<Told>(out, body);
 }
 

@@ -367,12 +367,12 @@ class MemberList {
   uint32_t size_ = 0;
 };
 
-// Membership::flags
+// RankMembership::flags
 inline constexpr uint32_t kMembershipChanges = 1;  // Nodes may come and go.
 inline constexpr uint32_t kMembershipStandby = 2;  // The rank's node is a standby.
 
 // A view, as this rank is in it.
-struct Membership {
+struct RankMembership {
   RankStatus status = RankStatus::kOk;
   uint32_t flags = 0;
   uint64_t epoch = 0;
@@ -385,7 +385,7 @@ struct Membership {
   MemberList members;
   std::string_view text;  // Why not.
   uint32_t number = 0;    // What declarations call the rank, once it follows this view.
-  friend bool operator==(const Membership&, const Membership&) = default;
+  friend bool operator==(const RankMembership&, const RankMembership&) = default;
 };
 
 // Who has not contributed to the round yet?
@@ -401,9 +401,9 @@ struct Told {
   friend bool operator==(const Told&, const Told&) = default;
 };
 
-using MessageBody =
-    std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake, Peer, Export,
-                 Exported, Unexport, Unexported, Place, Placed, Boundary, Membership, Ask, Told>;
+using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake,
+                                 Peer, Export, Exported, Unexport, Unexported, Place, Placed,
+                                 Boundary, RankMembership, Ask, Told>;
 
 struct Message {
   uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.

@@ -194,9 +194,9 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
     const auto* declare = std::get_if<Declare>(&message.body);
     const size_t newer_bytes =
         declare != nullptr ? kShareFieldsBytes + declare->ranks.size() * sizeof(uint32_t)
-        : std::holds_alternative<Declared>(message.body)   ? kArrivalsFieldBytes
-        : std::holds_alternative<Hello>(message.body)      ? sizeof(Hello::flags)
-        : std::holds_alternative<Membership>(message.body) ? sizeof(Membership::number)
+        : std::holds_alternative<Declared>(message.body)       ? kArrivalsFieldBytes
+        : std::holds_alternative<Hello>(message.body)          ? sizeof(Hello::flags)
+        : std::holds_alternative<RankMembership>(message.body) ? sizeof(RankMembership::number)
         : std::holds_alternative<Welcome>(message.body)
             ? sizeof(Welcome::flags) + sizeof(Welcome::number)
             : 0;

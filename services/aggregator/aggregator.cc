@@ -21,7 +21,7 @@
 #include "libs/transport/network/network.h"
 #include "services/aggregator/status_report.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr int64_t kTickNs = 100'000'000;
@@ -253,4 +253,4 @@ aggregator::v1::GetStatusResponse Aggregator::GetStatus(
   return response;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -23,7 +23,7 @@
 #include "services/aggregator/aggregator_life.h"
 #include "services/aggregator/registration_link.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // talweg-aggregator: sums slices for many jobs at once. main() and tests run the same object.
 //
@@ -111,6 +111,6 @@ class Aggregator {
   std::unique_ptr<AggregatorLife> life_;  // The data thread's.
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_H_

@@ -10,7 +10,7 @@
 #include "libs/telemetry/log.h"
 
 // Connections, views and time. What the cores ask for is done in aggregator_data_plane_effects.cc.
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr uint64_t kPendingBytesSlack = 64 * kMiB;
@@ -477,4 +477,4 @@ ConnectionTraffic AggregatorDataPlane::TrafficOf(ConnectionId id) const {
   return found == connections_.end() ? ConnectionTraffic{} : found->second.traffic;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -24,7 +24,7 @@
 #include "services/aggregator/slot_memory.h"
 #include "services/aggregator/summer.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 struct DataPlaneOptions {
   std::string name;  // The aggregator's, for texts.
@@ -232,6 +232,6 @@ class AggregatorDataPlane final : public Poller, private transport::EventSink {
   Totals totals_;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_DATA_PLANE_H_

@@ -10,7 +10,7 @@
 #include "services/aggregator/aggregator_data_plane.h"
 
 // What the cores ask for, done.
-namespace talweg {
+namespace talweg::aggregator {
 
 void AggregatorDataPlane::Perform(ServedJob& job) {
   // Events that effects cause (memory was allocated) append to job.effects.
@@ -230,4 +230,4 @@ void AggregatorDataPlane::SumOne(ServedJob& job) {
   Perform(job);
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -24,7 +24,7 @@
 #include "services/aggregator/aggregator_data_plane.h"
 
 // The data plane over a real transport, spoken to by agents that are made by hand.
-namespace talweg {
+namespace talweg::aggregator {
 
 using wire::FrameType;
 
@@ -293,6 +293,6 @@ struct Pool {
   std::vector<std::unique_ptr<HandAgent>> agents;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_DATA_PLANE_FIXTURE_H_

@@ -8,7 +8,7 @@
 #include "services/aggregator/aggregator_data_plane_fixture.h"
 
 // What rules say of jobs and tenants, and how many connections there may be (docs/quotas.md).
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[aggregator]") {
@@ -134,4 +134,4 @@ TEST_CASE("AggregatorDataPlane: jobs of one tenant share its limit", "[aggregato
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -11,7 +11,7 @@
 #include "libs/transport/tcp/tcp_transport.h"
 #include "services/aggregator/aggregator_data_plane_fixture.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr char kJobWasOver[] =
@@ -448,4 +448,4 @@ TEST_CASE("AggregatorDataPlane: over libfabric a Hello of another member than th
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

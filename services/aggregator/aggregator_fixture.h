@@ -9,7 +9,7 @@
 
 // For tests of the daemon in one process, with no scheduler to be found. With one:
 // tests/integration.
-namespace talweg {
+namespace talweg::aggregator {
 
 inline constexpr int64_t kTimeoutNs = 60'000'000'000;
 
@@ -22,6 +22,6 @@ inline config::AggregatorConfig TestConfig() {
   return config;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_FIXTURE_H_

@@ -9,7 +9,7 @@
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 // The last word to the scheduler, when draining has taken all the time that there was.
@@ -128,4 +128,4 @@ void AggregatorLife::End() {
   if (std::exchange(state_, State::kEnded) != State::kEnded) on_ended_();
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

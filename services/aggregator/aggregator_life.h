@@ -17,7 +17,7 @@
 #include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/scheduler_link.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // An aggregator's life: what the scheduler and signals say to it, and how it ends.
 //
@@ -89,6 +89,6 @@ class AggregatorLife {
   absl::Status result_;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_LIFE_H_

@@ -11,7 +11,7 @@
 #include "libs/runtime/manual_clock.h"
 #include "libs/transport/loopback/loopback_transport.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
@@ -202,4 +202,4 @@ TEST_CASE("AggregatorLife: one that never registered ends at once", "[aggregator
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

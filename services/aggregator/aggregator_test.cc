@@ -13,7 +13,7 @@
 #include "libs/runtime/clock.h"
 #include "services/aggregator/aggregator_fixture.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggregator]") {
@@ -87,4 +87,4 @@ TEST_CASE("Aggregator: a port that is taken is an error that names it", "[aggreg
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -7,7 +7,7 @@
 
 #include "libs/wire/frames.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // How much of an agent's credit may wait for a result to ride on: a frame of its own would wake an
 // agent that can do nothing with it. As much as comes over the connection in a millisecond, because
@@ -41,6 +41,6 @@ class CreditMeter {
   uint64_t bytes_in_period_ = 0;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_

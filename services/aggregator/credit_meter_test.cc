@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
@@ -39,4 +39,4 @@ TEST_CASE("CreditMeter: over a fast one what comes in a millisecond, within boun
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

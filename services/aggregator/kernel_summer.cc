@@ -2,7 +2,7 @@
 #include "libs/reduce/reduce.h"
 #include "services/aggregator/summer.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 class Kernels final : public Summer {
@@ -20,4 +20,4 @@ const Summer& KernelSummer() {
   return kernels;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

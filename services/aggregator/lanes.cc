@@ -7,7 +7,7 @@
 #include "libs/runtime/incarnation.h"
 #include "libs/status/status.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 // The K-th port after a single one. Of a range, and of port 0, each lane takes one that is free.
@@ -95,4 +95,4 @@ std::map<std::string, std::string> Lanes::addresses() const {
   return addresses;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -19,7 +19,7 @@
 #include "libs/runtime/clock.h"
 #include "services/aggregator/aggregator.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // What lane `lane` of the daemon is given: its own name and addresses, and an equal part of the
 // memory. Lane 0 has the daemon's.
@@ -63,6 +63,6 @@ class Lanes {
   std::vector<Lane> lanes_;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_LANES_H_

@@ -13,7 +13,7 @@
 #include "libs/runtime/host_id.h"
 #include "services/aggregator/aggregator_fixture.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 config::AggregatorConfig ThreeLanes() {
@@ -103,4 +103,4 @@ TEST_CASE("Lanes: a CPU that is not there ends all, and is named", "[aggregator]
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

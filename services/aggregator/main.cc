@@ -13,7 +13,7 @@
 #include "services/aggregator/lanes.h"
 #include "services/credentials/credentials.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarnation incarnation) {
@@ -24,7 +24,7 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   TALWEG_ASSIGN_OR_RETURN(const std::string job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
   TALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<const rpc::Credentials> credentials,
-                          LoadCredentials(config));
+                          credentials::LoadCredentials(config));
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Lanes> lanes,
                           Lanes::Create(config, incarnation, &clock, job_secret, credentials));
   std::string signalled;
@@ -47,7 +47,7 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 int main(int argc, char** argv) {
   const talweg::config::AggregatorConfig config =
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   talweg::ParseLogLevel(config.log_level, &level);
   const talweg::Incarnation incarnation = talweg::NewIncarnation();
   talweg::StartLog("talweg-aggregator", incarnation.value(), level);
-  const absl::Status status = talweg::ServeUntilSignalled(config, incarnation);
+  const absl::Status status = talweg::aggregator::ServeUntilSignalled(config, incarnation);
   if (status.ok()) return 0;
   std::fprintf(stderr, "talweg-aggregator: %s\n", talweg::StatusText(status).c_str());
   return 1;

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-namespace talweg {
+namespace talweg::aggregator {
 
 void Outbox::AddWelcome(Epoch epoch, const wire::Welcome& welcome) {
   FlushEntries();
@@ -36,4 +36,4 @@ void Outbox::FlushEntries() {
   writer_.reset();
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -11,7 +11,7 @@
 #include "libs/base/ids.h"
 #include "libs/wire/frames.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // Puts the entries for one connection into as few frames as their order allows: entries of one type
 // and epoch that follow each other share a frame. Credit rides on whatever leaves.
@@ -53,6 +53,6 @@ class Outbox {
   uint64_t credit_bytes_ = 0;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_OUTBOX_H_

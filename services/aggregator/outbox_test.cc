@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 struct Posted {
@@ -105,4 +105,4 @@ TEST_CASE("Outbox: nothing is in flight after a FenceAck, so credit before it is
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 class RegistrationLink final : public SchedulerLink {
@@ -91,4 +91,4 @@ std::unique_ptr<SchedulerLink> NewRegistrationLink(rpc::SchedulerLinkOptions opt
                                             std::move(on_event));
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -12,7 +12,7 @@
 #include "libs/rpc/scheduler_client.h"
 #include "services/aggregator/scheduler_link.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // Calls that block, on their way to a thread that may block. Any thread.
 class BlockingCalls {
@@ -39,6 +39,6 @@ std::unique_ptr<SchedulerLink> NewRegistrationLink(rpc::SchedulerLinkOptions opt
                                                    BlockingCalls* calls,
                                                    SchedulerLink::OnEvent on_event);
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_REGISTRATION_LINK_H_

@@ -12,7 +12,7 @@
 #include "libs/rpc/scheduler_events.h"
 #include "libs/view/view.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // One incarnation's place in the scheduler's pool: registers, keeps the lease, watches jobs.
 //
@@ -38,6 +38,6 @@ class SchedulerLink {
                           std::function<void(absl::Status told)> done) = 0;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_SCHEDULER_LINK_H_

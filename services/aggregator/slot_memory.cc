@@ -12,7 +12,7 @@
 #include "libs/base/check.h"
 #include "libs/status/status.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr size_t kPageBytes = 4 * kKiB;
@@ -88,4 +88,4 @@ absl::StatusOr<SlotMemory> SlotPool::Allocate(uint64_t bytes) {
   return SlotMemory(chunk_, offset, bytes);
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

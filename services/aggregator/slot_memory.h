@@ -15,7 +15,7 @@
 #include "libs/base/bytes.h"
 #include "libs/transport/transport.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // Memory that a transport may register. Freed by the destructor.
 class Mapping {
@@ -103,6 +103,6 @@ class SlotPool {
   uint64_t used_bytes_ = 0;
 };
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_SLOT_MEMORY_H_

@@ -9,7 +9,7 @@
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("SlotPool: small memory shares registrations, large has its own", "[aggregator]") {
@@ -35,4 +35,4 @@ TEST_CASE("SlotPool: small memory shares registrations, large has its own", "[ag
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::aggregator

@@ -8,7 +8,7 @@
 #include "libs/reduce/isa.h"
 #include "libs/rpc/conversion.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 namespace {
 
 constexpr uint32_t kOpenRoundsDefault = 100;
@@ -111,4 +111,4 @@ void FillStatus(const AggregatorDataPlane& data_plane,
   named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
 }
 
-}  // namespace talweg
+}  // namespace talweg::aggregator

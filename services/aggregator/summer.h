@@ -9,7 +9,7 @@
 #include "libs/base/collective.h"
 #include "libs/base/dtype.h"
 
-namespace talweg {
+namespace talweg::aggregator {
 
 // What reduce::LastHop and reduce::Reduce need.
 struct SliceSum {
@@ -32,6 +32,6 @@ class Summer {
 // The kernels of libs/reduce.
 const Summer& KernelSummer();
 
-}  // namespace talweg
+}  // namespace talweg::aggregator
 
 #endif  // TALWEG_SERVICES_AGGREGATOR_SUMMER_H_

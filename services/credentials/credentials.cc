@@ -4,7 +4,7 @@
 #include "libs/config/secret_file.h"
 #include "libs/status/status.h"
 
-namespace talweg {
+namespace talweg::credentials {
 
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
     const config::ProcessConfig& config) {
@@ -16,4 +16,4 @@ absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
                                  .token_audience = config.token_audience});
 }
 
-}  // namespace talweg
+}  // namespace talweg::credentials

@@ -8,12 +8,12 @@
 #include "libs/config/config.h"
 #include "libs/rpc/credentials.h"
 
-namespace talweg {
+namespace talweg::credentials {
 
 // What the daemon's options say. Null: no TLS. The error names the file and the remedy.
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
     const config::ProcessConfig& config);
 
-}  // namespace talweg
+}  // namespace talweg::credentials
 
 #endif  // TALWEG_SERVICES_CREDENTIALS_CREDENTIALS_H_

@@ -20,7 +20,7 @@
 #include "services/credentials/credentials.h"
 #include "services/scheduler/scheduler.h"
 
-namespace talweg {
+namespace talweg::scheduler {
 namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
@@ -45,7 +45,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   const std::string store_name = store->name();
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config.listen, config.interface));
-  scheduler::SchedulerOptions options;
+  SchedulerOptions options;
   options.server.unix_path = listen.path;
   options.server.bind_host = listen.host;
   options.server.port_min = listen.port_first;
@@ -54,7 +54,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.insecure = config.insecure;
   options.server.gate = std::make_shared<rpc::CallGate>(rpc::CallLimitOptions{
       .per_second_max = config.peer_calls_per_second_max, .open_max = config.peer_calls_open_max});
-  TALWEG_ASSIGN_OR_RETURN(options.server.credentials, LoadCredentials(config));
+  TALWEG_ASSIGN_OR_RETURN(options.server.credentials, credentials::LoadCredentials(config));
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
@@ -65,12 +65,12 @@ absl::Status Serve(const config::SchedulerConfig& config) {
                           config::LoadSecret(config, config::ProcessEnvironment()));
 
   absl::Status failure;
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<scheduler::Scheduler> daemon,
-                          scheduler::Scheduler::Start(options, std::move(store), &clock, loop.get(),
-                                                      [&](const absl::Status& status) {
-                                                        failure = status;
-                                                        loop->Stop();
-                                                      }));
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Scheduler> daemon,
+                          Scheduler::Start(options, std::move(store), &clock, loop.get(),
+                                           [&](const absl::Status& status) {
+                                             failure = status;
+                                             loop->Stop();
+                                           }));
   TALWEG_RETURN_IF_ERROR(signal->Watch(loop.get(), [&](int signal_number) {
     Log(LogLevel::kInfo, "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
     loop->Stop();
@@ -89,14 +89,14 @@ absl::Status Serve(const config::SchedulerConfig& config) {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::scheduler
 
 int main(int argc, char** argv) {
   const talweg::config::SchedulerConfig config = talweg::config::SchedulerConfigOrExit(argc, argv);
   talweg::LogLevel level = talweg::LogLevel::kInfo;
   talweg::ParseLogLevel(config.log_level, &level);
   talweg::StartLog("talweg-scheduler", talweg::NewIncarnation().value(), level);
-  const absl::Status status = talweg::Serve(config);
+  const absl::Status status = talweg::scheduler::Serve(config);
   if (status.ok()) return 0;
   talweg::Log(talweg::LogLevel::kError, talweg::StatusText(status));
   return 1;

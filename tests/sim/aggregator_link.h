@@ -18,7 +18,7 @@ namespace talweg::sim {
 
 // What an aggregator's life says to the simulated scheduler, and hears: rpc::AggregatorRegistration
 // over simulated calls and streams.
-class AggregatorLink final : public SchedulerLink {
+class AggregatorLink final : public aggregator::SchedulerLink {
  public:
   // All outlive it.
   AggregatorLink(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,

@@ -19,7 +19,8 @@ constexpr int64_t kTickNs = 250 * kMillisecond;
 constexpr uint64_t kPassNs = 20 * kMicrosecond;
 constexpr uint64_t kSumNs = 100 * kMicrosecond;
 
-DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config, const std::string& name) {
+aggregator::DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config,
+                                       const std::string& name) {
   return {.name = name,
           .incarnation = config.incarnation,
           .credit_bytes = config.profile->credit_bytes,
@@ -87,7 +88,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
            .scheduler = "the scheduler",
            .drain_timeout_ns = 40 * network->Delay()},
           &data_plane_, &clock_,
-          [this](Incarnation, SchedulerLink::OnEvent on_event) {
+          [this](Incarnation, aggregator::SchedulerLink::OnEvent on_event) {
             return std::make_unique<AggregatorLink>(
                 timeline_, trace_, network_, scheduler_, config_.host,
                 [this, on_event = std::move(on_event)](const rpc::AggregatorEvent& event) {

@@ -57,11 +57,11 @@ class AggregatorProcess : private TransportWatcher {
     return data_plane_.leaving_jobs();
   }
   const std::string& name() const { return name_; }
-  bool draining() const { return life_.state() != AggregatorLife::State::kServing; }
+  bool draining() const { return life_.state() != aggregator::AggregatorLife::State::kServing; }
   bool refused() const { return !life_.result().ok(); }
   const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
   // What cores have counted whose job is over.
-  AggregatorDataPlane::Totals totals() const { return data_plane_.totals(); }
+  aggregator::AggregatorDataPlane::Totals totals() const { return data_plane_.totals(); }
 
  private:
   // What was seen of a job when nothing was going on.
@@ -119,8 +119,8 @@ class AggregatorProcess : private TransportWatcher {
   CellMemory memory_;
   const CellSummer summer_;
   SimTransport transport_;
-  AggregatorDataPlane data_plane_;
-  AggregatorLife life_;
+  aggregator::AggregatorDataPlane data_plane_;
+  aggregator::AggregatorLife life_;
 
   bool poll_due_ = false;
   std::map<JobId, Seen> seen_;

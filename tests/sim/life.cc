@@ -565,7 +565,7 @@ void World::Gather(LifeResult& result) {
     for (const aggregation::AggregatorCore* const job : process.jobs()) gather_job(job->counters());
     for (const aggregation::AggregatorCore* const job : process.leaving_jobs())
       gather_job(job->counters());
-    const AggregatorDataPlane::Totals totals = process.totals();
+    const aggregator::AggregatorDataPlane::Totals totals = process.totals();
     gather_job(totals.ended);
     result.coverage["a result waits for others"] += totals.results_queued;
     result.coverage["a result that waits leaves before a FenceAck"] += totals.results_hurried;

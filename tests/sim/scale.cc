@@ -44,7 +44,7 @@ struct Aggregator {
   Station station;
   aggregation::MemoryBudget budget{uint64_t{1} << 60};
   std::optional<aggregation::AggregatorCore> job;  // From its first view on.
-  std::map<ConnectionId, Outbox> outboxes;
+  std::map<ConnectionId, aggregator::Outbox> outboxes;
   // What the present event posts, in order.
   std::vector<std::pair<ConnectionId, std::shared_ptr<FrameInFlight>>> posted;
 };
@@ -317,10 +317,11 @@ class ScaleWorld final : public Peers {
     }
   }
 
-  static Outbox& OutboxOf(Aggregator& aggregator, ConnectionId connection) {
+  static aggregator::Outbox& OutboxOf(Aggregator& aggregator, ConnectionId connection) {
     const auto found = aggregator.outboxes.find(connection);
     if (found != aggregator.outboxes.end()) return found->second;
-    const Outbox::PostFrame post = [&aggregator, connection](std::vector<std::byte> bytes) {
+    const aggregator::Outbox::PostFrame post = [&aggregator,
+                                                connection](std::vector<std::byte> bytes) {
       aggregator.posted.emplace_back(connection, std::make_shared<FrameInFlight>(std::move(bytes)));
     };
     return aggregator.outboxes.try_emplace(connection, aggregator.job->config().job, post)
@@ -363,7 +364,7 @@ class ScaleWorld final : public Peers {
     }
   }
 
-  static void Add(Outbox& outbox, const aggregation::Send& send) {
+  static void Add(aggregator::Outbox& outbox, const aggregation::Send& send) {
     std::visit(
         [&](const auto& entry) {
           using Entry = std::decay_t<decltype(entry)>;

@@ -9,7 +9,7 @@
 namespace talweg::sim {
 namespace {
 
-class CellMapping final : public Mapping {
+class CellMapping final : public aggregator::Mapping {
  public:
   explicit CellMapping(size_t bytes) : words_(bytes / sizeof(uint64_t)) {
     bytes_ = std::as_writable_bytes(std::span(words_));
@@ -27,11 +27,11 @@ uint64_t LoadCell(const std::byte* at) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Mapping>> CellMemory::Map(size_t bytes) {
+absl::StatusOr<std::unique_ptr<aggregator::Mapping>> CellMemory::Map(size_t bytes) {
   return std::make_unique<CellMapping>(bytes);
 }
 
-void CellSummer::Sum(const SliceSum& sum) const {
+void CellSummer::Sum(const aggregator::SliceSum& sum) const {
   float ranks = 0;
   for (const float count : sum.rank_counts) ranks += count;
   if (ranks != static_cast<float>(sum.rank_count_total)) throw Violation{"a false divisor"};

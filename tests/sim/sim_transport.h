@@ -34,15 +34,15 @@ class SimClock final : public Clock {
   const Timeline* const timeline_;
 };
 
-class CellMemory final : public MemorySource {
+class CellMemory final : public aggregator::MemorySource {
  public:
-  absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<aggregator::Mapping>> Map(size_t bytes) override;
 };
 
 // Adds cells as the ledger does, in the order of the inputs.
-class CellSummer final : public Summer {
+class CellSummer final : public aggregator::Summer {
  public:
-  void Sum(const SliceSum& sum) const override;
+  void Sum(const aggregator::SliceSum& sum) const override;
 };
 
 // What the world sees of a transport that its owner does not, or not at this moment.

@@ -166,7 +166,7 @@ void ExamineCpu(const MachineFacts& facts, std::vector<Finding>& findings) {
                   "sysctl kernel.numa_balancing=0")
             : Good("topology", text));
     std::vector<std::string> nics;
-    for (const TopologyNic& nic : facts.topology->nics) {
+    for (const topology::Nic& nic : facts.topology->nics) {
       nics.push_back(absl::StrCat(
           nic.name, nic.numa_node ? absl::StrCat(" (node ", *nic.numa_node, ")") : ""));
     }

@@ -47,7 +47,7 @@ struct MachineFacts {
   std::string congestion_control;                    // Empty: unknown.
   std::optional<uint64_t> receive_buffer_bytes_max;  // net.ipv4.tcp_rmem
   std::optional<uint64_t> send_buffer_bytes_max;     // net.ipv4.tcp_wmem
-  std::optional<Topology> topology;
+  std::optional<topology::Topology> topology;
   bool numa_balancing = false;
   bool avx2 = false;  // With all that the kernels of that name need; the next likewise.
   bool avx512 = false;

@@ -25,7 +25,7 @@ MachineFacts GoodMachine() {
   facts.clock_synchronized = true;
   facts.governor = "performance";
   facts.daemons = {{"talweg-agent", "/usr/bin/talweg-agent"}};
-  Topology topology;
+  topology::Topology topology;
   topology.cores = {{0, 0, {0, 1}}, {0, 0, {2, 3}}};
   topology.numa_nodes = {{0, 64 * kGiB}};
   topology.nics = {{"eth0", "0000:01:00.0", 0, 0}};

@@ -205,7 +205,8 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   ReadControlGroup(facts);
   ReadLibfabric(facts);
   ReadNetwork(facts);
-  if (absl::StatusOr<Topology> topology = ReadTopology(); topology.ok()) facts.topology = *topology;
+  if (absl::StatusOr<topology::Topology> topology = topology::ReadTopology(); topology.ok())
+    facts.topology = *topology;
   const std::vector<std::string> balancing = Words("/proc/sys/kernel/numa_balancing");
   facts.numa_balancing = !balancing.empty() && balancing[0] != "0";
   facts.avx2 = reduce::IsSupported(reduce::Isa::kAvx2);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace talweg {
+namespace talweg::telemetry {
 
 Counter& CounterSet::Get(const std::string& name, const std::string& help) {
   const std::lock_guard lock(mutex_);
@@ -32,4 +32,4 @@ std::vector<CounterValue> CounterSet::Snapshot() const {
   return values;
 }
 
-}  // namespace talweg
+}  // namespace talweg::telemetry

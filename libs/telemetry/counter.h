@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace talweg {
+namespace talweg::telemetry {
 
 // A number that one or several threads change and any thread reads. Counters say nothing about each
 // other: a reader may see a later change of one and not yet an earlier change of another.
@@ -54,6 +54,6 @@ class CounterSet {
   std::deque<Entry> entries_;  // A deque: entries never move.
 };
 
-}  // namespace talweg
+}  // namespace talweg::telemetry
 
 #endif  // TALWEG_LIBS_TELEMETRY_COUNTER_H_

@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-namespace talweg {
+namespace talweg::telemetry {
 namespace {
 
 spdlog::level::level_enum SpdlogLevel(LogLevel level) {
@@ -100,4 +100,4 @@ void internal::WriteLog(LogLevel level, const std::string& text) {
   Logger()->log(SpdlogLevel(level), spdlog::string_view_t(Escaped(text)));
 }
 
-}  // namespace talweg
+}  // namespace talweg::telemetry

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace talweg {
+namespace talweg::telemetry {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
@@ -43,6 +43,6 @@ void Log(LogLevel level, const Parts&... parts) {
   internal::WriteLog(level, text.str());
 }
 
-}  // namespace talweg
+}  // namespace talweg::telemetry
 
 #endif  // TALWEG_LIBS_TELEMETRY_LOG_H_

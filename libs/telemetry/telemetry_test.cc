@@ -12,7 +12,7 @@
 #include "libs/telemetry/counter.h"
 #include "libs/telemetry/log.h"
 
-namespace talweg {
+namespace talweg::telemetry {
 namespace {
 
 // What the process writes to stderr while this lives.
@@ -112,4 +112,4 @@ TEST_CASE("Log: lines go to a sink while there is one", "[telemetry]") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::telemetry

@@ -11,7 +11,7 @@
 
 #include "libs/base/bytes.h"
 
-namespace talweg {
+namespace talweg::topology {
 namespace {
 
 constexpr unsigned kPciDisplay = 0x03;
@@ -120,12 +120,12 @@ Topology ValueOf(hwloc_topology_t handle) {
 
 uint32_t Topology::CpuCount() const {
   size_t count = 0;
-  for (const TopologyCore& core : cores) count += core.cpus.size();
+  for (const Core& core : cores) count += core.cpus.size();
   return static_cast<uint32_t>(count);
 }
 
-const TopologyGpu* Topology::FindGpu(std::string_view pci_address) const {
-  for (const TopologyGpu& gpu : gpus) {
+const Gpu* Topology::FindGpu(std::string_view pci_address) const {
+  for (const Gpu& gpu : gpus) {
     if (absl::EqualsIgnoreCase(gpu.pci_address, {pci_address.data(), pci_address.size()}))
       return &gpu;
   }
@@ -137,7 +137,7 @@ std::string Topology::ToString() const {
     return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
   };
   uint64_t memory_bytes = 0;
-  for (const TopologyNumaNode& node : numa_nodes) memory_bytes += node.memory_bytes;
+  for (const NumaNode& node : numa_nodes) memory_bytes += node.memory_bytes;
   return absl::StrCat(counted(socket_count, "socket"), ", ", counted(cores.size(), "core"), ", ",
                       counted(CpuCount(), "cpu"), ", ", counted(numa_nodes.size(), "NUMA node"),
                       ", ", FormatBytes(memory_bytes));
@@ -164,4 +164,4 @@ absl::StatusOr<Topology> ParseTopology(const std::string& xml) {
   return ValueOf(handle->get());
 }
 
-}  // namespace talweg
+}  // namespace talweg::topology

@@ -11,13 +11,13 @@
 
 #include "libs/base/bytes.h"
 
-namespace talweg {
+namespace talweg::topology {
 namespace {
 
 // The bytes of the largest cache of that level.
 uint64_t CacheBytes(const Topology& topology, uint32_t level) {
   uint64_t bytes = 0;
-  for (const TopologyCache& cache : topology.caches) {
+  for (const Cache& cache : topology.caches) {
     if (cache.level == level) bytes = std::max(bytes, cache.bytes);
   }
   return bytes;
@@ -30,10 +30,10 @@ TEST_CASE("ParseTopology: two sockets with a NIC each", "[topology]") {
   const Topology topology = ParseTopology(xml).value();
   CHECK(topology.cpu_model == "AMD EPYC 9124 16-Core Processor");
   CHECK(topology.socket_count == 2);
-  CHECK(topology.numa_nodes == std::vector<TopologyNumaNode>{{0, 128 * kGiB}, {1, 128 * kGiB}});
+  CHECK(topology.numa_nodes == std::vector<NumaNode>{{0, 128 * kGiB}, {1, 128 * kGiB}});
   REQUIRE(topology.cores.size() == 8);
-  CHECK(topology.cores[0] == TopologyCore{0, 0, {0, 1}});
-  CHECK(topology.cores[7] == TopologyCore{1, 1, {14, 15}});
+  CHECK(topology.cores[0] == Core{0, 0, {0, 1}});
+  CHECK(topology.cores[7] == Core{1, 1, {14, 15}});
   CHECK(topology.CpuCount() == 16);
   CHECK(CacheBytes(topology, 1) == 32 * kKiB);
   CHECK(CacheBytes(topology, 2) == kMiB);
@@ -55,10 +55,10 @@ TEST_CASE("ParseTopology: two switches with two GPUs each", "[topology]") {
   REQUIRE(file);
   const std::string xml(std::istreambuf_iterator<char>(file), {});
   const Topology topology = ParseTopology(xml).value();
-  CHECK(topology.gpus == std::vector<TopologyGpu>{{"0000:01:00.0", "0000:00:01.1", 0},
-                                                  {"0000:02:00.0", "0000:00:01.1", 0},
-                                                  {"0000:03:00.0", "0000:80:01.1", 1},
-                                                  {"0000:04:00.0", "0000:80:01.1", 1}});
+  CHECK(topology.gpus == std::vector<Gpu>{{"0000:01:00.0", "0000:00:01.1", 0},
+                                          {"0000:02:00.0", "0000:00:01.1", 0},
+                                          {"0000:03:00.0", "0000:80:01.1", 1},
+                                          {"0000:04:00.0", "0000:80:01.1", 1}});
   CHECK(topology.FindGpu("0000:03:00.0") == &topology.gpus[2]);
   CHECK(topology.FindGpu("0000:05:00.0") == nullptr);
   CHECK(topology.nics.empty());
@@ -81,4 +81,4 @@ TEST_CASE("ReadTopology: this machine has what the kernel says", "[topology]") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::topology

@@ -170,7 +170,8 @@ absl::Status Agent::OpenGpuFront() {
   std::string why;
   TALWEG_ASSIGN_OR_RETURN(gpu_platform_, OpenGpus(config_, &why));
   const bool is_fake = gpu_platform_ != nullptr && !config_.test_fake_gpus.empty();
-  Log(is_fake ? LogLevel::kWarning : LogLevel::kInfo, "GPUs: ", why);
+  telemetry::Log(is_fake ? telemetry::LogLevel::kWarning : telemetry::LogLevel::kInfo,
+                 "GPUs: ", why);
   return absl::OkStatus();
 }
 
@@ -244,21 +245,22 @@ absl::Status Agent::OpenAdmin() {
                                                       .insecure = config_.insecure,
                                                       .gate = gate},
                                                      {admin_service_->service()}));
-  if (!admin_->warning().empty()) Log(LogLevel::kWarning, admin_->warning());
+  if (!admin_->warning().empty()) telemetry::Log(telemetry::LogLevel::kWarning, admin_->warning());
   admin_->SetServing("talweg.agent.v1.AdminService", true);
   return absl::OkStatus();
 }
 
 absl::Status Agent::Run() {
-  Log(LogLevel::kInfo, "serving ", config_.rank_count, " ranks of job '", config_.job, "' as node ",
-      config_.node_rank, " at ", options_.socket_path, ", admin at ", admin_->address(),
-      standalone() ? ", alone" : "");
+  telemetry::Log(telemetry::LogLevel::kInfo, "serving ", config_.rank_count, " ranks of job '",
+                 config_.job, "' as node ", config_.node_rank, " at ", options_.socket_path,
+                 ", admin at ", admin_->address(), standalone() ? ", alone" : "");
   loop_->AddPoller(this);
   driver_->Join();
   loop_->Run();
   loop_->RemovePoller(this);
   const absl::Status left = driver_->Leave();
-  if (!left.ok()) Log(LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
+  if (!left.ok())
+    telemetry::Log(telemetry::LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
   WriteTrace();
   admin_->Shutdown(0);
   CloseDevices();
@@ -266,7 +268,7 @@ absl::Status Agent::Run() {
   driver_->CloseMemory();
   loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
   rank_server_.reset();
-  Log(LogLevel::kInfo, "ends: ", driver_->life().how_it_ends().text);
+  telemetry::Log(telemetry::LogLevel::kInfo, "ends: ", driver_->life().how_it_ends().text);
   return driver_->end();
 }
 
@@ -342,6 +344,8 @@ void Agent::OnGpuFailed(const std::string& text) {
   driver_->OnRankFailure(text);
 }
 
-void Agent::OnGpuNote(const std::string& text) { Log(LogLevel::kWarning, "GPUs: ", text); }
+void Agent::OnGpuNote(const std::string& text) {
+  telemetry::Log(telemetry::LogLevel::kWarning, "GPUs: ", text);
+}
 
 }  // namespace talweg::agent

@@ -129,7 +129,7 @@ class Agent final : private Poller, private GpuEvents {
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Mailbox<Mail>> mailbox_;
   std::unique_ptr<shm::RankServer> rank_server_;
-  CounterSet counters_;                              // The transport's.
+  telemetry::CounterSet counters_;                   // The transport's.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
   std::unique_ptr<gpu::Platform> gpu_platform_;      // Until gpus_ has it.
   std::unique_ptr<GpuFront> gpus_;                   // Null without GPUs.

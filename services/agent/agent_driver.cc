@@ -121,7 +121,7 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
               FinishRound(e);
             }
           } else if constexpr (std::is_same_v<E, pipeline::FailTensor>) {
-            Log(LogLevel::kError, e.text);
+            telemetry::Log(telemetry::LogLevel::kError, e.text);
           } else if constexpr (std::is_same_v<E, pipeline::Quiesced>) {
             link_->Quiesced(e.id, e.step);
           } else if constexpr (std::is_same_v<E, pipeline::ReportLost>) {
@@ -129,7 +129,8 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<E, pipeline::RanksDone>) {
             life_.OnRanksDone();
           } else if constexpr (std::is_same_v<E, pipeline::Log>) {
-            Log(e.is_warning ? LogLevel::kWarning : LogLevel::kInfo, e.text);
+            telemetry::Log(
+                e.is_warning ? telemetry::LogLevel::kWarning : telemetry::LogLevel::kInfo, e.text);
           } else {
             Do(e);
           }
@@ -141,7 +142,8 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
 void AgentDriver::Do(pipeline::FailJob& effect) {
   if (!life_.Leaves()) {
     if (scheduler_silent_since_ns_ != 0) effect.text += "; " + SchedulerSilenceText();
-    Log(LogLevel::kError, "job '", options_.job_name, "' has failed: ", effect.text);
+    telemetry::Log(telemetry::LogLevel::kError, "job '", options_.job_name,
+                   "' has failed: ", effect.text);
     end_ = absl::AbortedError(effect.text);
   }
   life_.OnFailed(core_->failed_text(), NowNs());

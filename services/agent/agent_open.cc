@@ -45,7 +45,7 @@ std::string SettingProblem(const config::AgentConfig& config, const View& view) 
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
-    const Clock* clock, CounterSet* counters) {
+    const Clock* clock, telemetry::CounterSet* counters) {
   transport::NetworkOptions network_options = NetworkOf(config);
   const int64_t silence_ns = network_options.fabric.silence_ns;
   network_options.fabric.devices = devices;
@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
   // What libfabric's tcp lacks is the aggregators' to say: nobody connects to an agent.
   if (config.provider != "tcp") {
     const std::string warning = transport::NetworkWarning(network_options);
-    if (!warning.empty()) Log(LogLevel::kWarning, warning);
+    if (!warning.empty()) telemetry::Log(telemetry::LogLevel::kWarning, warning);
   }
   if (local == nullptr) return network;
   return transport::NewCompositeTransport(std::move(network), std::move(local));

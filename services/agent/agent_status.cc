@@ -200,7 +200,8 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
   named["completions"] = ranks.completions;
   named["wakes_sent"] = ranks.wakes_sent;
   named["doorbells_received"] = ranks.doorbells_received;
-  for (const CounterValue& counter : counters_.Snapshot()) named[counter.name] = counter.value;
+  for (const telemetry::CounterValue& counter : counters_.Snapshot())
+    named[counter.name] = counter.value;
   if (gpus_ == nullptr) return;
   const GpuStageCounters& gpus = gpus_->stage().counters();
   named["gpu_pieces_by_kernel"] = gpus.pieces_by_kernel;
@@ -241,8 +242,8 @@ void Agent::WriteTrace() const {
   int error = WriteFile(partial, json);
   if (error == 0 && std::rename(partial.c_str(), config_.trace_path.c_str()) != 0) error = errno;
   if (error == 0) return;
-  Log(LogLevel::kError, "the trace could not be written to trace_path ", config_.trace_path, ": ",
-      std::generic_category().message(error));
+  telemetry::Log(telemetry::LogLevel::kError, "the trace could not be written to trace_path ",
+                 config_.trace_path, ": ", std::generic_category().message(error));
 }
 
 }  // namespace talweg::agent

@@ -19,8 +19,9 @@ void AgentDriver::FailJob(const std::string& text) {
 void AgentDriver::OnView(const View& view) {
   job_ = view.job;
   if (!link_->IsAlone()) {
-    Log(LogLevel::kInfo, "view of epoch ", view.epoch, ": ", view.members.size(), " members, ",
-        view.RankCount(), " ranks, ", view.aggregators.size(), " aggregators");
+    telemetry::Log(telemetry::LogLevel::kInfo, "view of epoch ", view.epoch, ": ",
+                   view.members.size(), " members, ", view.RankCount(), " ranks, ",
+                   view.aggregators.size(), " aggregators");
     const std::string problem = options_.view_problem ? options_.view_problem(view) : "";
     if (!problem.empty()) {
       link_->ReportLost({.text = problem, .rank = std::nullopt});
@@ -42,8 +43,8 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         using E = std::decay_t<decltype(e)>;
         if constexpr (std::is_same_v<E, rpc::Joined>) {
           job_ = e.job;
-          Log(LogLevel::kInfo, "joined job '", options_.job_name, "' (", e.job, ") as node ",
-              options_.self.node.value());
+          telemetry::Log(telemetry::LogLevel::kInfo, "joined job '", options_.job_name, "' (",
+                         e.job, ") as node ", options_.self.node.value());
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
           FailJob("cannot join job '" + options_.job_name + "': " + StatusText(e.status));
         } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
@@ -59,12 +60,12 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
           core_->OnMemberLeft(e.id, e.text);
         } else if constexpr (std::is_same_v<E, rpc::JoinDelayed>) {
-          Log(LogLevel::kWarning, "not let in yet: ", e.text);
+          telemetry::Log(telemetry::LogLevel::kWarning, "not let in yet: ", e.text);
         } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
           if (scheduler_silent_since_ns_ == 0) {
-            Log(LogLevel::kWarning, "the scheduler at ", options_.scheduler,
-                " cannot be reached: ", e.text,
-                job_ == JobId{0} ? "; trying again" : "; running steps go on");
+            telemetry::Log(telemetry::LogLevel::kWarning, "the scheduler at ", options_.scheduler,
+                           " cannot be reached: ", e.text,
+                           job_ == JobId{0} ? "; trying again" : "; running steps go on");
             scheduler_silent_since_ns_ = NowNs();
             // Until it has joined, the time limit is that of joining.
             if (job_ != JobId{0}) core_->OnSchedulerSilent(NowNs());
@@ -73,7 +74,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         } else {
           static_assert(std::is_same_v<E, rpc::Reachable>);
           if (scheduler_silent_since_ns_ != 0) {
-            Log(LogLevel::kInfo, "the scheduler answers again");
+            telemetry::Log(telemetry::LogLevel::kInfo, "the scheduler answers again");
           }
           scheduler_silent_since_ns_ = 0;
           scheduler_text_.clear();
@@ -91,8 +92,8 @@ std::string AgentDriver::SchedulerSilenceText() const {
 
 bool AgentDriver::Stop(const std::string& why) {
   if (!life_.OnStop(why, NowNs())) return false;
-  Log(LogLevel::kInfo, life_.why_it_stops(), "; ranks have ", options_.drain_ns / 1'000'000,
-      " ms to finish");
+  telemetry::Log(telemetry::LogLevel::kInfo, life_.why_it_stops(), "; ranks have ",
+                 options_.drain_ns / 1'000'000, " ms to finish");
   return true;
 }
 
@@ -125,7 +126,7 @@ void AgentDriver::Live() {
 }
 
 void AgentDriver::Restart() {
-  Log(LogLevel::kInfo, "all ranks have left; ready for the next");
+  telemetry::Log(telemetry::LogLevel::kInfo, "all ranks have left; ready for the next");
   desk_->Restart();
   memory_->DropNicRegions();
   if (devices_ != nullptr) devices_->ForgetTensors();

@@ -42,8 +42,8 @@ void AgentDriver::OnRankPush(const pipeline::Push& push) {
 }
 
 void AgentDriver::OnRankLeft(LocalRank rank, bool clean, const std::string& text) {
-  Log(clean ? LogLevel::kInfo : LogLevel::kWarning, "local rank ", rank,
-      clean ? " has left" : " was lost: ", clean ? "" : text);
+  telemetry::Log(clean ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning, "local rank ",
+                 rank, clean ? " has left" : " was lost: ", clean ? "" : text);
   if (devices_ != nullptr) devices_->OnRankLeft(rank);
   Deliver([this, rank, clean, text](pipeline::Effects& out) {
     core_->OnRankLeft(rank, clean, text, NowNs(), out);

@@ -70,7 +70,8 @@ bool AgentDriver::NameWaiting() {
   const int64_t second = NowNs() / 1'000'000'000;
   if (second != waiting_second_) {
     if (waiting_unnamed_ > 0) {
-      Log(LogLevel::kWarning, waiting_unnamed_, " more tensors waited in the same second");
+      telemetry::Log(telemetry::LogLevel::kWarning, waiting_unnamed_,
+                     " more tensors waited in the same second");
     }
     waiting_second_ = second;
     waiting_named_ = 0;
@@ -98,21 +99,23 @@ void AgentDriver::Do(const pipeline::LogWaiting& effect) {
   const double seconds = static_cast<double>(effect.waited_ns) / 1e9;
   switch (effect.what) {
     case pipeline::LogWaiting::For::kNodes:
-      Log(LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name, "' round ",
-          effect.round, " waits since ", seconds, " s for node ", who);
+      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name,
+                     "' round ", effect.round, " waits since ", seconds, " s for node ", who);
       return;
     case pipeline::LogWaiting::For::kLocalRanks:
-      Log(LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name, "' round ",
-          effect.round, " waits since ", seconds, " s for local rank ", who, " of node ",
-          options_.self.node.value());
+      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name,
+                     "' round ", effect.round, " waits since ", seconds, " s for local rank ", who,
+                     " of node ", options_.self.node.value());
       return;
     case pipeline::LogWaiting::For::kAggregators:
-      Log(LogLevel::kWarning, "epoch ", core_->newest_view()->epoch, " of job '", options_.job_name,
-          "' waits since ", seconds, " s for aggregator ", who);
+      telemetry::Log(telemetry::LogLevel::kWarning, "epoch ", core_->newest_view()->epoch,
+                     " of job '", options_.job_name, "' waits since ", seconds,
+                     " s for aggregator ", who);
       return;
     case pipeline::LogWaiting::For::kEpoch:
-      Log(LogLevel::kWarning, "an epoch of job '", options_.job_name, "', ",
-          core_->newest_view()->epoch, " or later, waits since ", seconds, " s for node ", who);
+      telemetry::Log(telemetry::LogLevel::kWarning, "an epoch of job '", options_.job_name, "', ",
+                     core_->newest_view()->epoch, " or later, waits since ", seconds,
+                     " s for node ", who);
       return;
   }
 }

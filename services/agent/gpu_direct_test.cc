@@ -119,7 +119,7 @@ TEST_CASE("GpuDirect: ranks that move to other GPUs have their part, and their r
   const bool switches = GENERATE(false, true);  // Between the third GPU and the others.
   Fixture f({.gpus = {0, 0},
              .direct = true,
-             .stage = {.topology = switches ? TwoSwitches() : Topology(),
+             .stage = {.topology = switches ? TwoSwitches() : topology::Topology(),
                        .piece_bytes = kMiB,
                        .piece_bytes_min = 64 * kKiB}});
   const auto move = [&](size_t rank, size_t gpu) {

@@ -42,7 +42,8 @@ class GpuFront final : public RankDevices, private HostTensors {
            const TensorMemory* memory, GpuEvents* events)
       : memory_(memory),
         platform_(std::move(platform)),
-        stage_({.topology = ReadTopology().value_or(Topology()), .watch_own_ns = watch_own_ns},
+        stage_({.topology = topology::ReadTopology().value_or(topology::Topology()),
+                .watch_own_ns = watch_own_ns},
                *platform_, *this, graveyard_, *events) {}
 
   GpuStage& stage() { return stage_; }

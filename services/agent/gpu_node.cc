@@ -24,7 +24,7 @@ NodeGpu* GpuNode::Find(const gpu::GpuUuid& uuid) {
   return at == gpus_.end() ? nullptr : &at->second;
 }
 
-const TopologyGpu* GpuNode::PlaceOf(const gpu::Device& device) const {
+const topology::Gpu* GpuNode::PlaceOf(const gpu::Device& device) const {
   return options_.topology.FindGpu(device.info().pci_bus_id);
 }
 
@@ -32,8 +32,8 @@ const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
   const auto [at, is_new] = groups_.try_emplace(gpus);
   if (!is_new) return at->second;
   const auto belong = [this](const gpu::GpuUuid& one, const gpu::GpuUuid& other) {
-    const TopologyGpu* const place = PlaceOf(*gpus_.at(one).device);
-    const TopologyGpu* const other_place = PlaceOf(*gpus_.at(other).device);
+    const topology::Gpu* const place = PlaceOf(*gpus_.at(one).device);
+    const topology::Gpu* const other_place = PlaceOf(*gpus_.at(other).device);
     const bool share_a_switch = place != nullptr && other_place != nullptr &&
                                 !place->root_port.empty() &&
                                 place->root_port == other_place->root_port;
@@ -58,7 +58,7 @@ const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
 }
 
 absl::StatusOr<LanePart> GpuNode::NewPart(gpu::Device& device) const {
-  const TopologyGpu* const place = PlaceOf(device);
+  const topology::Gpu* const place = PlaceOf(device);
   const PreferNumaNode near(place == nullptr ? std::nullopt : place->numa_node);
   LanePart part;
   TALWEG_ASSIGN_OR_RETURN(part.stream, device.NewStream(gpu::StreamPriority::kHigh));

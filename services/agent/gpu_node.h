@@ -24,7 +24,7 @@ namespace talweg::agent {
 using GpuSet = std::vector<gpu::GpuUuid>;
 
 struct GpuStageOptions {
-  Topology topology;  // Where GPUs lie; empty: unknown.
+  topology::Topology topology;  // Where GPUs lie; empty: unknown.
 
   size_t lanes = 4;
   // The bytes of a lane's staging buffer. A buffer that cannot be had is halved, down to the
@@ -121,7 +121,7 @@ class GpuNode {
 
  private:
   absl::StatusOr<LanePart> NewPart(gpu::Device& device) const;
-  const TopologyGpu* PlaceOf(const gpu::Device& device) const;
+  const topology::Gpu* PlaceOf(const gpu::Device& device) const;
 
   const GpuStageOptions options_;
   gpu::Platform& platform_;

@@ -32,8 +32,8 @@ void GpuRounds::NoteNotDirect(const absl::Status& why) {
   if (absl::IsOutOfRange(why)) return;  // As with most tensors.
   if (absl::IsUnimplemented(why)) direct_off_ = true;
   if (!not_direct_noted_.insert(why.code()).second) return;
-  Log(LogLevel::kInfo,
-      "GPUDirect: ", direct_off_ ? "not used: " : "not for some tensors: ", why.message());
+  telemetry::Log(telemetry::LogLevel::kInfo, "GPUDirect: ",
+                 direct_off_ ? "not used: " : "not for some tensors: ", why.message());
 }
 
 std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
@@ -62,7 +62,8 @@ std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
     return std::nullopt;
   }
   if (!std::exchange(any_direct_, true)) {
-    Log(LogLevel::kInfo, "GPUDirect: used, from tensor '", effect.spec.name, "' on");
+    telemetry::Log(telemetry::LogLevel::kInfo, "GPUDirect: used, from tensor '", effect.spec.name,
+                   "' on");
   }
   // An aggregator that comes to this host later has no ring that could carry it.
   link_->UseNetworkOnly();

@@ -180,7 +180,7 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
                .elements = 200'001,
                .pinned = pinned,
                .seed = seed,
-               .stage = {.topology = switches ? TwoSwitches() : Topology(),
+               .stage = {.topology = switches ? TwoSwitches() : topology::Topology(),
                          .piece_bytes = kMiB,
                          .piece_bytes_min = 64 * kKiB}});
     f.RoundTrip();

@@ -416,10 +416,10 @@ class Fixture final : public HostTensors, public GpuEvents {
 };
 
 // GPUs 0 and 1 behind one switch, 2 and 3 behind another.
-inline Topology TwoSwitches() {
+inline topology::Topology TwoSwitches() {
   std::ifstream file("libs/topology/testdata/two_switches_four_gpus.xml");
   REQUIRE(file);
-  return ParseTopology(std::string(std::istreambuf_iterator<char>(file), {})).value();
+  return topology::ParseTopology(std::string(std::istreambuf_iterator<char>(file), {})).value();
 }
 
 }  // namespace talweg::agent

@@ -138,7 +138,7 @@ TEST_CASE("GpuStage: a gradient that is never there is asked about ever more sel
 
 TEST_CASE("GpuStage: staging is made on the NUMA node of its GPU", "[gpu]") {
   const bool known = GENERATE(false, true);
-  Fixture f({.gpus = {0}, .stage = {.topology = known ? TwoSwitches() : Topology()}});
+  Fixture f({.gpus = {0}, .stage = {.topology = known ? TwoSwitches() : topology::Topology()}});
   if (f.machine->pinning_policy() < 0) {
     WARN("SKIPPED: this kernel, or container, has no memory policies");
     return;

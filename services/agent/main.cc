@@ -30,9 +30,9 @@ int Main(int argc, char** argv) {
   options.config = config::AgentConfigOrExit(argc, argv);
   const config::AgentConfig config = options.config;
   options.incarnation = NewIncarnation();
-  LogLevel level = LogLevel::kInfo;
-  ParseLogLevel(config.log_level, &level);
-  StartLog("talweg-agent", options.incarnation.value(), level);
+  telemetry::LogLevel level = telemetry::LogLevel::kInfo;
+  telemetry::ParseLogLevel(config.log_level, &level);
+  telemetry::StartLog("talweg-agent", options.incarnation.value(), level);
 
   if (!config.standalone) {
     absl::StatusOr<std::string> secret = config::LoadSecret(config, config::ProcessEnvironment());

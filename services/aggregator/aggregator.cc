@@ -158,16 +158,18 @@ absl::Status Aggregator::OpenTransport() {
 
 void Aggregator::SayWhoCanConnect() const {
   const bool is_open = !config_.interface.empty() || !IsLoopback(config_.listen.host);
-  const LogLevel level = is_open ? LogLevel::kWarning : LogLevel::kInfo;
+  const telemetry::LogLevel level =
+      is_open ? telemetry::LogLevel::kWarning : telemetry::LogLevel::kInfo;
   const std::string where =
       (is_open ? "agents of other machines can connect to " : "users of this machine can reach ") +
       public_data_address() + ": ";
   const std::string warning = transport::NetworkWarning(NetworkOf(config_));
   if (!warning.empty()) {
-    Log(level, where, warning);
+    telemetry::Log(level, where, warning);
   } else if (credentials_ == nullptr && !StaysHere(config_.scheduler)) {
-    Log(LogLevel::kWarning, where, "its keys reach the scheduler at ", config_.scheduler,
-        " without TLS, so whoever is on that path has them; give tls_dir");
+    telemetry::Log(telemetry::LogLevel::kWarning, where, "its keys reach the scheduler at ",
+                   config_.scheduler,
+                   " without TLS, so whoever is on that path has them; give tls_dir");
   }
 }
 
@@ -193,7 +195,8 @@ absl::Status Aggregator::OpenAdmin() {
                                                        .insecure = config_.insecure,
                                                        .gate = gate},
                                                       {admin_service_->service()}));
-  if (!server_->warning().empty()) Log(LogLevel::kWarning, server_->warning());
+  if (!server_->warning().empty())
+    telemetry::Log(telemetry::LogLevel::kWarning, server_->warning());
   server_->SetServing(kAdminServiceName, true);
   return absl::OkStatus();
 }
@@ -201,9 +204,9 @@ absl::Status Aggregator::OpenAdmin() {
 std::string Aggregator::public_data_address() const { return ShownAddress(data_address_); }
 
 absl::Status Aggregator::Run() {
-  Log(LogLevel::kInfo, "aggregator '", name_, "' listens on ", public_data_address(), ", admin on ",
-      admin_address(), ", ", FormatBytes(data_plane_->budget().limit_bytes()),
-      " for slots and results");
+  telemetry::Log(telemetry::LogLevel::kInfo, "aggregator '", name_, "' listens on ",
+                 public_data_address(), ", admin on ", admin_address(), ", ",
+                 FormatBytes(data_plane_->budget().limit_bytes()), " for slots and results");
   life_->Start();
   loop_->Run();
   return life_->result();
@@ -247,7 +250,7 @@ aggregator::v1::GetStatusResponse Aggregator::GetStatus(
   response.set_scheduler_text(life_->scheduler_text());
   response.set_draining(life_->state() != AggregatorLife::State::kServing);
   response.set_pid(static_cast<uint64_t>(getpid()));
-  for (const CounterValue& counter : counters_.Snapshot()) {
+  for (const telemetry::CounterValue& counter : counters_.Snapshot()) {
     (*response.mutable_counters())[counter.name] = counter.value;
   }
   return response;

@@ -96,7 +96,7 @@ class Aggregator {
   std::string name_;
   std::string host_id_;
   std::string data_address_;
-  CounterSet counters_;
+  telemetry::CounterSet counters_;
 
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<transport::Transport> transport_;

@@ -45,9 +45,10 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const View& vie
                                     const JobQuota& quota) {
   // Members would contribute as if what they have said in that view were still known here.
   if (const auto over = over_.find(view.job); over != over_.end() && view.epoch <= over->second) {
-    Log(LogLevel::kWarning, "job '", job_name, "' (", view.job, ") was over here in epoch ",
-        over->second, ", and the scheduler's view of it is not newer (epoch ", view.epoch,
-        "): its members are refused");
+    telemetry::Log(telemetry::LogLevel::kWarning, "job '", job_name, "' (", view.job,
+                   ") was over here in epoch ", over->second,
+                   ", and the scheduler's view of it is not newer (epoch ", view.epoch,
+                   "): its members are refused");
     return;
   }
   std::unique_ptr<ServedJob>& slot = jobs_[view.job];
@@ -63,11 +64,11 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const View& vie
                                                 .credit_bytes = options_.credit_bytes,
                                                 .refusals_max = options_.refusals_max};
     slot = std::make_unique<ServedJob>(std::move(config), &budget_, NewPool());
-    Log(LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
+    telemetry::Log(telemetry::LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
   }
   ServedJob& job = *slot;
-  Log(LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ", view.members.size(),
-      " members and ", view.aggregators.size(), " aggregators");
+  telemetry::Log(telemetry::LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ",
+                 view.members.size(), " members and ", view.aggregators.size(), " aggregators");
   SetQuota(job, quota);
   job.core.OnView(view, clock_->NowNs(), job.effects);
   Perform(job);
@@ -124,7 +125,7 @@ void AggregatorDataPlane::Restart(Incarnation incarnation, const std::string& te
 
 void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
   if (job.core.closed()) return;
-  Log(LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
+  telemetry::Log(telemetry::LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
   over_[job.core.config().job] = job.core.view().epoch;
   // Ids ascend, so the first one is the oldest job's.
   if (over_.size() > kJobsOverMax) over_.erase(over_.begin());
@@ -276,7 +277,7 @@ void AggregatorDataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
 void AggregatorDataPlane::OnDisconnected(ConnectionId id, const std::string& reason) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
-  Log(LogLevel::kInfo, "connection ", id, " is over: ", reason);
+  telemetry::Log(telemetry::LogLevel::kInfo, "connection ", id, " is over: ", reason);
   ServedJob* const job = found->second.job;
   connections_.erase(found);
   if (job == nullptr) return;
@@ -334,7 +335,8 @@ void AggregatorDataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
 void AggregatorDataPlane::OnUnreadable(ConnectionId id, Connection& connection,
                                        std::span<const std::byte> bytes, const std::string& text) {
   ++totals_.unreadable_frames;
-  Log(LogLevel::kWarning, "connection ", id, " sent what is no frame: ", text);
+  telemetry::Log(telemetry::LogLevel::kWarning, "connection ", id,
+                 " sent what is no frame: ", text);
   if (ServedJob* const job = connection.job) {
     job->core.OnUnreadable(id, text, job->effects);
     Perform(*job);
@@ -372,8 +374,9 @@ void AggregatorDataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
   }
   ServedJob& record = *job->second;
   const wire::Hello& hello = hellos->front();
-  Log(LogLevel::kInfo, "connection ", id, ": node ", hello.member.node, " (", hello.node_name,
-      ") of job '", record.core.config().name, "', epoch ", frame.header.epoch);
+  telemetry::Log(telemetry::LogLevel::kInfo, "connection ", id, ": node ", hello.member.node, " (",
+                 hello.node_name, ") of job '", record.core.config().name, "', epoch ",
+                 frame.header.epoch);
   connection.job = &record;
   connection.outbox = std::make_unique<Outbox>(frame.header.job,
                                                [this, id, &connection](std::vector<std::byte> out) {
@@ -405,7 +408,7 @@ std::string AggregatorDataPlane::ImpostureOf(ConnectionId id, const wire::Header
 void AggregatorDataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId job,
                                            Epoch epoch, wire::WelcomeStatus status,
                                            std::string text) {
-  Log(LogLevel::kWarning, "connection ", id, " is refused: ", text);
+  telemetry::Log(telemetry::LogLevel::kWarning, "connection ", id, " is refused: ", text);
   text.resize(std::min(text.size(), wire::kTextBytesMax));
   wire::FrameWriter writer(wire::FrameType::kWelcome, job, epoch);
   writer.Add(
@@ -417,7 +420,7 @@ void AggregatorDataPlane::RefuseConnection(ConnectionId id, Connection& connecti
 }
 
 void AggregatorDataPlane::CloseConnection(ConnectionId id, const std::string& reason) {
-  Log(LogLevel::kInfo, "closing connection ", id, ": ", reason);
+  telemetry::Log(telemetry::LogLevel::kInfo, "closing connection ", id, ": ", reason);
   transport_->Close(id);
   connections_.erase(id);
 }

@@ -77,8 +77,8 @@ void AggregatorDataPlane::Do(ServedJob& job, const aggregation::AllocateMemory& 
   SlotPool& pool = effect.member ? SlotPoolOf(job, *effect.member) : job.result_pool;
   absl::StatusOr<SlotMemory> memory = pool.Allocate(effect.bytes);
   if (!memory.ok()) {
-    Log(LogLevel::kError, "no memory for ", effect.bytes, " bytes of job '", job.core.config().name,
-        "': ", std::string(memory.status().message()));
+    telemetry::Log(telemetry::LogLevel::kError, "no memory for ", effect.bytes, " bytes of job '",
+                   job.core.config().name, "': ", std::string(memory.status().message()));
     job.core.OnAllocationRefused(effect.id, std::string(memory.status().message()), job.effects);
     return;
   }

@@ -44,7 +44,8 @@ void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
   if (std::holds_alternative<rpc::Registered>(event)) {
     scheduler_reachable_ = true;
     scheduler_text_.clear();
-    Log(LogLevel::kInfo, "registered with the scheduler at ", options_.scheduler);
+    telemetry::Log(telemetry::LogLevel::kInfo, "registered with the scheduler at ",
+                   options_.scheduler);
   } else if (const auto* refused = std::get_if<rpc::RegistrationRefused>(&event)) {
     result_ = refused->status;
     End();
@@ -59,16 +60,18 @@ void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
   } else if (const auto* unreachable = std::get_if<rpc::Unreachable>(&event)) {
     scheduler_reachable_ = false;
     scheduler_text_ = unreachable->text;
-    Log(LogLevel::kWarning, "the scheduler does not answer, steps go on: ", unreachable->text);
+    telemetry::Log(telemetry::LogLevel::kWarning,
+                   "the scheduler does not answer, steps go on: ", unreachable->text);
   } else if (std::holds_alternative<rpc::Reachable>(event)) {
     scheduler_reachable_ = true;
     scheduler_text_.clear();
-    Log(LogLevel::kInfo, "the scheduler answers again");
+    telemetry::Log(telemetry::LogLevel::kInfo, "the scheduler answers again");
   }
 }
 
 void AggregatorLife::OnLeaseLost(const std::string& text) {
-  Log(LogLevel::kError, "the scheduler takes this incarnation for lost: ", text);
+  telemetry::Log(telemetry::LogLevel::kError,
+                 "the scheduler takes this incarnation for lost: ", text);
   if (state_ != State::kServing) return End();
   // What was declared lost never comes back; a new incarnation may be given new jobs.
   incarnation_ = Incarnation{Mix64(incarnation_.value())};
@@ -95,11 +98,11 @@ void AggregatorLife::Shutdown(const std::string& text) {
 void AggregatorLife::OnDrained(const absl::StatusOr<uint32_t>& jobs) {
   if (state_ != State::kDraining) return;
   if (!jobs.ok()) {
-    Log(LogLevel::kWarning, "draining: ", StatusText(jobs.status()));
+    telemetry::Log(telemetry::LogLevel::kWarning, "draining: ", StatusText(jobs.status()));
     return Leave();
   }
   if (*jobs == 0) return Leave();
-  Log(LogLevel::kInfo, "draining: ", *jobs, " jobs are still served");
+  telemetry::Log(telemetry::LogLevel::kInfo, "draining: ", *jobs, " jobs are still served");
   awaits_its_jobs_ = true;
 }
 
@@ -119,7 +122,7 @@ bool AggregatorLife::ServesAnyJob() const {
 void AggregatorLife::Leave() {
   state_ = State::kLeaving;
   link_->Deregister(shutdown_text_, LeftNs(), [this](const absl::Status& told) {
-    if (!told.ok()) Log(LogLevel::kWarning, "leaving: ", StatusText(told));
+    if (!told.ok()) telemetry::Log(telemetry::LogLevel::kWarning, "leaving: ", StatusText(told));
     End();
   });
 }

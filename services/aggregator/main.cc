@@ -37,7 +37,7 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   if (announced.ok()) {
     waiting->Run();
     if (!signalled.empty()) {
-      Log(LogLevel::kInfo, "got ", signalled, ", draining");
+      telemetry::Log(telemetry::LogLevel::kInfo, "got ", signalled, ", draining");
       lanes->Shutdown("aggregator '" + lanes->name() + "' got " + signalled);
     }
   }
@@ -52,10 +52,10 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
 int main(int argc, char** argv) {
   const talweg::config::AggregatorConfig config =
       talweg::config::AggregatorConfigOrExit(argc, argv);
-  talweg::LogLevel level = talweg::LogLevel::kInfo;
-  talweg::ParseLogLevel(config.log_level, &level);
+  talweg::telemetry::LogLevel level = talweg::telemetry::LogLevel::kInfo;
+  talweg::telemetry::ParseLogLevel(config.log_level, &level);
   const talweg::Incarnation incarnation = talweg::NewIncarnation();
-  talweg::StartLog("talweg-aggregator", incarnation.value(), level);
+  talweg::telemetry::StartLog("talweg-aggregator", incarnation.value(), level);
   const absl::Status status = talweg::aggregator::ServeUntilSignalled(config, incarnation);
   if (status.ok()) return 0;
   std::fprintf(stderr, "talweg-aggregator: %s\n", talweg::StatusText(status).c_str());

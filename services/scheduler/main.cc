@@ -72,14 +72,18 @@ absl::Status Serve(const config::SchedulerConfig& config) {
                                              loop->Stop();
                                            }));
   TALWEG_RETURN_IF_ERROR(signal->Watch(loop.get(), [&](int signal_number) {
-    Log(LogLevel::kInfo, "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
+    telemetry::Log(telemetry::LogLevel::kInfo,
+                   "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
     loop->Stop();
   }));
   TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
-  Log(LogLevel::kInfo, "serving on ", daemon->address(), ", store ", store_name);
-  if (!daemon->warning().empty()) Log(LogLevel::kWarning, daemon->warning());
+  telemetry::Log(telemetry::LogLevel::kInfo, "serving on ", daemon->address(), ", store ",
+                 store_name);
+  if (!daemon->warning().empty()) telemetry::Log(telemetry::LogLevel::kWarning, daemon->warning());
   if (options.job_secret.empty() && listen.path.empty() && options.server.credentials == nullptr) {
-    Log(LogLevel::kWarning, "there is no job secret: anybody who reaches ", daemon->address(),
+    telemetry::Log(
+        telemetry::LogLevel::kWarning, "there is no job secret: anybody who reaches ",
+        daemon->address(),
         ", every user of this machine included, may join jobs and serve as an aggregator; talweg "
         "secret makes a secret file, which this user's daemons find (option secret_file)");
   }
@@ -93,11 +97,11 @@ absl::Status Serve(const config::SchedulerConfig& config) {
 
 int main(int argc, char** argv) {
   const talweg::config::SchedulerConfig config = talweg::config::SchedulerConfigOrExit(argc, argv);
-  talweg::LogLevel level = talweg::LogLevel::kInfo;
-  talweg::ParseLogLevel(config.log_level, &level);
-  talweg::StartLog("talweg-scheduler", talweg::NewIncarnation().value(), level);
+  talweg::telemetry::LogLevel level = talweg::telemetry::LogLevel::kInfo;
+  talweg::telemetry::ParseLogLevel(config.log_level, &level);
+  talweg::telemetry::StartLog("talweg-scheduler", talweg::NewIncarnation().value(), level);
   const absl::Status status = talweg::scheduler::Serve(config);
   if (status.ok()) return 0;
-  talweg::Log(talweg::LogLevel::kError, talweg::StatusText(status));
+  talweg::telemetry::Log(talweg::telemetry::LogLevel::kError, talweg::StatusText(status));
   return 1;
 }

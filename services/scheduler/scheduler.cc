@@ -83,10 +83,12 @@ class Scheduler::Impl : private Poller {
     auto changed = quotas_->ReadIfChanged();
     if (!changed) return;
     if (changed->ok()) {
-      Log(LogLevel::kInfo, "the rules of ", options_.quotas_path, " hold from now on");
+      telemetry::Log(telemetry::LogLevel::kInfo, "the rules of ", options_.quotas_path,
+                     " hold from now on");
       driver_.SetQuotas(**std::move(changed));
     } else {
-      Log(LogLevel::kError, "the rules before stay: ", StatusText(changed->status()));
+      telemetry::Log(telemetry::LogLevel::kError,
+                     "the rules before stay: ", StatusText(changed->status()));
     }
   }
 

@@ -119,7 +119,7 @@ absl::Status SchedulerDriver::Perform(const std::vector<Effect>& effects) {
     } else if (const auto* close = std::get_if<membership::CloseStream>(&effect)) {
       Close(*close);
     } else {
-      Log(LogLevel::kInfo, std::get<membership::Note>(effect).text);
+      telemetry::Log(telemetry::LogLevel::kInfo, std::get<membership::Note>(effect).text);
     }
   }
   return absl::OkStatus();
@@ -232,7 +232,7 @@ absl::Status SchedulerDriver::CheckVersion(const v1::ProtocolVersion& theirs,
                                            const std::string& who) {
   const std::string problem = rpc::VersionProblem(version_, FromProto(theirs), who);
   if (problem.empty()) return absl::OkStatus();
-  Log(LogLevel::kWarning, "refused: ", problem);
+  telemetry::Log(telemetry::LogLevel::kWarning, "refused: ", problem);
   return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
 }
 
@@ -244,8 +244,8 @@ template <typename Request>
 absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::string& who) {
   const std::string& shown = request.job_secret();
   if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
-    Log(LogLevel::kWarning, "refused: ", who, " shows ", shown.empty() ? "no" : "another",
-        " job secret");
+    telemetry::Log(telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
+                   shown.empty() ? "no" : "another", " job secret");
     return ToStatus({Code::kUnproven,
                      "the scheduler refuses " + who + ", which shows " +
                          (shown.empty() ? "no job secret" : "another job secret than its own") +

@@ -30,9 +30,10 @@ constexpr uint64_t kEventsMax = 3'000'000;
 class LogSink {
  public:
   explicit LogSink(std::function<void(const std::string& text)> sink) {
-    SetLogSink([sink = std::move(sink)](LogLevel, const std::string& text) { sink(text); });
+    telemetry::SetLogSink(
+        [sink = std::move(sink)](telemetry::LogLevel, const std::string& text) { sink(text); });
   }
-  ~LogSink() { SetLogSink(nullptr); }
+  ~LogSink() { telemetry::SetLogSink(nullptr); }
   LogSink(const LogSink&) = delete;
   LogSink& operator=(const LogSink&) = delete;
 };

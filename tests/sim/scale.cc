@@ -432,7 +432,7 @@ class ScaleWorld final : public Peers {
 
 ScaleResult MeasureScale(const ScaleOptions& options) {
   // The scheduler says who joins.
-  SetLogSink([](LogLevel, const std::string&) {});
+  telemetry::SetLogSink([](telemetry::LogLevel, const std::string&) {});
   return ScaleWorld(options).Measure();
 }
 

@@ -36,7 +36,7 @@ namespace talweg::transport {
 // happens to it and what Poll tells.
 class FabricTransport final : public Transport {
  public:
-  FabricTransport(const FabricOptions& options, const Clock* clock, CounterSet* counters,
+  FabricTransport(const FabricOptions& options, const Clock* clock, telemetry::CounterSet* counters,
                   std::unique_ptr<Provider> provider)
       : options_(options),
         clock_(clock),
@@ -135,11 +135,11 @@ class FabricTransport final : public Transport {
   TokenMaker tokens_;
   TokenGate gate_;
   const std::unique_ptr<Provider> provider_;
-  CounterSet own_counters_;  // Used when the caller wants no counters.
-  CounterSet& counters_;
-  Counter& refused_;
-  Counter& frame_bytes_sent_;
-  Counter& write_bytes_sent_;
+  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
+  telemetry::CounterSet& counters_;
+  telemetry::Counter& refused_;
+  telemetry::Counter& frame_bytes_sent_;
+  telemetry::Counter& write_bytes_sent_;
 
   Descriptor epoll_;
   bool events_armed_ = false;

@@ -279,7 +279,7 @@ void FabricTransport::Advance(Peer& peer) {
 
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
                                                               const Clock* clock,
-                                                              CounterSet* counters) {
+                                                              telemetry::CounterSet* counters) {
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Provider> provider,
                           Provider::Open(options.provider, options.device,
                                          options.devices == FabricOptions::Devices::kCuda));

@@ -51,7 +51,7 @@ struct FabricOptions {
 // not have the provider, or the provider lacks something that we need. The text says what.
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
                                                               const Clock* clock,
-                                                              CounterSet* counters);
+                                                              telemetry::CounterSet* counters);
 
 }  // namespace talweg::transport
 

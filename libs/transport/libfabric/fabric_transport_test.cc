@@ -245,7 +245,7 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no 
           "[transport]") {
   const std::vector<std::byte> request = RecordConnectRequest();
   FabricHarness harness;
-  CounterSet counters;
+  telemetry::CounterSet counters;
   MonotonicClock clock;
   auto transport = NewFabricTransport({}, &clock, &counters);
   REQUIRE(transport.ok());
@@ -307,7 +307,7 @@ TEST_CASE("Fabric: a member proves who it is", "[transport]") {
 
 TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport]") {
   MonotonicClock clock;
-  CounterSet counters;
+  telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
   const std::string address = *server.transport->Listen({});
   const std::string own = AddressForMember(address, kMember);
@@ -324,7 +324,7 @@ TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport
 TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport]") {
   FabricHarness harness;
   MonotonicClock clock;
-  CounterSet counters;
+  telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
   const std::string address = *server.transport->Listen({});
   const std::vector<std::byte> request = RecordConnectRequest(AddressForMember(address, kMember));

@@ -47,7 +47,8 @@ constexpr uint64_t kListenerTag = kTimerTag - 1;
 
 class LocalTransportImpl final : public LocalTransport {
  public:
-  LocalTransportImpl(const LocalOptions& options, const Clock* clock, CounterSet* counters)
+  LocalTransportImpl(const LocalOptions& options, const Clock* clock,
+                     telemetry::CounterSet* counters)
       : options_(options),
         clock_(clock),
         keys_(options.key_seed),
@@ -118,11 +119,11 @@ class LocalTransportImpl final : public LocalTransport {
   const DataKey listener_key_;
   TokenMaker tokens_;
   TokenGate gate_;
-  CounterSet own_counters_;  // Used when the caller wants no counters.
-  CounterSet& counters_;
-  Counter& refused_;
-  Counter& frame_bytes_sent_;
-  Counter& write_bytes_sent_;
+  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
+  telemetry::CounterSet& counters_;
+  telemetry::Counter& refused_;
+  telemetry::Counter& frame_bytes_sent_;
+  telemetry::Counter& write_bytes_sent_;
 
   Descriptor epoll_;
   Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
@@ -548,7 +549,7 @@ bool LocalTransportImpl::PrepareToSleep() {
 
 absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
                                                                   const Clock* clock,
-                                                                  CounterSet* counters) {
+                                                                  telemetry::CounterSet* counters) {
   auto transport = std::make_unique<LocalTransportImpl>(options, clock, counters);
   TALWEG_RETURN_IF_ERROR(transport->Start());
   return std::unique_ptr<LocalTransport>(std::move(transport));

@@ -23,7 +23,7 @@ std::string Text(const std::string& security, bool over_fabric) {
 
 absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOptions& options,
                                                                const Clock* clock,
-                                                               CounterSet* counters) {
+                                                               telemetry::CounterSet* counters) {
   const std::optional<DataSecurity> security = DataSecurityNamed(options.data_security);
   if (!security) {
     return absl::InvalidArgumentError("data_security is '" + options.data_security +

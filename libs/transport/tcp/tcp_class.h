@@ -32,7 +32,7 @@ namespace talweg::transport {
 // What NewTcpTransport makes. tcp_transport.cc has its calls. tcp_events.cc has what Poll does.
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(const TcpOptions& options, const Clock* clock, CounterSet* counters)
+  TcpTransport(const TcpOptions& options, const Clock* clock, telemetry::CounterSet* counters)
       : options_(options),
         clock_(clock),
         watch_({.connect_timeout_ns = options.connect_timeout_ns,
@@ -107,12 +107,12 @@ class TcpTransport final : public Transport {
   const Clock* const clock_;
   PeerWatch watch_;
   KeySource keys_;
-  const DataKey listener_key_;  // The same for all our listeners.
-  CounterSet own_counters_;     // Used when the caller wants no counters.
-  CounterSet& counters_;
-  Counter& refused_;
-  Counter& frame_bytes_sent_;
-  Counter& write_bytes_sent_;
+  const DataKey listener_key_;          // The same for all our listeners.
+  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
+  telemetry::CounterSet& counters_;
+  telemetry::Counter& refused_;
+  telemetry::Counter& frame_bytes_sent_;
+  telemetry::Counter& write_bytes_sent_;
   std::optional<TlsContext> tls_;
 
   Descriptor epoll_;

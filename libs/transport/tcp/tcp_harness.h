@@ -57,7 +57,7 @@ class TcpHarness : public Harness {
   int ConnectRaw(const std::string& address) override { return ConnectToPort(PortOf(address)); }
 
   std::unique_ptr<Transport> New(const TcpOptions& options, const Clock* clock = nullptr,
-                                 CounterSet* counters = nullptr) {
+                                 telemetry::CounterSet* counters = nullptr) {
     auto transport = NewTcpTransport(options, clock == nullptr ? &clock_ : clock, counters);
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);

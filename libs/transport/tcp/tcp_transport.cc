@@ -239,7 +239,7 @@ void TcpTransport::Advance(Peer& peer) {
 
 absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,
                                                            const Clock* clock,
-                                                           CounterSet* counters) {
+                                                           telemetry::CounterSet* counters) {
   auto transport = std::make_unique<TcpTransport>(options, clock, counters);
   TALWEG_RETURN_IF_ERROR(transport->Start());
   return std::unique_ptr<Transport>(std::move(transport));

@@ -40,7 +40,7 @@ struct TcpOptions {
 // process has no descriptors left.
 absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,
                                                            const Clock* clock,
-                                                           CounterSet* counters);
+                                                           telemetry::CounterSet* counters);
 
 }  // namespace talweg::transport
 

@@ -48,7 +48,7 @@ struct Server {
 
   uint64_t refused() { return counters.Get("transport_connections_refused").value(); }
 
-  CounterSet counters;
+  telemetry::CounterSet counters;
   Endpoint endpoint;
   std::string address;
 };

@@ -42,7 +42,7 @@ class Line {
     Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd.valid() ||
         connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-      return ErrnoStatus(errno, absl::StrCat("connect to ", path));
+      return status::ErrnoStatus(errno, absl::StrCat("connect to ", path));
     }
     return Line(std::move(fd));
   }
@@ -52,7 +52,7 @@ class Line {
     for (size_t sent = 0; sent < line.size();) {
       const ssize_t bytes = send(fd_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
       if (bytes < 0 && errno == EINTR) continue;
-      if (bytes <= 0) return ErrnoStatus(errno, "answer the harness");
+      if (bytes <= 0) return status::ErrnoStatus(errno, "answer the harness");
       sent += static_cast<size_t>(bytes);
     }
     return absl::OkStatus();

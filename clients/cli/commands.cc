@@ -27,7 +27,7 @@ int ExecDaemon(const std::string& name, const std::vector<std::string>& args) {
   for (const std::string& arg : args) pointers.push_back(const_cast<char*>(arg.c_str()));
   pointers.push_back(nullptr);
   execv(file->c_str(), pointers.data());
-  return Fail(ErrnoStatus(errno, absl::StrCat("execute ", *file)));
+  return Fail(status::ErrnoStatus(errno, absl::StrCat("execute ", *file)));
 }
 
 // Help is the tool's own, so that it is there before the daemon is.

@@ -53,7 +53,7 @@ absl::StatusOr<Descriptor> Lock(const std::string& directory) {
   // Nobody else may have it before it is locked.
   if (!lock.valid() || flock(lock.get(), LOCK_EX) != 0 ||
       rename(unlocked.c_str(), path.c_str()) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("lock ", path));
+    return status::ErrnoStatus(errno, absl::StrCat("lock ", path));
   }
   return lock;
 }
@@ -62,8 +62,8 @@ absl::StatusOr<std::string> MakePrivateDirectory() {
   const std::string parent = RunParents().front();
   std::string path = absl::StrCat(parent, "/", kRunPrefix, "XXXXXX");
   if (mkdtemp(path.data()) == nullptr) {
-    return ErrnoStatus(errno,
-                       absl::StrCat("make a directory in ", parent, " (TMPDIR names another)"));
+    return status::ErrnoStatus(
+        errno, absl::StrCat("make a directory in ", parent, " (TMPDIR names another)"));
   }
   return path;
 }
@@ -116,7 +116,8 @@ absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& sup
   if (supervisor < 0) {
     const int error_number = errno;
     RemoveTree(directory);
-    return ErrnoStatus(error_number, "start the supervisor (limit of processes: ulimit -u)");
+    return status::ErrnoStatus(error_number,
+                               "start the supervisor (limit of processes: ulimit -u)");
   }
   if (supervisor == 0) BecomeSupervisor(parent, directory, supervise);
 

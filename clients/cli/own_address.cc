@@ -41,7 +41,7 @@ absl::StatusOr<std::string> OwnAddressTowards(const std::string& host) {
       return each->ai_family == AF_INET6 ? absl::StrCat("[", text, "]") : std::string(text);
     }
   }
-  return ErrnoStatus(error_number, absl::StrCat("reach the scheduler's host '", host, "'"));
+  return status::ErrnoStatus(error_number, absl::StrCat("reach the scheduler's host '", host, "'"));
 }
 
 }  // namespace talweg::cli

@@ -33,7 +33,7 @@ struct Pipe {
 absl::StatusOr<Pipe> MakePipe() {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) {
-    return ErrnoStatus(errno, "make a pipe (limit of open files: ulimit -n)");
+    return status::ErrnoStatus(errno, "make a pipe (limit of open files: ulimit -n)");
   }
   return Pipe{Descriptor(fds[0]), Descriptor(fds[1])};
 }
@@ -85,7 +85,7 @@ std::vector<pid_t> Children() {
   while (const dirent* entry = readdir(directory)) {
     const pid_t pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
     if (pid <= 0) continue;
-    const std::string stat = ReadKernelFile(absl::StrCat("/proc/", pid, "/stat"));
+    const std::string stat = runtime::ReadKernelFile(absl::StrCat("/proc/", pid, "/stat"));
     // "12 (any name) S 11 ...": the name may hold spaces and parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
@@ -117,8 +117,8 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
-    return ErrnoStatus(errno,
-                       absl::StrCat("start ", spec.name, " (limit of processes: ulimit -u)"));
+    return status::ErrnoStatus(
+        errno, absl::StrCat("start ", spec.name, " (limit of processes: ulimit -u)"));
   }
   if (pid == 0) {
     BecomeProgram(parent, args.data(), environment.data(), output.write_end.get(),
@@ -133,8 +133,8 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
   } while (bytes < 0 && errno == EINTR);
   if (bytes == static_cast<ssize_t>(sizeof error_number)) {
     waitpid(pid, nullptr, 0);
-    return ErrnoStatus(error_number,
-                       absl::StrCat("start ", spec.name, ": execute '", spec.args[0], "'"));
+    return status::ErrnoStatus(error_number,
+                               absl::StrCat("start ", spec.name, ": execute '", spec.args[0], "'"));
   }
   for (const Pipe* pipe : {&output, &errors, &ready}) {
     if (pipe->read_end.valid()) fcntl(pipe->read_end.get(), F_SETFL, O_NONBLOCK);
@@ -160,7 +160,7 @@ ExitStatus ExitStatusOf(int wait_status) {
 
 absl::Status AdoptOrphans() {
   if (prctl(PR_SET_CHILD_SUBREAPER, 1) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, "become the reaper of orphaned children");
+  return status::ErrnoStatus(errno, "become the reaper of orphaned children");
 }
 
 bool EndDescendants(int64_t timeout_ms) {

@@ -198,14 +198,14 @@ int Run(const Arguments& arguments) {
 
 absl::StatusOr<uint16_t> FreePort() {
   const Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket_fd.valid()) return ErrnoStatus(errno, "open a socket");
+  if (!socket_fd.valid()) return status::ErrnoStatus(errno, "open a socket");
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t bytes = sizeof address;
   if (bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
       getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
-    return ErrnoStatus(errno, "find a free port of 127.0.0.1");
+    return status::ErrnoStatus(errno, "find a free port of 127.0.0.1");
   }
   return ntohs(address.sin_port);
 }

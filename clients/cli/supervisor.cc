@@ -29,10 +29,11 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Make(int output_fd, int 
   sigset_t mask;
   sigemptyset(&mask);
   for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
-  if (sigprocmask(SIG_BLOCK, &mask, nullptr) != 0) return ErrnoStatus(errno, "block signals");
+  if (sigprocmask(SIG_BLOCK, &mask, nullptr) != 0)
+    return status::ErrnoStatus(errno, "block signals");
   signal(SIGPIPE, SIG_IGN);
   const int fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (fd < 0) return ErrnoStatus(errno, "make a signalfd");
+  if (fd < 0) return status::ErrnoStatus(errno, "make a signalfd");
   TALWEG_RETURN_IF_ERROR(AdoptOrphans());
   return std::unique_ptr<Supervisor>(new Supervisor(fd, output_fd, errors_fd));
 }

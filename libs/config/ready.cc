@@ -26,7 +26,7 @@ absl::Status WriteAll(int fd, const std::string& text, const std::string& what) 
   while (written < text.size()) {
     const ssize_t bytes = write(fd, text.data() + written, text.size() - written);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("write ", what));
+    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("write ", what));
     written += static_cast<size_t>(bytes);
   }
   return absl::OkStatus();
@@ -51,11 +51,11 @@ absl::Status AnnounceReady(const ProcessConfig& config,
   const std::string what = absl::StrCat("--ready_file='", config.ready_file, "'");
   const std::string draft = absl::StrCat(config.ready_file, ".", getpid());
   const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", what));
+  if (fd < 0) return status::ErrnoStatus(errno, absl::StrCat("create ", what));
   absl::Status status = WriteAll(fd, line, what);
   close(fd);
   if (status.ok() && rename(draft.c_str(), config.ready_file.c_str()) != 0) {
-    status = ErrnoStatus(errno, absl::StrCat("rename to ", what));
+    status = status::ErrnoStatus(errno, absl::StrCat("rename to ", what));
   }
   if (!status.ok()) unlink(draft.c_str());
   return status;
@@ -65,7 +65,7 @@ absl::StatusOr<ListenAddress> OnInterface(const ListenAddress& listen,
                                           const std::string& interface_name) {
   if (interface_name.empty() || !listen.path.empty()) return listen;
   ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return ErrnoStatus(errno, "list network interfaces");
+  if (getifaddrs(&first) != 0) return status::ErrnoStatus(errno, "list network interfaces");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, &freeifaddrs);
   std::set<std::string> names;
   for (const int family : {AF_INET, AF_INET6}) {

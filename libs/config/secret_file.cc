@@ -38,7 +38,7 @@ std::string Octal(mode_t mode) {
 // That nobody but this user, and root, can have read or written it.
 absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
   struct stat status;
-  if (fstat(fd, &status) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", what));
+  if (fstat(fd, &status) != 0) return status::ErrnoStatus(errno, absl::StrCat("stat ", what));
   if (!S_ISREG(status.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(what, " is no file; name one"));
   }
@@ -61,14 +61,14 @@ enum class Readers { kOwner, kAnybody };
 absl::StatusOr<std::string> ReadFile(const std::string& path, const std::string& what,
                                      Readers readers, size_t bytes_max) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("open ", what));
+  if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("open ", what));
   if (readers == Readers::kOwner) TALWEG_RETURN_IF_ERROR(CheckOwnerAndMode(file.get(), what));
   std::string text(bytes_max, '\0');
   size_t read_bytes = 0;
   while (read_bytes < bytes_max) {
     const ssize_t bytes = read(file.get(), text.data() + read_bytes, bytes_max - read_bytes);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("read ", what));
+    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("read ", what));
     if (bytes == 0) break;
     read_bytes += static_cast<size_t>(bytes);
   }
@@ -80,7 +80,7 @@ absl::Status WriteAll(int fd, const std::string& text, const std::string& what) 
   for (size_t written = 0; written < text.size();) {
     const ssize_t bytes = write(fd, text.data() + written, text.size() - written);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("write ", what));
+    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("write ", what));
     written += static_cast<size_t>(bytes);
   }
   return absl::OkStatus();
@@ -91,7 +91,7 @@ absl::Status MakeParents(const std::string& path) {
        slash = path.find('/', slash + 1)) {
     const std::string directory = path.substr(0, slash);
     if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-      return ErrnoStatus(errno, absl::StrCat("make directory ", directory));
+      return status::ErrnoStatus(errno, absl::StrCat("make directory ", directory));
     }
   }
   return absl::OkStatus();
@@ -162,10 +162,10 @@ absl::Status MakeSecretFile(const std::string& path) {
   // Whoever finds the file finds it whole.
   const std::string draft = absl::StrCat(path, ".", getpid());
   const Descriptor file(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("make ", what));
+  if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("make ", what));
   absl::Status status = WriteAll(file.get(), text, what);
   if (status.ok() && link(draft.c_str(), path.c_str()) != 0) {
-    status = ErrnoStatus(errno, absl::StrCat("make ", what));
+    status = status::ErrnoStatus(errno, absl::StrCat("make ", what));
   }
   unlink(draft.c_str());
   return status;

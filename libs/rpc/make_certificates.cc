@@ -36,7 +36,8 @@ absl::Status OpenSslError(const std::string& what) {
 absl::Status MakeDirectory(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  return error ? ErrnoStatus(error.value(), "make directory " + directory) : absl::OkStatus();
+  return error ? status::ErrnoStatus(error.value(), "make directory " + directory)
+               : absl::OkStatus();
 }
 
 // Whoever finds the file finds it whole.
@@ -44,14 +45,14 @@ absl::Status WriteFile(const std::string& path, mode_t mode,
                        const std::function<bool(std::FILE*)>& write) {
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus(errno, "make " + path);
+  if (fd < 0) return status::ErrnoStatus(errno, "make " + path);
   OwnedFile file(fdopen(fd, "w"));
   const bool written = fchmod(fd, mode) == 0 && write(file.get()) && std::fflush(file.get()) == 0;
   file.reset();
   if (written && rename(draft.c_str(), path.c_str()) == 0) return absl::OkStatus();
   const int error = errno;
   unlink(draft.c_str());
-  return ErrnoStatus(error, "write " + path);
+  return status::ErrnoStatus(error, "write " + path);
 }
 
 absl::Status WriteKey(const std::string& path, EVP_PKEY* key) {
@@ -125,7 +126,7 @@ absl::Status CheckHosts(const std::vector<std::string>& hosts) {
 
 absl::StatusOr<OwnedCertificate> ReadAuthority(const std::string& path) {
   const OwnedFile file(std::fopen(path.c_str(), "re"));
-  if (file == nullptr) return ErrnoStatus(errno, "open " + path);
+  if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
   OwnedCertificate authority(PEM_read_X509(file.get(), nullptr, nullptr, nullptr));
   if (authority == nullptr) return absl::InvalidArgumentError(path + " holds no certificate");
   return authority;
@@ -133,7 +134,7 @@ absl::StatusOr<OwnedCertificate> ReadAuthority(const std::string& path) {
 
 absl::StatusOr<OwnedKey> ReadAuthorityKey(const std::string& path) {
   const OwnedFile file(std::fopen(path.c_str(), "re"));
-  if (file == nullptr) return ErrnoStatus(errno, "open " + path);
+  if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
   OwnedKey key(PEM_read_PrivateKey(file.get(), nullptr, nullptr, nullptr));
   if (key == nullptr) return absl::InvalidArgumentError(path + " holds no private key");
   return key;

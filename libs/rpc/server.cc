@@ -136,10 +136,10 @@ absl::Status CheckDescriptors() {
   while (held.size() < kDescriptorsMin) {
     Descriptor one(eventfd(0, EFD_CLOEXEC));
     if (!one.valid()) {
-      return ErrnoStatus(errno, "a server needs " + std::to_string(kDescriptorsMin) +
-                                    " descriptors, and this process may open " +
-                                    std::to_string(held.size()) +
-                                    " more: raise the limit of open files (ulimit -n)");
+      return status::ErrnoStatus(errno, "a server needs " + std::to_string(kDescriptorsMin) +
+                                            " descriptors, and this process may open " +
+                                            std::to_string(held.size()) +
+                                            " more: raise the limit of open files (ulimit -n)");
     }
     held.push_back(std::move(one));
   }
@@ -211,7 +211,7 @@ absl::Status Server::Impl::ListenUnix(const ServerOptions& options,
     return absl::AlreadyExistsError(what +
                                     ": a process serves there; stop it, or give another path");
   } else if (error != 0) {
-    return ErrnoStatus(error, what);
+    return status::ErrnoStatus(error, what);
   }
   address = "unix:" + options.unix_path;
   const PrivateFiles made;
@@ -302,14 +302,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
             ? std::to_string(options.port_min)
             : std::to_string(options.port_min) + "-" + std::to_string(options.port_max);
     const std::string what = "cannot listen on " + bind_address.host + ":" + ports;
-    if (error != EADDRINUSE) return ErrnoStatus(error, what);
+    if (error != EADDRINUSE) return status::ErrnoStatus(error, what);
     return absl::AlreadyExistsError(
         what + ": " + (options.port_min == options.port_max ? "the port is" : "all the ports are") +
         " taken; stop the process that holds it (ss -tlnp shows which) or give another port or a "
         "range");
   }
   std::string advertise = options.advertise_host;
-  if (advertise.empty()) advertise = bind_address.any ? HostName() : bind_address.host;
+  if (advertise.empty()) advertise = bind_address.any ? runtime::HostName() : bind_address.host;
   impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
   if (!bind_address.loopback && options.credentials == nullptr) {
     impl->warning =

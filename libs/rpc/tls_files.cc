@@ -24,7 +24,7 @@ using StoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
 
 absl::StatusOr<OwnedFile> Open(const std::string& path) {
   OwnedFile file(std::fopen(path.c_str(), "re"));
-  if (file == nullptr) return ErrnoStatus(errno, "open " + path);
+  if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
   return file;
 }
 
@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string
 absl::StatusOr<OwnedKey> ReadKey(const std::string& path) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
   struct stat status;
-  if (fstat(fileno(file.get()), &status) != 0) return ErrnoStatus(errno, "stat " + path);
+  if (fstat(fileno(file.get()), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
   if ((status.st_mode & S_IRWXO) != 0) {
     return absl::PermissionDeniedError(path +
                                        " is a private key that every user may use; run chmod 600 "

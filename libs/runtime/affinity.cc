@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <string>
 
-namespace talweg {
+namespace talweg::runtime {
 
 absl::Status RunOnCpu(uint32_t cpu) {
   const std::string what = "running a thread on CPU " + std::to_string(cpu);
@@ -19,4 +19,4 @@ absl::Status RunOnCpu(uint32_t cpu) {
   return absl::OkStatus();
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -6,12 +6,12 @@
 
 #include <cstdint>
 
-namespace talweg {
+namespace talweg::runtime {
 
 // From now on the calling thread, and threads that it starts, run on that CPU alone, as the kernel
 // counts CPUs. The error names the CPU.
 absl::Status RunOnCpu(uint32_t cpu);
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_AFFINITY_H_

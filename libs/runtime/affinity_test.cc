@@ -8,7 +8,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 TEST_CASE("RunOnCpu: the calling thread is on that CPU, and no other thread is moved",
@@ -35,4 +35,4 @@ TEST_CASE("RunOnCpu: a CPU that is not there is named", "[runtime]") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

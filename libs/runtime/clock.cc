@@ -5,7 +5,7 @@
 
 #include "libs/base/check.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 int64_t MonotonicClock::NowNs() const {
   timespec now{};
@@ -19,4 +19,4 @@ int64_t UnixNowNs() {
   return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

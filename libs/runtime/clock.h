@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace talweg {
+namespace talweg::runtime {
 
 // Time that never goes back, in nanoseconds since an arbitrary moment of this host.
 // Implementations may be called by any thread.
@@ -23,6 +23,6 @@ class MonotonicClock final : public Clock {
 // The time of day, for people: nanoseconds since 1970, UTC.
 int64_t UnixNowNs();
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_CLOCK_H_

@@ -15,7 +15,7 @@
 
 #include "libs/base/check.h"
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 constexpr uint64_t kWakeWatch = 0;
@@ -282,4 +282,4 @@ int64_t EventLoop::SleepLimitNs() const {
   return std::clamp<int64_t>(timers_.begin()->first.first - clock_->NowNs(), 0, kSleepNsMax);
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -17,7 +17,7 @@
 #include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // Something that an EventLoop asks for work in every pass.
 class Poller {
@@ -138,6 +138,6 @@ class EventLoop {
   std::atomic<bool> asleep_{false};
 };
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_EVENT_LOOP_H_

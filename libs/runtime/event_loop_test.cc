@@ -20,7 +20,7 @@
 #include "libs/runtime/manual_clock.h"
 #include "libs/runtime/shutdown_signal.h"
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
@@ -396,4 +396,4 @@ TEST_CASE("HostId: the same for every process here, and never empty on Linux", "
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-namespace talweg {
+namespace talweg::runtime {
 
 std::string HostId() {
   std::string boot_id;
@@ -22,4 +22,4 @@ std::string HostName() {
   return gethostname(name, sizeof name) == 0 ? name : "unknown";
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace talweg {
+namespace talweg::runtime {
 
 // Names this host until it reboots: two processes with the same HostId can reach each other through
 // Unix sockets and shared memory. Two network namespaces are two hosts, since abstract sockets do
@@ -15,6 +15,6 @@ std::string HostId();
 // The name that this host has for people; "unknown" without one.
 std::string HostName();
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_HOST_ID_H_

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-namespace talweg {
+namespace talweg::runtime {
 
 struct HostLookup::State {
   LookUp look_up;
@@ -81,4 +81,4 @@ void HostLookup::Run(const std::shared_ptr<State>& state) {
   }
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

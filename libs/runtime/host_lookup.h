@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // Whether `host` is an IP address already, IPv6 without brackets.
 bool IsLiteralAddress(const std::string& host);
@@ -42,6 +42,6 @@ class HostLookup {
   bool running_ = false;
 };
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_HOST_LOOKUP_H_

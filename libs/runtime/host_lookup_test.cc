@@ -8,7 +8,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 TEST_CASE("HostLookup: names become literal addresses", "[runtime]") {
@@ -76,4 +76,4 @@ TEST_CASE("HostLookup: whoever ends waits for no name server, and hears of none"
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -3,7 +3,7 @@
 
 #include <sys/random.h>
 
-namespace talweg {
+namespace talweg::runtime {
 
 Incarnation NewIncarnation() {
   uint64_t drawn = 0;
@@ -13,4 +13,4 @@ Incarnation NewIncarnation() {
   return Incarnation{drawn};
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -4,11 +4,11 @@
 
 #include "libs/base/ids.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // A new number for each life of a process: drawn at random, never 0.
 Incarnation NewIncarnation();
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_INCARNATION_H_

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-namespace talweg {
+namespace talweg::runtime {
 
 std::string ReadKernelFile(const std::string& path) {
   std::ifstream file(path);
@@ -12,4 +12,4 @@ std::string ReadKernelFile(const std::string& path) {
   return text;
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 TEST_CASE("ReadKernelFile: the whole text, of several lines, too") {
@@ -24,4 +24,4 @@ TEST_CASE("ReadKernelFile: nothing of a file that is not there, or cannot be rea
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

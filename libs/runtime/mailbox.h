@@ -10,7 +10,7 @@
 
 #include "libs/runtime/event_loop.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // How other threads talk to the owner of an EventLoop. They post messages, and the owner drains
 // them in the order of the posts. Any thread posts; only the owner drains.
@@ -56,6 +56,6 @@ class Mailbox {
   std::atomic<size_t> size_{0};
 };
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_MAILBOX_H_

@@ -8,7 +8,7 @@
 #include "libs/base/check.h"
 #include "libs/runtime/clock.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // A clock that a test moves. Any thread may read or move it.
 class ManualClock final : public Clock {
@@ -26,6 +26,6 @@ class ManualClock final : public Clock {
   std::atomic<int64_t> now_ns_;
 };
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_MANUAL_CLOCK_H_

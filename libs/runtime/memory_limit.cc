@@ -10,7 +10,7 @@
 
 #include "libs/runtime/kernel_file.h"
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 constexpr uint64_t kNoLimit = UINT64_MAX;
@@ -65,4 +65,4 @@ uint64_t MemoryLimitBytes() {
                   ControlGroupLimitBytes(ReadKernelFile("/proc/self/cgroup"), "/sys/fs/cgroup"));
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

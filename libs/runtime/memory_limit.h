@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace talweg {
+namespace talweg::runtime {
 
 // The most memory that this process may use: the machine's, or less where its control group or one
 // above it has a limit (a container, a systemd slice, a batch job). Reads files, so not for hot
@@ -16,6 +16,6 @@ uint64_t MemoryLimitBytes();
 // 2 or 1, are mounted at `mount`. UINT64_MAX when there is no limit.
 uint64_t ControlGroupLimitBytes(const std::string& proc_cgroup, const std::string& mount);
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_MEMORY_LIMIT_H_

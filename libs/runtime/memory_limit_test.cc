@@ -9,7 +9,7 @@
 
 #include "libs/base/test_directory.h"
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 constexpr uint64_t kNone = UINT64_MAX;
@@ -72,4 +72,4 @@ TEST_CASE("MemoryLimit: no limit, no files, and nonsense are no limit", "[runtim
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

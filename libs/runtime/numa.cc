@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 // The kernel does not read the last bit of the mask, so the mask has one more.
@@ -28,4 +28,4 @@ PreferNumaNode::~PreferNumaNode() {
   if (changed_) syscall(SYS_set_mempolicy, mode_before_, nodes_before_.data(), kMaskBits);
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace talweg {
+namespace talweg::runtime {
 
 inline constexpr uint32_t kNumaNodesMax = 1024;
 
@@ -29,6 +29,6 @@ class PreferNumaNode {
   NodeMask nodes_before_ = {};
 };
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_NUMA_H_

@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 int Policy() {
@@ -37,4 +37,4 @@ TEST_CASE("PreferNumaNode: no node, or none that exists, changes nothing", "[run
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::runtime

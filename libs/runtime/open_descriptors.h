@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
-namespace talweg {
+namespace talweg::runtime {
 
 // How many descriptors this process has open. Compare before and after an action that keeps none.
 inline size_t OpenDescriptors() {
@@ -15,6 +15,6 @@ inline size_t OpenDescriptors() {
   return static_cast<size_t>(std::distance(begin(open), end(open))) - 1;
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_OPEN_DESCRIPTORS_H_

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-namespace talweg {
+namespace talweg::runtime {
 namespace {
 
 sigset_t ShutdownSignals() {
@@ -76,4 +76,4 @@ void ResetSignalsForExec() {
   signal(SIGPIPE, SIG_DFL);
 }
 
-}  // namespace talweg
+}  // namespace talweg::runtime

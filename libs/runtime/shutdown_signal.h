@@ -12,7 +12,7 @@
 #include "libs/base/descriptor.h"
 #include "libs/runtime/event_loop.h"
 
-namespace talweg {
+namespace talweg::runtime {
 
 // SIGTERM and SIGINT as events of a daemon's loop, instead of handlers.
 //
@@ -48,6 +48,6 @@ class ShutdownSignal {
 // For a child that is about to exec: restores the signals of a process that never called Create.
 void ResetSignalsForExec();
 
-}  // namespace talweg
+}  // namespace talweg::runtime
 
 #endif  // TALWEG_LIBS_RUNTIME_SHUTDOWN_SIGNAL_H_

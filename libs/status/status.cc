@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <system_error>
 
-namespace talweg {
+namespace talweg::status {
 namespace {
 
 absl::StatusCode CodeOf(int error_number) {
@@ -61,4 +61,4 @@ std::string StatusText(const absl::Status& status) {
   return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
 }
 
-}  // namespace talweg
+}  // namespace talweg::status

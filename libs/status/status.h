@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace talweg {
+namespace talweg::status {
 
 // The status of a failed system call. `what` says which call, on what ("bind 127.0.0.1:7447"). The
 // text ends with the system's own. The code follows from errno: EADDRINUSE is ALREADY_EXISTS, for
@@ -30,18 +30,18 @@ const absl::Status& ToStatus(const absl::StatusOr<T>& result) {
 }
 
 }  // namespace internal
-}  // namespace talweg
+}  // namespace talweg::status
 
 #define TALWEG_STATUS_CONCAT_INNER(a, b) a##b
 #define TALWEG_STATUS_CONCAT(a, b) TALWEG_STATUS_CONCAT_INNER(a, b)
 
 // Leaves the function with the failure of `expression`, a Status or a StatusOr.
-#define TALWEG_RETURN_IF_ERROR(expression)                       \
-  do {                                                           \
-    auto&& talweg_status_result = (expression);                  \
-    if (!talweg_status_result.ok()) [[unlikely]] {               \
-      return ::talweg::internal::ToStatus(talweg_status_result); \
-    }                                                            \
+#define TALWEG_RETURN_IF_ERROR(expression)                               \
+  do {                                                                   \
+    auto&& talweg_status_result = (expression);                          \
+    if (!talweg_status_result.ok()) [[unlikely]] {                       \
+      return ::talweg::status::internal::ToStatus(talweg_status_result); \
+    }                                                                    \
   } while (false)
 
 // Leaves the function with the failure of `expression`, a StatusOr. Otherwise moves its value to
@@ -53,7 +53,7 @@ const absl::Status& ToStatus(const absl::StatusOr<T>& result) {
 #define TALWEG_ASSIGN_OR_RETURN_INNER(result, target, expression) \
   auto result = (expression);                                     \
   if (!result.ok()) [[unlikely]] {                                \
-    return ::talweg::internal::ToStatus(result);                  \
+    return ::talweg::status::internal::ToStatus(result);          \
   }                                                               \
   target = *std::move(result)
 // NOLINTEND(bugprone-macro-parentheses)

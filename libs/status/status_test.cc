@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::status {
 namespace {
 
 absl::StatusOr<std::unique_ptr<int>> Make(bool fail) {
@@ -55,4 +55,4 @@ TEST_CASE("Annotate keeps the code", "[status]") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::status

@@ -33,7 +33,7 @@ struct PeerWatchOptions {
 // `Peers` is a map to handles of peers. A peer has `times`, open(), and name() for texts.
 class PeerWatch {
  public:
-  PeerWatch(const PeerWatchOptions& options, const Clock* clock)
+  PeerWatch(const PeerWatchOptions& options, const runtime::Clock* clock)
       : options_(options), clock_(clock) {}
 
   DeadlineTimer& timer() { return timer_; }
@@ -90,7 +90,7 @@ class PeerWatch {
   static std::string Milliseconds(int64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
   const PeerWatchOptions options_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   DeadlineTimer timer_;
   int64_t next_heartbeat_ns_ = 0;
 };

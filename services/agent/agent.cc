@@ -39,9 +39,9 @@ constexpr int64_t kWatchGpuNs = 300'000;
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       config_(options_.config),
-      started_unix_ns_(UnixNowNs()),
-      host_id_(HostId()),
-      node_name_(config_.name.empty() ? HostName() : config_.name) {}
+      started_unix_ns_(runtime::UnixNowNs()),
+      host_id_(runtime::HostId()),
+      node_name_(config_.name.empty() ? runtime::HostName() : config_.name) {}
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
   std::unique_ptr<Agent> agent(new Agent(std::move(options)));
@@ -57,10 +57,10 @@ Agent::~Agent() {
 
 absl::Status Agent::Open() {
   TALWEG_RETURN_IF_ERROR(CheckTracePath(config_.trace_path));
-  EventLoop::Options loop_options;
+  runtime::EventLoop::Options loop_options;
   loop_options.spin_ns_max = config_.spin_us < 0 ? -1 : int64_t{config_.spin_us} * 1000;
-  TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(&clock_, loop_options));
-  mailbox_ = std::make_unique<Mailbox<Mail>>(loop_.get());
+  TALWEG_ASSIGN_OR_RETURN(loop_, runtime::EventLoop::Create(&clock_, loop_options));
+  mailbox_ = std::make_unique<runtime::Mailbox<Mail>>(loop_.get());
   TALWEG_RETURN_IF_ERROR(OpenGpuFront());
   TALWEG_RETURN_IF_ERROR(OpenRankServer());
   if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
@@ -184,7 +184,7 @@ absl::Status Agent::OpenRankServer() {
   server.silence_ms = static_cast<uint32_t>(config_.silence_ms);
   server.takes_devices = gpu_platform_ != nullptr;
   uint64_t arena_bytes = config_.arena_bytes_max;
-  if (arena_bytes == 0) arena_bytes = MemoryLimitBytes() / 2;
+  if (arena_bytes == 0) arena_bytes = runtime::MemoryLimitBytes() / 2;
   // Every tensor lies once a rank and twice as a result; those that the ranks sum lie twice a rank,
   // and are no results.
   const bool ranks_sum = standalone() && TensorMemory::RanksSum(config_.rank_count);
@@ -260,7 +260,8 @@ absl::Status Agent::Run() {
   loop_->RemovePoller(this);
   const absl::Status left = driver_->Leave();
   if (!left.ok())
-    telemetry::Log(telemetry::LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
+    telemetry::Log(telemetry::LogLevel::kWarning,
+                   "the scheduler was not told: ", status::StatusText(left));
   WriteTrace();
   admin_->Shutdown(0);
   CloseDevices();

@@ -37,14 +37,15 @@ struct AgentOptions {
   std::shared_ptr<const rpc::Credentials> credentials = {};  // Null: no TLS.
   // For tests: what carries frames. Null: libfabric and the host's own shared memory, as
   // configured.
-  std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const Clock*)> make_transport;
+  std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const runtime::Clock*)>
+      make_transport;
 };
 
 // talweg-agent but for main(): serves one node's ranks in one job, from joining it to its end.
 //
 // Made, run and destroyed by one thread, the data thread; Stop may be called by any. gRPC's threads
 // only post to its mailbox.
-class Agent final : private Poller, private GpuEvents {
+class Agent final : private runtime::Poller, private GpuEvents {
  public:
   // Binds the ranks' socket and the admin port. Errors name what is taken and the remedy.
   static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
@@ -57,7 +58,7 @@ class Agent final : private Poller, private GpuEvents {
   // Drains: lets ranks finish for the configured time, then fails them with `why`.
   void Stop(std::string why);
 
-  EventLoop& loop() { return *loop_; }
+  runtime::EventLoop& loop() { return *loop_; }
   const std::string& socket_path() const { return options_.socket_path; }
   const std::string& admin_address() const { return admin_->address(); }
 
@@ -122,12 +123,12 @@ class Agent final : private Poller, private GpuEvents {
 
   AgentOptions options_;
   const config::AgentConfig& config_;
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
   const int64_t started_unix_ns_;
   std::string host_id_;
   std::string node_name_;
-  std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<Mailbox<Mail>> mailbox_;
+  std::unique_ptr<runtime::EventLoop> loop_;
+  std::unique_ptr<runtime::Mailbox<Mail>> mailbox_;
   std::unique_ptr<shm::RankServer> rank_server_;
   telemetry::CounterSet counters_;                   // The transport's.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
@@ -140,7 +141,7 @@ class Agent final : private Poller, private GpuEvents {
   std::unique_ptr<rpc::Server> admin_;
 
   int64_t timer_deadline_ns_ = 0;
-  EventLoop::TimerId timer_ = 0;
+  runtime::EventLoop::TimerId timer_ = 0;
 };
 
 }  // namespace talweg::agent

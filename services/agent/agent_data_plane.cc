@@ -12,8 +12,8 @@
 namespace talweg::agent {
 
 AgentDataPlane::AgentDataPlane(const Options& options, transport::Transport* transport,
-                               const TensorMemory* memory, Timeline* timeline, const Clock* clock,
-                               PeerEvents* events)
+                               const TensorMemory* memory, Timeline* timeline,
+                               const runtime::Clock* clock, PeerEvents* events)
     : options_(options),
       transport_(transport),
       memory_(memory),
@@ -44,7 +44,7 @@ void AgentDataPlane::Do(const pipeline::Connect& effect) {
     return;
   }
   const std::string host = transport::HostOf(address);
-  if (host.empty() || IsLiteralAddress(host)) {
+  if (host.empty() || runtime::IsLiteralAddress(host)) {
     ConnectTo(effect.connection, address);
     return;
   }
@@ -70,7 +70,7 @@ void AgentDataPlane::OnHostFound(ConnectionId connection,
 void AgentDataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
   const absl::StatusOr<ConnectionId> transport_id = transport_->Connect(address);
   if (!transport_id.ok()) {
-    failed_connects_.emplace_back(connection, StatusText(transport_id.status()));
+    failed_connects_.emplace_back(connection, status::StatusText(transport_id.status()));
     return;
   }
   Peer peer{.transport_id = *transport_id};

@@ -49,7 +49,7 @@ class AgentDataPlane final : public transport::EventSink {
 
   // All outlive it.
   AgentDataPlane(const Options& options, transport::Transport* transport,
-                 const TensorMemory* memory, Timeline* timeline, const Clock* clock,
+                 const TensorMemory* memory, Timeline* timeline, const runtime::Clock* clock,
                  PeerEvents* events);
 
   int Poll(int events_max);
@@ -110,14 +110,14 @@ class AgentDataPlane final : public transport::EventSink {
   transport::Transport* const transport_;
   const TensorMemory* const memory_;
   Timeline* const timeline_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   PeerEvents* const events_;
 
   std::unordered_map<ConnectionId, Peer> peers_;               // By the core's name.
   std::unordered_map<ConnectionId, ConnectionId> core_names_;  // By the transport's.
   std::vector<std::pair<ConnectionId, std::string>> failed_connects_;
   std::unordered_map<ConnectionId, std::string> looked_up_;  // Addresses of unfinished Connects.
-  HostLookup lookup_;
+  runtime::HostLookup lookup_;
   bool network_only_ = false;
   uint64_t bytes_sent_ = 0;
   uint64_t bytes_received_ = 0;

@@ -27,7 +27,7 @@ struct Ends final : PeerEvents {
 TEST_CASE("AgentDataPlane: an error shows an address without what lets one in", "[agent]") {
   const auto network = transport::NewLoopbackNetwork();
   const auto transport = network->NewTransport();
-  ManualClock clock;
+  runtime::ManualClock clock;
   Timeline timeline(0);
   Ends ends;
   AgentDataPlane plane({.host_id = "here"}, transport.get(), nullptr, &timeline, &clock, &ends);

@@ -76,7 +76,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
  public:
   // All outlive it. `transport` is null where the agent is alone.
   struct Parts {
-    const Clock* clock = nullptr;
+    const runtime::Clock* clock = nullptr;
     shm::RankServer* ranks = nullptr;
     transport::Transport* transport = nullptr;
     const RankCombiner* combiner = nullptr;
@@ -189,7 +189,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   int64_t NowNs() const { return clock_->NowNs(); }
 
   const AgentDriverOptions options_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   shm::RankServer* const rank_server_;
   const RankCombiner* const combiner_;
   DeviceRounds* devices_ = nullptr;

@@ -45,7 +45,7 @@ std::string SettingProblem(const config::AgentConfig& config, const View& view) 
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
-    const Clock* clock, telemetry::CounterSet* counters) {
+    const runtime::Clock* clock, telemetry::CounterSet* counters) {
   transport::NetworkOptions network_options = NetworkOf(config);
   const int64_t silence_ns = network_options.fabric.silence_ns;
   network_options.fabric.devices = devices;
@@ -72,7 +72,7 @@ absl::StatusOr<gid_t> GroupId(const std::string& name) {
   group* found = nullptr;
   const int error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return entry.gr_gid;
-  if (error != 0) return ErrnoStatus(error, "socket_group '" + name + "'");
+  if (error != 0) return status::ErrnoStatus(error, "socket_group '" + name + "'");
   return absl::NotFoundError("socket_group '" + name +
                              "': there is no such group; name one that `getent group` lists");
 }
@@ -82,10 +82,11 @@ absl::Status MakeSocketDirectory(const std::string& socket_path) {
   if (slash == std::string::npos || slash == 0) return absl::OkStatus();
   const std::string directory = socket_path.substr(0, slash);
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoStatus(errno, "mkdir " + directory + " for the ranks' socket");
+    return status::ErrnoStatus(errno, "mkdir " + directory + " for the ranks' socket");
   }
   struct stat status;
-  if (lstat(directory.c_str(), &status) != 0) return ErrnoStatus(errno, "stat " + directory);
+  if (lstat(directory.c_str(), &status) != 0)
+    return status::ErrnoStatus(errno, "stat " + directory);
   if (!S_ISDIR(status.st_mode)) {
     // A link that the user made to a directory of theirs is fine; others' are not followed.
     if (!S_ISLNK(status.st_mode) || status.st_uid != geteuid() ||
@@ -121,7 +122,7 @@ absl::Status CheckTracePath(const std::string& path) {
   }
   const std::string partial = PartialPath(path);
   const Descriptor file(open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  if (!file.valid()) return ErrnoStatus(errno, what + " cannot be written");
+  if (!file.valid()) return status::ErrnoStatus(errno, what + " cannot be written");
   unlink(partial.c_str());
   return absl::OkStatus();
 }

@@ -22,7 +22,7 @@ namespace talweg::agent {
 // aggregator, is on this machine.
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
-    const Clock* clock, telemetry::CounterSet* counters);
+    const runtime::Clock* clock, telemetry::CounterSet* counters);
 
 // Why this agent cannot exchange data with an aggregator of the view: they are set to carry it in
 // different ways. Names both. "" if it can.

@@ -229,7 +229,7 @@ v1::GetTraceResponse Agent::MakeTrace() const {
   }
   trace.set_dropped(driver_->timeline().dropped());
   trace.set_monotonic_ns(NowNs());
-  *trace.mutable_wall_time() = rpc::TimestampFromUnixNs(UnixNowNs());
+  *trace.mutable_wall_time() = rpc::TimestampFromUnixNs(runtime::UnixNowNs());
   return trace;
 }
 

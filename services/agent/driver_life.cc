@@ -46,7 +46,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
           telemetry::Log(telemetry::LogLevel::kInfo, "joined job '", options_.job_name, "' (",
                          e.job, ") as node ", options_.self.node.value());
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
-          FailJob("cannot join job '" + options_.job_name + "': " + StatusText(e.status));
+          FailJob("cannot join job '" + options_.job_name + "': " + status::StatusText(e.status));
         } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
           OnView(e.view);
         } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||

@@ -27,7 +27,7 @@ bool GpuCollectives::MayUse(const GpuSet& gpus, int64_t now_ns) {
   auto made = node_.platform().NewCommunicator(devices);
   if (!made.ok()) {
     entry.error = made.status();
-    note_ = "sums among GPUs are made on the host: " + StatusText(made.status());
+    note_ = "sums among GPUs are made on the host: " + status::StatusText(made.status());
     if (absl::IsUnimplemented(made.status())) {
       entry.unavailable = true;
     } else {

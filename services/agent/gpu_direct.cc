@@ -144,7 +144,7 @@ absl::Status GpuStage::FetchResult(const pipeline::SliceBytes& slice, std::span<
 
 absl::Status GpuStage::Checked(absl::Status status, pipeline::TensorIndex tensor) {
   if (!status.ok() && !FoundLost(status)) {
-    Fail(absl::StrCat("tensor '", host_.Spec(tensor).name, "': ", StatusText(status)));
+    Fail(absl::StrCat("tensor '", host_.Spec(tensor).name, "': ", status::StatusText(status)));
   }
   return status;
 }

@@ -32,7 +32,7 @@ void GpuStage::GiveBack(Lane& lane) {
 
 // Some ranks have lost their contribution, and others have no result.
 std::string GpuStage::OverContributions(const Lane& lane, const absl::Status& why) const {
-  return absl::StrCat(Describe(lane), ": ", StatusText(why),
+  return absl::StrCat(Describe(lane), ": ", status::StatusText(why),
                       "; its results were being written over the contributions");
 }
 
@@ -48,14 +48,14 @@ void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
   }
   if (absl::IsUnimplemented(status) && lane.path != Path::kHost) {
     for (const gpu::GpuUuid& uuid : lane.gpus) node_.At(uuid).has_kernels = false;
-    events_.OnGpuNote(
-        absl::StrCat("ranks that share a GPU are summed on the host: ", StatusText(status)));
+    events_.OnGpuNote(absl::StrCat("ranks that share a GPU are summed on the host: ",
+                                   status::StatusText(status)));
     return Redo(lane);
   }
   if (absl::IsResourceExhausted(status) && lane.path != Path::kHost && lane.path != Path::kDirect) {
     return Redo(lane);
   }
-  Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
+  Fail(absl::StrCat(Describe(lane), ": ", status::StatusText(status)));
 }
 
 void GpuStage::PutAside(const Lane& lane, std::map<GpuSet, Aside>& aside) {
@@ -103,7 +103,7 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
     if (lane->step != Step::kAwaitCommunicator) PutAside(*lane, aside);
   }
   if (!affected.empty()) {
-    events_.OnGpuNote(absl::StrCat(Describe(*affected[0]), ": ", StatusText(status),
+    events_.OnGpuNote(absl::StrCat(Describe(*affected[0]), ": ", status::StatusText(status),
                                    "; summed on the host until the communicator is made anew"));
   }
   for (const GpuSet& set : failed) {
@@ -113,8 +113,8 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
   for (Lane* const lane : affected) {
     if (lane->step == Step::kAwaitCommunicator) continue;
     if (const absl::Status renewed = RenewParts(*lane); !renewed.ok()) {
-      return Fail(
-          absl::StrCat(Describe(*lane), ": after a collective failed: ", StatusText(renewed)));
+      return Fail(absl::StrCat(Describe(*lane),
+                               ": after a collective failed: ", status::StatusText(renewed)));
     }
   }
   for (Lane* const lane : affected) Redo(*lane);
@@ -156,11 +156,11 @@ void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
   const auto is_direct = [&](const auto& entry) { return entry.second.gpu == uuid; };
   if (std::any_of(direct_.begin(), direct_.end(), is_direct)) {
     // What a NIC has there is gone: results that others may ask for, and sums on their way.
-    return Fail(absl::StrCat(StatusText(why),
+    return Fail(absl::StrCat(status::StatusText(why),
                              "; the network reads and writes its memory, which is lost with it: "
                              "with --gpu_direct=off the job would go on"));
   }
-  events_.OnGpuNote(absl::StrCat(StatusText(why), "; it is opened again"));
+  events_.OnGpuNote(absl::StrCat(status::StatusText(why), "; it is opened again"));
   for (auto& [local_rank, rank] : ranks_) {
     for (auto& [tensor, part] : rank.parts) {
       if (part.gpu == uuid) part.placed = part.ready = false;
@@ -206,14 +206,15 @@ int GpuStage::TendLost() {
       if (status.ok()) back.push_back(uuid);
       if (absl::IsAborted(status)) lost.closed = node_.Find(uuid) == nullptr;  // Lost again.
       if (absl::IsFailedPrecondition(status)) {
-        Fail(absl::StrCat(StatusText(lost.why), "; ", StatusText(status)));
+        Fail(absl::StrCat(status::StatusText(lost.why), "; ", status::StatusText(status)));
         return work;
       }
       lost.retry_at_ns = now_ns_ + options_.reopen_every_ns;
     }
     if (!status.ok() && now_ns_ >= lost.since_ns + options_.reopen_deadline_ns) {
-      Fail(absl::StrCat(StatusText(lost.why), "; not opened again within ",
-                        options_.reopen_deadline_ns / 1'000'000'000, " s: ", StatusText(status)));
+      Fail(absl::StrCat(status::StatusText(lost.why), "; not opened again within ",
+                        options_.reopen_deadline_ns / 1'000'000'000,
+                        " s: ", status::StatusText(status)));
       return work;
     }
   }
@@ -247,8 +248,8 @@ absl::Status GpuStage::Reopen(const gpu::GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(NodeGpu* const gpu, node_.Open(uuid));
   for (auto& [local_rank, rank] : ranks_) {
     if (!Uses(rank, uuid)) continue;
-    TALWEG_RETURN_IF_ERROR(Annotate(Remap(*gpu, uuid, rank),
-                                    absl::StrCat("memory of local rank ", local_rank.value())));
+    TALWEG_RETURN_IF_ERROR(status::Annotate(
+        Remap(*gpu, uuid, rank), absl::StrCat("memory of local rank ", local_rank.value())));
   }
   return absl::OkStatus();
 }

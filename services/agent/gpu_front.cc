@@ -25,12 +25,12 @@ absl::StatusOr<std::unique_ptr<gpu::Platform>> OpenGpus(const config::AgentConfi
   }
   auto platform = gpu::NewCudaPlatform({});
   if (!platform.ok()) {
-    *why = "none: " + StatusText(platform.status());
+    *why = "none: " + status::StatusText(platform.status());
     return nullptr;
   }
   const auto gpus = (*platform)->Gpus();
   if (!gpus.ok()) {
-    *why = "none: " + StatusText(gpus.status());
+    *why = "none: " + status::StatusText(gpus.status());
     return nullptr;
   }
   why->clear();

@@ -139,7 +139,7 @@ void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
       pinned.spans.push_back(bytes);
     } else {
       events_.OnGpuNote(absl::StrCat(what, " of tensor '", host_.Spec(tensor).name,
-                                     "' go through staging buffers: ", StatusText(status)));
+                                     "' go through staging buffers: ", status::StatusText(status)));
     }
     return status.ok();
   };

@@ -59,7 +59,7 @@ const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
 
 absl::StatusOr<LanePart> GpuNode::NewPart(gpu::Device& device) const {
   const topology::Gpu* const place = PlaceOf(device);
-  const PreferNumaNode near(place == nullptr ? std::nullopt : place->numa_node);
+  const runtime::PreferNumaNode near(place == nullptr ? std::nullopt : place->numa_node);
   LanePart part;
   TALWEG_ASSIGN_OR_RETURN(part.stream, device.NewStream(gpu::StreamPriority::kHigh));
   TALWEG_ASSIGN_OR_RETURN(part.done, device.NewEvent(gpu::EventScope::kProcess));
@@ -90,7 +90,7 @@ absl::StatusOr<NodeGpu*> GpuNode::Open(const gpu::GpuUuid& uuid) {
   }
   epoll_event readable = {.events = EPOLLIN, .data = {}};
   if (epoll_ctl(wakeups_.get(), EPOLL_CTL_ADD, gpu.device->WaitDescriptor(), &readable) != 0) {
-    return ErrnoStatus(errno, "watching a GPU's wake-ups");
+    return status::ErrnoStatus(errno, "watching a GPU's wake-ups");
   }
   return &gpus_.emplace(uuid, std::move(gpu)).first->second;
 }

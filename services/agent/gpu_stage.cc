@@ -281,7 +281,8 @@ bool GpuStage::AskGradient(LocalRank local_rank, Rank& rank, size_t i,
   if (!asked.ok()) {
     if (!FoundLost(asked.status())) {
       Fail(absl::StrCat("local rank ", local_rank.value(), ", tensor '",
-                        host_.Spec(waiting.tensor).name, "': ", StatusText(asked.status())));
+                        host_.Spec(waiting.tensor).name,
+                        "': ", status::StatusText(asked.status())));
     }
     return false;
   }
@@ -327,7 +328,7 @@ int GpuStage::AskTaken() {
     if (delivery->jobs > 0) continue;
     const absl::StatusOr<bool> done = IsTaken(*delivery);
     if (!done.ok()) {
-      if (!FoundLost(done.status())) Fail(StatusText(done.status()));
+      if (!FoundLost(done.status())) Fail(status::StatusText(done.status()));
       return finished;
     }
     if (!*done) continue;

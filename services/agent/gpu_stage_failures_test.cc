@@ -207,7 +207,7 @@ TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
   constexpr uint64_t kLosses = 25;
   Fixture f({.gpus = {1, 0}});
   f.RoundTrip();
-  const size_t before = OpenDescriptors();
+  const size_t before = runtime::OpenDescriptors();
   for (uint64_t i = 0; i < kLosses; ++i) {
     f.PushAll();
     REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 2; }));
@@ -219,7 +219,7 @@ TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
     REQUIRE(f.failed.empty());
   }
   CHECK(f.stage->counters().gpus_reopened == kLosses);
-  CHECK(OpenDescriptors() == before);
+  CHECK(runtime::OpenDescriptors() == before);
   f.NothingLeft();
 }
 

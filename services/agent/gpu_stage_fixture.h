@@ -385,7 +385,7 @@ class Fixture final : public HostTensors, public GpuEvents {
 
   const Setup setup;
   Random random;
-  ManualClock clock;
+  runtime::ManualClock clock;
   std::unique_ptr<FakeMachine> machine;
   pipeline::TensorSpec spec;
   mutable std::vector<std::byte> send;

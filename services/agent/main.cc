@@ -21,7 +21,7 @@ namespace talweg::agent {
 namespace {
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "talweg-agent: %s\n", StatusText(status).c_str());
+  std::fprintf(stderr, "talweg-agent: %s\n", status::StatusText(status).c_str());
   return 1;
 }
 
@@ -29,7 +29,7 @@ int Main(int argc, char** argv) {
   AgentOptions options;
   options.config = config::AgentConfigOrExit(argc, argv);
   const config::AgentConfig config = options.config;
-  options.incarnation = NewIncarnation();
+  options.incarnation = runtime::NewIncarnation();
   telemetry::LogLevel level = telemetry::LogLevel::kInfo;
   telemetry::ParseLogLevel(config.log_level, &level);
   telemetry::StartLog("talweg-agent", options.incarnation.value(), level);
@@ -42,7 +42,7 @@ int Main(int argc, char** argv) {
   auto credentials = credentials::LoadCredentials(config);
   if (!credentials.ok()) return Fail(credentials.status());
   options.credentials = *std::move(credentials);
-  auto signals = ShutdownSignal::Create();
+  auto signals = runtime::ShutdownSignal::Create();
   if (!signals.ok()) return Fail(signals.status());
   options.socket_path = config.socket_path;
   if (options.socket_path.empty()) {

@@ -203,7 +203,7 @@ void RankDesk::OnRankExport(shm::RankConnectionId connection, shm::RequestId req
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
   const absl::StatusOr<shm::Exported> answer = devices_->Export(local_rank, exported);
-  const std::string text = StatusText(answer.status());
+  const std::string text = status::StatusText(answer.status());
   server_->ReplyExported(
       connection, request,
       answer.ok() ? *answer : shm::Exported{.status = FromStatus(answer.status()), .text = text});
@@ -215,7 +215,7 @@ void RankDesk::OnRankUnexport(shm::RankConnectionId connection, shm::RequestId r
   if (Find(connection, &local_rank) == nullptr) return;
   const absl::Status status = devices_->Unexport(local_rank, request.value(), buffer);
   if (status.ok()) return;  // ReplyUnexported follows.
-  const std::string text = StatusText(status);
+  const std::string text = status::StatusText(status);
   server_->ReplyUnexported(connection, request, {.status = FromStatus(status), .text = text});
 }
 
@@ -237,7 +237,7 @@ void RankDesk::OnRankPlace(shm::RankConnectionId connection, shm::RequestId requ
   absl::StatusOr<shm::Placed> answer = absl::UnimplementedError(
       "tensor '" + memory_->spec(index).name + "' was declared in host memory; push it from there");
   if (memory_->TakesDevices(index)) answer = devices_->Place(local_rank, index, buffer);
-  const std::string text = StatusText(answer.status());
+  const std::string text = status::StatusText(answer.status());
   server_->ReplyPlaced(
       connection, request,
       answer.ok() ? *answer : shm::Placed{.status = FromStatus(answer.status()), .text = text});

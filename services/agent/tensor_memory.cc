@@ -27,7 +27,7 @@ absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
   if (bytes == 0) return pages;
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (address == MAP_FAILED) return ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
+  if (address == MAP_FAILED) return status::ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
   pages.bytes_ = {static_cast<std::byte*>(address), bytes};
   madvise(address, bytes, MADV_HUGEPAGE);  // Or not: it only costs time.
   return pages;

@@ -50,7 +50,7 @@ transport::NetworkOptions NetworkOf(const config::AggregatorConfig& config) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
-    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+    const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
     std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials) {
   auto aggregator = std::unique_ptr<Aggregator>(
       new Aggregator(config, incarnation, clock, std::move(job_secret), std::move(credentials)));
@@ -59,23 +59,23 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
 }
 
 Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
-                       const Clock* clock, std::string job_secret,
+                       const runtime::Clock* clock, std::string job_secret,
                        std::shared_ptr<const rpc::Credentials> credentials)
     : config_(config),
       job_secret_(std::move(job_secret)),
       credentials_(std::move(credentials)),
       clock_(clock),
-      started_unix_ns_(UnixNowNs()),
+      started_unix_ns_(runtime::UnixNowNs()),
       name_(NameOf(config)),
-      host_id_(HostId()),
+      host_id_(runtime::HostId()),
       incarnation_(incarnation) {}
 
 std::string Aggregator::NameOf(const config::AggregatorConfig& config) {
-  return config.name.empty() ? HostName() : config.name;
+  return config.name.empty() ? runtime::HostName() : config.name;
 }
 
 uint64_t Aggregator::MemoryBytesMaxOf(const config::AggregatorConfig& config) {
-  return config.memory_bytes_max == 0 ? MemoryLimitBytes() / 2 : config.memory_bytes_max;
+  return config.memory_bytes_max == 0 ? runtime::MemoryLimitBytes() / 2 : config.memory_bytes_max;
 }
 
 Aggregator::~Aggregator() {
@@ -87,9 +87,9 @@ Aggregator::~Aggregator() {
 }
 
 absl::Status Aggregator::Open() {
-  EventLoop::Options options;
+  runtime::EventLoop::Options options;
   if (config_.spin_us >= 0) options.spin_ns_max = int64_t{config_.spin_us} * 1000;
-  TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(clock_, options));
+  TALWEG_ASSIGN_OR_RETURN(loop_, runtime::EventLoop::Create(clock_, options));
   TALWEG_RETURN_IF_ERROR(OpenTransport());
   data_plane_ = std::make_unique<AggregatorDataPlane>(
       DataPlaneOptions{.name = name_,
@@ -150,7 +150,7 @@ absl::Status Aggregator::OpenTransport() {
                           .port_first = config_.listen.port_first,
                           .port_last = config_.listen.port_last,
                           .advertise_host = config_.advertise});
-  if (!address.ok()) return Annotate(address.status(), "listening for agents");
+  if (!address.ok()) return status::Annotate(address.status(), "listening for agents");
   data_address_ = *address;
   if (config_.listen.path.empty()) SayWhoCanConnect();
   return absl::OkStatus();

@@ -36,7 +36,7 @@ class Aggregator {
   // it. `job_secret` is shown to the scheduler. Without `credentials` there is no TLS. Errors name
   // what is wrong and the remedy.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Create(
-      const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+      const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
       std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr);
   // Run has returned, or was never called.
   ~Aggregator();
@@ -64,8 +64,9 @@ class Aggregator {
   const std::string& name() const { return name_; }
 
  private:
-  Aggregator(const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
-             std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials);
+  Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
+             const runtime::Clock* clock, std::string job_secret,
+             std::shared_ptr<const rpc::Credentials> credentials);
   absl::Status Open();
   absl::Status OpenTransport();
   // In the log: who reaches the data port, and what he can do there.
@@ -75,9 +76,9 @@ class Aggregator {
   aggregator::v1::GetStatusResponse GetStatus(const aggregator::v1::GetStatusRequest& request);
 
   // Runs closures of other threads on the data thread.
-  class Errands : public Poller {
+  class Errands : public runtime::Poller {
    public:
-    explicit Errands(EventLoop* loop) : mailbox_(loop) {}
+    explicit Errands(runtime::EventLoop* loop) : mailbox_(loop) {}
     void Post(std::function<void()> errand) { mailbox_.Post(std::move(errand)); }
     int Poll() override {
       return mailbox_.Drain([](const std::function<void()>& errand) { errand(); });
@@ -85,20 +86,20 @@ class Aggregator {
     bool PrepareToSleep() override { return mailbox_.size() == 0; }
 
    private:
-    Mailbox<std::function<void()>> mailbox_;
+    runtime::Mailbox<std::function<void()>> mailbox_;
   };
 
   const config::AggregatorConfig config_;
   const std::string job_secret_;
   const std::shared_ptr<const rpc::Credentials> credentials_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   const int64_t started_unix_ns_;
   std::string name_;
   std::string host_id_;
   std::string data_address_;
   telemetry::CounterSet counters_;
 
-  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<runtime::EventLoop> loop_;
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<AggregatorDataPlane> data_plane_;
   std::unique_ptr<Errands> errands_;

@@ -25,7 +25,8 @@ bool LooksLikeFrame(std::span<const std::byte> bytes) {
 }  // namespace
 
 AggregatorDataPlane::AggregatorDataPlane(DataPlaneOptions options, transport::Transport* transport,
-                                         const Clock* clock, const DataPlaneMachine& machine)
+                                         const runtime::Clock* clock,
+                                         const DataPlaneMachine& machine)
     : options_(std::move(options)),
       transport_(transport),
       clock_(clock),

@@ -64,7 +64,7 @@ struct ConnectionTraffic {
 //
 // A Poller of the data thread's loop; everything is called on that thread. Transport and clock
 // outlive it. Nothing blocks but memory that is made ready when a tensor is declared.
-class AggregatorDataPlane final : public Poller, private transport::EventSink {
+class AggregatorDataPlane final : public runtime::Poller, private transport::EventSink {
  public:
   struct Totals {
     uint64_t received_bytes = 0;
@@ -79,8 +79,8 @@ class AggregatorDataPlane final : public Poller, private transport::EventSink {
     aggregation::Counters ended;          // What jobs that are gone have counted.
   };
 
-  AggregatorDataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
-                      const DataPlaneMachine& machine = {});
+  AggregatorDataPlane(DataPlaneOptions options, transport::Transport* transport,
+                      const runtime::Clock* clock, const DataPlaneMachine& machine = {});
   // Closes all connections.
   ~AggregatorDataPlane() override;
 
@@ -212,7 +212,7 @@ class AggregatorDataPlane final : public Poller, private transport::EventSink {
 
   DataPlaneOptions options_;
   transport::Transport* const transport_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   const DataPlaneMachine machine_;
   aggregation::MemoryBudget budget_;
   std::map<JobId, std::unique_ptr<ServedJob>> jobs_;

@@ -33,13 +33,13 @@ inline constexpr Incarnation kSelf{900};
 inline TensorKey KeyOf(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 
 // Time that goes on by itself, and that a test can move ahead.
-class SkippingClock final : public Clock {
+class SkippingClock final : public runtime::Clock {
  public:
   int64_t NowNs() const override { return real_.NowNs() + skipped_ns; }
   int64_t skipped_ns = 0;
 
  private:
-  MonotonicClock real_;
+  runtime::MonotonicClock real_;
 };
 
 inline View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
@@ -216,12 +216,14 @@ class HandAgent : public transport::EventSink {
 };
 
 // Makes the transports of a test.
-using TransportMaker = absl::StatusOr<std::unique_ptr<transport::Transport>> (*)(const Clock*);
+using TransportMaker =
+    absl::StatusOr<std::unique_ptr<transport::Transport>> (*)(const runtime::Clock*);
 
-inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverLibfabric(const Clock* clock) {
+inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverLibfabric(
+    const runtime::Clock* clock) {
   return transport::NewFabricTransport({}, clock, nullptr);
 }
-inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverTcp(const Clock* clock) {
+inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverTcp(const runtime::Clock* clock) {
   return transport::NewTcpTransport({.security = transport::DataSecurity::kKeyed}, clock, nullptr);
 }
 

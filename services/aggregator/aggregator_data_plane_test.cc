@@ -240,7 +240,7 @@ TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another ve
 
 TEST_CASE("AggregatorDataPlane: a Hello of another member than the connection's key ends it",
           "[aggregator]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   const transport::TcpOptions keyed = {.security = transport::DataSecurity::kKeyed};
   auto made = transport::NewTcpTransport(keyed, &clock, nullptr);
   REQUIRE(made.ok());

@@ -17,8 +17,9 @@ constexpr int64_t kGoodbyeNs = 1'000'000'000;
 
 }  // namespace
 
-AggregatorLife::AggregatorLife(Options options, AggregatorDataPlane* data_plane, const Clock* clock,
-                               MakeLink make_link, std::function<void()> on_ended)
+AggregatorLife::AggregatorLife(Options options, AggregatorDataPlane* data_plane,
+                               const runtime::Clock* clock, MakeLink make_link,
+                               std::function<void()> on_ended)
     : options_(std::move(options)),
       data_plane_(data_plane),
       clock_(clock),
@@ -98,7 +99,7 @@ void AggregatorLife::Shutdown(const std::string& text) {
 void AggregatorLife::OnDrained(const absl::StatusOr<uint32_t>& jobs) {
   if (state_ != State::kDraining) return;
   if (!jobs.ok()) {
-    telemetry::Log(telemetry::LogLevel::kWarning, "draining: ", StatusText(jobs.status()));
+    telemetry::Log(telemetry::LogLevel::kWarning, "draining: ", status::StatusText(jobs.status()));
     return Leave();
   }
   if (*jobs == 0) return Leave();
@@ -122,7 +123,8 @@ bool AggregatorLife::ServesAnyJob() const {
 void AggregatorLife::Leave() {
   state_ = State::kLeaving;
   link_->Deregister(shutdown_text_, LeftNs(), [this](const absl::Status& told) {
-    if (!told.ok()) telemetry::Log(telemetry::LogLevel::kWarning, "leaving: ", StatusText(told));
+    if (!told.ok())
+      telemetry::Log(telemetry::LogLevel::kWarning, "leaving: ", status::StatusText(told));
     End();
   });
 }

@@ -46,7 +46,7 @@ class AggregatorLife {
   };
 
   // `on_ended` is called once, when kEnded is reached. `data_plane` and `clock` outlive it.
-  AggregatorLife(Options options, AggregatorDataPlane* data_plane, const Clock* clock,
+  AggregatorLife(Options options, AggregatorDataPlane* data_plane, const runtime::Clock* clock,
                  MakeLink make_link, std::function<void()> on_ended);
 
   void Start();
@@ -75,7 +75,7 @@ class AggregatorLife {
 
   const Options options_;
   AggregatorDataPlane* const data_plane_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   const MakeLink make_link_;
   const std::function<void()> on_ended_;
   State state_ = State::kServing;

@@ -65,7 +65,7 @@ struct Fixture {
     return view;
   }
 
-  ManualClock clock;
+  runtime::ManualClock clock;
   std::unique_ptr<transport::LoopbackNetwork> network = transport::NewLoopbackNetwork();
   std::unique_ptr<transport::Transport> transport = network->NewTransport();
   AggregatorDataPlane data_plane{{.name = "agg", .incarnation = kFirst}, transport.get(), &clock};

@@ -17,7 +17,7 @@ namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggregator]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   auto aggregator = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
   REQUIRE(aggregator.ok());
   CHECK((*aggregator)->data_address().find("fi:tcp://127.0.0.1:") == 0);
@@ -48,7 +48,7 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
 
 TEST_CASE("Aggregator: on sockets there is shared memory, and no network", "[aggregator]") {
   const TestDirectory directory;
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   config::AggregatorConfig config = TestConfig();
   config.listen = {.path = directory.Path("data.sock")};
   config.admin_listen = {.path = directory.Path("admin.sock")};
@@ -63,7 +63,7 @@ TEST_CASE("Aggregator: on sockets there is shared memory, and no network", "[agg
 }
 
 TEST_CASE("Aggregator: an address that cannot be bound is an error that names it", "[aggregator]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   config::AggregatorConfig config = TestConfig();
   SECTION("of the data plane") { config.listen.host = "203.0.113.7"; }
   SECTION("of the admin service") { config.admin_listen.host = "203.0.113.7"; }
@@ -73,7 +73,7 @@ TEST_CASE("Aggregator: an address that cannot be bound is an error that names it
 }
 
 TEST_CASE("Aggregator: a port that is taken is an error that names it", "[aggregator]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   auto first = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
   REQUIRE(first.ok());
   const std::string address = (*first)->public_data_address();

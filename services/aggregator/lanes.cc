@@ -37,16 +37,17 @@ config::AggregatorConfig LaneConfig(const config::AggregatorConfig& config, uint
 }
 
 absl::StatusOr<std::unique_ptr<Lanes>> Lanes::Create(
-    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+    const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
     const std::string& job_secret, const std::shared_ptr<const rpc::Credentials>& credentials) {
   auto lanes = std::unique_ptr<Lanes>(new Lanes(config.cpus));
   for (uint32_t lane = 0; lane < config.lanes; ++lane) {
-    absl::StatusOr<std::unique_ptr<Aggregator>> aggregator =
-        Aggregator::Create(LaneConfig(config, lane), lane == 0 ? incarnation : NewIncarnation(),
-                           clock, job_secret, credentials);
+    absl::StatusOr<std::unique_ptr<Aggregator>> aggregator = Aggregator::Create(
+        LaneConfig(config, lane), lane == 0 ? incarnation : runtime::NewIncarnation(), clock,
+        job_secret, credentials);
     if (!aggregator.ok()) {
-      return config.lanes == 1 ? aggregator.status()
-                               : Annotate(aggregator.status(), "lane " + std::to_string(lane));
+      return config.lanes == 1
+                 ? aggregator.status()
+                 : status::Annotate(aggregator.status(), "lane " + std::to_string(lane));
     }
     lanes->lanes_.push_back({.aggregator = *std::move(aggregator)});
   }
@@ -59,7 +60,7 @@ void Lanes::Start(std::function<void()> on_ended) {
   for (size_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[i];
     lane.data_thread = std::thread([this, i, &lane, on_ended] {
-      if (!cpus_.empty()) lane.served = RunOnCpu(cpus_[i % cpus_.size()]);
+      if (!cpus_.empty()) lane.served = runtime::RunOnCpu(cpus_[i % cpus_.size()]);
       if (lane.served.ok()) lane.served = lane.aggregator->Run();
       on_ended();
     });

@@ -34,7 +34,7 @@ class Lanes {
  public:
   // As Aggregator::Create, config.lanes times. Lane 0 has `incarnation`.
   static absl::StatusOr<std::unique_ptr<Lanes>> Create(
-      const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+      const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
       const std::string& job_secret, const std::shared_ptr<const rpc::Credentials>& credentials);
   // Stops what is still running.
   ~Lanes();

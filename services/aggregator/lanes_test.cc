@@ -46,13 +46,13 @@ TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the 
   config.listen = {.host = "::1"};
   CHECK(LaneConfig(config, 2).listen.ToString() == "[::1]:0");
   config.name = "";
-  CHECK(LaneConfig(config, 1).name == HostName() + "/1");
+  CHECK(LaneConfig(config, 1).name == runtime::HostName() + "/1");
   config.memory_bytes_max = 0;
   CHECK(LaneConfig(config, 1).memory_bytes_max > 0);
 }
 
 TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[aggregator]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   auto lanes = Lanes::Create(ThreeLanes(), Incarnation{77}, &clock, "", nullptr);
   REQUIRE(lanes.ok());
   std::atomic<int> ended = 0;
@@ -80,7 +80,7 @@ TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[ag
 
 TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", "[aggregator]") {
   const TestDirectory directory;
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   config::AggregatorConfig config = ThreeLanes();
   config.admin_listen = {.path = directory.Path("admin")};
   std::filesystem::create_directory(directory.Path("admin.1"));
@@ -90,7 +90,7 @@ TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", 
 }
 
 TEST_CASE("Lanes: a CPU that is not there ends all, and is named", "[aggregator]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   config::AggregatorConfig config = ThreeLanes();
   config.cpus = {0, 4095};
   auto lanes = Lanes::Create(config, Incarnation{77}, &clock, "", nullptr);

@@ -17,10 +17,11 @@ namespace talweg::aggregator {
 namespace {
 
 absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarnation incarnation) {
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signals, ShutdownSignal::Create());
-  const MonotonicClock clock;
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> waiting,
-                          EventLoop::Create(&clock, {.spin_ns_max = 0}));
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ShutdownSignal> signals,
+                          runtime::ShutdownSignal::Create());
+  const runtime::MonotonicClock clock;
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<runtime::EventLoop> waiting,
+                          runtime::EventLoop::Create(&clock, {.spin_ns_max = 0}));
   TALWEG_ASSIGN_OR_RETURN(const std::string job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
   TALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<const rpc::Credentials> credentials,
@@ -54,10 +55,10 @@ int main(int argc, char** argv) {
       talweg::config::AggregatorConfigOrExit(argc, argv);
   talweg::telemetry::LogLevel level = talweg::telemetry::LogLevel::kInfo;
   talweg::telemetry::ParseLogLevel(config.log_level, &level);
-  const talweg::Incarnation incarnation = talweg::NewIncarnation();
+  const talweg::Incarnation incarnation = talweg::runtime::NewIncarnation();
   talweg::telemetry::StartLog("talweg-aggregator", incarnation.value(), level);
   const absl::Status status = talweg::aggregator::ServeUntilSignalled(config, incarnation);
   if (status.ok()) return 0;
-  std::fprintf(stderr, "talweg-aggregator: %s\n", talweg::StatusText(status).c_str());
+  std::fprintf(stderr, "talweg-aggregator: %s\n", talweg::status::StatusText(status).c_str());
   return 1;
 }

@@ -32,7 +32,7 @@ class AnonymousSource final : public MemorySource {
     void* address =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
-      const absl::Status status = ErrnoStatus(errno, "mapping " + FormatBytes(bytes));
+      const absl::Status status = status::ErrnoStatus(errno, "mapping " + FormatBytes(bytes));
       return absl::ResourceExhaustedError(status.message());
     }
     auto mapping =
@@ -47,7 +47,7 @@ class AnonymousSource final : public MemorySource {
         mapping->bytes()[offset] = std::byte{0};
       }
     } else if (result != 0) {
-      const absl::Status status = ErrnoStatus(errno, "filling " + FormatBytes(bytes));
+      const absl::Status status = status::ErrnoStatus(errno, "filling " + FormatBytes(bytes));
       return absl::ResourceExhaustedError(status.message());
     }
     return mapping;

@@ -13,7 +13,7 @@ namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("SlotPool: small memory shares registrations, large has its own", "[aggregator]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   auto made = transport::NewFabricTransport({}, &clock, nullptr);
   REQUIRE(made.ok());
   SlotPool pool(made->get(), &AnonymousMemory());

@@ -21,7 +21,7 @@ namespace talweg::scheduler {
 class Daemon {
  public:
   explicit Daemon(std::unique_ptr<store::Store> store, SchedulerOptions options = {}) {
-    auto loop = EventLoop::Create(&clock_, {.spin_ns_max = 0});
+    auto loop = runtime::EventLoop::Create(&clock_, {.spin_ns_max = 0});
     REQUIRE(loop.ok());
     loop_ = *std::move(loop);
     auto scheduler = Scheduler::Start(options, std::move(store), &clock_, loop_.get(),
@@ -44,8 +44,8 @@ class Daemon {
   }
 
  private:
-  MonotonicClock clock_;
-  std::unique_ptr<EventLoop> loop_;
+  runtime::MonotonicClock clock_;
+  std::unique_ptr<runtime::EventLoop> loop_;
   std::unique_ptr<Scheduler> scheduler_;
   std::thread thread_;
 };

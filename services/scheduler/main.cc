@@ -35,12 +35,14 @@ absl::StatusOr<std::unique_ptr<store::Store>> OpenStore(const config::SchedulerC
 }
 
 absl::Status Serve(const config::SchedulerConfig& config) {
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signal, ShutdownSignal::Create());
-  const MonotonicClock clock;
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ShutdownSignal> signal,
+                          runtime::ShutdownSignal::Create());
+  const runtime::MonotonicClock clock;
   // Nothing here is worth a spinning core, unless its owner says so.
   TALWEG_ASSIGN_OR_RETURN(
-      const std::unique_ptr<EventLoop> loop,
-      EventLoop::Create(&clock, {.spin_ns_max = std::max<int64_t>(0, config.spin_us) * 1000}));
+      const std::unique_ptr<runtime::EventLoop> loop,
+      runtime::EventLoop::Create(&clock,
+                                 {.spin_ns_max = std::max<int64_t>(0, config.spin_us) * 1000}));
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<store::Store> store, OpenStore(config));
   const std::string store_name = store->name();
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
@@ -99,9 +101,9 @@ int main(int argc, char** argv) {
   const talweg::config::SchedulerConfig config = talweg::config::SchedulerConfigOrExit(argc, argv);
   talweg::telemetry::LogLevel level = talweg::telemetry::LogLevel::kInfo;
   talweg::telemetry::ParseLogLevel(config.log_level, &level);
-  talweg::telemetry::StartLog("talweg-scheduler", talweg::NewIncarnation().value(), level);
+  talweg::telemetry::StartLog("talweg-scheduler", talweg::runtime::NewIncarnation().value(), level);
   const absl::Status status = talweg::scheduler::Serve(config);
   if (status.ok()) return 0;
-  talweg::telemetry::Log(talweg::telemetry::LogLevel::kError, talweg::StatusText(status));
+  talweg::telemetry::Log(talweg::telemetry::LogLevel::kError, talweg::status::StatusText(status));
   return 1;
 }

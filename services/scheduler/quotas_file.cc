@@ -22,7 +22,7 @@ QuotasFile::Look QuotasFile::LookAt() const {
 absl::StatusOr<membership::Quotas> QuotasFile::Read() {
   const std::string what = "the quotas file " + path_;
   last_ = LookAt();
-  if (last_.error_number != 0) return ErrnoStatus(last_.error_number, "read " + what);
+  if (last_.error_number != 0) return status::ErrnoStatus(last_.error_number, "read " + what);
   TALWEG_ASSIGN_OR_RETURN(const std::string text, config::ReadSmallFile(path_, what));
   auto parsed = membership::Quotas::Parse(text);
   if (const auto* problem = std::get_if<std::string>(&parsed)) {

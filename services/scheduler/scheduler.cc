@@ -19,10 +19,11 @@ constexpr int64_t kLookAtQuotasNs = 1'000'000'000;
 
 }  // namespace
 
-class Scheduler::Impl : private Poller {
+class Scheduler::Impl : private runtime::Poller {
  public:
-  Impl(const SchedulerOptions& options, std::unique_ptr<store::Store> store, const Clock* clock,
-       EventLoop* loop, std::function<void(const absl::Status&)> on_failure)
+  Impl(const SchedulerOptions& options, std::unique_ptr<store::Store> store,
+       const runtime::Clock* clock, runtime::EventLoop* loop,
+       std::function<void(const absl::Status&)> on_failure)
       : options_(options),
         loop_(loop),
         mailbox_(loop),
@@ -88,7 +89,7 @@ class Scheduler::Impl : private Poller {
       driver_.SetQuotas(**std::move(changed));
     } else {
       telemetry::Log(telemetry::LogLevel::kError,
-                     "the rules before stay: ", StatusText(changed->status()));
+                     "the rules before stay: ", status::StatusText(changed->status()));
     }
   }
 
@@ -98,21 +99,22 @@ class Scheduler::Impl : private Poller {
   bool PrepareToSleep() override { return mailbox_.size() == 0; }
 
   const SchedulerOptions options_;
-  EventLoop* const loop_;
+  runtime::EventLoop* const loop_;
   std::mutex mutex_;
   bool closed_ = false;
-  Mailbox<std::function<void(SchedulerDriver&)>> mailbox_;
+  runtime::Mailbox<std::function<void(SchedulerDriver&)>> mailbox_;
   SchedulerDriver driver_;
   const std::unique_ptr<Front> front_;
   std::unique_ptr<rpc::Server> server_;
-  EventLoop::TimerId tick_ = 0;
+  runtime::EventLoop::TimerId tick_ = 0;
   std::optional<QuotasFile> quotas_;
-  EventLoop::TimerId looks_ = 0;  // With quotas_.
+  runtime::EventLoop::TimerId looks_ = 0;  // With quotas_.
 };
 
 absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Start(
-    const SchedulerOptions& options, std::unique_ptr<store::Store> store, const Clock* clock,
-    EventLoop* loop, std::function<void(const absl::Status&)> on_failure) {
+    const SchedulerOptions& options, std::unique_ptr<store::Store> store,
+    const runtime::Clock* clock, runtime::EventLoop* loop,
+    std::function<void(const absl::Status&)> on_failure) {
   auto impl = std::make_unique<Impl>(options, std::move(store), clock, loop, std::move(on_failure));
   TALWEG_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Scheduler>(new Scheduler(std::move(impl)));

@@ -40,8 +40,9 @@ class Scheduler {
   // thread when the store fails: nothing more is announced or answered, and the owner should end.
   // `clock` and `loop` outlive the Scheduler.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Start(
-      const SchedulerOptions& options, std::unique_ptr<store::Store> store, const Clock* clock,
-      EventLoop* loop, std::function<void(const absl::Status&)> on_failure);
+      const SchedulerOptions& options, std::unique_ptr<store::Store> store,
+      const runtime::Clock* clock, runtime::EventLoop* loop,
+      std::function<void(const absl::Status&)> on_failure);
   // Without Shutdown before: as a crash would, but for calls in progress, which are cancelled.
   ~Scheduler();
 

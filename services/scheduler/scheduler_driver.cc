@@ -79,7 +79,7 @@ View ForAggregator(View view) {
 }  // namespace
 
 SchedulerDriver::SchedulerDriver(const membership::Config& config, const rpc::Version& version,
-                                 std::unique_ptr<store::Store> store, const Clock* clock,
+                                 std::unique_ptr<store::Store> store, const runtime::Clock* clock,
                                  std::function<void(const absl::Status&)> on_failure)
     : config_(config),
       version_(version),
@@ -87,7 +87,7 @@ SchedulerDriver::SchedulerDriver(const membership::Config& config, const rpc::Ve
       clock_(clock),
       on_failure_(std::move(on_failure)),
       started_ns_(clock->NowNs()),
-      started_unix_ns_(UnixNowNs()) {}
+      started_unix_ns_(runtime::UnixNowNs()) {}
 
 absl::Status SchedulerDriver::Open() {
   TALWEG_ASSIGN_OR_RETURN(const membership::Snapshot snapshot, store_->Load());
@@ -102,7 +102,8 @@ absl::Status SchedulerDriver::Open() {
 
 template <typename Event>
 absl::Status SchedulerDriver::Do(const Event& event) {
-  if (!failed_.ok()) return absl::UnavailableError("the scheduler stops: " + StatusText(failed_));
+  if (!failed_.ok())
+    return absl::UnavailableError("the scheduler stops: " + status::StatusText(failed_));
   std::vector<Effect> effects;
   event(*membership_, clock_->NowNs(), effects);
   return Perform(effects);
@@ -135,7 +136,7 @@ absl::Status SchedulerDriver::Persist(const membership::StoreWrite& write) {
   // stop.
   failed_ = status;
   on_failure_(status);
-  return absl::UnavailableError("the scheduler stops: " + StatusText(status));
+  return absl::UnavailableError("the scheduler stops: " + status::StatusText(status));
 }
 
 void SchedulerDriver::Tell(const membership::TellMember& tell) {
@@ -288,7 +289,7 @@ absl::Status SchedulerDriver::Join(const v1::JoinRequest& request, v1::JoinRespo
                                                 .admin_address = request.admin_address(),
                                                 .host_id = request.host_id()},
                                      .secret = rpc::HashOf(request.session_secret()),
-                                     .unix_ns = UnixNowNs()};
+                                     .unix_ns = runtime::UnixNowNs()};
   membership::JoinAnswer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnJoin(join, now_ns, out);

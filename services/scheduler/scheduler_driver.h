@@ -41,7 +41,7 @@ using AggregatorStream = Stream<v1::WatchJobsResponse>;
 class SchedulerDriver {
  public:
   SchedulerDriver(const membership::Config& config, const rpc::Version& version,
-                  std::unique_ptr<store::Store> store, const Clock* clock,
+                  std::unique_ptr<store::Store> store, const runtime::Clock* clock,
                   std::function<void(const absl::Status&)> on_failure);
 
   // Loads the store and goes on where it left off.
@@ -120,7 +120,7 @@ class SchedulerDriver {
   const membership::Config config_;
   const rpc::Version version_;
   const std::unique_ptr<store::Store> store_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   const std::function<void(const absl::Status&)> on_failure_;
   std::optional<membership::SchedulerCore> membership_;
   std::optional<membership::SecretHash> job_secret_;

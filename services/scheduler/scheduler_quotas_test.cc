@@ -94,8 +94,8 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
 TEST_CASE("Scheduler: wrong rules end the start", "[scheduler]") {
   const TestDirectory directory;
   std::ofstream(directory.Path("quotas")) << "job a weight=0\n";
-  const MonotonicClock clock;
-  auto loop = EventLoop::Create(&clock, {.spin_ns_max = 0});
+  const runtime::MonotonicClock clock;
+  auto loop = runtime::EventLoop::Create(&clock, {.spin_ns_max = 0});
   REQUIRE(loop.ok());
   SchedulerOptions options;
   options.quotas_path = directory.Path("quotas");

@@ -84,7 +84,7 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
     std::printf("no key of its own in its view\n");
     return 1;
   }
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   auto transport = transport::NewNetworkTransport(
       {.data_security = setting, .data_transport = carrier}, &clock, nullptr);
   if (!transport.ok()) return 1;

@@ -252,7 +252,7 @@ class Silent final : public Rude {
 
 int Run(const std::string& scheduler, const std::string& setting, const std::string& job,
         const std::string& manner) {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   const MemberIdentity self = {NodeRank(0), Incarnation(static_cast<uint64_t>(clock.NowNs()) | 1)};
   const LoneMember member(scheduler, setting, job, self);
   if (!member.is_in()) return 1;

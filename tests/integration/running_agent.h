@@ -49,7 +49,7 @@ class RunningAgent {
     const auto admin = is_ready.get();
     if (!admin.ok()) {
       thread_.join();
-      FAIL(StatusText(admin.status()));
+      FAIL(status::StatusText(admin.status()));
     }
     admin_address_ = *admin;
   }
@@ -81,7 +81,7 @@ class RunningAgent {
     agent::v1::GetStatusRequest request;
     request.set_with_tensors(true);
     const auto status = client.GetStatus(request);
-    if (!status.ok()) FAIL(StatusText(status.status()));
+    if (!status.ok()) FAIL(status::StatusText(status.status()));
     return *status;
   }
   // Until the ranks of `generation` have left and it serves the next ones (agents alone).

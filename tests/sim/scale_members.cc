@@ -44,7 +44,7 @@ std::string NameOf(uint32_t tensor) { return "layer." + std::to_string(tensor) +
 class CoreMember final : public Participant {
  public:
   CoreMember(uint32_t index, const ViewMember& self, const ScaleOptions& options,
-             const Collective& collective, const Clock* clock, Peers* peers)
+             const Collective& collective, const runtime::Clock* clock, Peers* peers)
       : index_(index),
         clock_(clock),
         peers_(peers),
@@ -160,7 +160,7 @@ class CoreMember final : public Participant {
   }
 
   const uint32_t index_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   Peers* const peers_;
   pipeline::AgentCore core_;
   uint64_t ended_ = kStep - 1;
@@ -351,8 +351,8 @@ class StandIn final : public Participant {
 
 std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const ViewMember& self,
                                             const ScaleOptions& options,
-                                            const Collective& collective, const Clock* clock,
-                                            Peers* peers) {
+                                            const Collective& collective,
+                                            const runtime::Clock* clock, Peers* peers) {
   return std::make_unique<CoreMember>(index, self, options, collective, clock, peers);
 }
 

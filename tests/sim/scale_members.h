@@ -57,8 +57,8 @@ class Participant {
 // A member's core, as its agent drives it.
 std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const ViewMember& self,
                                             const ScaleOptions& options,
-                                            const Collective& collective, const Clock* clock,
-                                            Peers* peers);
+                                            const Collective& collective,
+                                            const runtime::Clock* clock, Peers* peers);
 
 // Says what a core in its place says, as long as nothing else goes wrong.
 std::unique_ptr<Participant> MakeStandIn(uint32_t index, const ViewMember& self,

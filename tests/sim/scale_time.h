@@ -40,7 +40,7 @@ struct Station {
 };
 
 // Delivers what processes send each other, when they and the network have had the time for it.
-class VirtualTime final : public Clock {
+class VirtualTime final : public runtime::Clock {
  public:
   explicit VirtualTime(const ScaleOptions& options) : options_(options) {}
 

@@ -25,7 +25,7 @@
 // and memory of real bytes, in which the first number of every 64 bytes is a cell.
 namespace talweg::sim {
 
-class SimClock final : public Clock {
+class SimClock final : public runtime::Clock {
  public:
   explicit SimClock(const Timeline* timeline) : timeline_(timeline) {}
   int64_t NowNs() const override { return timeline_->now_ns(); }

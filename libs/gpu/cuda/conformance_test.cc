@@ -37,7 +37,7 @@ constexpr int64_t kDeadlineNs = 60'000'000'000;
 constexpr char kPeerVariable[] = "TALWEG_GPU_PEER";
 
 bool RunUntilDeadline(const std::function<bool()>& done) {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   const int64_t deadline_ns = clock.NowNs() + kDeadlineNs;
   while (!done()) {
     if (clock.NowNs() > deadline_ns) return false;

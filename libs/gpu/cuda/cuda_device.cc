@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
   const DriverApi& api = *driver;
   std::unique_ptr<CudaDevice> opened(
       new CudaDevice(std::move(driver), std::move(pinned), device, context, std::move(info)));
-  if (!opened->wakeups_->valid()) return ErrnoStatus(errno, "eventfd");
+  if (!opened->wakeups_->valid()) return status::ErrnoStatus(errno, "eventfd");
   TALWEG_RETURN_IF_ERROR(opened->Enter());
   TALWEG_RETURN_IF_ERROR(
       opened->Check(api.DeviceGetAttribute(&opened->multiprocessor_count_,

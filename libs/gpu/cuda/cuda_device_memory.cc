@@ -23,7 +23,8 @@ absl::StatusOr<DeviceSpan> CudaDevice::Allocate(uint64_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("an allocation of no bytes");
   CuDevicePointer address = 0;
   const absl::Status status = Check(driver_->MemAlloc(&address, bytes), "cuMemAlloc");
-  if (!status.ok()) return Annotate(status, absl::StrCat("allocating ", FormatBytes(bytes)));
+  if (!status.ok())
+    return status::Annotate(status, absl::StrCat("allocating ", FormatBytes(bytes)));
   memory_.Insert(address, bytes, {});
   return DeviceSpan{address, bytes};
 }
@@ -45,7 +46,7 @@ absl::StatusOr<std::span<std::byte>> CudaDevice::AllocateHost(uint64_t bytes) {
   void* host = nullptr;
   const absl::Status status =
       Check(driver_->MemHostAlloc(&host, bytes, kCuHostPortable), "cuMemHostAlloc");
-  if (!status.ok()) return Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes)));
+  if (!status.ok()) return status::Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes)));
   pinned_->Insert(AddressOf(host), bytes, {this, true});
   return std::span<std::byte>(static_cast<std::byte*>(host), bytes);
 }
@@ -76,7 +77,8 @@ absl::Status CudaDevice::RegisterHost(std::span<std::byte> bytes) {
   }
   const absl::Status status = Check(
       driver_->MemHostRegister(bytes.data(), bytes.size(), kCuHostPortable), "cuMemHostRegister");
-  if (!status.ok()) return Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes.size())));
+  if (!status.ok())
+    return status::Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes.size())));
   pinned_->Insert(AddressOf(bytes.data()), bytes.size(), {this, false});
   return absl::OkStatus();
 }

@@ -42,7 +42,7 @@ class FakeHarness final : public Harness {
   }
 
  private:
-  ManualClock clock_;
+  runtime::ManualClock clock_;
   fake::FakeMachine machine_;
   std::unique_ptr<Platform> platform_;
 };

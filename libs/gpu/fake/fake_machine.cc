@@ -83,7 +83,7 @@ class FakePlatform final : public Platform {
 
 // ----- World. -----
 
-World::World(const Clock& world_clock, const FakeMachineOptions& world_options)
+World::World(const runtime::Clock& world_clock, const FakeMachineOptions& world_options)
     : clock(world_clock),
       options(world_options),
       random(world_options.seed),
@@ -125,7 +125,7 @@ void World::ForgetIfUnused(Memory& memory) {
 
 // ----- FakeMachine. -----
 
-FakeMachine::FakeMachine(const Clock& clock, const FakeMachineOptions& options)
+FakeMachine::FakeMachine(const runtime::Clock& clock, const FakeMachineOptions& options)
     : world_(std::make_unique<World>(clock, options)) {}
 
 FakeMachine::~FakeMachine() = default;

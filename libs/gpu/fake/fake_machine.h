@@ -59,7 +59,7 @@ class World;
 // called.
 class FakeMachine {
  public:
-  FakeMachine(const Clock& clock, const FakeMachineOptions& options);
+  FakeMachine(const runtime::Clock& clock, const FakeMachineOptions& options);
   ~FakeMachine();
 
   // A process that sees all GPUs, or those named, in that order. When it and its devices are

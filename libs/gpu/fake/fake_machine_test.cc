@@ -48,7 +48,7 @@ struct Fixture {
   }
   bool IsDone() { return *device->Query(event); }
 
-  ManualClock clock;
+  runtime::ManualClock clock;
   FakeMachine machine;
   std::unique_ptr<Platform> platform;
   std::vector<std::unique_ptr<Device>> devices;

@@ -36,7 +36,7 @@ struct Fixture {
     }
   }
 
-  ManualClock clock;
+  runtime::ManualClock clock;
   FakeMachine machine;
   std::unique_ptr<Platform> platform;
   std::unique_ptr<Device> device;

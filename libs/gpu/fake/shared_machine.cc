@@ -255,7 +255,8 @@ class SharedDevice final : public Device {
 
   absl::StatusOr<std::shared_ptr<SharedFile>> NewFile(const char* kind, size_t bytes) const {
     auto file = SharedFile::Make(options_.directory, kind, bytes);
-    if (file == nullptr) return ErrnoStatus(errno, "a fake GPU's file in " + options_.directory);
+    if (file == nullptr)
+      return status::ErrnoStatus(errno, "a fake GPU's file in " + options_.directory);
     return file;
   }
   absl::StatusOr<std::shared_ptr<SharedFile>> OpenFile(const char* kind,

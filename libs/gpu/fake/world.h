@@ -58,7 +58,7 @@ struct GpuState {
 
 class World {
  public:
-  World(const Clock& clock, const FakeMachineOptions& options);
+  World(const runtime::Clock& clock, const FakeMachineOptions& options);
 
   void Advance() { timeline.Advance(clock.NowNs()); }
   uint64_t FreeBytes(const GpuState& gpu) const;
@@ -70,7 +70,7 @@ class World {
   // Gives the bytes back once neither the owner nor anybody else has them.
   void ForgetIfUnused(Memory& memory);
 
-  const Clock& clock;
+  const runtime::Clock& clock;
   const FakeMachineOptions options;
   Random random;
   Timeline timeline;

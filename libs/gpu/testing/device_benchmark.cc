@@ -98,7 +98,7 @@ class Bench {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
       state.SetIterationTime(elapsed.count());
     }
-    if (!failure_.ok()) state.SkipWithError(StatusText(failure_).c_str());
+    if (!failure_.ok()) state.SkipWithError(status::StatusText(failure_).c_str());
     state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(bytes));
     for (const On& on : all) {
       on.device.DestroyEvent(on.done);
@@ -285,6 +285,6 @@ int main(int argc, char** argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   const absl::Status status = talweg::gpu::RunAll(fake);
   if (status.ok()) return 0;
-  std::fprintf(stderr, "device_benchmark: %s\n", talweg::StatusText(status).c_str());
+  std::fprintf(stderr, "device_benchmark: %s\n", talweg::status::StatusText(status).c_str());
   return 1;
 }

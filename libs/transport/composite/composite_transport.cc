@@ -56,12 +56,13 @@ class CompositeTransport final : public Transport {
 
   absl::Status Start() {
     epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
-    if (!epoll_.valid()) return ErrnoStatus(errno, "epoll_create1 for a composite transport");
+    if (!epoll_.valid())
+      return status::ErrnoStatus(errno, "epoll_create1 for a composite transport");
     for (const int fd : {network_->WaitDescriptor(), local_->WaitDescriptor()}) {
       epoll_event event{};
       event.events = EPOLLIN;
       if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-        return ErrnoStatus(errno, "epoll_ctl for a composite transport");
+        return status::ErrnoStatus(errno, "epoll_ctl for a composite transport");
       }
     }
     return absl::OkStatus();

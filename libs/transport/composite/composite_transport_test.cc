@@ -29,7 +29,7 @@ class CompositeHarness final : public Harness {
   }
 
  private:
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
 };
 
 }  // namespace

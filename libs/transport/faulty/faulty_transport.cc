@@ -22,7 +22,8 @@ namespace {
 
 class FaultyTransport final : public Transport {
  public:
-  FaultyTransport(std::unique_ptr<Transport> inner, const Faults& faults, const Clock* clock)
+  FaultyTransport(std::unique_ptr<Transport> inner, const Faults& faults,
+                  const runtime::Clock* clock)
       : inner_(std::move(inner)),
         faults_(faults),
         clock_(clock),
@@ -218,7 +219,7 @@ class FaultyTransport final : public Transport {
 
   const std::unique_ptr<Transport> inner_;
   const Faults faults_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   Random random_;
   const Descriptor epoll_;
   DeadlineTimer timer_;
@@ -228,7 +229,7 @@ class FaultyTransport final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> NewFaultyTransport(std::unique_ptr<Transport> inner,
-                                              const Faults& faults, const Clock* clock) {
+                                              const Faults& faults, const runtime::Clock* clock) {
   return std::make_unique<FaultyTransport>(std::move(inner), faults, clock);
 }
 

@@ -22,7 +22,7 @@ struct Faults {
 // Wraps `inner` for tests. It keeps every promise of a Transport and adds bad luck. `clock`
 // outlives the transport.
 std::unique_ptr<Transport> NewFaultyTransport(std::unique_ptr<Transport> inner,
-                                              const Faults& faults, const Clock* clock);
+                                              const Faults& faults, const runtime::Clock* clock);
 
 }  // namespace talweg::transport
 

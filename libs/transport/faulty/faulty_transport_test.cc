@@ -22,7 +22,7 @@ class FaultyHarness final : public Harness {
   bool CrossesProcesses() const override { return false; }
 
  private:
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
   uint64_t seed_ = 0;
   std::unique_ptr<LoopbackNetwork> network_ = NewLoopbackNetwork();
 };
@@ -35,7 +35,7 @@ namespace {
 
 TEST_CASE("Faulty: time passes between a write and the frame after it", "[transport]") {
   const auto network = NewLoopbackNetwork();
-  ManualClock clock;
+  runtime::ManualClock clock;
   Endpoint client{NewFaultyTransport(network->NewTransport(),
                                      {.seed = 5, .frame_delay_ns_max = 1'000'000}, &clock)};
   Endpoint server{network->NewTransport()};
@@ -66,7 +66,7 @@ TEST_CASE("Faulty: connections break after as many operations as the seed says",
   std::vector<size_t> lives;
   for (const uint64_t seed : {1, 1, 2, 3, 4, 5, 6}) {
     const auto network = NewLoopbackNetwork();
-    ManualClock clock;
+    runtime::ManualClock clock;
     Endpoint client{NewFaultyTransport(network->NewTransport(),
                                        {.seed = seed, .break_after_operations_max = 50}, &clock)};
     Endpoint server{network->NewTransport()};

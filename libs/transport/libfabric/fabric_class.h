@@ -36,8 +36,8 @@ namespace talweg::transport {
 // happens to it and what Poll tells.
 class FabricTransport final : public Transport {
  public:
-  FabricTransport(const FabricOptions& options, const Clock* clock, telemetry::CounterSet* counters,
-                  std::unique_ptr<Provider> provider)
+  FabricTransport(const FabricOptions& options, const runtime::Clock* clock,
+                  telemetry::CounterSet* counters, std::unique_ptr<Provider> provider)
       : options_(options),
         clock_(clock),
         watch_({.connect_timeout_ns = options.connect_timeout_ns,
@@ -128,7 +128,7 @@ class FabricTransport final : public Transport {
   void NoteReadyDescriptors();
 
   const FabricOptions options_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   PeerWatch watch_;
   KeySource keys_;
   const DataKey listener_key_;  // The same for all our listeners.

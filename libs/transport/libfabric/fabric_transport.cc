@@ -34,7 +34,7 @@ bool SplitKey(std::string* address, AddressKey* key) {
 absl::Status FabricTransport::Start() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid() || !watch_.timer().Open()) {
-    return ErrnoStatus(errno, "descriptors of a transport");
+    return status::ErrnoStatus(errno, "descriptors of a transport");
   }
   for (const auto& [fd, tag] : {std::pair(provider_->event_queue_descriptor(), kEventQueueTag),
                                 std::pair(watch_.timer().descriptor(), kTimerTag)}) {
@@ -42,7 +42,7 @@ absl::Status FabricTransport::Start() {
     event.events = EPOLLIN;
     event.data.u64 = tag;
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      return ErrnoStatus(errno, "epoll_ctl for a transport");
+      return status::ErrnoStatus(errno, "epoll_ctl for a transport");
     }
   }
   return absl::OkStatus();
@@ -122,11 +122,11 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(host_port);
   // Names in texts have no key, which is nobody else's business.
   const std::string name = scheme + host_port;
-  if (!destination.ok()) return Annotate(destination.status(), "connect to '" + name + "'");
+  if (!destination.ok()) return status::Annotate(destination.status(), "connect to '" + name + "'");
   SocketAddress source;
   if (!options_.source_interface.empty() && !destination->IsLoopback()) {
     const auto found = AddressOfInterface(options_.source_interface, destination->family());
-    if (!found.ok()) return Annotate(found.status(), "connect to '" + name + "'");
+    if (!found.ok()) return status::Annotate(found.status(), "connect to '" + name + "'");
     source = *found;
   }
   TALWEG_ASSIGN_OR_RETURN(InfoHandle info, provider_->InfoTo(*destination, source));
@@ -155,7 +155,7 @@ absl::Status FabricTransport::AddPeer(const PeerHandle& peer) {
   event.events = EPOLLIN;
   event.data.u64 = connection.id().value();
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.descriptor(), &event) != 0) {
-    return ErrnoStatus(errno, "watch the connection with " + connection.peer());
+    return status::ErrnoStatus(errno, "watch the connection with " + connection.peer());
   }
   peer->times.open_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
   peers_.emplace(connection.id(), peer);
@@ -278,7 +278,7 @@ void FabricTransport::Advance(Peer& peer) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
-                                                              const Clock* clock,
+                                                              const runtime::Clock* clock,
                                                               telemetry::CounterSet* counters) {
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Provider> provider,
                           Provider::Open(options.provider, options.device,

@@ -50,7 +50,7 @@ struct FabricOptions {
 // `clock` and `counters` outlive the transport; `counters` may be null. UNAVAILABLE: this host does
 // not have the provider, or the provider lacks something that we need. The text says what.
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
-                                                              const Clock* clock,
+                                                              const runtime::Clock* clock,
                                                               telemetry::CounterSet* counters);
 
 }  // namespace talweg::transport

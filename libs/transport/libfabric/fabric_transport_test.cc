@@ -50,7 +50,8 @@ class FabricHarness final : public Harness {
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
-  std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts) override {
+  std::unique_ptr<Transport> NewWatchful(const runtime::Clock* clock,
+                                         const Hearts& hearts) override {
     auto transport = NewFabricTransport(
         {.heartbeat_ns = hearts.heartbeat_ns, .silence_ns = hearts.silence_ns}, clock, nullptr);
     TALWEG_CHECK(transport.ok());
@@ -71,7 +72,7 @@ class FabricHarness final : public Harness {
   TestDevice* device() override { return &device_; }
 
  private:
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
   HostDevice device_;
   TestPort deaf_;
 };
@@ -82,7 +83,7 @@ std::unique_ptr<Harness> NewHarness() { return std::make_unique<FabricHarness>()
 
 namespace {
 
-std::unique_ptr<Transport> NewTcp(const Clock* clock, const FabricOptions& options = {}) {
+std::unique_ptr<Transport> NewTcp(const runtime::Clock* clock, const FabricOptions& options = {}) {
   auto transport = NewFabricTransport(options, clock, nullptr);
   REQUIRE(transport.ok());
   return *std::move(transport);
@@ -93,7 +94,7 @@ bool Contains(const absl::Status& status, const std::string& part) {
 }
 
 TEST_CASE("Fabric: an unknown provider is refused, and those that exist are named", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   const auto transport = NewFabricTransport({.provider = "carrier-pigeon"}, &clock, nullptr);
   REQUIRE_FALSE(transport.ok());
   CHECK(Contains(transport.status(), "carrier-pigeon"));
@@ -101,7 +102,7 @@ TEST_CASE("Fabric: an unknown provider is refused, and those that exist are name
 }
 
 TEST_CASE("Fabric: tcp takes no GPU's memory, and works all the same", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   const auto transport = NewTcp(&clock, {.devices = FabricOptions::Devices::kCuda});
   const absl::Status takes = transport->TakesDeviceMemory();
   CHECK(absl::IsUnimplemented(takes));
@@ -113,7 +114,7 @@ TEST_CASE("Fabric: tcp takes no GPU's memory, and works all the same", "[transpo
 }
 
 TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const auto address = server.transport->Listen({.bind_address = "::1"});
   if (!address.ok()) {
@@ -129,7 +130,7 @@ TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {
 }
 
 TEST_CASE("Fabric: where to listen", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   const auto transport = NewTcp(&clock);
   SECTION("a port that is taken") {
     const auto first = transport->Listen({});
@@ -186,7 +187,7 @@ TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transp
   // It listens, and its kernel accepts. Nobody says anything.
   TestPort mute;
   mute.Listen();
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint client{NewTcp(&clock, {.connect_timeout_ns = 50'000'000})};
   const std::string address = "fi:tcp://127.0.0.1:" + std::to_string(mute.port());
   REQUIRE(client.transport->Connect(address).ok());
@@ -197,7 +198,7 @@ TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transp
 }
 
 TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint client{NewTcp(&clock)};
   Endpoint server{NewTcp(&clock)};
   const auto address = server.transport->Listen({});
@@ -225,7 +226,7 @@ const PeerIdentity kOther = {
 std::vector<std::byte> RecordConnectRequest(const std::string& address = "") {
   TestPort port;
   port.Listen();
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint client{NewTcp(&clock)};
   const std::string key = address.empty() ? "" : address.substr(address.rfind('/'));
   REQUIRE(
@@ -246,7 +247,7 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no 
   const std::vector<std::byte> request = RecordConnectRequest();
   FabricHarness harness;
   telemetry::CounterSet counters;
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   auto transport = NewFabricTransport({}, &clock, &counters);
   REQUIRE(transport.ok());
   Endpoint server{*std::move(transport)};
@@ -291,7 +292,7 @@ std::vector<std::byte> Say(Endpoint& server, int socket, std::span<const std::by
 }
 
 TEST_CASE("Fabric: a member proves who it is", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const std::string address = *server.transport->Listen({});
   Endpoint client{NewTcp(&clock)};
@@ -306,7 +307,7 @@ TEST_CASE("Fabric: a member proves who it is", "[transport]") {
 }
 
 TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
   const std::string address = *server.transport->Listen({});
@@ -323,7 +324,7 @@ TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport
 
 TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport]") {
   FabricHarness harness;
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
   const std::string address = *server.transport->Listen({});
@@ -345,7 +346,7 @@ TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport
 
 TEST_CASE("Fabric: whoever has a listener's port, and not its key, is found out", "[transport]") {
   FabricHarness harness;
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const std::string listener = *server.transport->Listen({});
   const std::string address = AddressForMember(listener, kMember);
@@ -376,7 +377,7 @@ TEST_CASE("Fabric: whoever has a listener's port, and not its key, is found out"
 }
 
 TEST_CASE("Fabric: whom the admission refuses hears why", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const std::string address = *server.transport->Listen({});
   std::vector<PeerIdentity> asked;
@@ -397,7 +398,7 @@ TEST_CASE("Fabric: whom the admission refuses hears why", "[transport]") {
 }
 
 TEST_CASE("Fabric: the key of another release is refused with the remedy", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   const auto status = NewTcp(&clock)->Connect("fi:tcp://127.0.0.1:1/0123456789abcdef").status();
   CHECK(absl::IsInvalidArgument(status));
   CHECK(Contains(status, "install the same release everywhere"));
@@ -407,7 +408,7 @@ TEST_CASE("Fabric: the key of another release is refused with the remedy", "[tra
 TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let go of",
           "[transport]") {
   FabricHarness harness;
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const auto address = server.transport->Listen({});
   REQUIRE(address.ok());
@@ -429,7 +430,7 @@ TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let 
 
 TEST_CASE("Fabric: the address of the process that had this port before is refused at once",
           "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   std::string address = *server.transport->Listen({});
   SECTION("another key") { address.back() = address.back() == '0' ? '1' : '0'; }
@@ -456,7 +457,7 @@ TEST_CASE("Transport: the host of an address", "[transport]") {
 }
 
 TEST_CASE("Fabric: a region of no bytes is refused", "[transport]") {
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   CHECK_FALSE(NewTcp(&clock)->Register({}).ok());
 }
 

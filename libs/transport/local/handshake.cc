@@ -44,7 +44,7 @@ absl::StatusOr<UnixAddress> MakeAddress(const std::string& name) {
 
 absl::StatusOr<Descriptor> NewSocket() {
   Descriptor made(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!made.valid()) return ErrnoStatus(errno, "a Unix socket");
+  if (!made.valid()) return status::ErrnoStatus(errno, "a Unix socket");
   return made;
 }
 
@@ -90,9 +90,9 @@ absl::StatusOr<Descriptor> ListenUnix(const std::string& name) {
       error = bind(listener.get(), generic, address.length) == 0 ? 0 : errno;
     }
   }
-  if (error != 0) return ErrnoStatus(error, "bind 'local:" + name + "'");
+  if (error != 0) return status::ErrnoStatus(error, "bind 'local:" + name + "'");
   if (listen(listener.get(), SOMAXCONN) != 0)
-    return ErrnoStatus(errno, "listen at 'local:" + name + "'");
+    return status::ErrnoStatus(errno, "listen at 'local:" + name + "'");
   return listener;
 }
 
@@ -109,7 +109,7 @@ absl::StatusOr<Descriptor> ConnectUnix(const std::string& name) {
     if (errno == EAGAIN) {
       return absl::ResourceExhaustedError(what + ": too many connections wait to be accepted");
     }
-    return ErrnoStatus(errno, what);
+    return status::ErrnoStatus(errno, what);
   }
   return connected;
 }
@@ -118,7 +118,7 @@ absl::StatusOr<int> CheckPeer(int socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    return ErrnoStatus(errno, "SO_PEERCRED");
+    return status::ErrnoStatus(errno, "SO_PEERCRED");
   }
   if (peer.uid != geteuid() && peer.uid != 0) {
     return absl::PermissionDeniedError(
@@ -147,7 +147,7 @@ absl::Status SendHandshake(int socket, int ring, int doorbell, std::span<const s
   const int descriptors[2] = {ring, doorbell};
   memcpy(CMSG_DATA(rights), descriptors, sizeof(descriptors));
   if (sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(hello))) {
-    return ErrnoStatus(errno, "send a handshake");
+    return status::ErrnoStatus(errno, "send a handshake");
   }
   return absl::OkStatus();
 }
@@ -172,7 +172,7 @@ absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket) {
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) {
     if (errno == EAGAIN || errno == EINTR) return std::nullopt;
-    return ErrnoStatus(errno, "receive a handshake");
+    return status::ErrnoStatus(errno, "receive a handshake");
   }
   PeerDescriptors peer = TakeDescriptors(message);
   if (got == 0) return absl::UnavailableError("it hung up before the handshake");

@@ -47,7 +47,7 @@ constexpr uint64_t kListenerTag = kTimerTag - 1;
 
 class LocalTransportImpl final : public LocalTransport {
  public:
-  LocalTransportImpl(const LocalOptions& options, const Clock* clock,
+  LocalTransportImpl(const LocalOptions& options, const runtime::Clock* clock,
                      telemetry::CounterSet* counters)
       : options_(options),
         clock_(clock),
@@ -114,7 +114,7 @@ class LocalTransportImpl final : public LocalTransport {
   size_t HandshakeCount() const;
 
   const LocalOptions options_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   KeySource keys_;
   const DataKey listener_key_;
   TokenMaker tokens_;
@@ -148,7 +148,7 @@ absl::Status LocalTransportImpl::Start() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   doorbell_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !doorbell_.valid() || !timer_.Open()) {
-    return ErrnoStatus(errno, "descriptors of a local transport");
+    return status::ErrnoStatus(errno, "descriptors of a local transport");
   }
   TALWEG_RETURN_IF_ERROR(Watch(doorbell_.get(), kDoorbellTag));
   return Watch(timer_.descriptor(), kTimerTag);
@@ -159,7 +159,7 @@ absl::Status LocalTransportImpl::Watch(int fd, uint64_t tag) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = tag;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    return ErrnoStatus(errno, "watch a descriptor of the local transport");
+    return status::ErrnoStatus(errno, "watch a descriptor of the local transport");
   }
   return absl::OkStatus();
 }
@@ -548,7 +548,7 @@ bool LocalTransportImpl::PrepareToSleep() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
-                                                                  const Clock* clock,
+                                                                  const runtime::Clock* clock,
                                                                   telemetry::CounterSet* counters) {
   auto transport = std::make_unique<LocalTransportImpl>(options, clock, counters);
   TALWEG_RETURN_IF_ERROR(transport->Start());

@@ -46,7 +46,7 @@ class LocalTransport : public Transport {
 
 // `clock` and `counters` outlive the transport; `counters` may be null.
 absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
-                                                                  const Clock* clock,
+                                                                  const runtime::Clock* clock,
                                                                   telemetry::CounterSet* counters);
 
 }  // namespace talweg::transport

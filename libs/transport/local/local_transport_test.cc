@@ -35,7 +35,8 @@ class LocalHarness final : public Harness {
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
-  std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts) override {
+  std::unique_ptr<Transport> NewWatchful(const runtime::Clock* clock,
+                                         const Hearts& hearts) override {
     auto transport = NewLocalTransport(
         {.heartbeat_ns = hearts.heartbeat_ns, .silence_ns = hearts.silence_ns}, clock, nullptr);
     TALWEG_CHECK(transport.ok());
@@ -52,7 +53,7 @@ class LocalHarness final : public Harness {
   }
 
  private:
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
 };
 
 TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[transport]") {
@@ -94,7 +95,7 @@ TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
 }
 
 TEST_CASE("Local: a key is one region's for as long as that lives", "[transport]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   const auto transport = NewLocalTransport({}, &clock, nullptr);
   REQUIRE(transport.ok());
   std::array<std::byte, 16> bytes{};
@@ -219,7 +220,7 @@ TEST_CASE("Local: a process of an older release is told to be upgraded", "[trans
 }
 
 TEST_CASE("Local: a peer without heartbeats is not watched", "[transport]") {
-  ManualClock clock{1'000'000'000};
+  runtime::ManualClock clock{1'000'000'000};
   auto transport = NewLocalTransport({}, &clock, nullptr);
   REQUIRE(transport.ok());
   Endpoint server{*std::move(transport)};

@@ -40,7 +40,7 @@ absl::Status RingMapping::Map(int memory_descriptor, size_t ring_bytes, int prot
   void* const room = mmap(nullptr, kRingDataOffset + 2 * ring_bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
-    return ErrnoStatus(errno, "map a ring of " + FormatBytes(ring_bytes));
+    return status::ErrnoStatus(errno, "map a ring of " + FormatBytes(ring_bytes));
   }
   base_ = static_cast<std::byte*>(room);
   ring_bytes_ = ring_bytes;
@@ -48,7 +48,7 @@ absl::Status RingMapping::Map(int memory_descriptor, size_t ring_bytes, int prot
            memory_descriptor, 0) == MAP_FAILED ||
       mmap(base_ + kRingDataOffset + ring_bytes, ring_bytes, protection, MAP_SHARED | MAP_FIXED,
            memory_descriptor, kRingDataOffset) == MAP_FAILED) {
-    return ErrnoStatus(errno, "map a ring of " + FormatBytes(ring_bytes));
+    return status::ErrnoStatus(errno, "map a ring of " + FormatBytes(ring_bytes));
   }
   return absl::OkStatus();
 }
@@ -62,10 +62,10 @@ absl::StatusOr<RingMapping> RingMapping::Create(size_t ring_bytes) {
   }
   RingMapping ring;
   ring.memory_.Reset(memfd_create("talweg-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!ring.memory_.valid()) return ErrnoStatus(errno, "memfd_create of a ring");
+  if (!ring.memory_.valid()) return status::ErrnoStatus(errno, "memfd_create of a ring");
   const int fd = ring.memory_.get();
   if (ftruncate(fd, static_cast<off_t>(kRingDataOffset + ring_bytes)) != 0) {
-    return ErrnoStatus(errno, "a ring of " + FormatBytes(ring_bytes));
+    return status::ErrnoStatus(errno, "a ring of " + FormatBytes(ring_bytes));
   }
   TALWEG_RETURN_IF_ERROR(ring.Map(fd, ring_bytes, PROT_READ | PROT_WRITE));
   RingControl* const control = new (ring.base_) RingControl{};
@@ -78,7 +78,7 @@ absl::StatusOr<RingMapping> RingMapping::Create(size_t ring_bytes) {
   // promise that. A peer of ours maps for reading all the same.
   if (fcntl(fd, F_ADD_SEALS, kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0 &&
       fcntl(fd, F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) {
-    return ErrnoStatus(errno, "seal a ring");
+    return status::ErrnoStatus(errno, "seal a ring");
   }
   return ring;
 }
@@ -90,7 +90,8 @@ absl::StatusOr<RingMapping> RingMapping::Open(int memory_descriptor) {
     return absl::InvalidArgumentError("the peer's ring is not sealed");
   }
   struct stat file {};
-  if (fstat(memory_descriptor, &file) != 0) return ErrnoStatus(errno, "fstat of the peer's ring");
+  if (fstat(memory_descriptor, &file) != 0)
+    return status::ErrnoStatus(errno, "fstat of the peer's ring");
   const size_t ring_bytes = static_cast<size_t>(file.st_size) - kRingDataOffset;
   if (file.st_size <= static_cast<off_t>(kRingDataOffset) || !std::has_single_bit(ring_bytes) ||
       ring_bytes < kRingBytesMin || ring_bytes > kRingBytesMax) {

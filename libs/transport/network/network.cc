@@ -22,7 +22,7 @@ std::string Text(const std::string& security, bool over_fabric) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOptions& options,
-                                                               const Clock* clock,
+                                                               const runtime::Clock* clock,
                                                                telemetry::CounterSet* counters) {
   const std::optional<DataSecurity> security = DataSecurityNamed(options.data_security);
   if (!security) {

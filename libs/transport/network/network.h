@@ -23,7 +23,7 @@ struct NetworkOptions {
 
 // FAILED_PRECONDITION: the two options exclude each other; the text names both.
 absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOptions& options,
-                                                               const Clock* clock,
+                                                               const runtime::Clock* clock,
                                                                telemetry::CounterSet* counters);
 
 // What somebody who reaches the network can do nevertheless, and the remedy. "" for nothing that

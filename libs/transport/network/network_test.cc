@@ -13,7 +13,7 @@ bool Contains(const std::string& text, const std::string& part) {
 }
 
 TEST_CASE("Network: the options choose the transport, and its address says them", "[transport]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   struct Case {
     std::string security;
     std::string transport;
@@ -43,7 +43,7 @@ TEST_CASE("Network: the options choose the transport, and its address says them"
 }
 
 TEST_CASE("Network: libfabric cannot do what keyed and tls promise", "[transport]") {
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   const auto transport = NewNetworkTransport(
       {.data_security = "tls", .data_transport = "libfabric", .fabric = {}}, &clock, nullptr);
   REQUIRE(absl::IsFailedPrecondition(transport.status()));

@@ -109,7 +109,7 @@ absl::StatusOr<bool> TcpConnection::OnConnected() {
   int error = 0;
   socklen_t size = sizeof(error);
   if (getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-  if (error != 0) return ErrnoStatus(error, "connect");
+  if (error != 0) return status::ErrnoStatus(error, "connect");
   sockaddr_storage peer{};
   size = sizeof(peer);
   if (getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
@@ -133,7 +133,7 @@ absl::StatusOr<bool> TcpConnection::ReceiveMessage(std::span<std::byte> message)
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-      return ErrnoStatus(errno, "receive");
+      return status::ErrnoStatus(errno, "receive");
     }
     if (got == 0) {
       return absl::UnavailableError(
@@ -150,7 +150,7 @@ absl::StatusOr<bool> TcpConnection::ReceiveMessage(std::span<std::byte> message)
 absl::Status TcpConnection::SendMessage(std::span<const std::byte> message) {
   const ssize_t sent =
       send(socket_.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent < 0) return ErrnoStatus(errno, "send");
+  if (sent < 0) return status::ErrnoStatus(errno, "send");
   if (static_cast<size_t>(sent) < message.size()) return absl::UnavailableError("takes no bytes");
   return absl::OkStatus();
 }

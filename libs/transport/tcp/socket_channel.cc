@@ -127,7 +127,7 @@ absl::Status SocketChannel::Flush() {
     if (taken < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return absl::OkStatus();
-      return ErrnoStatus(errno, "send");
+      return status::ErrnoStatus(errno, "send");
     }
     OnSent(static_cast<size_t>(taken));
     if (static_cast<size_t>(taken) < bytes) return absl::OkStatus();
@@ -200,7 +200,7 @@ absl::StatusOr<size_t> SocketChannel::Read(std::span<std::byte> unit) {
   } while (got < 0 && errno == EINTR);
   if (got < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    return ErrnoStatus(errno, "receive");
+    return status::ErrnoStatus(errno, "receive");
   }
   if (got == 0) return absl::UnavailableError("closed the connection, or its process ended");
   short_read_ = static_cast<size_t>(got) < wanted;

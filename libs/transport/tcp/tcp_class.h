@@ -32,7 +32,8 @@ namespace talweg::transport {
 // What NewTcpTransport makes. tcp_transport.cc has its calls. tcp_events.cc has what Poll does.
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(const TcpOptions& options, const Clock* clock, telemetry::CounterSet* counters)
+  TcpTransport(const TcpOptions& options, const runtime::Clock* clock,
+               telemetry::CounterSet* counters)
       : options_(options),
         clock_(clock),
         watch_({.connect_timeout_ns = options.connect_timeout_ns,
@@ -104,7 +105,7 @@ class TcpTransport final : public Transport {
   void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
 
   const TcpOptions options_;
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   PeerWatch watch_;
   KeySource keys_;
   const DataKey listener_key_;          // The same for all our listeners.

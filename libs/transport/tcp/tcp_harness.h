@@ -41,7 +41,8 @@ class TcpHarness : public Harness {
   explicit TcpHarness(DataSecurity security) : security_(security) {}
 
   std::unique_ptr<Transport> NewTransport() override { return New({.security = security_}); }
-  std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts) override {
+  std::unique_ptr<Transport> NewWatchful(const runtime::Clock* clock,
+                                         const Hearts& hearts) override {
     return New({.security = security_,
                 .heartbeat_ns = hearts.heartbeat_ns,
                 .silence_ns = hearts.silence_ns},
@@ -56,17 +57,17 @@ class TcpHarness : public Harness {
   }
   int ConnectRaw(const std::string& address) override { return ConnectToPort(PortOf(address)); }
 
-  std::unique_ptr<Transport> New(const TcpOptions& options, const Clock* clock = nullptr,
+  std::unique_ptr<Transport> New(const TcpOptions& options, const runtime::Clock* clock = nullptr,
                                  telemetry::CounterSet* counters = nullptr) {
     auto transport = NewTcpTransport(options, clock == nullptr ? &clock_ : clock, counters);
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
-  const MonotonicClock& clock() const { return clock_; }
+  const runtime::MonotonicClock& clock() const { return clock_; }
 
  private:
   const DataSecurity security_;
-  MonotonicClock clock_;
+  runtime::MonotonicClock clock_;
   TestPort deaf_;
 };
 

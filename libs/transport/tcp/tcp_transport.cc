@@ -28,13 +28,13 @@ absl::Status TcpTransport::Start() {
   if (options_.security == DataSecurity::kTls) tls_.emplace();
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid() || !watch_.timer().Open()) {
-    return ErrnoStatus(errno, "descriptors of a transport");
+    return status::ErrnoStatus(errno, "descriptors of a transport");
   }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kTimerTag;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, watch_.timer().descriptor(), &event) != 0) {
-    return ErrnoStatus(errno, "epoll_ctl for a transport");
+    return status::ErrnoStatus(errno, "epoll_ctl for a transport");
   }
   return absl::OkStatus();
 }
@@ -59,7 +59,7 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
   const std::string where = "listen at " + address.ToString();
   Descriptor socket(
       ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (!socket.valid()) return ErrnoStatus(errno, where);
+  if (!socket.valid()) return status::ErrnoStatus(errno, where);
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(socket.get(), address.get(), address.length()) != 0 ||
@@ -72,18 +72,18 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
     if (errno == EADDRNOTAVAIL) {
       return absl::InvalidArgumentError(where + ": it is no address of this host");
     }
-    return ErrnoStatus(errno, where);
+    return status::ErrnoStatus(errno, where);
   }
   sockaddr_storage bound{};
   socklen_t bound_bytes = sizeof(bound);
   if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &bound_bytes) != 0) {
-    return ErrnoStatus(errno, where);
+    return status::ErrnoStatus(errno, where);
   }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kTimerTag - 1 - listeners_.size();
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
-    return ErrnoStatus(errno, where);
+    return status::ErrnoStatus(errno, where);
   }
   listeners_.push_back(std::move(socket));
   const SocketAddress name(&bound, bound_bytes);
@@ -107,7 +107,7 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
         ours + "; give both the same --data_security and --data_transport");
   }
   absl::StatusOr<TcpAddress> parsed = ParseTcpAddress(address);
-  if (!parsed.ok()) return Annotate(parsed.status(), "connect");
+  if (!parsed.ok()) return status::Annotate(parsed.status(), "connect");
   if (parsed->security != options_.security) {
     return absl::InvalidArgumentError(
         "cannot connect to '" + ShownAddress(address) +
@@ -117,15 +117,15 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
   // Names in texts have no key, which is nobody else's business.
   const std::string name = "tcp://" + parsed->host_port;
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(parsed->host_port);
-  if (!destination.ok()) return Annotate(destination.status(), "connect to '" + name + "'");
+  if (!destination.ok()) return status::Annotate(destination.status(), "connect to '" + name + "'");
   Descriptor socket(
       ::socket(destination->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (!socket.valid()) return ErrnoStatus(errno, "connect to " + name);
+  if (!socket.valid()) return status::ErrnoStatus(errno, "connect to " + name);
   if (!options_.source_interface.empty() && !destination->IsLoopback()) {
     const auto source = AddressOfInterface(options_.source_interface, destination->family());
-    if (!source.ok()) return Annotate(source.status(), "connect to '" + name + "'");
+    if (!source.ok()) return status::Annotate(source.status(), "connect to '" + name + "'");
     if (bind(socket.get(), source->get(), source->length()) != 0) {
-      return ErrnoStatus(errno, "connect to " + name + " from " + source->Host());
+      return status::ErrnoStatus(errno, "connect to " + name + " from " + source->Host());
     }
   }
   const int on = 1;
@@ -142,7 +142,7 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
   const ConnectionId id = peer->connection->id();
   if (failed) {
     // Reported like every other failed attempt, so that callers have one path for it.
-    peer->ending = std::string(ErrnoStatus(error, "connect to " + name).message());
+    peer->ending = std::string(status::ErrnoStatus(error, "connect to " + name).message());
     Forget(*peer);
     broken_.push_back(peer);
   }
@@ -155,7 +155,7 @@ absl::StatusOr<TcpTransport::PeerHandle> TcpTransport::AddPeer(
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.u64 = connection->id().value();
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket(), &event) != 0) {
-    return ErrnoStatus(errno, "watch the connection with " + connection->peer());
+    return status::ErrnoStatus(errno, "watch the connection with " + connection->peer());
   }
   const auto peer = std::make_shared<Peer>(std::move(connection));
   peers_.emplace(peer->connection->id(), peer);
@@ -238,7 +238,7 @@ void TcpTransport::Advance(Peer& peer) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,
-                                                           const Clock* clock,
+                                                           const runtime::Clock* clock,
                                                            telemetry::CounterSet* counters) {
   auto transport = std::make_unique<TcpTransport>(options, clock, counters);
   TALWEG_RETURN_IF_ERROR(transport->Start());

@@ -39,7 +39,7 @@ struct TcpOptions {
 // `clock` and `counters` outlive the transport; `counters` may be null. RESOURCE_EXHAUSTED when the
 // process has no descriptors left.
 absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,
-                                                           const Clock* clock,
+                                                           const runtime::Clock* clock,
                                                            telemetry::CounterSet* counters);
 
 }  // namespace talweg::transport

@@ -42,7 +42,7 @@ bool IsOver(int socket) {
 }
 
 struct Server {
-  explicit Server(TcpHarness& harness, TcpOptions options, const Clock* clock = nullptr)
+  explicit Server(TcpHarness& harness, TcpOptions options, const runtime::Clock* clock = nullptr)
       : endpoint{harness.New(options, clock, &counters)},
         address(*endpoint.transport->Listen({})) {}
 
@@ -156,7 +156,7 @@ TEST_CASE("Tcp: a listener that has no key gets nothing", "[transport]") {
 TEST_CASE("Tcp: whoever does not say what is due in time is let go of", "[transport]") {
   const auto security = GENERATE(DataSecurity::kKeyed, DataSecurity::kTls);
   TcpHarness harness(security);
-  ManualClock clock{1'000'000'000};
+  runtime::ManualClock clock{1'000'000'000};
   Server server(harness, {.security = security}, &clock);
   const Descriptor silent(ConnectToPort(PortOf(server.address)));
   const Descriptor slow(ConnectToPort(PortOf(server.address)));

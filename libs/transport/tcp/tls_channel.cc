@@ -270,7 +270,7 @@ absl::StatusOr<bool> TlsChannelImpl::SendGathered() {
     if (taken < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-      return ErrnoStatus(errno, "send");
+      return status::ErrnoStatus(errno, "send");
     }
     gone_ += static_cast<size_t>(taken);
   }
@@ -311,7 +311,7 @@ absl::StatusOr<bool> TlsChannelImpl::Receive(std::span<std::byte> unit) {
       case SSL_ERROR_ZERO_RETURN:
         return absl::UnavailableError("closed the connection, or its process ended");
       case SSL_ERROR_SYSCALL:
-        if (errno != 0) return ErrnoStatus(errno, "receive");
+        if (errno != 0) return status::ErrnoStatus(errno, "receive");
         return absl::UnavailableError("closed the connection, or its process ended");
       default:
         return absl::DataLossError("sent what is no record of this TLS connection (" +

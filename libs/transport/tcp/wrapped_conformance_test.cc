@@ -21,7 +21,9 @@ class WrappedHarness final : public TcpHarness {
     return NewFaultyTransport(*std::move(both), {.seed = ++seed_, .frame_delay_ns_max = 200'000},
                               &clock());
   }
-  std::unique_ptr<Transport> NewWatchful(const Clock*, const Hearts&) override { return nullptr; }
+  std::unique_ptr<Transport> NewWatchful(const runtime::Clock*, const Hearts&) override {
+    return nullptr;
+  }
 
  private:
   uint64_t seed_ = 0;

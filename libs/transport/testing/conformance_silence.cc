@@ -34,7 +34,7 @@ struct Watching {
 
   bool none() const { return client.transport == nullptr; }
 
-  ManualClock client_clock{1'000'000'000};
+  runtime::ManualClock client_clock{1'000'000'000};
   Endpoint client;
   Endpoint server;
   ConnectionId connection;
@@ -97,7 +97,7 @@ TEST_CASE("Transport: a process that was stopped itself blames nobody for its si
 
 TEST_CASE("Transport: a connection with nothing to carry stands", "[transport]") {
   const auto harness = NewHarness();
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   Endpoint client{harness->NewWatchful(&clock, kQuickHearts)};
   if (client.transport == nullptr) return;
   Endpoint server{harness->NewWatchful(&clock, kQuickHearts)};
@@ -116,7 +116,7 @@ TEST_CASE("Transport: a connection with nothing to carry stands", "[transport]")
 TEST_CASE("Transport: a process that is stopped is given up, and hears of it when it goes on",
           "[transport]") {
   const auto harness = NewHarness();
-  const MonotonicClock clock;
+  const runtime::MonotonicClock clock;
   Endpoint client{harness->NewWatchful(&clock, kQuickHearts)};
   if (client.transport == nullptr) return;
   ChildProcess child([&](int pipe) {

@@ -56,7 +56,8 @@ std::vector<std::byte> RemoteDevice::Load(const DeviceMemory& memory) {
   return {bytes.begin(), bytes.end()};
 }
 
-std::unique_ptr<Transport> Harness::NewWatchful(const Clock* /*clock*/, const Hearts& /*hearts*/) {
+std::unique_ptr<Transport> Harness::NewWatchful(const runtime::Clock* /*clock*/,
+                                                const Hearts& /*hearts*/) {
   return nullptr;
 }
 

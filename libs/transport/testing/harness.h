@@ -57,7 +57,7 @@ class Harness {
   virtual ~Harness() = default;
   virtual std::unique_ptr<Transport> NewTransport() = 0;
   // Like NewTransport. Null: nobody can fall silent here. `clock` outlives it.
-  virtual std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts);
+  virtual std::unique_ptr<Transport> NewWatchful(const runtime::Clock* clock, const Hearts& hearts);
   // A well-formed address at which nobody listens.
   virtual std::string NobodysAddress() = 0;
   // Whether peers may live in different processes, and threads.

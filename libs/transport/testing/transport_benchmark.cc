@@ -40,7 +40,7 @@ double ProcessCpuSeconds() {
 // One thread's transport; counts what it sees.
 class Side final : public EventSink {
  public:
-  Side(Implementation implementation, const Clock* clock) : clock_(clock) {
+  Side(Implementation implementation, const runtime::Clock* clock) : clock_(clock) {
     auto made = Make(implementation, clock);
     TALWEG_CHECK(made.ok());
     transport = *std::move(made);
@@ -74,7 +74,7 @@ class Side final : public EventSink {
 
  private:
   static absl::StatusOr<std::unique_ptr<Transport>> Make(Implementation implementation,
-                                                         const Clock* clock) {
+                                                         const runtime::Clock* clock) {
     switch (implementation) {
       case kFabric: return NewFabricTransport({}, clock, nullptr);
       case kLocal: return NewLocalTransport({}, clock, nullptr);
@@ -85,14 +85,14 @@ class Side final : public EventSink {
     return NewTcpTransport({.security = DataSecurity::kTls}, clock, nullptr);
   }
 
-  const Clock* const clock_;
+  const runtime::Clock* const clock_;
   int64_t idle_since_ns_ = 0;
 };
 
 void BM_WriteAndFrame(benchmark::State& state) {
   const auto implementation = static_cast<Implementation>(state.range(0));
   const auto size = static_cast<size_t>(state.range(1));
-  MonotonicClock clock;
+  runtime::MonotonicClock clock;
   std::atomic<bool> ready{false};
   std::string address;
   wire::RemoteRef target;

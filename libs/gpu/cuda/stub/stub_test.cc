@@ -315,7 +315,7 @@ TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the ne
 
 TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", "[gpu]") {
   const bool lost = GENERATE(true, false);
-  const size_t before = OpenDescriptors();
+  const size_t before = runtime::OpenDescriptors();
   for (int i = 0; i < 20; ++i) {
     Opened opened;
     const EventId event = *opened.device->NewEvent(EventScope::kProcess);
@@ -325,9 +325,9 @@ TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", 
     const Failing failing("cuEventQuery", "719");
     REQUIRE(absl::IsAborted(opened.device->Query(event).status()));
   }
-  CHECK(OpenDescriptors() == before);
+  CHECK(runtime::OpenDescriptors() == before);
   cuda::stub::Machine::Get().RunAll();
-  CHECK(OpenDescriptors() == before);
+  CHECK(runtime::OpenDescriptors() == before);
 }
 
 // Memory of a device that may be given to a NIC.

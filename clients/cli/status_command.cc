@@ -200,7 +200,7 @@ absl::StatusOr<std::string> Show(const Arguments& arguments) {
     return arguments.Has("json") ? AgentJson(agent) : AgentText(address, agent);
   }
   TALWEG_ASSIGN_OR_RETURN(const StatusFacts facts, Ask(arguments, asking));
-  return arguments.Has("json") ? StatusJson(facts) : status::StatusText(facts);
+  return arguments.Has("json") ? StatusJson(facts) : StatusText(facts);
 }
 
 int RunStatus(const Arguments& arguments) {

@@ -11,7 +11,7 @@
 namespace talweg::aggregation {
 namespace {
 
-std::string IdentityText(const MemberIdentity& id) {
+std::string IdentityText(const view::MemberIdentity& id) {
   return "node " + std::to_string(id.node.value()) + " (incarnation " +
          std::to_string(id.incarnation.value()) + ")";
 }
@@ -30,7 +30,7 @@ AggregatorCore::~AggregatorCore() {
   if (tenant_ != nullptr) tenant_->Give(place_.used_bytes(), place_.used_tensors());
 }
 
-void AggregatorCore::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
+void AggregatorCore::SetQuota(const view::JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
   quota_ = quota;
   place_.set_limit(quota.limit);
   if (tenant == tenant_) return;
@@ -39,7 +39,7 @@ void AggregatorCore::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget
   if (tenant_ != nullptr) tenant_->Take(place_.used_bytes(), place_.used_tensors());
 }
 
-void AggregatorCore::OnView(const View& view, int64_t now_ns, Effects& out) {
+void AggregatorCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
   none_waits_ = false;
   if (closed_ || view.job != config_.job || view.epoch <= view_.epoch || !view.Problem().empty()) {
     return;
@@ -49,7 +49,7 @@ void AggregatorCore::OnView(const View& view, int64_t now_ns, Effects& out) {
   self_ = view_.IndexOfAggregator(config_.self);
   members_.assign(view_.members.size(), {});
   reports_missing_ = members_.size();
-  placement_digest_ = PlacementDigest(view_);
+  placement_digest_ = view::PlacementDigest(view_);
   reports_complete_ = false;
   view_since_ns_ = now_ns;
   last_epoch_notice_ns_ = now_ns;
@@ -74,11 +74,11 @@ void AggregatorCore::OnView(const View& view, int64_t now_ns, Effects& out) {
       ReleaseAll(tensor, out);
       continue;
     }
-    std::vector<MemberIdentity> departed;
+    std::vector<view::MemberIdentity> departed;
     for (const auto& [member, slots] : tensor.slots) {
       if (!view_.IndexOf(member)) departed.push_back(member);
     }
-    for (const MemberIdentity& member : departed) {
+    for (const view::MemberIdentity& member : departed) {
       ReleaseSlots(tensor, member, out);
     }
   }
@@ -230,7 +230,7 @@ void AggregatorCore::Admit(ConnectionId connection, Session& session, int64_t no
   }
   // A member that is behind will hear of this view, close this connection and open another.
   if (session.epoch < view_.epoch) return;
-  const ViewMember& expected = view_.members[member->value()];
+  const view::ViewMember& expected = view_.members[member->value()];
   if (hello.view_digest != placement_digest_ || hello.rank_count != expected.rank_count) {
     RefuseHello(connection, session, wire::WelcomeStatus::kViewDiffers,
                 MemberText(*member) + " has another view of " + EpochText(view_.epoch) +
@@ -356,7 +356,7 @@ std::optional<MemberIndex> AggregatorCore::ActiveMember(const Session& session,
 }
 
 std::string AggregatorCore::MemberText(MemberIndex member) const {
-  const ViewMember& record = view_.members[member.value()];
+  const view::ViewMember& record = view_.members[member.value()];
   return "node " + std::to_string(record.id.node.value()) +
          (record.name.empty() ? "" : " (" + record.name + ")");
 }

@@ -86,10 +86,10 @@ class AggregatorCore {
 
   // What this job may place, from now on. `tenant` is shared with the other jobs of quota.tenant;
   // null without one. What is placed stays.
-  void SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
+  void SetQuota(const view::JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
 
   // A view of this job. Ignored unless its epoch is above the present one's.
-  void OnView(const View& view, int64_t now_ns, Effects& out);
+  void OnView(const view::View& view, int64_t now_ns, Effects& out);
   // The job is over, or this aggregator leaves it: everybody is told `text`. Connections are closed
   // a little later, then the memory is released, and finished() is true.
   void OnClosed(const std::string& text, int64_t now_ns, Effects& out);
@@ -111,9 +111,9 @@ class AggregatorCore {
   // For people, tests and the simulation.
   JobStatus Status(int64_t now_ns) const;
   const AggregatorCoreConfig& config() const { return config_; }
-  const JobQuota& quota() const { return quota_; }
+  const view::JobQuota& quota() const { return quota_; }
   const PlaceBudget& place() const { return place_; }
-  const View& view() const { return view_; }  // Epoch 0 before the first.
+  const view::View& view() const { return view_; }  // Epoch 0 before the first.
   std::optional<AggregatorIndex> self() const { return self_; }
   const Counters& counters() const { return counters_; }
   const std::map<ConnectionId, Session>& sessions() const { return sessions_; }
@@ -133,7 +133,7 @@ class AggregatorCore {
   };
   struct AllocationUse {
     TensorKey tensor;
-    std::optional<MemberIdentity> member;
+    std::optional<view::MemberIdentity> member;
   };
 
   // aggregator_core.cc: connections and views.
@@ -167,7 +167,7 @@ class AggregatorCore {
                       Effects& out);
   void PoisonTensor(AggregatorTensor& tensor, wire::FailedCode code, std::string text,
                     Effects& out);
-  void ReleaseSlots(AggregatorTensor& tensor, const MemberIdentity& member, Effects& out);
+  void ReleaseSlots(AggregatorTensor& tensor, const view::MemberIdentity& member, Effects& out);
   void ReleaseAll(AggregatorTensor& tensor, Effects& out);
   void ReleaseUndeclared(Effects& out);
   void Unreserve(AggregatorTensor& tensor);
@@ -227,7 +227,7 @@ class AggregatorCore {
 
   const AggregatorCoreConfig config_;
   MemoryBudget* const budget_;
-  View view_;
+  view::View view_;
   std::optional<AggregatorIndex> self_;
   std::vector<PresentMember> members_;
   size_t reports_missing_ = 0;     // Those of members_.
@@ -240,7 +240,7 @@ class AggregatorCore {
   int64_t view_since_ns_ = 0;
   int64_t last_epoch_notice_ns_ = 0;
   AwakeTime awake_;  // By ticks: while this process is stopped nobody is absent.
-  JobQuota quota_;
+  view::JobQuota quota_;
   PlaceBudget place_;                    // This job's.
   std::shared_ptr<PlaceBudget> tenant_;  // Null: it has none.
   uint64_t last_allocation_ = 0;

@@ -169,7 +169,7 @@ bool AggregatorCore::PlaceTensor(AggregatorTensor& tensor, Effects& out) {
 }
 
 void AggregatorCore::EnsureMemory(AggregatorTensor& tensor, MemberIndex member, Effects& out) {
-  const MemberIdentity& id = view_.members[member.value()].id;
+  const view::MemberIdentity& id = view_.members[member.value()].id;
   const uint64_t bytes = tensor.SlotBytes();
   const auto found = tensor.slots.find(id);
   if (found != tensor.slots.end()) {
@@ -234,7 +234,7 @@ void AggregatorCore::PoisonTensor(AggregatorTensor& tensor, wire::FailedCode cod
   }
 }
 
-void AggregatorCore::ReleaseSlots(AggregatorTensor& tensor, const MemberIdentity& member,
+void AggregatorCore::ReleaseSlots(AggregatorTensor& tensor, const view::MemberIdentity& member,
                                   Effects& out) {
   const auto found = tensor.slots.find(member);
   if (found == tensor.slots.end()) return;
@@ -247,7 +247,7 @@ void AggregatorCore::ReleaseSlots(AggregatorTensor& tensor, const MemberIdentity
 
 void AggregatorCore::ReleaseAll(AggregatorTensor& tensor, Effects& out) {
   while (!tensor.slots.empty()) {
-    const MemberIdentity member = tensor.slots.begin()->first;
+    const view::MemberIdentity member = tensor.slots.begin()->first;
     ReleaseSlots(tensor, member, out);
   }
   if (tensor.result != AllocationId{0}) {
@@ -268,12 +268,12 @@ void AggregatorCore::ReleaseUndeclared(Effects& out) {
       ReleaseAll(tensor, out);
       continue;
     }
-    std::vector<MemberIdentity> unused;
+    std::vector<view::MemberIdentity> unused;
     for (const auto& [member, slots] : tensor.slots) {
       const std::optional<MemberIndex> index = view_.IndexOf(member);
       if (!index || !tensor.DeclaredBy(*index)) unused.push_back(member);
     }
-    for (const MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
+    for (const view::MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
   }
 }
 

@@ -208,8 +208,8 @@ TEST_CASE("AggregatorCore: a tensor past tensors_max is refused at all members",
 }
 
 TEST_CASE("AggregatorCore: jobs of a tenant share what it may place", "[aggregation]") {
-  const auto tenant = std::make_shared<PlaceBudget>(PlaceLimit{.memory_bytes_max = 1000});
-  const JobQuota quota = {.tenant = "t", .tenant_limit = tenant->limit()};
+  const auto tenant = std::make_shared<PlaceBudget>(view::PlaceLimit{.memory_bytes_max = 1000});
+  const view::JobQuota quota = {.tenant = "t", .tenant_limit = tenant->limit()};
   JobFixture first;
   first.job.SetQuota(quota, tenant);
   first.Start();

@@ -49,7 +49,7 @@ struct CollectiveFixture : JobFixture {
   }
 
   Collective spec;
-  Group group;
+  view::Group group;
 };
 
 TEST_CASE("AggregatorCore: a part waits for those alone who have to do with it", "[aggregation]") {
@@ -214,7 +214,7 @@ struct HostsFixture : JobFixture {
   }
 
   Collective spec;
-  Group group;
+  view::Group group;
 };
 
 TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's ranks",
@@ -252,8 +252,8 @@ TEST_CASE("AggregatorCore: whoever declares late hears of no round that it has n
   for (int i = 0; name.empty(); ++i) {
     REQUIRE(i < 1000);
     const TensorKey key = KeyOf("t" + std::to_string(i));
-    if (PrimaryOwner(f.view, key) != AggregatorIndex{0}) continue;
-    const Placement placement(f.view, key, f.spec, f.group);
+    if (view::PrimaryOwner(f.view, key) != AggregatorIndex{0}) continue;
+    const view::Placement placement(f.view, key, f.spec, f.group);
     if (placement.slices()[1].owner == AggregatorIndex{0}) name = "t" + std::to_string(i);
   }
   f.Start();

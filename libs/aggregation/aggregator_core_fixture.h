@@ -47,7 +47,7 @@ class JobFixture {
   void NextView(const std::vector<uint32_t>& without = {}) {
     for (const uint32_t node : without) {
       std::erase_if(view.members,
-                    [node](const ViewMember& m) { return m.id.node == NodeRank{node}; });
+                    [node](const view::ViewMember& m) { return m.id.node == NodeRank{node}; });
     }
     view.epoch = view.epoch.Next();
     PublishView();
@@ -68,11 +68,11 @@ class JobFixture {
   Epoch said_epoch() const { return epoch_override.value_or(view.epoch); }
 
   wire::Hello HelloOf(uint32_t node) const {
-    for (const ViewMember& member : view.members) {
+    for (const view::ViewMember& member : view.members) {
       if (member.id.node != NodeRank{node}) continue;
       return {.member = member.id,
               .rank_count = member.rank_count,
-              .view_digest = PlacementDigest(view),
+              .view_digest = view::PlacementDigest(view),
               .job_name = "job",
               .node_name = member.name};
     }
@@ -108,15 +108,15 @@ class JobFixture {
   // Everybody connects and reports nothing; effects so far are dropped.
   void Start() {
     PublishView();
-    for (const ViewMember& member : view.members) SayHello(member.id.node.value());
-    for (const ViewMember& member : view.members) SayReport(member.id.node.value());
+    for (const view::ViewMember& member : view.members) SayHello(member.id.node.value());
+    for (const view::ViewMember& member : view.members) SayReport(member.id.node.value());
     effects_seen.clear();
   }
   // Everybody declares it, too.
   void StartWith(const std::string& name, uint64_t element_count = 4, Op op = Op::kSum,
                  uint32_t root = 0, DType dtype = DType::kF32) {
     Start();
-    for (const ViewMember& member : view.members) {
+    for (const view::ViewMember& member : view.members) {
       const uint32_t node = member.id.node.value();
       SayDeclare(node, DeclareOf(name, node, element_count, dtype, op, root));
     }
@@ -201,7 +201,7 @@ class JobFixture {
 
   MemoryBudget budget;
   AggregatorCore job;
-  View view;
+  view::View view;
   int64_t now_ns = 1'000'000'000'000;
   std::optional<Epoch> epoch_override;
   bool sums_at_once = true;

@@ -187,7 +187,7 @@ class HostilePeers {
   void NextView() {
     f_.view.epoch = f_.view.epoch.Next();
     if (random_.OneIn(3)) {  // Somebody is another incarnation now.
-      ViewMember& member = f_.view.members[random_.Below(f_.view.members.size())];
+      view::ViewMember& member = f_.view.members[random_.Below(f_.view.members.size())];
       member.id.incarnation = Incarnation{member.id.incarnation.value() + 1000};
     }
     if (random_.OneIn(3)) {

@@ -16,7 +16,7 @@ void AggregatorCore::OnReport(ConnectionId connection, MemberIndex member, const
       const auto tensor = tensors_.find(entry.key);
       // A tensor that it has not declared, or that another decides: no peer of ours sends that.
       if (tensor == tensors_.end() || !tensor->second.DeclaredBy(member) ||
-          PrimaryOwner(view_, entry.key) != *self_) {
+          view::PrimaryOwner(view_, entry.key) != *self_) {
         ++counters_.frames_unexpected;
         continue;
       }
@@ -53,7 +53,7 @@ void AggregatorCore::OnReportsComplete(Effects& out) {
   // Decisions first, as declarations are answered with the round that they lead to.
   std::vector<std::pair<ConnectionId, wire::Decision>> decisions;
   for (auto& [key, tensor] : tensors_) {
-    if (tensor.poison || PrimaryOwner(view_, key) != *self_) continue;
+    if (tensor.poison || view::PrimaryOwner(view_, key) != *self_) continue;
     DecideTensor(tensor, out);
     if (!tensor.decision) continue;
     for (const PresentMember& member : members_) {

@@ -189,11 +189,11 @@ TEST_CASE("AggregatorCore: nothing of the new epoch is taken before the fence", 
 TEST_CASE("AggregatorCore: views that are older, equal or broken are ignored", "[aggregation]") {
   JobFixture f;
   f.Start();
-  View older = f.view;
+  view::View older = f.view;
   older.epoch = Epoch{1};
   older.members.clear();
   f.job.OnView(older, f.now_ns, f.effects);
-  View broken = f.view;
+  view::View broken = f.view;
   broken.epoch = Epoch{9};
   broken.slice_bytes_max = 3;
   f.job.OnView(broken, f.now_ns, f.effects);

@@ -133,7 +133,7 @@ JobStatus AggregatorCore::Status(int64_t now_ns) const {
                       .reserved_bytes = place_.used_bytes(),
                       .counters = counters_};
   for (size_t i = 0; i < members_.size(); ++i) {
-    const ViewMember& viewed = view_.members[i];
+    const view::ViewMember& viewed = view_.members[i];
     const PresentMember& member = members_[i];
     MemberStatus& record = status.members.emplace_back();
     record.id = viewed.id;

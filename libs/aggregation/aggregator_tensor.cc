@@ -40,7 +40,7 @@ std::string Disagreement(const Agreement& first, const Agreement& other) {
          ": all ranks must declare the same type, length and operation";
 }
 
-std::string DeclareProblem(const wire::Declare& declare, const View& view) {
+std::string DeclareProblem(const wire::Declare& declare, const view::View& view) {
   if (declare.name.empty() || declare.name.find('\0') != std::string::npos) {
     return "a tensor's name is empty or contains a zero byte (declared by rank " +
            std::to_string(declare.by_rank) + ")";
@@ -88,24 +88,24 @@ LocalSlice* AggregatorTensor::FindLocal(SliceIndex slice) {
   return found != local.end() && found->index == slice ? &*found : nullptr;
 }
 
-bool AggregatorTensor::Place(const View& view, AggregatorIndex self) {
+bool AggregatorTensor::Place(const view::View& view, AggregatorIndex self) {
   const Collective& collective = agreed->collective;
-  const Placement placement(view, key, collective, agreed->group);
-  std::optional<talweg::Place> root;
+  const view::Placement placement(view, key, collective, agreed->group);
+  std::optional<talweg::view::Place> root;
   if (collective.has_root() && !agreed->IsDead()) {
     const Rank rank{agreed->root_rank};
     if (const std::optional<MemberIndex> member = view.MemberOfRank(rank)) {
-      root = talweg::Place{view.members[member->value()].id.node,
-                           LocalRank{rank.value() - view.RankBase(*member).value()}};
+      root = talweg::view::Place{view.members[member->value()].id.node,
+                                 LocalRank{rank.value() - view.RankBase(*member).value()}};
     }
   }
-  participation = Participation(view, collective, agreed->group, root);
+  participation = view::Participation(view, collective, agreed->group, root);
   const auto member_count = static_cast<uint32_t>(view.members.size());
   slice_count = static_cast<uint32_t>(placement.slices().size());
   const std::vector<LocalSlice> before = std::move(local);
   local.clear();
   for (uint32_t i = 0; i < slice_count; ++i) {
-    const Slice& slice = placement.slices()[i];
+    const view::Slice& slice = placement.slices()[i];
     if (slice.owner != self) continue;
     const uint32_t part = collective.part_at(slice.offset_bytes);
     local.push_back({.index = SliceIndex{i},

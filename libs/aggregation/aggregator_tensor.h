@@ -28,7 +28,7 @@ inline constexpr uint64_t kTensorBytesMax = 16 * kGiB;
 struct Agreement {
   std::string name;
   Collective collective;
-  Group group;
+  view::Group group;
   uint32_t root_rank = 0;  // In `root_epoch`, or kNoRank; 0 where there is no root.
   Epoch root_epoch;
   uint32_t by_rank = 0;
@@ -49,7 +49,7 @@ std::string Describe(const Agreement& agreement);
 std::string Disagreement(const Agreement& first, const Agreement& other);
 
 // Why nobody can declare this, in this view, or "".
-std::string DeclareProblem(const wire::Declare& declare, const View& view);
+std::string DeclareProblem(const wire::Declare& declare, const view::View& view);
 
 // A slice that is summed here.
 struct LocalSlice {
@@ -90,7 +90,7 @@ struct AggregatorTensor {
 
   // The present epoch's; empty before the first declaration in it.
   uint32_t slice_count = 0;
-  Participation participation;
+  view::Participation participation;
   std::vector<LocalSlice> local;          // By slice, ascending.
   std::vector<Declaration> declarations;  // By member index.
   std::optional<wire::Decision> decision;
@@ -103,7 +103,7 @@ struct AggregatorTensor {
   bool is_placed = false;  // It counts among the tensors of its job. It may have no bytes here.
   AllocationId result;
   uint64_t result_bytes = 0;
-  std::map<MemberIdentity, Slots> slots;
+  std::map<view::MemberIdentity, Slots> slots;
 
   // Notices to those who wait.
   Round waiting_round;
@@ -116,7 +116,7 @@ struct AggregatorTensor {
   LocalSlice* FindLocal(SliceIndex slice);
   // Cuts the tensor as `view` does. Rounds begin anew. True if the slices here lie where they lay
   // before, so that the memory serves on; writes under way stay counted then.
-  bool Place(const View& view, AggregatorIndex self);
+  bool Place(const view::View& view, AggregatorIndex self);
   // Bytes of one member's slots here, in the present placement.
   uint64_t SlotBytes() const;
   // Forgets what belongs to an epoch.

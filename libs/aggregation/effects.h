@@ -47,7 +47,7 @@ struct ReturnCredit {
 struct AllocateMemory {
   AllocationId id;
   TensorKey tensor;
-  std::optional<MemberIdentity> member;
+  std::optional<view::MemberIdentity> member;
   uint64_t bytes = 0;  // At least 1.
 };
 

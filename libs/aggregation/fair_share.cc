@@ -9,11 +9,11 @@
 namespace talweg::aggregation {
 namespace {
 
-size_t LevelOf(Priority priority) {
+size_t LevelOf(view::Priority priority) {
   switch (priority) {
-    case Priority::kLow: return 0;
-    case Priority::kNormal: return 1;
-    case Priority::kHigh: return 2;
+    case view::Priority::kLow: return 0;
+    case view::Priority::kNormal: return 1;
+    case view::Priority::kHigh: return 2;
   }
   return 1;
 }
@@ -44,7 +44,7 @@ void FairShare::SetFlowWaits(Flow& flow, uint64_t now, bool waits) {
   if (flow.waits++ == 0) Bound(flow, now);
 }
 
-void FairShare::Set(JobId job, const JobQuota& quota) {
+void FairShare::Set(JobId job, const view::JobQuota& quota) {
   Level& level = levels_[LevelOf(quota.priority)];
   TenantKey key = {quota.tenant, quota.tenant.empty() ? job : JobId{0}};
   uint64_t served_bytes = 0;

@@ -39,7 +39,7 @@ class FairShare {
   static constexpr uint64_t kPriorityRatio = 16;
 
   // A job comes, or its rules change.
-  void Set(JobId job, const JobQuota& quota);
+  void Set(JobId job, const view::JobQuota& quota);
   void Remove(JobId job);
 
   // Whether pieces of the job wait. Unknown jobs are ignored.

@@ -17,8 +17,8 @@ namespace {
 constexpr JobId kA{1}, kB{2}, kC{3};
 constexpr uint64_t kSlice = 256 * kKiB;
 
-JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_weight = 1,
-               Priority priority = Priority::kNormal) {
+view::JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_weight = 1,
+                     view::Priority priority = view::Priority::kNormal) {
   return {.tenant = tenant,
           .priority = priority,
           .weight = weight,
@@ -26,7 +26,7 @@ JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_
 }
 
 struct World {
-  explicit World(const std::map<JobId, JobQuota>& quotas) {
+  explicit World(const std::map<JobId, view::JobQuota>& quotas) {
     for (const auto& [job, quota] : quotas) {
       share.Set(job, quota);
       share.SetWaits(job, true);
@@ -103,9 +103,9 @@ TEST_CASE("FairShare: a tenant's weight counts, however many jobs it has", "[agg
 
 TEST_CASE("FairShare: a higher priority goes first, and the lower one does not starve",
           "[aggregation]") {
-  World world({{kA, Quota(1, "", 1, Priority::kLow)},
+  World world({{kA, Quota(1, "", 1, view::Priority::kLow)},
                {kB, Quota(1)},
-               {kC, Quota(1, "", 1, Priority::kHigh)}});
+               {kC, Quota(1, "", 1, view::Priority::kHigh)}});
   const auto got = world.Run(273 * 4);
   CHECK(std::abs(got.at(kA) - 4) <= 1);
   CHECK(std::abs(got.at(kB) - 64) <= 2);
@@ -150,7 +150,7 @@ TEST_CASE("FairShare: rules may change while work waits, and jobs may go", "[agg
   world.share.Set(kB, Quota(4));
   std::map<JobId, int> got = world.Run(500);
   CHECK(std::abs(got.at(kA) - 100) <= 2);
-  world.share.Set(kB, Quota(1, "t", 1, Priority::kHigh));
+  world.share.Set(kB, Quota(1, "t", 1, view::Priority::kHigh));
   got = world.Run(170);
   CHECK(std::abs(got.at(kA) - 10) <= 2);
   CHECK(world.share.ServedBytes(kB) > world.share.ServedBytes(kA));

@@ -39,7 +39,7 @@ class PlaceBudget {
  public:
   enum class Verdict : uint8_t { kFits, kTooManyBytes, kTooManyTensors };
 
-  explicit PlaceBudget(const PlaceLimit& limit = {}) : limit_(limit) {}
+  explicit PlaceBudget(const view::PlaceLimit& limit = {}) : limit_(limit) {}
 
   Verdict Judge(uint64_t bytes) const {
     if (used_tensors_ >= limit_.tensors_max) return Verdict::kTooManyTensors;
@@ -57,13 +57,13 @@ class PlaceBudget {
     used_tensors_ -= tensors;
   }
 
-  void set_limit(const PlaceLimit& limit) { limit_ = limit; }
-  const PlaceLimit& limit() const { return limit_; }
+  void set_limit(const view::PlaceLimit& limit) { limit_ = limit; }
+  const view::PlaceLimit& limit() const { return limit_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t used_tensors() const { return used_tensors_; }
 
  private:
-  PlaceLimit limit_;
+  view::PlaceLimit limit_;
   uint64_t used_bytes_ = 0;
   uint64_t used_tensors_ = 0;
 };

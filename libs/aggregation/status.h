@@ -61,7 +61,7 @@ void AddCounters(const Counters& counters, Counters& sum);
 std::vector<std::pair<std::string, uint64_t>> NamedCounters(const Counters& counters);
 
 struct MemberStatus {
-  MemberIdentity id;
+  view::MemberIdentity id;
   uint32_t rank_count = 0;
   std::string name;
   bool connected = false;  // Welcomed or fenced in the present epoch.

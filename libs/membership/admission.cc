@@ -58,7 +58,7 @@ void SchedulerCore::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>&
     for (const auto& [id, job] : jobs_) {
       if (job.Over()) continue;
       turn.Touch(job);
-      const JobQuota share = QuotaOf(job).share;
+      const view::JobQuota share = QuotaOf(job).share;
       if (job.state != JobState::kRunning || share == before.For(job.name, job.spec.tenant).share) {
         continue;
       }

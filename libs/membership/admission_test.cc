@@ -175,10 +175,11 @@ TEST_CASE("Admission: aggregators hear what rules say of a job, and when that ch
   f.Enter("b", 0, 20, Spec(1, 1));
   const auto views = f.AggregatorTold<JobView>(100);
   REQUIRE(views.size() == 2);
-  CHECK(views[0].quota == JobQuota{.priority = Priority::kHigh, .weight = 3, .tenant_weight = 3});
-  CHECK(views[1].quota == JobQuota{});
+  CHECK(views[0].quota ==
+        view::JobQuota{.priority = view::Priority::kHigh, .weight = 3, .tenant_weight = 3});
+  CHECK(views[1].quota == view::JobQuota{});
   f.SetQuotas("job a weight=4\n");
-  const JobQuota changed = {.weight = 4, .tenant_weight = 4};
+  const view::JobQuota changed = {.weight = 4, .tenant_weight = 4};
   CHECK(f.AggregatorTold<JobQuotaChanged>(100) ==
         std::vector{JobQuotaChanged{.job = job, .quota = changed}});
   // One that comes later hears the same.

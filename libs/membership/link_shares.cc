@@ -9,22 +9,22 @@
 namespace talweg::membership {
 
 void WeighByLinks(const std::set<std::string>& member_hosts,
-                  std::vector<ViewAggregator>& aggregators) {
+                  std::vector<view::ViewAggregator>& aggregators) {
   const bool differ = std::any_of(aggregators.begin(), aggregators.end(), [&](const auto& each) {
     return each.weight != aggregators.front().weight;
   });
   if (differ || member_hosts.size() < 2 || member_hosts.contains("")) return;
 
-  const auto is_shared = [&](const ViewAggregator& aggregator) {
+  const auto is_shared = [&](const view::ViewAggregator& aggregator) {
     return member_hosts.contains(aggregator.host_id);
   };
   // What has no host id is told apart by its name.
-  const auto host_of = [](const ViewAggregator& aggregator) {
+  const auto host_of = [](const view::ViewAggregator& aggregator) {
     return aggregator.host_id.empty() ? "?" + aggregator.name : aggregator.host_id;
   };
   std::map<std::string, uint64_t> on_shared_host;
   std::map<std::string, uint64_t> on_own_host;
-  for (const ViewAggregator& aggregator : aggregators) {
+  for (const view::ViewAggregator& aggregator : aggregators) {
     ++(is_shared(aggregator) ? on_shared_host : on_own_host)[host_of(aggregator)];
   }
   const uint64_t n = member_hosts.size();
@@ -43,7 +43,7 @@ void WeighByLinks(const std::set<std::string>& member_hosts,
   }
   uint64_t common = 0;
   std::vector<uint64_t> weights;
-  for (const ViewAggregator& aggregator : aggregators) {
+  for (const view::ViewAggregator& aggregator : aggregators) {
     const uint64_t host_share = is_shared(aggregator) ? n - k : m + n - 2;
     const auto& hosts = is_shared(aggregator) ? on_shared_host : on_own_host;
     weights.push_back(host_share * divisible / hosts.at(host_of(aggregator)));

@@ -29,7 +29,7 @@ namespace talweg::membership {
 // answered: weights that differ were set by somebody who knows the links. An aggregator without a
 // host id counts as a host of its own; with a member without one ("") nothing is known.
 void WeighByLinks(const std::set<std::string>& member_hosts,
-                  std::vector<ViewAggregator>& aggregators);
+                  std::vector<view::ViewAggregator>& aggregators);
 
 }  // namespace talweg::membership
 

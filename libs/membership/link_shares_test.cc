@@ -20,8 +20,8 @@ std::set<std::string> MemberHosts(size_t count) {
   return hosts;
 }
 
-std::vector<ViewAggregator> OnHosts(const std::vector<size_t>& hosts) {
-  std::vector<ViewAggregator> aggregators;
+std::vector<view::ViewAggregator> OnHosts(const std::vector<size_t>& hosts) {
+  std::vector<view::ViewAggregator> aggregators;
   for (const size_t host : hosts) {
     aggregators.push_back(
         {.name = "aggregator-" + std::to_string(aggregators.size()), .host_id = Host(host)});
@@ -30,25 +30,25 @@ std::vector<ViewAggregator> OnHosts(const std::vector<size_t>& hosts) {
 }
 
 // Aggregators on the first `m` of the members' hosts and on `k` others.
-std::vector<ViewAggregator> Deployed(size_t n, size_t m, size_t k) {
+std::vector<view::ViewAggregator> Deployed(size_t n, size_t m, size_t k) {
   std::vector<size_t> hosts;
   for (size_t i = 0; i < m; ++i) hosts.push_back(i);
   for (size_t i = 0; i < k; ++i) hosts.push_back(n + i);
   return OnHosts(hosts);
 }
 
-std::vector<uint32_t> Weights(const std::vector<ViewAggregator>& aggregators) {
+std::vector<uint32_t> Weights(const std::vector<view::ViewAggregator>& aggregators) {
   std::vector<uint32_t> weights;
-  for (const ViewAggregator& aggregator : aggregators) weights.push_back(aggregator.weight);
+  for (const view::ViewAggregator& aggregator : aggregators) weights.push_back(aggregator.weight);
   return weights;
 }
 
 // Bytes that the busiest link sends (it receives as many) for a gradient of one byte.
-double BusiestLink(size_t n, const std::vector<ViewAggregator>& aggregators) {
+double BusiestLink(size_t n, const std::vector<view::ViewAggregator>& aggregators) {
   double total = 0;
   std::map<std::string, double> shares;
   for (size_t i = 0; i < n; ++i) shares[Host(i)] = 0;
-  for (const ViewAggregator& aggregator : aggregators) {
+  for (const view::ViewAggregator& aggregator : aggregators) {
     shares[aggregator.host_id] += aggregator.weight;
     total += aggregator.weight;
   }
@@ -82,7 +82,7 @@ TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy
           "[membership]") {
   for (size_t n = 2; n <= 5; ++n) {
     for (size_t k = 1; k < n; ++k) {
-      View view{.job = JobId{1}, .epoch = Epoch{1}, .aggregators = Deployed(n, n, k)};
+      view::View view{.job = JobId{1}, .epoch = Epoch{1}, .aggregators = Deployed(n, n, k)};
       WeighByLinks(MemberHosts(n), view.aggregators);
       const double optimum = BusiestLink(n, view.aggregators);
       // With as many points as BytePS's mixed mode has.
@@ -91,9 +91,9 @@ TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy
       uint64_t all_beside_members = 0;
       uint64_t all = 0;
       for (uint64_t tensor = 0; tensor < 64; ++tensor) {
-        const Placement placement(view, TensorKey{Fingerprint64(tensor, 0)},
-                                  Collective::Of(DType::kU8, Op::kSum, 64 * kMiB), {});
-        for (const Slice& slice : placement.slices()) {
+        const view::Placement placement(view, TensorKey{Fingerprint64(tensor, 0)},
+                                        Collective::Of(DType::kU8, Op::kSum, 64 * kMiB), {});
+        for (const view::Slice& slice : placement.slices()) {
           carried[slice.owner.value()] += slice.length_bytes;
           if (slice.owner.value() < n) all_beside_members += slice.length_bytes;
           all += slice.length_bytes;
@@ -150,7 +150,7 @@ TEST_CASE("WeighByLinks: with as many hosts of their own as members, those carry
   auto aggregators = Deployed(3, 3, 3);
   WeighByLinks(MemberHosts(3), aggregators);
   REQUIRE(aggregators.size() == 3);
-  for (const ViewAggregator& aggregator : aggregators) {
+  for (const view::ViewAggregator& aggregator : aggregators) {
     CHECK_FALSE(MemberHosts(3).contains(aggregator.host_id));
     CHECK(aggregator.weight == 1);
   }
@@ -158,7 +158,7 @@ TEST_CASE("WeighByLinks: with as many hosts of their own as members, those carry
 
 TEST_CASE("WeighByLinks: leaves alone what it cannot improve or what somebody has set",
           "[membership]") {
-  const auto unchanged = [](std::vector<ViewAggregator> aggregators, size_t n) {
+  const auto unchanged = [](std::vector<view::ViewAggregator> aggregators, size_t n) {
     const auto before = aggregators;
     WeighByLinks(MemberHosts(n), aggregators);
     return aggregators == before;

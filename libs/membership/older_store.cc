@@ -84,7 +84,7 @@ void SchedulerCore::ObserveEpoch(LiveJob& job, Epoch held, Turn& turn) {
 // missed views since then, and can be no joiner either, as it has begun rounds.
 bool SchedulerCore::HoldsWhatIsNotKnown(LiveJob& job, const LiveMember& member, Epoch held,
                                         Turn& turn) {
-  const ViewMember self = member.record.member;
+  const view::ViewMember self = member.record.member;
   if (held == Epoch{0} || job.Over() || (job.view && job.view->IndexOf(self.id))) return false;
   const std::string why = "is in a view of epoch " + std::to_string(held.value()) +
                           " that the scheduler's store does not know, which is older";

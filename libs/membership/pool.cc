@@ -16,7 +16,7 @@ Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::
 
 }  // namespace
 
-Answer SchedulerCore::OnRegister(const ViewAggregator& aggregator, const SecretHash& secret,
+Answer SchedulerCore::OnRegister(const view::ViewAggregator& aggregator, const SecretHash& secret,
                                  int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     const std::string problem = ProblemOf(aggregator);

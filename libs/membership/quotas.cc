@@ -149,9 +149,9 @@ std::string Quotas::Set(Rule& rule, std::string_view key, std::string_view value
   }
   if (key == "priority" && of_job) {
     for (const auto& [name, priority] :
-         {std::pair<std::string_view, Priority>{"low", Priority::kLow},
-          {"normal", Priority::kNormal},
-          {"high", Priority::kHigh}}) {
+         {std::pair<std::string_view, view::Priority>{"low", view::Priority::kLow},
+          {"normal", view::Priority::kNormal},
+          {"high", view::Priority::kHigh}}) {
       if (value != name) continue;
       rule.priority = priority;
       return "";
@@ -173,13 +173,15 @@ std::optional<Value> Quotas::Find(Kind kind, std::string_view name,
 
 Quota Quotas::OfTenant(std::string_view tenant) const {
   Quota quota;
-  JobQuota& share = quota.share;
+  view::JobQuota& share = quota.share;
   share.tenant = tenant;
   share.tenant_weight = Find(Kind::kTenant, tenant, &Rule::weight).value_or(1);
-  share.tenant_limit = {Find(Kind::kTenant, tenant, &Rule::memory_bytes_max).value_or(kNoLimit),
-                        Find(Kind::kTenant, tenant, &Rule::tensors_max).value_or(kNoLimit)};
-  quota.tenant_members_max = Find(Kind::kTenant, tenant, &Rule::members_max).value_or(kNoLimit);
-  quota.tenant_jobs_max = Find(Kind::kTenant, tenant, &Rule::jobs_max).value_or(kNoLimit);
+  share.tenant_limit = {
+      Find(Kind::kTenant, tenant, &Rule::memory_bytes_max).value_or(view::kNoLimit),
+      Find(Kind::kTenant, tenant, &Rule::tensors_max).value_or(view::kNoLimit)};
+  quota.tenant_members_max =
+      Find(Kind::kTenant, tenant, &Rule::members_max).value_or(view::kNoLimit);
+  quota.tenant_jobs_max = Find(Kind::kTenant, tenant, &Rule::jobs_max).value_or(view::kNoLimit);
   return quota;
 }
 
@@ -188,12 +190,12 @@ Quota Quotas::For(std::string_view job, std::string_view said) const {
   const std::string_view tenant = of_rule.empty() ? said : std::string_view(of_rule);
   Quota quota = tenant.empty() ? Quota() : OfTenant(tenant);
   quota.tenant_of_rule = of_rule;
-  quota.members_max = Find(Kind::kJob, job, &Rule::members_max).value_or(kNoLimit);
-  JobQuota& share = quota.share;
-  share.priority = Find(Kind::kJob, job, &Rule::priority).value_or(Priority::kNormal);
+  quota.members_max = Find(Kind::kJob, job, &Rule::members_max).value_or(view::kNoLimit);
+  view::JobQuota& share = quota.share;
+  share.priority = Find(Kind::kJob, job, &Rule::priority).value_or(view::Priority::kNormal);
   share.weight = Find(Kind::kJob, job, &Rule::weight).value_or(1);
-  share.limit = {Find(Kind::kJob, job, &Rule::memory_bytes_max).value_or(kNoLimit),
-                 Find(Kind::kJob, job, &Rule::tensors_max).value_or(kNoLimit)};
+  share.limit = {Find(Kind::kJob, job, &Rule::memory_bytes_max).value_or(view::kNoLimit),
+                 Find(Kind::kJob, job, &Rule::tensors_max).value_or(view::kNoLimit)};
   // To others it is a tenant of its own, of that weight.
   if (tenant.empty()) share.tenant_weight = share.weight;
   return quota;

@@ -15,10 +15,10 @@ namespace talweg::membership {
 
 // What the rules say of one job.
 struct Quota {
-  JobQuota share;  // The part that aggregators are told. Its `tenant` is the one that counts.
-  uint64_t members_max = kNoLimit;
-  uint64_t tenant_members_max = kNoLimit;
-  uint64_t tenant_jobs_max = kNoLimit;
+  view::JobQuota share;  // The part that aggregators are told. Its `tenant` is the one that counts.
+  uint64_t members_max = view::kNoLimit;
+  uint64_t tenant_members_max = view::kNoLimit;
+  uint64_t tenant_jobs_max = view::kNoLimit;
   // The tenant that a rule names. Empty: none does, so agents may say one.
   std::string tenant_of_rule;
 
@@ -47,7 +47,7 @@ class Quotas {
     std::string name;        // Without its '*'.
     bool is_prefix = false;  // It stands for all names that begin so.
     std::optional<std::string> tenant;
-    std::optional<Priority> priority;
+    std::optional<view::Priority> priority;
     std::optional<uint32_t> weight;
     std::optional<uint64_t> memory_bytes_max;
     std::optional<uint64_t> tensors_max;

@@ -23,10 +23,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto& quotas = std::get<Quotas>(parsed);
   for (const std::string_view job : {"", "a", "vision-1", "*"}) {
     const Quota quota = quotas.For(job, "t");
-    const JobQuota& share = quota.share;
+    const view::JobQuota& share = quota.share;
     const bool possible = share.weight >= 1 && share.tenant_weight >= 1 && !share.tenant.empty() &&
-                          share.priority >= Priority::kLow && share.priority <= Priority::kHigh &&
-                          quota.members_max >= 1 && quota.tenant_jobs_max >= 1;
+                          share.priority >= view::Priority::kLow &&
+                          share.priority <= view::Priority::kHigh && quota.members_max >= 1 &&
+                          quota.tenant_jobs_max >= 1;
     if (!possible) std::abort();
   }
   return 0;

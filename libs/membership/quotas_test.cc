@@ -33,12 +33,12 @@ TEST_CASE("Quotas: each setting comes from the most exact rule that has it", "[m
       "tenant * jobs_max=4 members_max=64\n"
       "tenant vision jobs_max=2 weight=7 memory_bytes_max=1024 tensors_max=20\n");
   const Quota big = quotas.For("vision-big", "");
-  CHECK(big.share == JobQuota{.tenant = "vision",
-                              .priority = Priority::kHigh,
-                              .weight = 5,
-                              .tenant_weight = 7,
-                              .limit = {8 * kGiB, 10},
-                              .tenant_limit = {1024, 20}});
+  CHECK(big.share == view::JobQuota{.tenant = "vision",
+                                    .priority = view::Priority::kHigh,
+                                    .weight = 5,
+                                    .tenant_weight = 7,
+                                    .limit = {8 * kGiB, 10},
+                                    .tenant_limit = {1024, 20}});
   CHECK(big.members_max == 32);
   CHECK(big.tenant_jobs_max == 2);
   CHECK(big.tenant_members_max == 64);
@@ -53,7 +53,8 @@ TEST_CASE("Quotas: a rule's tenant counts more than what agents say", "[membersh
   CHECK(quotas.For("b", "x").tenant_jobs_max == 1);
   CHECK(quotas.For("b", "x").tenant_of_rule.empty());
   // Without a tenant no rule of tenants holds, and its own weight is what others see of it.
-  CHECK(Read("tenant * jobs_max=1\njob * weight=3\n").For("b", "").tenant_jobs_max == kNoLimit);
+  CHECK(Read("tenant * jobs_max=1\njob * weight=3\n").For("b", "").tenant_jobs_max ==
+        view::kNoLimit);
   CHECK(Read("job * weight=3\n").For("b", "").share.tenant_weight == 3);
 }
 

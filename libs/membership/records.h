@@ -71,7 +71,7 @@ struct SecretHash {
 bool SameSecret(const SecretHash& a, const SecretHash& b);
 
 struct MemberRecord {
-  ViewMember member;
+  view::ViewMember member;
   MemberState state = MemberState::kJoined;
   std::string text;  // Why it is lost or has left.
   SecretHash secret;
@@ -87,7 +87,7 @@ struct JobRecord {
   std::string text;   // Why it is over.
   Epoch epoch_floor;  // The next epoch lies above it: the last one given, or reported.
   int64_t created_unix_ns = 0;
-  std::optional<View> view;
+  std::optional<view::View> view;
   // Those alive by node rank, then those that are gone in the order of their going.
   std::vector<MemberRecord> members;
 
@@ -101,7 +101,7 @@ enum class AggregatorState : uint8_t {
 };
 
 struct AggregatorRecord {
-  ViewAggregator aggregator;
+  view::ViewAggregator aggregator;
   AggregatorState state = AggregatorState::kLive;
   std::string text;  // Why it is lost.
   SecretHash secret;

@@ -15,7 +15,7 @@ constexpr size_t kComplaintsMax = 32;  // A job.
 
 Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
 
-Answer Unproven(const MemberIdentity& id) {
+Answer Unproven(const view::MemberIdentity& id) {
   return Refuse(Code::kUnproven, "the caller does not show the secret that the agent of node " +
                                      std::to_string(id.node.value()) +
                                      " has joined with; only that agent may speak for it");
@@ -76,7 +76,7 @@ SchedulerCore::SchedulerCore(const Config& config, const Snapshot& snapshot, int
                 .epoch_start = Epoch{numbers_from},
                 .epoch_stored = record.epoch_floor,
                 .created_unix_ns = record.created_unix_ns,
-                .view = record.view ? std::make_shared<const View>(*record.view) : nullptr,
+                .view = record.view ? std::make_shared<const view::View>(*record.view) : nullptr,
                 .recovers = record.state == JobState::kRunning,
                 .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
@@ -280,7 +280,7 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
   std::set<NodeRank> places;
   for (const auto& [taken, member] : job.members) places.insert(taken);
   if (job.view) {
-    for (const ViewMember& member : job.view->members) {
+    for (const view::ViewMember& member : job.view->members) {
       const bool dropped_later = job.spec.loss_policy == LossPolicy::kContinue;
       if (!dropped_later) places.insert(member.id.node);
     }
@@ -358,7 +358,7 @@ Answer SchedulerCore::OnRenew(const Caller& caller, std::optional<bool> ranks_at
 Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const std::string& text,
                               int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    const MemberIdentity id = caller.id;
+    const view::MemberIdentity id = caller.id;
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
@@ -387,7 +387,7 @@ Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const st
 Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                                    int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
-    const MemberIdentity id = caller.id;
+    const view::MemberIdentity id = caller.id;
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
@@ -462,7 +462,7 @@ Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bo
 
 void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Turn& turn) {
   EndStream(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"), turn);
-  const MemberIdentity id = member.record.member.id;
+  const view::MemberIdentity id = member.record.member.id;
   member.stream = stream;
   member.attached_before = true;
   streams_[stream] = {.job = job.id, .member = id};

@@ -75,7 +75,7 @@ struct Config {
 struct JoinRequest {
   std::string job_name;
   JobSpec spec;
-  ViewMember member;
+  view::ViewMember member;
   SecretHash secret;    // Drawn by the member; its later calls show it again.
   int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
 };
@@ -84,7 +84,7 @@ struct JoinRequest {
 // secret.
 struct Caller {
   JobId job;
-  MemberIdentity id;
+  view::MemberIdentity id;
   Epoch held;  // The newest view's that it holds; 0: none.
   SecretHash secret = {};
 };
@@ -109,7 +109,7 @@ struct LostRank {
   Rank rank;
 };
 struct LostMember {
-  MemberIdentity id;
+  view::MemberIdentity id;
 };
 struct LostAggregator {
   Incarnation incarnation;
@@ -154,25 +154,25 @@ struct JobFailed {
   friend bool operator==(const JobFailed&, const JobFailed&) = default;
 };
 struct MemberLeft {
-  MemberIdentity id;
+  view::MemberIdentity id;
   std::string text;
   friend bool operator==(const MemberLeft&, const MemberLeft&) = default;
 };
 // A view that many are told: they share it.
 class SharedView {
  public:
-  explicit SharedView(std::shared_ptr<const View> view) : view_(std::move(view)) {}
+  explicit SharedView(std::shared_ptr<const view::View> view) : view_(std::move(view)) {}
 
-  const View& operator*() const { return *view_; }
-  const View* operator->() const { return view_.get(); }
-  const std::shared_ptr<const View>& pointer() const { return view_; }
+  const view::View& operator*() const { return *view_; }
+  const view::View* operator->() const { return view_.get(); }
+  const std::shared_ptr<const view::View>& pointer() const { return view_; }
 
   friend bool operator==(const SharedView& a, const SharedView& b) {
     return a.view_ == b.view_ || *a.view_ == *b.view_;
   }
 
  private:
-  std::shared_ptr<const View> view_;  // Never null.
+  std::shared_ptr<const view::View> view_;  // Never null.
 };
 using MemberMessage =
     std::variant<Attached, SharedView, Quiesce, QuiesceCancelled, JobFailed, MemberLeft>;
@@ -180,14 +180,14 @@ using MemberMessage =
 // Messages on an aggregator's stream.
 struct JobView {
   std::string job_name;
-  View view;
-  JobQuota quota = {};
+  view::View view;
+  view::JobQuota quota = {};
   friend bool operator==(const JobView&, const JobView&) = default;
 };
 // The rules have changed for a job that runs.
 struct JobQuotaChanged {
   JobId job;
-  JobQuota quota;
+  view::JobQuota quota;
   friend bool operator==(const JobQuotaChanged&, const JobQuotaChanged&) = default;
 };
 struct JobClosed {
@@ -223,7 +223,7 @@ using Effect = std::variant<Persist, TellMember, TellAggregator, CloseStream, No
 // State, for those who look on --------------------------------------------------------------------
 
 struct Complaint {
-  MemberIdentity reporter;
+  view::MemberIdentity reporter;
   std::string about;
   std::string text;
   int64_t at_ns = 0;
@@ -270,7 +270,7 @@ struct LiveMember {
 // steps, and every member holds the same rounds.
 struct QuiesceState {
   QuiesceId id;
-  std::set<MemberIdentity> waits_for;
+  std::set<view::MemberIdentity> waits_for;
   uint64_t step = 0;         // That ranks are to have ended; 0: it is being asked for.
   uint64_t latest_step = 0;  // The latest that a member has answered to the first.
 };
@@ -286,7 +286,7 @@ struct LiveJob {
   Epoch epoch_start;                  // A job from the store has its next epoch above this, too.
   std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
   int64_t created_unix_ns = 0;
-  std::shared_ptr<const View> view;        // Null: it has none yet.
+  std::shared_ptr<const view::View> view;  // Null: it has none yet.
   bool recovers = false;                   // From the store: see SchedulerCore::AdvanceRecovery.
   std::map<NodeRank, LiveMember> members;  // Those alive.
   std::vector<MemberRecord> gone;          // In the order of their going; bounded.
@@ -343,8 +343,8 @@ class SchedulerCore {
                           std::optional<bool> ranks_ready = std::nullopt);
 
   // `secret` is drawn by the aggregator; its later calls show it again.
-  Answer OnRegister(const ViewAggregator& aggregator, const SecretHash& secret, int64_t now_ns,
-                    std::vector<Effect>& out);
+  Answer OnRegister(const view::ViewAggregator& aggregator, const SecretHash& secret,
+                    int64_t now_ns, std::vector<Effect>& out);
   Answer OnRenewAggregator(const PoolCaller& caller, int64_t now_ns, std::vector<Effect>& out);
   DeregisterAnswer OnDeregister(const PoolCaller& caller, bool leave, const std::string& text,
                                 int64_t now_ns, std::vector<Effect>& out);
@@ -376,7 +376,7 @@ class SchedulerCore {
  private:
   struct StreamOwner {
     JobId job;  // 0: an aggregator's stream.
-    MemberIdentity member;
+    view::MemberIdentity member;
     Incarnation aggregator;
   };
   class Turn;
@@ -430,9 +430,9 @@ class SchedulerCore {
   bool WantsNewView(const LiveJob& job) const;
   bool AllKnowStandbys(const LiveJob& job) const;
   bool MakeView(LiveJob& job, bool with_joiners, Turn& turn);
-  std::vector<ViewAggregator> AggregatorsFor(const LiveJob& job) const;
-  static void WeighFor(const LiveJob& job, const std::vector<ViewMember>& members,
-                       std::vector<ViewAggregator>& aggregators);
+  std::vector<view::ViewAggregator> AggregatorsFor(const LiveJob& job) const;
+  static void WeighFor(const LiveJob& job, const std::vector<view::ViewMember>& members,
+                       std::vector<view::ViewAggregator>& aggregators);
   void CancelQuiesce(LiveJob& job, Turn& turn);
   void Fail(LiveJob& job, const std::string& text, Turn& turn);
   void End(LiveJob& job, JobState state, const std::string& text, Turn& turn);

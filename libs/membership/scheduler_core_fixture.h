@@ -70,8 +70,8 @@ class Fixture {
     Drain();
     return answer;
   }
-  Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}, bool ranks_attached = true,
-                std::optional<bool> ranks_ready = {}) {
+  Answer Attach(JobId job, view::MemberIdentity id, Epoch held = Epoch{0},
+                bool ranks_attached = true, std::optional<bool> ranks_ready = {}) {
     const StreamId stream{++stream_count_};
     const Answer answer = core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)},
                                                  ranks_attached, now_ns, out_, ranks_ready);
@@ -89,27 +89,27 @@ class Fixture {
             .ok());
     return answer.job;
   }
-  Answer Renew(JobId job, MemberIdentity id, Epoch held = Epoch{0},
+  Answer Renew(JobId job, view::MemberIdentity id, Epoch held = Epoch{0},
                std::optional<bool> ranks_attached = {}, std::optional<bool> ranks_ready = {}) {
     const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached,
                                         now_ns, out_, ranks_ready);
     Drain();
     return answer;
   }
-  Answer Leave(JobId job, MemberIdentity id, LeaveReason reason = LeaveReason::kFinished,
+  Answer Leave(JobId job, view::MemberIdentity id, LeaveReason reason = LeaveReason::kFinished,
                const std::string& text = "") {
     const Answer answer =
         core->OnLeave({job, id, Epoch{0}, Shown(id.incarnation)}, reason, text, now_ns, out_);
     Drain();
     return answer;
   }
-  Answer ReportLost(JobId job, MemberIdentity id, Lost lost, const std::string& text) {
+  Answer ReportLost(JobId job, view::MemberIdentity id, Lost lost, const std::string& text) {
     const Answer answer =
         core->OnReportLost({job, id, Epoch{0}, Shown(id.incarnation)}, lost, text, now_ns, out_);
     Drain();
     return answer;
   }
-  Answer Quiesced(JobId job, MemberIdentity id, QuiesceId quiesce, uint64_t step = 1) {
+  Answer Quiesced(JobId job, view::MemberIdentity id, QuiesceId quiesce, uint64_t step = 1) {
     const Answer answer =
         core->OnQuiesced({job, id, Epoch{0}, Shown(id.incarnation)}, quiesce, step, now_ns, out_);
     Drain();
@@ -119,19 +119,19 @@ class Fixture {
   void QuiesceAll(JobId job) {
     while (core->jobs().at(job).quiesce) {
       const QuiesceState asked = *core->jobs().at(job).quiesce;
-      for (const MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id);
+      for (const view::MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id);
     }
   }
-  void Break(MemberIdentity id) { BreakStream(streams_of_.at(id)); }
+  void Break(view::MemberIdentity id) { BreakStream(streams_of_.at(id)); }
   void BreakStream(StreamId stream) {
     core->OnStreamBroken(stream, now_ns, out_);
     Drain();
   }
 
-  static ViewAggregator Named(const std::string& name, uint64_t incarnation) {
+  static view::ViewAggregator Named(const std::string& name, uint64_t incarnation) {
     return {.incarnation = Incarnation{incarnation}, .name = name, .data_address = "fi:tcp://x:1"};
   }
-  Answer Register(const ViewAggregator& aggregator) {
+  Answer Register(const view::ViewAggregator& aggregator) {
     const Answer answer = core->OnRegister(aggregator, Shown(aggregator.incarnation), now_ns, out_);
     Drain();
     return answer;
@@ -160,11 +160,12 @@ class Fixture {
   }
 
   // Lets time pass as a daemon does, with everybody in `renewing` renewing.
-  void Pass(int64_t ns, JobId job = JobId{0}, const std::vector<MemberIdentity>& renewing = {}) {
+  void Pass(int64_t ns, JobId job = JobId{0},
+            const std::vector<view::MemberIdentity>& renewing = {}) {
     const int64_t end_ns = now_ns + ns;
     while (now_ns < end_ns) {
       now_ns = std::min(end_ns, now_ns + config_.TickNs());
-      for (const MemberIdentity& id : renewing) Renew(job, id);
+      for (const view::MemberIdentity& id : renewing) Renew(job, id);
       for (const auto& [incarnation, stream] : aggregator_streams_) {
         if (!keep_aggregators) continue;
         core->OnRenewAggregator(Own(incarnation.value()), now_ns, out_);
@@ -182,18 +183,18 @@ class Fixture {
   }
 
   template <typename Message>
-  std::vector<Message> Told(MemberIdentity id) const {
+  std::vector<Message> Told(view::MemberIdentity id) const {
     std::vector<Message> messages;
     const auto stream = streams_of_.find(id);
     if (stream == streams_of_.end()) return messages;
     const auto told = told_.find(stream->second);
     if (told == told_.end()) return messages;
     // A shared view counts as one.
-    using Kind = std::conditional_t<std::is_same_v<Message, View>, SharedView, Message>;
+    using Kind = std::conditional_t<std::is_same_v<Message, view::View>, SharedView, Message>;
     for (const MemberMessage& message : told->second) {
       const auto* match = std::get_if<Kind>(&message);
       if (match == nullptr) continue;
-      if constexpr (std::is_same_v<Message, View>) {
+      if constexpr (std::is_same_v<Message, view::View>) {
         messages.push_back(**match);
       } else {
         messages.push_back(*match);
@@ -211,7 +212,7 @@ class Fixture {
     }
     return messages;
   }
-  std::optional<Answer> Closed(MemberIdentity id) const {
+  std::optional<Answer> Closed(view::MemberIdentity id) const {
     const auto closed = closed_.find(streams_of_.at(id));
     if (closed == closed_.end()) return std::nullopt;
     return closed->second;
@@ -236,7 +237,7 @@ class Fixture {
   std::vector<std::string> notes;
 
  private:
-  void CheckStored(const View& view) {
+  void CheckStored(const view::View& view) {
     const auto record = std::find_if(stored.jobs.begin(), stored.jobs.end(),
                                      [&](const JobRecord& job) { return job.id == view.job; });
     REQUIRE(record != stored.jobs.end());
@@ -273,7 +274,7 @@ class Fixture {
   const Config config_;
   uint64_t stream_count_ = 0;
   std::vector<Effect> out_;
-  std::map<MemberIdentity, StreamId> streams_of_;
+  std::map<view::MemberIdentity, StreamId> streams_of_;
   std::map<Incarnation, StreamId> aggregator_streams_;
   std::map<StreamId, std::vector<MemberMessage>> told_;
   std::map<StreamId, std::vector<AggregatorMessage>> aggregator_told_;
@@ -281,7 +282,7 @@ class Fixture {
   std::map<JobId, Epoch> epochs_;
 };
 
-inline MemberIdentity Id(uint32_t node, uint64_t incarnation) {
+inline view::MemberIdentity Id(uint32_t node, uint64_t incarnation) {
   return {NodeRank{node}, Incarnation{incarnation}};
 }
 

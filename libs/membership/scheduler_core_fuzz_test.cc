@@ -95,7 +95,7 @@ class World {
 
  private:
   static JobId Job(Input& input) { return JobId{input.Number()}; }
-  static MemberIdentity Id(Input& input) {
+  static view::MemberIdentity Id(Input& input) {
     const auto node = static_cast<uint32_t>(input.Number() % 4);
     return {NodeRank{node}, Incarnation{input.Number()}};
   }
@@ -147,7 +147,7 @@ class World {
     out_.clear();
   }
 
-  void CheckStored(const View& view) {
+  void CheckStored(const view::View& view) {
     const bool stored = std::any_of(stored_.jobs.begin(), stored_.jobs.end(),
                                     [&](const JobRecord& job) { return job.view == view; });
     Epoch& highest = epochs_[view.job];

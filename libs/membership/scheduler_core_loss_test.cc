@@ -56,7 +56,7 @@ TEST_CASE("SchedulerCore: a dead rank fails the job, and its own agent is told a
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
   REQUIRE(f.ReportLost(job, Id(1, 11), LostRank{Rank{3}}, "killed by signal 9").ok());
-  for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
+  for (const view::MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
     REQUIRE(f.Told<JobFailed>(id).size() == 1);
     CHECK(Contains(f.Told<JobFailed>(id)[0].text,
                    "agent of node 1 (host-1, incarnation b) reports that rank 3 has died: killed "
@@ -75,7 +75,7 @@ TEST_CASE("SchedulerCore: a member that cannot go on says so itself", "[membersh
   REQUIRE(f.ReportLost(job, Id(0, 10), LostMember{Id(1, 11)}, "refused").ok());
   CHECK(f.StateOf(job) == JobState::kRunning);
   REQUIRE(f.ReportLost(job, Id(1, 11), LostMember{Id(1, 11)}, "no way to a0").ok());
-  for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
+  for (const view::MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
     REQUIRE(f.Told<JobFailed>(id).size() == 1);
     CHECK(Contains(f.Told<JobFailed>(id)[0].text,
                    "agent of node 1 (host-1, incarnation b) gives up: no way to a0"));
@@ -130,7 +130,7 @@ TEST_CASE("SchedulerCore: kContinue goes on without the lost while min_members r
   CHECK(f.EpochOf(job) == Epoch{2});
   f.Break(Id(1, 11));
   CHECK(f.EpochOf(job) == Epoch{3});
-  CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 2);
+  CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 2);
   f.Break(Id(2, 12));
   CHECK(f.StateOf(job) == JobState::kFailed);
   CHECK(
@@ -155,12 +155,12 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
   SECTION("they come") {
     f.Renew(job, Id(3, 13), Epoch{0}, true);
     f.QuiesceAll(job);
-    CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 3);
+    CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 3);
   }
   SECTION("another joiner's do") {
     f.Enter("mnist", 2, 12, spec);
     f.QuiesceAll(job);
-    const std::vector<ViewMember> members = f.Told<View>(Id(0, 10)).back().members;
+    const std::vector<view::ViewMember> members = f.Told<view::View>(Id(0, 10)).back().members;
     REQUIRE(members.size() == 3);
     CHECK(members[2].id == Id(2, 12));
   }
@@ -186,7 +186,7 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
   const Quiesce quiesce = f.Told<Quiesce>(Id(0, 10))[0];
   CHECK(quiesce.joining == std::vector<NodeRank>{NodeRank{3}});
   CHECK(quiesce.step == 0);
-  CHECK(f.Told<View>(Id(3, 13)).empty());
+  CHECK(f.Told<view::View>(Id(3, 13)).empty());
   f.Quiesced(job, Id(0, 10), quiesce.id, 7);
   f.Quiesced(job, Id(0, 10), quiesce.id, 7);
   f.Quiesced(job, Id(3, 13), quiesce.id, 99);  // Not asked.
@@ -212,16 +212,16 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
     CHECK(f.EpochOf(job) == Epoch{1});
     f.Quiesced(job, Id(0, 10), again.id);
     CHECK(f.EpochOf(job) == Epoch{2});
-    CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
-    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);
+    CHECK(f.Told<view::View>(Id(3, 13)).back().members.size() == 3);
+    CHECK(f.Told<view::View>(Id(3, 13)).back().steps == 7);
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
     f.Break(Id(1, 11));
-    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);  // Nobody has entered since.
+    CHECK(f.Told<view::View>(Id(3, 13)).back().steps == 7);  // Nobody has entered since.
   }
   SECTION("a second joiner enters with the first") {
     f.Enter("mnist", 2, 12, spec);
     f.QuiesceAll(job);
-    CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 4);
+    CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 4);
   }
   SECTION("the joiner dies: members let go on, no view") {
     f.Break(Id(3, 13));
@@ -250,7 +250,7 @@ TEST_CASE("SchedulerCore: a failure comes before a joiner, which is proposed aga
   const Quiesce first = f.Told<Quiesce>(Id(0, 10)).back();
   f.Quiesced(job, Id(0, 10), first.id);
   f.Break(Id(1, 11));
-  const View without = f.Told<View>(Id(0, 10)).back();
+  const view::View without = f.Told<view::View>(Id(0, 10)).back();
   CHECK(without.epoch == Epoch{3});
   CHECK(without.members.size() == 2);
   const Quiesce second = f.Told<Quiesce>(Id(0, 10)).back();
@@ -258,7 +258,7 @@ TEST_CASE("SchedulerCore: a failure comes before a joiner, which is proposed aga
   f.Quiesced(job, Id(0, 10), second.id);
   CHECK(f.EpochOf(job) == Epoch{3});
   f.QuiesceAll(job);
-  CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
+  CHECK(f.Told<view::View>(Id(3, 13)).back().members.size() == 3);
 }
 
 TEST_CASE("SchedulerCore: the loss of a joiner or of a forming job's member fails nothing",

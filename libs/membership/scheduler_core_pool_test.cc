@@ -23,7 +23,7 @@ TEST_CASE("SchedulerCore: the loss of an aggregator", "[membership]") {
     return;
   }
   CHECK(f.EpochOf(job) == Epoch{2});
-  CHECK(f.Told<View>(Id(0, 10)).back().aggregators.size() == 1);
+  CHECK(f.Told<view::View>(Id(0, 10)).back().aggregators.size() == 1);
   CHECK(f.Register(Fixture::Named("a1", 101)).code == Code::kRefused);
   f.BreakAggregator(100);
   CHECK(f.StateOf(job) == JobState::kFailed);
@@ -95,7 +95,7 @@ TEST_CASE(
   // The next view has it, whatever that is made for.
   f.BreakAggregator(100);
   CHECK(f.EpochOf(job) == Epoch{2});
-  CHECK(f.Told<View>(Id(0, 10)).back().aggregators.at(0).name == "a1");
+  CHECK(f.Told<view::View>(Id(0, 10)).back().aggregators.at(0).name == "a1");
   CHECK(f.core->SparesOf(f.core->jobs().at(job)).empty());
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("SchedulerCore: aggregators that are left out for their links are not 
           "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2, 3}) {
-    ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);
+    view::ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);
     aggregator.host_id = "host-" + std::to_string(host);
     REQUIRE(f.Register(aggregator).ok());
     REQUIRE(f.AttachAggregator(100 + host).ok());
@@ -125,7 +125,7 @@ TEST_CASE("SchedulerCore: aggregators that are left out for their links are not 
 TEST_CASE("SchedulerCore: a view weighs aggregators by the links they share", "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2}) {
-    ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);
+    view::ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);
     aggregator.host_id = "host-" + std::to_string(host);
     REQUIRE(f.Register(aggregator).ok());
     REQUIRE(f.AttachAggregator(100 + host).ok());
@@ -138,7 +138,7 @@ TEST_CASE("SchedulerCore: a view weighs aggregators by the links they share", "[
   }
   std::vector<uint32_t> weights;
   // A name for it: a loop over a temporary's member outlives the temporary.
-  const View view = f.Told<View>(Id(0, 10)).at(0);
+  const view::View view = f.Told<view::View>(Id(0, 10)).at(0);
   for (const auto& each : view.aggregators) weights.push_back(each.weight);
   CHECK(weights == std::vector<uint32_t>{1, 1, 2});
 }

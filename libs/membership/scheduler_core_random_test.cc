@@ -65,7 +65,7 @@ TEST_CASE("SchedulerCore: random lives keep their promises", "[membership]") {
     Random random(seed);
     Fixture f;
     uint64_t incarnation = 1000;
-    std::vector<std::pair<JobId, MemberIdentity>> members;
+    std::vector<std::pair<JobId, view::MemberIdentity>> members;
     std::vector<uint64_t> aggregators;
     JobSpec spec = Spec(1 + static_cast<uint32_t>(random.Below(3)), 4,
                         random.OneIn(3) ? LossPolicy::kFailJob : LossPolicy::kContinue);
@@ -116,7 +116,8 @@ TEST_CASE("SchedulerCore: random lives keep their promises", "[membership]") {
             const auto waits_for = job.quiesce->waits_for;
             const JobId job_id = id;
             const QuiesceId quiesce = job.quiesce->id;
-            for (const MemberIdentity& member : waits_for) f.Quiesced(job_id, member, quiesce);
+            for (const view::MemberIdentity& member : waits_for)
+              f.Quiesced(job_id, member, quiesce);
             break;
           }
           break;

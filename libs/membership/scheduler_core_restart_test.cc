@@ -37,7 +37,7 @@ TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]")
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
-  const View view = *f.core->jobs().at(job).view;
+  const view::View view = *f.core->jobs().at(job).view;
   f.now_ns += 100 * kSecond;
   f.Start();
   CHECK(f.core->start_count() == 2);
@@ -45,7 +45,7 @@ TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]")
   CHECK(f.Attach(job, Id(0, 10), Epoch{1}).ok());
   CHECK(f.Attach(job, Id(1, 11), Epoch{1}).ok());
   CHECK(f.AttachAggregator(100, {{job, Epoch{1}}}).ok());
-  CHECK(f.Told<View>(Id(0, 10)) == std::vector<View>{view});
+  CHECK(f.Told<view::View>(Id(0, 10)) == std::vector<view::View>{view});
   f.Pass(8 * kSecond);
   CHECK(f.StateOf(job) == JobState::kRunning);
   // Nobody can slip into the place of a member that has not come back yet.
@@ -162,7 +162,7 @@ TEST_CASE("SchedulerCore: an older store's members say what they hold before a v
   SECTION("one holds a newer view: the other may have missed it") {
     REQUIRE(f.Attach(job, Id(0, 10), without).ok());
     CHECK(f.EpochOf(job) > without);
-    const View view = f.Told<View>(Id(0, 10)).back();
+    const view::View view = f.Told<view::View>(Id(0, 10)).back();
     REQUIRE(view.members.size() == 1);
     CHECK(view.members[0].id == Id(0, 10));
     CHECK(f.Renew(job, Id(1, 11), both).code == Code::kRefused);
@@ -170,12 +170,12 @@ TEST_CASE("SchedulerCore: an older store's members say what they hold before a v
   SECTION("all hold the same one") {
     REQUIRE(f.Attach(job, Id(0, 10), both).ok());
     CHECK(f.EpochOf(job) > both);
-    CHECK(f.Told<View>(Id(1, 11)).back().members.size() == 2);
+    CHECK(f.Told<view::View>(Id(1, 11)).back().members.size() == 2);
   }
   SECTION("one does not come back") {
     f.Pass(11 * kSecond, job, {Id(1, 11)});
     CHECK(f.EpochOf(job) > both);
-    CHECK(f.Told<View>(Id(1, 11)).back().members.size() == 1);
+    CHECK(f.Told<view::View>(Id(1, 11)).back().members.size() == 1);
   }
 }
 
@@ -190,7 +190,7 @@ TEST_CASE("SchedulerCore: a member of a view that the store does not know is no 
   const Snapshot backup = f.stored;
   f.QuiesceAll(job);
   const Epoch both = f.EpochOf(job);
-  REQUIRE(f.Told<View>(Id(1, 11)).back().members.size() == 2);
+  REQUIRE(f.Told<view::View>(Id(1, 11)).back().members.size() == 2);
   f.Restore(backup);
   REQUIRE(f.AttachAggregator(100).ok());
   const Answer answer = f.Attach(job, Id(1, 11), both);
@@ -203,7 +203,7 @@ TEST_CASE("SchedulerCore: a member of a view that the store does not know is no 
   CHECK(f.StateOf(job) == JobState::kRunning);
   REQUIRE(f.Attach(job, Id(0, 10), both).ok());
   CHECK(f.EpochOf(job) > both);
-  CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 1);
+  CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 1);
   CHECK(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.code == Code::kRefused);
 }
 

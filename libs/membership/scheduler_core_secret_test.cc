@@ -19,7 +19,7 @@ TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 3));
   f.Enter("mnist", 1, 11, Spec(2, 3));
   f.Enter("mnist", 2, 12, Spec(2, 3));
-  const MemberIdentity member = Id(0, 10);
+  const view::MemberIdentity member = Id(0, 10);
   const QuiesceId quiesce = f.core->jobs().at(job).quiesce.value().id;
   const Snapshot before = f.stored;
   f.Pass(4 * kSecond, job, {Id(1, 11), Id(2, 12)});

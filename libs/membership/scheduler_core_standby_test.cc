@@ -39,13 +39,13 @@ struct Standbys : Fixture {
     for (int question = 0; question < 2; ++question) {
       REQUIRE(core->jobs().at(job).quiesce);
       const QuiesceState asked = *core->jobs().at(job).quiesce;
-      for (const MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id, step);
+      for (const view::MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id, step);
     }
   }
-  const View& view() const { return *core->jobs().at(job).view; }
+  const view::View& view() const { return *core->jobs().at(job).view; }
   std::vector<bool> StandbysInView() const {
     std::vector<bool> standbys;
-    for (const ViewMember& member : view().members) standbys.push_back(member.standby);
+    for (const view::ViewMember& member : view().members) standbys.push_back(member.standby);
     return standbys;
   }
 
@@ -63,7 +63,7 @@ TEST_CASE("SchedulerCore: a joiner that is not ready is a standby until it is", 
   CHECK(f.view().RankCount() == 4);
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
   CHECK(Contains(f.core->StateText(f.core->jobs().at(f.job)), "node 2: a standby until"));
-  CHECK(f.Told<View>(Id(2, 12)).back() == f.view());
+  CHECK(f.Told<view::View>(Id(2, 12)).back() == f.view());
 
   f.Ready(2, 12);
   REQUIRE(f.core->jobs().at(f.job).quiesce);

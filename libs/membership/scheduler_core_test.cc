@@ -22,12 +22,12 @@ TEST_CASE("SchedulerCore: a job runs when min_members have joined and opened the
   CHECK(f.EpochOf(job) == Epoch{0});  // Its stream is not open: it may have died.
   REQUIRE(f.Attach(job, Id(0, 10)).ok());
   CHECK(f.EpochOf(job) == Epoch{1});
-  const std::vector<View> views = f.Told<View>(Id(1, 11));
+  const std::vector<view::View> views = f.Told<view::View>(Id(1, 11));
   REQUIRE(views.size() == 1);
   CHECK(views[0].members[0].id == Id(0, 10));
   CHECK(views[0].members[1].id == Id(1, 11));
   CHECK(views[0].aggregators.size() == 1);
-  CHECK(f.Told<View>(Id(0, 10)) == views);
+  CHECK(f.Told<view::View>(Id(0, 10)) == views);
   REQUIRE(f.AggregatorTold<JobView>(100).size() == 1);
   CHECK(f.AggregatorTold<JobView>(100)[0] == JobView{"mnist", views[0]});
 }
@@ -39,9 +39,8 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
   JobSpec spec = Spec(2, 4);
   spec.gather_ns = 30 * kSecond;
   const auto text = [&f](JobId job) { return f.core->StateText(f.core->jobs().at(job)); };
-  const auto pass = [&](int64_t seconds, const std::vector<MemberIdentity>& alive, JobId job) {
-    f.Pass(seconds * kSecond, job, alive);
-  };
+  const auto pass = [&](int64_t seconds, const std::vector<view::MemberIdentity>& alive,
+                        JobId job) { f.Pass(seconds * kSecond, job, alive); };
   const JobId job = f.Enter("mnist", 0, 10, spec);
   pass(100, {Id(0, 10)}, job);
   CHECK(text(job) == "waits for 1 more member of 2; has node 0");

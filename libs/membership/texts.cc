@@ -72,13 +72,13 @@ std::string HexText(Incarnation incarnation) {
   return text;
 }
 
-std::string AgentText(const ViewMember& member) {
+std::string AgentText(const view::ViewMember& member) {
   return "agent of node " + std::to_string(member.id.node.value()) + " (" +
          (member.name.empty() ? "" : member.name + ", ") + "incarnation " +
          HexText(member.id.incarnation) + ")";
 }
 
-std::string AggregatorText(const ViewAggregator& aggregator) {
+std::string AggregatorText(const view::ViewAggregator& aggregator) {
   return "aggregator " + aggregator.name + " (incarnation " + HexText(aggregator.incarnation) + ")";
 }
 
@@ -127,7 +127,7 @@ std::string ProblemOf(const JoinRequest& request) {
   return "";
 }
 
-std::string ProblemOf(const ViewAggregator& aggregator) {
+std::string ProblemOf(const view::ViewAggregator& aggregator) {
   std::string problem = TextProblem("name", aggregator.name, 1, kNameBytesMax);
   if (problem.empty()) {
     problem = TextProblem("data_address", aggregator.data_address, 1, kAddressBytesMax);

@@ -18,32 +18,32 @@ std::string CountText(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-bool IsAlive(const LiveJob& job, const ViewMember& member) {
+bool IsAlive(const LiveJob& job, const view::ViewMember& member) {
   const auto alive = job.members.find(member.id.node);
   return alive != job.members.end() && alive->second.record.member.id == member.id;
 }
 
 size_t AliveInView(const LiveJob& job) {
   return std::count_if(job.view->members.begin(), job.view->members.end(),
-                       [&](const ViewMember& member) { return IsAlive(job, member); });
+                       [&](const view::ViewMember& member) { return IsAlive(job, member); });
 }
 
 // Those that take part in steps.
 size_t AliveInSteps(const LiveJob& job) {
   return std::count_if(
       job.view->members.begin(), job.view->members.end(),
-      [&](const ViewMember& member) { return !member.standby && IsAlive(job, member); });
+      [&](const view::ViewMember& member) { return !member.standby && IsAlive(job, member); });
 }
 
-std::string StandbysText(const View& view) {
+std::string StandbysText(const view::View& view) {
   std::vector<NodeRank> nodes;
-  for (const ViewMember& member : view.members) {
+  for (const view::ViewMember& member : view.members) {
     if (member.standby) nodes.push_back(member.id.node);
   }
   return nodes.empty() ? "" : " (standby: " + NodesText(nodes) + ")";
 }
 
-const MemberRecord* FindGone(const LiveJob& job, const MemberIdentity& id) {
+const MemberRecord* FindGone(const LiveJob& job, const view::MemberIdentity& id) {
   for (const MemberRecord& gone : job.gone) {
     if (gone.member.id == id) return &gone;
   }
@@ -101,7 +101,7 @@ std::string SchedulerCore::LossesOf(const LiveJob& job) const {
   const auto add = [&text](const std::string& words) {
     text += (text.empty() ? "" : "; ") + words;
   };
-  for (const ViewMember& member : job.view->members) {
+  for (const view::ViewMember& member : job.view->members) {
     const auto alive = job.members.find(member.id.node);
     if (alive != job.members.end() && alive->second.record.member.id == member.id) continue;
     const MemberRecord* gone = FindGone(job, member.id);
@@ -111,7 +111,7 @@ std::string SchedulerCore::LossesOf(const LiveJob& job) const {
       add(gone->text);
     }
   }
-  for (const ViewAggregator& aggregator : job.view->aggregators) {
+  for (const view::ViewAggregator& aggregator : job.view->aggregators) {
     const auto known = aggregators_.find(aggregator.incarnation);
     if (known == aggregators_.end()) {
       add(AggregatorText(aggregator) + " is gone");
@@ -129,10 +129,10 @@ bool SchedulerCore::WantsNewView(const LiveJob& job) const {
   if (job.spec.loss_policy != LossPolicy::kContinue) return false;
   if (AliveInSteps(job) < job.spec.min_members) return false;
   if (AliveInView(job) < job.view->members.size()) return true;
-  const std::vector<ViewAggregator> next = AggregatorsFor(job);
+  const std::vector<view::ViewAggregator> next = AggregatorsFor(job);
   return !next.empty() &&
          std::any_of(job.view->aggregators.begin(), job.view->aggregators.end(),
-                     [&](const ViewAggregator& aggregator) {
+                     [&](const view::ViewAggregator& aggregator) {
                        const auto known = aggregators_.find(aggregator.incarnation);
                        return known != aggregators_.end() &&
                               known->second.record.state == AggregatorState::kDraining;
@@ -190,7 +190,7 @@ void SchedulerCore::AdvanceQuiesce(LiveJob& job, Turn& turn) {
 void SchedulerCore::ProposeQuiesce(LiveJob& job, uint64_t step, Turn& turn) {
   job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .step = step};
   const Quiesce quiesce{job.quiesce->id, PendingNodes(job), step};
-  for (const ViewMember& member : job.view->members) {
+  for (const view::ViewMember& member : job.view->members) {
     if (member.standby) continue;
     job.quiesce->waits_for.insert(member.id);
     const LiveMember& alive = job.members.at(member.id.node);
@@ -202,7 +202,7 @@ void SchedulerCore::CancelQuiesce(LiveJob& job, Turn& turn) {
   if (!job.quiesce) return;
   const QuiesceCancelled cancelled{job.quiesce->id};
   job.quiesce.reset();
-  for (const ViewMember& member : job.view->members) {
+  for (const view::ViewMember& member : job.view->members) {
     const auto alive = job.members.find(member.id.node);
     if (alive != job.members.end() && alive->second.stream) {
       turn.Say(TellMember{*alive->second.stream, cancelled});
@@ -211,8 +211,8 @@ void SchedulerCore::CancelQuiesce(LiveJob& job, Turn& turn) {
 }
 
 // Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
-std::vector<ViewAggregator> SchedulerCore::AggregatorsFor(const LiveJob& job) const {
-  std::vector<ViewAggregator> chosen;
+std::vector<view::ViewAggregator> SchedulerCore::AggregatorsFor(const LiveJob& job) const {
+  std::vector<view::ViewAggregator> chosen;
   const bool has_standby = job.view && job.view->HasStandby();
   for (const auto& [id, aggregator] : aggregators_) {
     const bool in_view = job.view && job.view->IndexOfAggregator(id);
@@ -221,15 +221,16 @@ std::vector<ViewAggregator> SchedulerCore::AggregatorsFor(const LiveJob& job) co
       chosen.push_back(aggregator.record.aggregator);
     }
   }
-  std::sort(chosen.begin(), chosen.end(),
-            [](const ViewAggregator& a, const ViewAggregator& b) { return a.name < b.name; });
+  std::sort(
+      chosen.begin(), chosen.end(),
+      [](const view::ViewAggregator& a, const view::ViewAggregator& b) { return a.name < b.name; });
   return chosen;
 }
 
-void SchedulerCore::WeighFor(const LiveJob& job, const std::vector<ViewMember>& members,
-                             std::vector<ViewAggregator>& aggregators) {
+void SchedulerCore::WeighFor(const LiveJob& job, const std::vector<view::ViewMember>& members,
+                             std::vector<view::ViewAggregator>& aggregators) {
   std::set<std::string> hosts;
-  for (const ViewMember& member : members) {
+  for (const view::ViewMember& member : members) {
     const auto known = job.members.find(member.id.node);
     if (known != job.members.end()) hosts.insert(known->second.record.member.host_id);
   }
@@ -239,14 +240,15 @@ void SchedulerCore::WeighFor(const LiveJob& job, const std::vector<ViewMember>& 
 std::vector<SpareAggregator> SchedulerCore::SparesOf(const LiveJob& job) const {
   std::vector<SpareAggregator> spares;
   if (job.state != JobState::kRunning) return spares;
-  const std::vector<ViewAggregator> could = AggregatorsFor(job);
-  std::vector<ViewAggregator> would = could;
+  const std::vector<view::ViewAggregator> could = AggregatorsFor(job);
+  std::vector<view::ViewAggregator> would = could;
   WeighFor(job, job.view->members, would);
-  for (const ViewAggregator& aggregator : could) {
+  for (const view::ViewAggregator& aggregator : could) {
     if (job.view->IndexOfAggregator(aggregator.incarnation)) continue;
-    const bool enters = std::any_of(would.begin(), would.end(), [&](const ViewAggregator& other) {
-      return other.incarnation == aggregator.incarnation;
-    });
+    const bool enters =
+        std::any_of(would.begin(), would.end(), [&](const view::ViewAggregator& other) {
+          return other.incarnation == aggregator.incarnation;
+        });
     spares.push_back({.name = aggregator.name, .enters_next_view = enters});
   }
   return spares;
@@ -257,26 +259,26 @@ bool SchedulerCore::AllKnowStandbys(const LiveJob& job) const {
   for (const auto& [node, member] : job.members) {
     if (!job.Pending(member) && !member.ranks_ready) return false;
   }
-  const std::vector<ViewAggregator> aggregators = AggregatorsFor(job);
-  return std::all_of(aggregators.begin(), aggregators.end(), [&](const ViewAggregator& each) {
+  const std::vector<view::ViewAggregator> aggregators = AggregatorsFor(job);
+  return std::all_of(aggregators.begin(), aggregators.end(), [&](const view::ViewAggregator& each) {
     return aggregators_.at(each.incarnation).knows_standbys;
   });
 }
 
 bool SchedulerCore::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   const Epoch epoch = std::max(job.epoch_floor, job.epoch_start).Next();
-  View view{.job = job.id,
-            .epoch = epoch,
-            .slice_bytes_max = job.spec.slice_bytes_max,
-            .dealing = job.spec.dealing,
-            .steps = job.view ? job.view->steps : 0,
-            .aggregators = AggregatorsFor(job)};
+  view::View view{.job = job.id,
+                  .epoch = epoch,
+                  .slice_bytes_max = job.spec.slice_bytes_max,
+                  .dealing = job.spec.dealing,
+                  .steps = job.view ? job.view->steps : 0,
+                  .aggregators = AggregatorsFor(job)};
   const bool in_two_stages =
       job.view && job.spec.loss_policy == LossPolicy::kContinue && AllKnowStandbys(job);
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
     if (!in_view && !(with_joiners && job.MayEnter(member))) continue;
-    ViewMember& entry = view.members.emplace_back(member.record.member);
+    view::ViewMember& entry = view.members.emplace_back(member.record.member);
     entry.standby = in_view ? job.IsStandby(member) && !(with_joiners && job.MayEnterSteps(member))
                             : in_two_stages && !member.ranks_ready.value_or(true);
   }
@@ -284,7 +286,7 @@ bool SchedulerCore::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   if (view.aggregators.empty() && view.members.size() > 1) {
     // Bytes that go through a draining aggregator are better than none.
     if (!job.view) return false;
-    for (const ViewAggregator& aggregator : job.view->aggregators) {
+    for (const view::ViewAggregator& aggregator : job.view->aggregators) {
       const auto known = aggregators_.find(aggregator.incarnation);
       if (known != aggregators_.end() && known->second.record.state == AggregatorState::kDraining) {
         view.aggregators.push_back(aggregator);
@@ -298,14 +300,14 @@ bool SchedulerCore::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   job.epoch_floor = view.epoch;
   job.state = JobState::kRunning;
   job.quiesce.reset();
-  job.view = std::make_shared<const View>(std::move(view));
+  job.view = std::make_shared<const view::View>(std::move(view));
   turn.Store(job);
   turn.Log("job '" + job.name + "': epoch " + std::to_string(job.view->epoch.value()) + " has " +
            CountText(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
            CountText(job.view->aggregators.size(), "aggregator"));
   // Aggregators first: members greet them as soon as they know.
   TellAggregators(JobView{job.name, *job.view, QuotaOf(job).share}, turn);
-  for (const ViewMember& member : job.view->members) {
+  for (const view::ViewMember& member : job.view->members) {
     const LiveMember& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, SharedView{job.view}});
   }
@@ -381,7 +383,7 @@ std::string SchedulerCore::StateText(const LiveJob& job) const {
   }
   if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
   std::vector<NodeRank> waits_for;
-  for (const MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);
+  for (const view::MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);
   const uint64_t step = job.quiesce->step;
   return "waits for " + NodesText(waits_for) +
          (step == 0 ? " to say which step it is in"

@@ -42,8 +42,8 @@ JobRecord RecordOf(const LiveJob& job);
 std::vector<NodeRank> PendingNodes(const LiveJob& job);
 
 // Words: "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
-std::string AgentText(const ViewMember& member);
-std::string AggregatorText(const ViewAggregator& aggregator);
+std::string AgentText(const view::ViewMember& member);
+std::string AggregatorText(const view::ViewAggregator& aggregator);
 // A few digits of it, to tell one life from the next.
 std::string HexText(Incarnation incarnation);
 std::string SecondsText(int64_t ns);
@@ -53,7 +53,7 @@ std::string JobsText(const std::vector<std::string>& names);
 
 // Why a request can never be right, or "".
 std::string ProblemOf(const JoinRequest& request);
-std::string ProblemOf(const ViewAggregator& aggregator);
+std::string ProblemOf(const view::ViewAggregator& aggregator);
 // How two specs differ, naming both values; "" if they do not.
 std::string DifferenceOf(const JobSpec& set, const JobSpec& asked);
 
@@ -77,7 +77,7 @@ auto SchedulerCore::Perform(int64_t now_ns, std::vector<Effect>& out, const Body
   }
   // A view that this very turn has followed with another one is worth no words.
   std::erase_if(turn.effects, [this](const Effect& effect) {
-    const View* view = nullptr;
+    const view::View* view = nullptr;
     if (const auto* tell = std::get_if<TellMember>(&effect)) {
       const auto* shared = std::get_if<SharedView>(&tell->message);
       if (shared != nullptr) view = &**shared;

@@ -99,7 +99,7 @@ void AgentCore::OnLocalFailure(const std::string& text, int64_t /*now_ns*/, Effe
                 out);
 }
 
-void AgentCore::OnMemberLeft(const MemberIdentity& id, const std::string& text) {
+void AgentCore::OnMemberLeft(const view::MemberIdentity& id, const std::string& text) {
   left_members_[id.node] = text;
 }
 
@@ -158,7 +158,8 @@ void AgentCore::CheckLeftRanks(AgentTensor& tensor, Effects& out) {
 bool AgentCore::NeedsAllRanks(const AgentTensor& tensor) const {
   if (tensor.spec.ranks.empty() || !view_) return true;
   uint64_t count = 0;
-  for (const ViewMember& member : view_->members) count += member.standby ? 0 : member.rank_count;
+  for (const view::ViewMember& member : view_->members)
+    count += member.standby ? 0 : member.rank_count;
   return tensor.spec.ranks.size() == count;
 }
 
@@ -220,7 +221,7 @@ std::string AgentCore::GroupProblem(const TensorSpec& spec) const {
          ", which is not among the ranks that take part: " + SpecText(spec);
 }
 
-bool AgentCore::IsStandbyIn(const View& view) const {
+bool AgentCore::IsStandbyIn(const view::View& view) const {
   const std::optional<MemberIndex> self = view.IndexOf(config_.self);
   return self && view.members[self->value()].standby;
 }
@@ -458,14 +459,14 @@ std::string AgentCore::PushProblem(const Push& push) const {
 void AgentCore::TakeGiven(AgentTensor& tensor, const Push& push) {
   OpenContribution& given = tensor.given;
   const Collective& collective = tensor.spec.collective;
-  const Participation& participation = tensor.participation;
+  const view::Participation& participation = tensor.participation;
   const bool is_first = tensor.pushed_count == 0;
   if (is_first) {
     given = {.signature = push.signature, .by = push.rank};
     given.lengths.assign(tensor.spec.part_count(), 0);
   }
   std::optional<std::pair<uint64_t, uint64_t>> lengths_differ;
-  for (const Participation::LocalPart& rank :
+  for (const view::Participation::LocalPart& rank :
        participation.RanksOf(*view_->IndexOf(config_.self))) {
     if (rank.local_rank != push.rank) continue;
     for (uint32_t part = 0; part < given.lengths.size(); ++part) {

@@ -26,7 +26,7 @@
 namespace talweg::pipeline {
 
 struct AgentCoreConfig {
-  MemberIdentity self;
+  view::MemberIdentity self;
   std::string job_name;
   std::string node_name;
   std::string host_id;      // An aggregator's that is equal is not reached over the link. "": none.
@@ -118,12 +118,12 @@ class AgentCore {
 
   // A view that is not newer than the present one is ignored. A view of one member and no
   // aggregators makes the local reduction the round.
-  void OnView(const View& view, int64_t now_ns, Effects& out);
+  void OnView(const view::View& view, int64_t now_ns, Effects& out);
   // Ends every wait with `text`. Nothing follows.
   void OnJobFailed(const std::string& text, int64_t now_ns, Effects& out);
   // Another member is done and contributes to no further round; a round that still needs it fails
   // the job here, when its owner says so.
-  void OnMemberLeft(const MemberIdentity& id, const std::string& text);
+  void OnMemberLeft(const view::MemberIdentity& id, const std::string& text);
   // With step 0 ranks stop at the end of the step that they are in, and Quiesced says at once which
   // is the latest of these. With another they go on until they have ended it, and Quiesced follows
   // when all have and no round is open. A newer view, or OnResume, lets them go on.
@@ -186,8 +186,10 @@ class AgentCore {
   Phase phase() const { return phase_; }
   const std::string& failed_text() const { return failed_text_; }
   const AgentCoreConfig& config() const { return config_; }
-  const View* view() const { return view_ ? &*view_ : nullptr; }  // The view whose data is taken.
-  const View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
+  const view::View* view() const {
+    return view_ ? &*view_ : nullptr;
+  }  // The view whose data is taken.
+  const view::View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
   const std::vector<std::unique_ptr<AgentTensor>>& tensors() const { return tensors_; }
   const AgentTensor* FindTensor(TensorKey key) const;
   const std::map<AggregatorIndex, Owner>& owners() const { return owners_; }
@@ -198,9 +200,9 @@ class AgentCore {
   bool quiesces() const { return quiesce_.has_value(); }
   // The view from which the ranks here have their numbers: the first one, until they follow
   // another.
-  const View* numbers() const { return numbers_ ? &*numbers_ : nullptr; }
+  const view::View* numbers() const { return numbers_ ? &*numbers_ : nullptr; }
   // A view that this member has had lately.
-  const View* FindView(Epoch epoch) const;
+  const view::View* FindView(Epoch epoch) const;
   // Whether the ranks here could take part in steps at once.
   void OnRanksReady(bool ready) { ranks_ready_ = ready; }
   // What the job's ranks had ended when this member came into the steps; its own count on from
@@ -239,7 +241,7 @@ class AgentCore {
   TensorSpec Normalized(TensorSpec spec) const;
   std::string SpecProblem(const TensorSpec& spec) const;
   std::string GroupProblem(const TensorSpec& spec) const;
-  bool IsStandbyIn(const View& view) const;
+  bool IsStandbyIn(const view::View& view) const;
   // Whether the ranks here follow a view that has their node as a standby.
   bool IsStandby() const;
   void Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
@@ -261,7 +263,7 @@ class AgentCore {
   void TakeGiven(AgentTensor& tensor, const Push& push);
 
   // agent_core_view.cc: views, fences, reports, decisions.
-  std::string ViewProblem(const View& view) const;
+  std::string ViewProblem(const view::View& view) const;
   void ConnectTo(Owner& owner, Effects& out);
   void SendBare(const Owner& owner, wire::FrameType type, Effects& out);
   void OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out);
@@ -361,12 +363,12 @@ class AgentCore {
   AgentCoreConfig config_;
   Phase phase_ = Phase::kForming;
   std::string failed_text_;
-  std::optional<View> numbers_;
+  std::optional<view::View> numbers_;
   bool ranks_ready_ = true;
   uint64_t steps_base_ = 0;
-  std::deque<View> recent_views_;
-  std::optional<View> view_;
-  std::optional<View> next_view_;  // While kFencing.
+  std::deque<view::View> recent_views_;
+  std::optional<view::View> view_;
+  std::optional<view::View> next_view_;  // While kFencing.
   int64_t phase_since_ns_ = 0;
   int64_t phase_notice_ns_ = 0;
   int64_t next_tick_ns_ = 0;

@@ -263,11 +263,11 @@ TEST_CASE("AgentCore: a tensor that lost one of its ranks stays dead when its pl
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("all_gather", 16, {0, 1}));
-  View alone = MakeView(2, {1}, 1);
+  view::View alone = MakeView(2, {1}, 1);
   f.OnView(alone);
   f.AnswerAll();
   f.Decide("t", wire::Verdict::kRedo, 1);
-  View taken = MakeView(3, {1, 1}, 1);
+  view::View taken = MakeView(3, {1, 1}, 1);
   taken.members[1].id.incarnation = Incarnation{555};
   f.OnView(taken);
   const Effects out = f.AnswerAll();
@@ -287,7 +287,7 @@ TEST_CASE("AgentCore: a reduction over a group goes on with those that are left"
   f.Open(SpecOf("all_reduce", 16, {0, 1}));
   PushOf(f, 0, 1);
   CHECK(Fixture::Entries<wire::Contribute>(f.Flush()).size() == 1);
-  View left = MakeView(2, {1, 1, 1}, 1);
+  view::View left = MakeView(2, {1, 1, 1}, 1);
   left.members.erase(left.members.begin() + 1);
   f.OnView(left);
   f.AgreeTo(f.AnswerAll());
@@ -331,7 +331,7 @@ TEST_CASE("AgentCore: what it has of a round whose predecessor is aborted for ot
 TEST_CASE("AgentCore: a part leaves for the aggregator beside the rank that gets it",
           "[pipeline]") {
   Fixture f;
-  View view = MakeView(1, {1, 1}, 2);
+  view::View view = MakeView(1, {1, 1}, 2);
   view.members[0].host_id = view.aggregators[1].host_id = "x";
   view.members[1].host_id = view.aggregators[0].host_id = "y";
   f.Start(view);
@@ -355,7 +355,7 @@ TEST_CASE("AgentCore: a group is declared by its places, also when ranks follow 
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {0, 1, 2}));
-  View left = MakeView(2, {1, 1, 1, 1}, 1);
+  view::View left = MakeView(2, {1, 1, 1, 1}, 1);
   left.members.erase(left.members.begin() + 1);
   f.OnView(left);
   f.AgreeTo(f.AnswerAll());
@@ -365,9 +365,9 @@ TEST_CASE("AgentCore: a group is declared by its places, also when ranks follow 
   f.OnView(left);
   const auto declared = Fixture::Entries<wire::Declare>(f.AnswerAll());
   REQUIRE(declared.size() == 1);
-  CHECK(declared[0].group == Group{{NodeRank{0}, LocalRank{0}},
-                                   {NodeRank{1}, LocalRank{0}},
-                                   {NodeRank{2}, LocalRank{0}}});
+  CHECK(declared[0].group == view::Group{{NodeRank{0}, LocalRank{0}},
+                                         {NodeRank{1}, LocalRank{0}},
+                                         {NodeRank{2}, LocalRank{0}}});
 }
 
 }  // namespace

@@ -12,8 +12,9 @@
 // One AgentCore among aggregators that answer by the book when a test asks them to.
 namespace talweg::pipeline::testing {
 
-inline View MakeView(uint64_t epoch, std::vector<uint32_t> rank_counts, uint32_t aggregators) {
-  View view;
+inline view::View MakeView(uint64_t epoch, std::vector<uint32_t> rank_counts,
+                           uint32_t aggregators) {
+  view::View view;
   view.job = JobId{7};
   view.epoch = Epoch{epoch};
   view.slice_bytes_max = 64 * kKiB;
@@ -81,7 +82,7 @@ struct Fixture {
     return count;
   }
 
-  Effects OnView(const View& view) {
+  Effects OnView(const view::View& view) {
     return Do([&](Effects& out) { member.OnView(view, now_ns, out); });
   }
   Effects Join(uint32_t rank) {
@@ -214,7 +215,7 @@ struct Fixture {
     return AgreeTo(out);
   }
   // The member up and running in `view`.
-  void Start(const View& view, uint64_t credit_bytes = 8 * kMiB) {
+  void Start(const view::View& view, uint64_t credit_bytes = 8 * kMiB) {
     for (uint32_t rank = 0; rank < member.config().rank_count; ++rank) Join(rank);
     OnView(view);
     AnswerAll(credit_bytes);
@@ -230,7 +231,7 @@ struct Fixture {
   }
   Effects ResultOf(const wire::Contribute& entry, uint32_t ranks = 4, uint64_t sum_epoch = 0) {
     const AgentTensor& tensor = *member.FindTensor(entry.key);
-    const Slice& slice = tensor.slices[entry.slice.value()];
+    const view::Slice& slice = tensor.slices[entry.slice.value()];
     wire::Result result{.key = entry.key,
                         .round = entry.round,
                         .slice = entry.slice,

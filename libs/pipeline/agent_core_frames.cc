@@ -50,16 +50,17 @@ void AgentCore::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects
   Owner* owner = FindOwner(connection);
   if (owner == nullptr || owner->state != OwnerState::kConnecting) return;
   owner->state = OwnerState::kGreeting;
-  const View& view = *newest_view();
-  out.push_back(Send{.connection = connection,
-                     .type = wire::FrameType::kHello,
-                     .job = view.job,
-                     .epoch = view.epoch,
-                     .entries = std::vector<wire::Hello>{{.member = config_.self,
-                                                          .rank_count = config_.rank_count,
-                                                          .view_digest = PlacementDigest(view),
-                                                          .job_name = config_.job_name,
-                                                          .node_name = config_.node_name}}});
+  const view::View& view = *newest_view();
+  out.push_back(
+      Send{.connection = connection,
+           .type = wire::FrameType::kHello,
+           .job = view.job,
+           .epoch = view.epoch,
+           .entries = std::vector<wire::Hello>{{.member = config_.self,
+                                                .rank_count = config_.rank_count,
+                                                .view_digest = view::PlacementDigest(view),
+                                                .job_name = config_.job_name,
+                                                .node_name = config_.node_name}}});
 }
 
 void AgentCore::BackOff(Owner& owner, int64_t now_ns) {
@@ -247,7 +248,7 @@ void AgentCore::OnResult(const Owner& owner, const wire::Result& entry, uint32_t
       tensor.slice_states[s] != SliceState::kSent) {
     return ignore();
   }
-  const Slice& slice = tensor.slices[s];
+  const view::Slice& slice = tensor.slices[s];
   if (slice.owner.value() >= view_->aggregators.size() ||
       view_->aggregators[slice.owner.value()].incarnation != owner.incarnation ||
       entry.sum_epoch != (tensor.finish ? tensor.finish->sum_epoch : view_->epoch)) {

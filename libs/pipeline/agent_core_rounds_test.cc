@@ -456,7 +456,7 @@ TEST_CASE("AgentCore: what goes to an aggregator on its own host does not wait f
   // 4 MiB, of which the link would be given little more than 1 while it is not known.
   const auto sent_bytes = [](const std::string& host_id) {
     Fixture f(0, 1, host_id);
-    View view = MakeView(1, {1, 1}, 1);
+    view::View view = MakeView(1, {1, 1}, 1);
     view.aggregators[0].host_id = "here";
     f.Start(view);
     f.Open(Spec("w", 1024 * 1024));

@@ -47,7 +47,7 @@ uint32_t AgentCore::PartOf(const AgentTensor& tensor, SliceIndex slice) {
 }
 
 uint32_t AgentCore::LengthIn(const AgentTensor& tensor, SliceIndex slice, uint64_t part_bytes) {
-  const Slice& place = tensor.slices[slice.value()];
+  const view::Slice& place = tensor.slices[slice.value()];
   const uint64_t begin = tensor.spec.collective.offset_in_part(place.offset_bytes);
   return static_cast<uint32_t>(
       std::min<uint64_t>(part_bytes > begin ? part_bytes - begin : 0, place.length_bytes));
@@ -144,10 +144,10 @@ void AgentCore::QueueSlices(AgentTensor& tensor, Effects& out) {
                       out);
   }
   std::map<AggregatorIndex, uint64_t> part_bytes;
-  for (const Slice& slice : tensor.slices) part_bytes[slice.owner] += slice.length_bytes;
+  for (const view::Slice& slice : tensor.slices) part_bytes[slice.owner] += slice.length_bytes;
   for (uint32_t i = 0; i < tensor.slices.size(); ++i) {
     if (tensor.slice_states[i] != SliceState::kIdle) continue;
-    const Slice& slice = tensor.slices[i];
+    const view::Slice& slice = tensor.slices[i];
     const uint64_t whole = std::max<uint64_t>(part_bytes.at(slice.owner), 1);
     const bool travels = !IsPrivate(tensor, SliceIndex{i}) || standalone();
     tensor.slice_states[i] = SliceState::kQueued;
@@ -221,7 +221,7 @@ void AgentCore::StartReduce(AgentTensor& tensor, SliceIndex slice, Effects& out)
       .target =
           BytesOf(tensor, slice, is_final ? Memory::kResult : Memory::kSendBuffer, length_bytes),
       .is_final = is_final};
-  for (const Participation::LocalPart& rank : tensor.participation.RanksOf(self())) {
+  for (const view::Participation::LocalPart& rank : tensor.participation.RanksOf(self())) {
     if (tensor.participation.Gives(rank, part)) reduce.inputs.push_back(rank.local_rank);
   }
   reduces_[ticket] = {.tensor = tensor.index,
@@ -259,7 +259,7 @@ void AgentCore::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
 
 void AgentCore::SendSlice(AgentTensor& tensor, SliceIndex slice,
                           std::map<ConnectionId, Send>& sends, Effects& out) {
-  const Slice& place = tensor.slices[slice.value()];
+  const view::Slice& place = tensor.slices[slice.value()];
   const Owner& owner = owners_.at(place.owner);
   TALWEG_CHECK(owner.state == OwnerState::kReady);
   wire::Contribute entry{.key = tensor.key,

@@ -58,14 +58,14 @@ void AgentCore::LetRanksGo(Effects& out) {
   out.push_back(StopRanks{std::nullopt});
 }
 
-const View* AgentCore::FindView(Epoch epoch) const {
+const view::View* AgentCore::FindView(Epoch epoch) const {
   const auto known = std::find_if(recent_views_.begin(), recent_views_.end(),
-                                  [epoch](const View& view) { return view.epoch == epoch; });
+                                  [epoch](const view::View& view) { return view.epoch == epoch; });
   return known == recent_views_.end() ? nullptr : &*known;
 }
 
 bool AgentCore::OnRanksFollow(Epoch epoch, Effects& out) {
-  const View* const view = FindView(epoch);
+  const view::View* const view = FindView(epoch);
   if (view == nullptr || phase_ == Phase::kFailed) return false;
   if (numbers_->epoch == epoch) return true;
   // What was declared keeps its places; only what ranks call them changes.
@@ -82,7 +82,7 @@ bool AgentCore::OnRanksFollow(Epoch epoch, Effects& out) {
 // Numbers of ranks that are gone are no rank's.
 void AgentCore::Renumber(AgentTensor& tensor) const {
   uint32_t gone = wire::kNoRank - static_cast<uint32_t>(tensor.group.size()) - 1;
-  const auto number_of = [&](const Place& place) {
+  const auto number_of = [&](const view::Place& place) {
     const std::optional<MemberIndex> member = numbers_->IndexOf(place.node);
     return member ? Rank{numbers_->RankBase(*member).value() + place.local_rank.value()}
                   : Rank{gone++};

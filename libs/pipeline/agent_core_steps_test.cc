@@ -98,7 +98,7 @@ TEST_CASE("AgentCore: a rank that stopped too early goes on, and counts when it 
 
 TEST_CASE("AgentCore: who came at a later step counts on from there", "[pipeline]") {
   Stepping f;
-  View view = MakeView(4, {1, 1}, 1);
+  view::View view = MakeView(4, {1, 1}, 1);
   view.steps = 100;
   f.Start(view);
   CHECK(f.member.steps_base() == 100);
@@ -122,7 +122,7 @@ TEST_CASE("AgentCore: a quiesce after a view is answered in that view", "[pipeli
 
 TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pipeline]") {
   Stepping f(2);
-  View first = MakeView(1, {1, 1, 1}, 1);
+  view::View first = MakeView(1, {1, 1, 1}, 1);
   first.members.erase(first.members.begin() + 1);  // Nodes 0 and 2.
   f.Start(first);
   CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
@@ -148,8 +148,8 @@ TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pi
   CHECK(f.Of<FailTensor>(f.Declare(0, spec)).size() == 1);
 }
 
-View WithStandby(uint64_t epoch, uint32_t node) {
-  View view = MakeView(epoch, {1, 1, 1}, 1);
+view::View WithStandby(uint64_t epoch, uint32_t node) {
+  view::View view = MakeView(epoch, {1, 1, 1}, 1);
   view.members[node].standby = true;
   return view;
 }
@@ -173,10 +173,10 @@ TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]")
   // Node 0 and this one: by places, whatever their numbers.
   f.Open(Side("state", {0, 2}));
   CHECK(f.member.tensors()[0]->group ==
-        Group{{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}});
+        view::Group{{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}});
 
   // It comes into the steps with a view, and its ranks when they follow it.
-  View full = MakeView(5, {1, 1, 1}, 1);
+  view::View full = MakeView(5, {1, 1, 1}, 1);
   full.steps = 30;
   f.OnView(full);
   f.AgreeTo(f.AnswerAll());
@@ -221,7 +221,7 @@ TEST_CASE("AgentCore: rounds of side tensors go on at the end of a step", "[pipe
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
   CHECK(f.Of<FailRank>(f.Push(0, 0, 1)).empty());
   // And are open where the node enters the steps.
-  View full = MakeView(5, {1, 1, 1}, 1);
+  view::View full = MakeView(5, {1, 1, 1}, 1);
   full.steps = 1;
   f.OnView(full);
   CHECK_FALSE(f.member.tensors()[0]->is_dead);
@@ -241,7 +241,7 @@ TEST_CASE("AgentCore: a side tensor dies with any of its ranks", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));
-  View again = WithStandby(5, 2);
+  view::View again = WithStandby(5, 2);
   again.members[2].id.incarnation = Incarnation{900};  // Another process at that place.
   f.OnView(again);
   f.AnswerAll();

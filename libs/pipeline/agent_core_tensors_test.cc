@@ -24,7 +24,7 @@ DeclareReply OnlyReply(const Effects& effects) {
 TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, in every view",
           "[pipeline]") {
   Fixture f(2, 2);
-  View view = MakeView(1, {1, 1, 2}, 1);
+  view::View view = MakeView(1, {1, 1, 2}, 1);
   f.Start(view);
   CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
   view.epoch = Epoch{2};

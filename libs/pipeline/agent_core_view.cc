@@ -14,15 +14,16 @@ constexpr uint64_t kUnlimitedCredit = ~uint64_t{0};
 // Ranks agree on one of them at the end of a step: views rarely follow one another faster.
 constexpr size_t kRecentViews = 16;
 
-bool SameCut(const std::vector<Slice>& a, const std::vector<Slice>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Slice& x, const Slice& y) {
-    return x.offset_bytes == y.offset_bytes && x.length_bytes == y.length_bytes;
-  });
+bool SameCut(const std::vector<view::Slice>& a, const std::vector<view::Slice>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const view::Slice& x, const view::Slice& y) {
+                      return x.offset_bytes == y.offset_bytes && x.length_bytes == y.length_bytes;
+                    });
 }
 
 // Which slices of `to` consist of bytes of slices of `from` that are had.
-std::vector<bool> Recut(const std::vector<Slice>& from, const std::vector<bool>& have,
-                        const std::vector<Slice>& to) {
+std::vector<bool> Recut(const std::vector<view::Slice>& from, const std::vector<bool>& have,
+                        const std::vector<view::Slice>& to) {
   if (SameCut(from, to)) return have;
   std::vector<bool> result(to.size(), false);
   size_t i = 0;
@@ -52,8 +53,9 @@ wire::FailedCode CodeOf(Status status) {
 }
 
 // Where the ranks belong that `numbers` counts so; up to the first that it does not know.
-Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks, bool with_standbys) {
-  Group group;
+view::Group PlacesOf(const view::View& numbers, const std::vector<Rank>& ranks,
+                     bool with_standbys) {
+  view::Group group;
   for (const Rank rank : ranks) {
     const std::optional<MemberIndex> member = numbers.MemberOfRank(rank);
     if (!member || (numbers.members[member->value()].standby && !with_standbys)) break;
@@ -65,9 +67,9 @@ Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks, bool with_st
 
 }  // namespace
 
-std::string AgentCore::ViewProblem(const View& view) const {
+std::string AgentCore::ViewProblem(const view::View& view) const {
   if (const std::string problem = view.Problem(); !problem.empty()) return problem;
-  const View* newest = newest_view();
+  const view::View* newest = newest_view();
   if (newest != nullptr && newest->job != view.job) {
     return "it is of job " + std::to_string(view.job.value()) + ", this agent serves job " +
            std::to_string(newest->job.value());
@@ -85,9 +87,9 @@ std::string AgentCore::ViewProblem(const View& view) const {
   return "";
 }
 
-void AgentCore::OnView(const View& view, int64_t now_ns, Effects& out) {
+void AgentCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
   if (phase_ == Phase::kFailed) return;
-  const View* newest = newest_view();
+  const view::View* newest = newest_view();
   if (newest != nullptr && view.epoch <= newest->epoch) return;
   if (const std::string problem = ViewProblem(view); !problem.empty()) {
     ReportAndFail("the view of epoch " + std::to_string(view.epoch.value()) + " of job '" +
@@ -154,7 +156,7 @@ void AgentCore::OnView(const View& view, int64_t now_ns, Effects& out) {
 }
 
 void AgentCore::ConnectTo(Owner& owner, Effects& out) {
-  const ViewAggregator& aggregator = newest_view()->aggregators[owner.index.value()];
+  const view::ViewAggregator& aggregator = newest_view()->aggregators[owner.index.value()];
   owner.connection = ConnectionId{next_connection_++};
   owner.state = OwnerState::kConnecting;
   out.push_back(Connect{.connection = owner.connection,
@@ -219,7 +221,7 @@ void AgentCore::FreezeTensor(AgentTensor& tensor, Effects& out) {
   // Acknowledgements of a Finish of what is held here mean nothing in another epoch; of a Finish
   // of the open round `partial` has what came.
   tensor.finish.reset();
-  const std::vector<Slice> old_slices = std::move(tensor.slices);
+  const std::vector<view::Slice> old_slices = std::move(tensor.slices);
   tensor.slices.clear();
   const Partial old_partial = std::exchange(tensor.partial, Partial{});
   tensor.disagreement.reset();
@@ -249,7 +251,7 @@ void AgentCore::FreezeTensor(AgentTensor& tensor, Effects& out) {
 void AgentCore::PlaceTensor(AgentTensor& tensor, Effects& out) {
   TALWEG_CHECK(view_.has_value());
   tensor.owners.clear();
-  tensor.primary = PrimaryOwner(*view_, tensor.key);
+  tensor.primary = view::PrimaryOwner(*view_, tensor.key);
   if (!view_->aggregators.empty()) tensor.owners[tensor.primary] = {};
   tensor.slices.clear();
   ResetSlices(tensor);
@@ -259,7 +261,8 @@ void AgentCore::PlaceTensor(AgentTensor& tensor, Effects& out) {
   const uint64_t slices_min =
       tensor.spec.bytes() / view_->slice_bytes_max + tensor.spec.part_count();
   if (slices_min <= wire::kTensorSlicesMax) {
-    tensor.slices = Placement(*view_, tensor.key, tensor.spec.collective, tensor.group).slices();
+    tensor.slices =
+        view::Placement(*view_, tensor.key, tensor.spec.collective, tensor.group).slices();
   }
   if (tensor.slices.empty() || tensor.slices.size() > wire::kTensorSlicesMax) {
     tensor.slices.clear();
@@ -273,7 +276,7 @@ void AgentCore::PlaceTensor(AgentTensor& tensor, Effects& out) {
     return;
   }
   if (!view_->aggregators.empty()) {
-    for (const Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};
+    for (const view::Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};
   }
   ResolveInView(tensor);
   ResetSlices(tensor);
@@ -281,7 +284,7 @@ void AgentCore::PlaceTensor(AgentTensor& tensor, Effects& out) {
 
 bool AgentCore::Resolve(AgentTensor& tensor, Effects& out) {
   if (tensor.resolved) return true;
-  const View& numbers = *numbers_;
+  const view::View& numbers = *numbers_;
   const auto fail = [&](Rank rank) {
     FailTensorWith(tensor, Status::kInvalid,
                    "tensor '" + tensor.spec.name + "': there is no rank " +
@@ -297,7 +300,7 @@ bool AgentCore::Resolve(AgentTensor& tensor, Effects& out) {
   // Standbys have the highest numbers, whatever their places.
   std::sort(tensor.group.begin(), tensor.group.end());
   tensor.in_group.assign(ranks_.size(), tensor.group.empty());
-  for (const Place& place : tensor.group) {
+  for (const view::Place& place : tensor.group) {
     if (place.node == config_.self.node) tensor.in_group[place.local_rank.value()] = true;
   }
   tensor.in_group_count =
@@ -314,20 +317,20 @@ bool AgentCore::Resolve(AgentTensor& tensor, Effects& out) {
 }
 
 void AgentCore::ResolveInView(AgentTensor& tensor) {
-  std::optional<Place> root;
+  std::optional<view::Place> root;
   if (tensor.spec.collective.has_root() && view_->IndexOf(tensor.root_member)) {
-    root = Place{tensor.root_member.node, tensor.root_local_rank};
+    root = view::Place{tensor.root_member.node, tensor.root_local_rank};
   }
-  tensor.participation = Participation(*view_, tensor.spec.collective, tensor.group, root);
+  tensor.participation = view::Participation(*view_, tensor.spec.collective, tensor.group, root);
   if (tensor.spec.collective.ends_with_any_rank() && tensor.needed_members.empty()) {
-    for (const Place& place : tensor.group) {
+    for (const view::Place& place : tensor.group) {
       const std::optional<MemberIndex> member = view_->IndexOf(place.node);
       if (member) tensor.needed_members.push_back(view_->members[member->value()].id);
     }
   }
-  const bool one_is_gone =
-      std::any_of(tensor.needed_members.begin(), tensor.needed_members.end(),
-                  [this](const MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
+  const bool one_is_gone = std::any_of(
+      tensor.needed_members.begin(), tensor.needed_members.end(),
+      [this](const view::MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
   tensor.is_dead = tensor.is_dead || one_is_gone || !tensor.participation.IsPossible();
 }
 

@@ -27,7 +27,7 @@ std::vector<wire::Contribute> BeginRound(Fixture& f) {
 }
 
 // Node 2 is gone.
-View Survivors(uint64_t epoch = 2, uint32_t aggregators = 2) {
+view::View Survivors(uint64_t epoch = 2, uint32_t aggregators = 2) {
   return MakeView(epoch, {1, 1}, aggregators);
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the r
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
-  View next = Survivors();
+  view::View next = Survivors();
   next.aggregators[1].incarnation = Incarnation{299};  // Restarted.
   const Effects out = f.OnView(next);
   CHECK(f.member.phase() == Phase::kFencing);
@@ -330,7 +330,7 @@ TEST_CASE("AgentCore: a broadcast whose root is gone is aborted, and unusable fr
   f.Open(Spec("c", 10, DType::kU8, Op::kCopy, 1));
   f.Push(0, 0, 1);
   f.Flush();
-  View next = Survivors(2, 1);
+  view::View next = Survivors(2, 1);
   next.members[0].rank_count = 1;
   f.OnView(next);
   const Effects frozen = f.AnswerAll();
@@ -450,8 +450,8 @@ TEST_CASE(
   };
   // The other owner is gone before it agrees; the others have round 2 aborted meanwhile.
   CHECK(held(primary, 1).empty());
-  View next = MakeView(6, {1, 1}, 2);
-  std::erase_if(next.aggregators, [primary](const ViewAggregator& aggregator) {
+  view::View next = MakeView(6, {1, 1}, 2);
+  std::erase_if(next.aggregators, [primary](const view::ViewAggregator& aggregator) {
     return aggregator.incarnation != Incarnation{200 + primary};
   });
   f.OnView(next);

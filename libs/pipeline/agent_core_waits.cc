@@ -77,7 +77,7 @@ bool AgentCore::CheckScheduler(int64_t now_ns, Effects& out) {
   CountSilence(now_ns);
   if (!scheduler_silent_ || !SchedulerCannotDecide()) return false;
   const bool is_forming = phase_ == Phase::kForming;
-  const View* const view = newest_view();
+  const view::View* const view = newest_view();
   const bool enters_steps = ranks_ready_ && view != nullptr && IsStandbyIn(*view);
   if (!is_forming && !RanksWait() && !enters_steps) return false;
   const std::string what =

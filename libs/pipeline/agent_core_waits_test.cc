@@ -19,7 +19,7 @@ using testing::Spec;
 constexpr int64_t kSecond = 1'000'000'000;
 
 TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[pipeline]") {
-  const auto text_of = [](View view) {
+  const auto text_of = [](view::View view) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
     f.OnView(view);
@@ -27,13 +27,13 @@ TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[
   };
   CHECK(text_of(MakeView(2, {1, 1}, 0)).find("no aggregator") != std::string::npos);
   CHECK(text_of(MakeView(2, {3, 1}, 1)).find("3 ranks, but it has 1") != std::string::npos);
-  View other_job = MakeView(2, {1, 1}, 1);
+  view::View other_job = MakeView(2, {1, 1}, 1);
   other_job.job = JobId{8};
   CHECK(text_of(other_job).find("job 8") != std::string::npos);
-  View without = MakeView(2, {1, 1}, 1);
+  view::View without = MakeView(2, {1, 1}, 1);
   without.members.erase(without.members.begin());
   CHECK(text_of(without).find("not in the view of epoch 2") != std::string::npos);
-  View unordered = MakeView(2, {1, 1}, 1);
+  view::View unordered = MakeView(2, {1, 1}, 1);
   std::swap(unordered.members[0], unordered.members[1]);
   CHECK_FALSE(text_of(unordered).empty());
 }

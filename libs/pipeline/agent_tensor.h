@@ -96,23 +96,23 @@ struct AgentTensor {
 
   // Who takes part, by the first view of this member. Resolved when it is first placed.
   bool resolved = false;
-  Group group;                 // Empty: all ranks.
+  view::Group group;           // Empty: all ranks.
   std::vector<bool> in_group;  // By local rank.
   uint32_t in_group_count = 0;
-  MemberIdentity root_member;
+  view::MemberIdentity root_member;
   LocalRank root_local_rank;
 
   // In the present view.
-  Participation participation;
+  view::Participation participation;
   // Somebody is gone without whom it means nothing. Also after views in which somebody else holds
   // the place: others may have given the tensor up before.
   bool is_dead = false;
   // Whom the group had when the tensor was first placed, where it needs every rank.
-  std::vector<MemberIdentity> needed_members;
+  std::vector<view::MemberIdentity> needed_members;
 
   // The present view's.
   AggregatorIndex primary;
-  std::vector<Slice> slices;
+  std::vector<view::Slice> slices;
   std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary and the slices' owners.
 
   HeldRound held;

@@ -47,49 +47,49 @@ size_t CharacterBytes(std::string_view text) {
 
 }  // namespace
 
-scheduler::v1::MemberId ToShown(const MemberIdentity& id) {
+scheduler::v1::MemberId ToShown(const view::MemberIdentity& id) {
   scheduler::v1::MemberId shown;
   shown.set_node_rank(id.node.value());
   return shown;
 }
 
-scheduler::v1::ViewMember ToShown(const ViewMember& member) {
+scheduler::v1::ViewMember ToShown(const view::ViewMember& member) {
   scheduler::v1::ViewMember shown = ToProto(member);
   *shown.mutable_id() = ToShown(member.id);
   return shown;
 }
 
-scheduler::v1::ViewAggregator ToShown(const ViewAggregator& aggregator) {
+scheduler::v1::ViewAggregator ToShown(const view::ViewAggregator& aggregator) {
   scheduler::v1::ViewAggregator shown = ToProto(aggregator);
   shown.clear_incarnation();
   shown.set_data_address(ShownAddress(aggregator.data_address));
   return shown;
 }
 
-scheduler::v1::View ToShown(const View& view) {
+scheduler::v1::View ToShown(const view::View& view) {
   scheduler::v1::View shown = ToProto(view);
   shown.clear_digest();
   shown.clear_members();
   shown.clear_aggregators();
-  for (const ViewMember& member : view.members) *shown.add_members() = ToShown(member);
-  for (const ViewAggregator& aggregator : view.aggregators) {
+  for (const view::ViewMember& member : view.members) *shown.add_members() = ToShown(member);
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
     *shown.add_aggregators() = ToShown(aggregator);
   }
   return shown;
 }
 
-scheduler::v1::MemberId ToProto(const MemberIdentity& id) {
+scheduler::v1::MemberId ToProto(const view::MemberIdentity& id) {
   scheduler::v1::MemberId message;
   message.set_node_rank(id.node.value());
   message.set_incarnation(id.incarnation.value());
   return message;
 }
 
-MemberIdentity FromProto(const scheduler::v1::MemberId& id) {
+view::MemberIdentity FromProto(const scheduler::v1::MemberId& id) {
   return {NodeRank{id.node_rank()}, Incarnation{id.incarnation()}};
 }
 
-scheduler::v1::ViewMember ToProto(const ViewMember& member) {
+scheduler::v1::ViewMember ToProto(const view::ViewMember& member) {
   scheduler::v1::ViewMember message;
   *message.mutable_id() = ToProto(member.id);
   message.set_rank_count(member.rank_count);
@@ -100,7 +100,7 @@ scheduler::v1::ViewMember ToProto(const ViewMember& member) {
   return message;
 }
 
-ViewMember FromProto(const scheduler::v1::ViewMember& member) {
+view::ViewMember FromProto(const scheduler::v1::ViewMember& member) {
   return {.id = FromProto(member.id()),
           .rank_count = member.rank_count(),
           .name = member.name(),
@@ -109,7 +109,7 @@ ViewMember FromProto(const scheduler::v1::ViewMember& member) {
           .standby = member.standby()};
 }
 
-scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator) {
+scheduler::v1::ViewAggregator ToProto(const view::ViewAggregator& aggregator) {
   scheduler::v1::ViewAggregator message;
   message.set_incarnation(aggregator.incarnation.value());
   message.set_name(aggregator.name);
@@ -120,7 +120,7 @@ scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator) {
   return message;
 }
 
-ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator) {
+view::ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator) {
   return {.incarnation = Incarnation{aggregator.incarnation()},
           .name = aggregator.name(),
           .weight = aggregator.weight(),
@@ -146,7 +146,7 @@ Dealing FromProto(const scheduler::v1::Dealing& message) {
 
 namespace {
 
-scheduler::v1::View WithoutMembers(const View& view) {
+scheduler::v1::View WithoutMembers(const view::View& view) {
   scheduler::v1::View message;
   message.set_job_id(view.job.value());
   message.set_epoch(view.epoch.value());
@@ -157,14 +157,14 @@ scheduler::v1::View WithoutMembers(const View& view) {
   return message;
 }
 
-absl::StatusOr<View> WithMembers(const scheduler::v1::View& message,
-                                 std::vector<ViewMember> members) {
-  View view{.job = JobId{message.job_id()},
-            .epoch = Epoch{message.epoch()},
-            .slice_bytes_max = message.slice_bytes_max(),
-            .dealing = FromProto(message.dealing()),
-            .steps = message.steps(),
-            .members = std::move(members)};
+absl::StatusOr<view::View> WithMembers(const scheduler::v1::View& message,
+                                       std::vector<view::ViewMember> members) {
+  view::View view{.job = JobId{message.job_id()},
+                  .epoch = Epoch{message.epoch()},
+                  .slice_bytes_max = message.slice_bytes_max(),
+                  .dealing = FromProto(message.dealing()),
+                  .steps = message.steps(),
+                  .members = std::move(members)};
   for (const auto& aggregator : message.aggregators()) {
     view.aggregators.push_back(FromProto(aggregator));
   }
@@ -182,40 +182,41 @@ absl::StatusOr<View> WithMembers(const scheduler::v1::View& message,
 
 }  // namespace
 
-scheduler::v1::View ToProto(const View& view) {
+scheduler::v1::View ToProto(const view::View& view) {
   scheduler::v1::View message = WithoutMembers(view);
-  for (const ViewMember& member : view.members) *message.add_members() = ToProto(member);
-  for (const ViewAggregator& aggregator : view.aggregators) {
+  for (const view::ViewMember& member : view.members) *message.add_members() = ToProto(member);
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
     *message.add_aggregators() = ToProto(aggregator);
   }
   return message;
 }
 
-absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
-  std::vector<ViewMember> members;
+absl::StatusOr<view::View> FromProto(const scheduler::v1::View& message) {
+  std::vector<view::ViewMember> members;
   for (const auto& member : message.members()) members.push_back(FromProto(member));
   return WithMembers(message, std::move(members));
 }
 
-scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const View& base, const View& view) {
+scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
+                                                       const view::View& view) {
   scheduler::v1::WatchViewsResponse::ViewChange change;
   change.set_base_epoch(base.epoch.value());
   *change.mutable_view() = WithoutMembers(view);
-  const auto is_in = [](const View& other, const ViewMember& member) {
+  const auto is_in = [](const view::View& other, const view::ViewMember& member) {
     const std::optional<MemberIndex> index = other.IndexOf(member.id);
     return index && other.members[index->value()] == member;
   };
-  for (const ViewMember& member : base.members) {
+  for (const view::ViewMember& member : base.members) {
     if (!is_in(view, member)) change.add_left_node_ranks(member.id.node.value());
   }
-  for (const ViewMember& member : view.members) {
+  for (const view::ViewMember& member : view.members) {
     if (!is_in(base, member)) *change.add_entered() = ToProto(member);
   }
   return change;
 }
 
-absl::StatusOr<View> Changed(const View& base,
-                             const scheduler::v1::WatchViewsResponse::ViewChange& change) {
+absl::StatusOr<view::View> Changed(const view::View& base,
+                                   const scheduler::v1::WatchViewsResponse::ViewChange& change) {
   if (base.job.value() != change.view().job_id() || base.epoch.value() != change.base_epoch()) {
     return Invalid("the change to the view of epoch " + std::to_string(change.view().epoch()) +
                    " of job " + std::to_string(change.view().job_id()) + " is one of epoch " +
@@ -224,13 +225,14 @@ absl::StatusOr<View> Changed(const View& base,
                    std::to_string(base.job.value()) + " came before it");
   }
   const std::set<uint32_t> left(change.left_node_ranks().begin(), change.left_node_ranks().end());
-  std::vector<ViewMember> members;
-  for (const ViewMember& member : base.members) {
+  std::vector<view::ViewMember> members;
+  for (const view::ViewMember& member : base.members) {
     if (!left.contains(member.id.node.value())) members.push_back(member);
   }
   for (const auto& member : change.entered()) members.push_back(FromProto(member));
-  std::sort(members.begin(), members.end(),
-            [](const ViewMember& a, const ViewMember& b) { return a.id.node < b.id.node; });
+  std::sort(
+      members.begin(), members.end(),
+      [](const view::ViewMember& a, const view::ViewMember& b) { return a.id.node < b.id.node; });
   return WithMembers(change.view(), std::move(members));
 }
 
@@ -275,10 +277,10 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
   return spec;
 }
 
-uint64_t LimitToProto(uint64_t limit) { return limit == kNoLimit ? 0 : limit; }
-uint64_t LimitFromProto(uint64_t limit) { return limit == 0 ? kNoLimit : limit; }
+uint64_t LimitToProto(uint64_t limit) { return limit == view::kNoLimit ? 0 : limit; }
+uint64_t LimitFromProto(uint64_t limit) { return limit == 0 ? view::kNoLimit : limit; }
 
-scheduler::v1::JobQuota ToProto(const JobQuota& quota) {
+scheduler::v1::JobQuota ToProto(const view::JobQuota& quota) {
   scheduler::v1::JobQuota message;
   message.set_tenant(CleanUtf8(quota.tenant));
   message.set_priority(static_cast<scheduler::v1::Priority>(quota.priority));
@@ -291,12 +293,12 @@ scheduler::v1::JobQuota ToProto(const JobQuota& quota) {
   return message;
 }
 
-JobQuota FromProto(const scheduler::v1::JobQuota& message) {
-  JobQuota quota;
+view::JobQuota FromProto(const scheduler::v1::JobQuota& message) {
+  view::JobQuota quota;
   quota.tenant = message.tenant();
   // One that is not known here is of a newer release.
-  if (message.priority() == scheduler::v1::PRIORITY_LOW) quota.priority = Priority::kLow;
-  if (message.priority() == scheduler::v1::PRIORITY_HIGH) quota.priority = Priority::kHigh;
+  if (message.priority() == scheduler::v1::PRIORITY_LOW) quota.priority = view::Priority::kLow;
+  if (message.priority() == scheduler::v1::PRIORITY_HIGH) quota.priority = view::Priority::kHigh;
   quota.weight = std::max<uint32_t>(message.weight(), 1);
   quota.tenant_weight = std::max<uint32_t>(message.tenant_weight(), 1);
   quota.limit = {LimitFromProto(message.memory_bytes_max()), LimitFromProto(message.tensors_max())};

@@ -20,30 +20,32 @@
 // sends may be anything: a message that is no value is INVALID_ARGUMENT and names the field.
 namespace talweg::rpc {
 
-scheduler::v1::View ToProto(const View& view);
-absl::StatusOr<View> FromProto(const scheduler::v1::View& view);  // Checks Problem() and digest.
+scheduler::v1::View ToProto(const view::View& view);
+absl::StatusOr<view::View> FromProto(
+    const scheduler::v1::View& view);  // Checks Problem() and digest.
 
 // What differs. `view` of it has no aggregators yet, since each member gets its own addresses.
-scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const View& base, const View& view);
+scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
+                                                       const view::View& view);
 // The view that `change` makes of `base`; checks that it is a change of that view, Problem() and
 // digest.
-absl::StatusOr<View> Changed(const View& base,
-                             const scheduler::v1::WatchViewsResponse::ViewChange& change);
+absl::StatusOr<view::View> Changed(const view::View& base,
+                                   const scheduler::v1::WatchViewsResponse::ViewChange& change);
 
 // For AdminService, which anybody may ask: without incarnations and digest, and with addresses that
 // say where and how a process is reached, but not what lets one in.
-scheduler::v1::View ToShown(const View& view);
-scheduler::v1::ViewMember ToShown(const ViewMember& member);
-scheduler::v1::ViewAggregator ToShown(const ViewAggregator& aggregator);
-scheduler::v1::MemberId ToShown(const MemberIdentity& id);
+scheduler::v1::View ToShown(const view::View& view);
+scheduler::v1::ViewMember ToShown(const view::ViewMember& member);
+scheduler::v1::ViewAggregator ToShown(const view::ViewAggregator& aggregator);
+scheduler::v1::MemberId ToShown(const view::MemberIdentity& id);
 
-scheduler::v1::ViewMember ToProto(const ViewMember& member);
-scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator);
-ViewMember FromProto(const scheduler::v1::ViewMember& member);
-ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator);
+scheduler::v1::ViewMember ToProto(const view::ViewMember& member);
+scheduler::v1::ViewAggregator ToProto(const view::ViewAggregator& aggregator);
+view::ViewMember FromProto(const scheduler::v1::ViewMember& member);
+view::ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator);
 
-scheduler::v1::MemberId ToProto(const MemberIdentity& id);
-MemberIdentity FromProto(const scheduler::v1::MemberId& id);
+scheduler::v1::MemberId ToProto(const view::MemberIdentity& id);
+view::MemberIdentity FromProto(const scheduler::v1::MemberId& id);
 
 scheduler::v1::Dealing ToProto(const Dealing& dealing);
 Dealing FromProto(const scheduler::v1::Dealing& dealing);  // IsValid() is the caller's to check.
@@ -54,8 +56,8 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec
 // 0 travels for what has no limit.
 uint64_t LimitToProto(uint64_t limit);
 uint64_t LimitFromProto(uint64_t limit);
-scheduler::v1::JobQuota ToProto(const JobQuota& quota);
-JobQuota FromProto(const scheduler::v1::JobQuota& quota);
+scheduler::v1::JobQuota ToProto(const view::JobQuota& quota);
+view::JobQuota FromProto(const scheduler::v1::JobQuota& quota);
 
 scheduler::v1::ProtocolVersion ToProto(const Version& version);
 Version FromProto(const scheduler::v1::ProtocolVersion& version);

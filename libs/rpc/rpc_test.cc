@@ -35,7 +35,7 @@ bool Contains(const std::string& text, const std::string& part) {
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-View SomeView() {
+view::View SomeView() {
   return {.job = JobId{~uint64_t{0}},
           .epoch = Epoch{uint64_t{1} << 63},
           .slice_bytes_max = 4096,
@@ -54,8 +54,8 @@ View SomeView() {
 }
 
 TEST_CASE("Conversion: a view comes back as it went", "[rpc]") {
-  const View view = SomeView();
-  const absl::StatusOr<View> back = FromProto(ToProto(view));
+  const view::View view = SomeView();
+  const absl::StatusOr<view::View> back = FromProto(ToProto(view));
   INFO(back.status().ToString());
   REQUIRE(back.ok());
   CHECK(*back == view);
@@ -72,19 +72,19 @@ TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refuse
 }
 
 // What `change` makes of `base`, with the aggregators that its receiver gets.
-absl::StatusOr<View> After(const View& base, const View& view) {
+absl::StatusOr<view::View> After(const view::View& base, const view::View& view) {
   scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
-  for (const ViewAggregator& aggregator : view.aggregators) {
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
     *change.mutable_view()->add_aggregators() = ToProto(aggregator);
   }
   return Changed(base, change);
 }
 
 TEST_CASE("Conversion: a view comes back from what it changes of the one before", "[rpc]") {
-  View base = SomeView();
+  view::View base = SomeView();
   base.members.insert(base.members.begin() + 1,
                       {.id = {NodeRank{7}, Incarnation{70}}, .rank_count = 2, .name = "seven"});
-  View view = base;
+  view::View view = base;
   view.epoch = Epoch{base.epoch.value() + 1};
   view.steps = 12;
 
@@ -107,15 +107,15 @@ TEST_CASE("Conversion: a view comes back from what it changes of the one before"
     view.members = {{.id = {NodeRank{1}, Incarnation{1}}, .rank_count = 1}};
     view.aggregators.clear();
   }
-  const absl::StatusOr<View> back = After(base, view);
+  const absl::StatusOr<view::View> back = After(base, view);
   INFO(back.status().ToString());
   REQUIRE(back.ok());
   CHECK(*back == view);
 }
 
 TEST_CASE("Conversion: a change names nobody who stays", "[rpc]") {
-  const View base = SomeView();
-  View view = base;
+  const view::View base = SomeView();
+  view::View view = base;
   view.members.pop_back();
   const scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
   CHECK(change.view().members_size() == 0);
@@ -125,12 +125,12 @@ TEST_CASE("Conversion: a change names nobody who stays", "[rpc]") {
 }
 
 TEST_CASE("Conversion: a change of another view is refused", "[rpc]") {
-  const View base = SomeView();
-  View view = base;
+  const view::View base = SomeView();
+  view::View view = base;
   view.members.pop_back();
   view.aggregators.clear();
   const scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
-  View other = base;
+  view::View other = base;
   other.epoch = Epoch{3};
   CHECK(Contains(Message(Changed(other, change).status()), "that of epoch 3"));
   other = base;
@@ -207,7 +207,7 @@ TEST_CASE("Conversion: UTF-8", "[rpc]") {
 }
 
 TEST_CASE("Conversion: what AdminService shows lets nobody in", "[rpc]") {
-  View view{.job = JobId{1}, .epoch = Epoch{2}, .slice_bytes_max = 65536};
+  view::View view{.job = JobId{1}, .epoch = Epoch{2}, .slice_bytes_max = 65536};
   view.members.push_back({.id = {NodeRank{3}, Incarnation{77}}, .rank_count = 2, .name = "n"});
   view.aggregators.push_back({.incarnation = Incarnation{78},
                               .name = "a0",

@@ -193,7 +193,7 @@ class SchedulerClient::Impl : private Session::Peer {
         break;
       }
       case scheduler::v1::WatchViewsResponse::kView: {
-        absl::StatusOr<View> view = FromProto(response.view());
+        absl::StatusOr<view::View> view = FromProto(response.view());
         if (!view.ok()) {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
@@ -202,7 +202,7 @@ class SchedulerClient::Impl : private Session::Peer {
         break;
       }
       case scheduler::v1::WatchViewsResponse::kViewChange: {
-        absl::StatusOr<View> view =
+        absl::StatusOr<view::View> view =
             last_view_ ? Changed(*last_view_, response.view_change())
                        : absl::InvalidArgumentError("a change of a view comes before any view");
         // A new stream begins with a whole view.
@@ -234,7 +234,7 @@ class SchedulerClient::Impl : private Session::Peer {
     return grpc::Status::OK;
   }
 
-  void OnView(View view) {
+  void OnView(view::View view) {
     last_view_ = view;
     const bool is_newer = view.epoch.value() > epoch_.load();
     const QuiesceId over = quiesce_.OnView(is_newer);
@@ -277,7 +277,7 @@ class SchedulerClient::Impl : private Session::Peer {
   bool started_ = false;
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
-  std::optional<View> last_view_;  // The present stream's.
+  std::optional<view::View> last_view_;  // The present stream's.
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> ranks_attached_{false};
   std::atomic<bool> ranks_ready_{true};
@@ -329,7 +329,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
         stub_(scheduler::v1::PoolService::NewStub(session_.channel())) {}
   ~Impl() { session_.Stop(); }
 
-  void Register(ViewAggregator aggregator) {
+  void Register(view::ViewAggregator aggregator) {
     TALWEG_CHECK(!std::exchange(started_, true));
     aggregator_ = std::move(aggregator);
     session_.Start();
@@ -412,7 +412,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobView: {
-        absl::StatusOr<View> view = FromProto(response.job_view().view());
+        absl::StatusOr<view::View> view = FromProto(response.job_view().view());
         if (!view.ok()) {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
@@ -473,7 +473,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
   const std::string session_secret_ = NewSecret();
   bool started_ = false;
   bool registered_ = false;
-  ViewAggregator aggregator_;
+  view::ViewAggregator aggregator_;
   std::atomic<bool> left_{false};
   std::map<JobId, Epoch> held_;  // The watching thread's.
   Session session_;
@@ -484,7 +484,7 @@ AggregatorRegistration::AggregatorRegistration(SchedulerLinkOptions options, OnE
     : impl_(std::make_unique<Impl>(std::move(options), std::move(on_event))) {}
 AggregatorRegistration::~AggregatorRegistration() = default;
 
-void AggregatorRegistration::Register(ViewAggregator aggregator) {
+void AggregatorRegistration::Register(view::ViewAggregator aggregator) {
   impl_->Register(std::move(aggregator));
 }
 

@@ -35,7 +35,7 @@ struct SchedulerLinkOptions {
 struct JoinSpec {
   std::string job_name;
   membership::JobSpec spec;
-  ViewMember member;               // Incarnation drawn by the caller; see ViewMember for the rest.
+  view::ViewMember member;         // Incarnation drawn by the caller; see ViewMember for the rest.
   std::string data_security = {};  // Empty: the process carries no data over a network.
 };
 
@@ -102,7 +102,7 @@ class AggregatorRegistration {
   AggregatorRegistration& operator=(const AggregatorRegistration&) = delete;
 
   // Once.
-  void Register(ViewAggregator aggregator);
+  void Register(view::ViewAggregator aggregator);
 
   // Asks to be taken into no further job. Blocks at most `timeout_ns`; returns how many running
   // jobs still use it (JobClosed tells of each that ends).

@@ -29,7 +29,7 @@ struct JoinRefused {
   absl::Status status;
 };
 struct ViewPublished {
-  View view;  // Its epoch is higher than any before it; its digest has been checked.
+  view::View view;  // Its epoch is higher than any before it; its digest has been checked.
 };
 // The scheduler lets it wait, and is asked again: why.
 struct JoinDelayed {
@@ -50,7 +50,7 @@ struct QuiesceCancelled {
 };
 // A member is done and contributes to no further round. The view stays as it is.
 struct MemberLeft {
-  MemberIdentity id;
+  view::MemberIdentity id;
   std::string text;
 };
 // This incarnation is out: declared lost, or the scheduler does not know its job.
@@ -81,13 +81,14 @@ struct RegistrationRefused {
 // The newest view of a running job; it need not have this aggregator.
 struct JobViewPublished {
   std::string job_name;
-  View view;  // Its epoch is higher than any before it of this job; its digest has been checked.
-  JobQuota quota = {};
+  view::View
+      view;  // Its epoch is higher than any before it of this job; its digest has been checked.
+  view::JobQuota quota = {};
 };
 // For a job whose view was published.
 struct JobQuotaPublished {
   JobId job;
-  JobQuota quota;
+  view::JobQuota quota;
 };
 struct JobClosed {
   JobId job;

@@ -264,7 +264,7 @@ absl::Status SqliteStore::WriteAll(const StoreWrite& write) {
   }
   for (const JobId id : write.jobs_removed) TALWEG_RETURN_IF_ERROR(RemoveJob(id));
   for (const AggregatorRecord& record : write.aggregators) {
-    const ViewAggregator& aggregator = record.aggregator;
+    const view::ViewAggregator& aggregator = record.aggregator;
     TALWEG_RETURN_IF_ERROR(
         Sql("INSERT OR REPLACE INTO aggregators VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
             .Bind(aggregator.incarnation.value(), aggregator.name, uint64_t{aggregator.weight},
@@ -306,7 +306,7 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
           .Run());
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
-    const ViewMember& member = record.member;
+    const view::ViewMember& member = record.member;
     TALWEG_RETURN_IF_ERROR(
         Sql("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
             .Bind(id, position++, uint64_t{member.id.node.value()}, member.id.incarnation.value(),
@@ -322,7 +322,7 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
                 DealingText(job.view->dealing), id)
           .Run());
   position = 0;
-  for (const ViewMember& member : job.view->members) {
+  for (const view::ViewMember& member : job.view->members) {
     TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
                                .Bind(id, position++, uint64_t{member.id.node.value()},
                                      member.id.incarnation.value(), uint64_t{member.rank_count},
@@ -331,7 +331,7 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
                                .Run());
   }
   position = 0;
-  for (const ViewAggregator& aggregator : job.view->aggregators) {
+  for (const view::ViewAggregator& aggregator : job.view->aggregators) {
     TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_aggregators VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
                                .Bind(id, position++, aggregator.incarnation.value(),
                                      aggregator.name, uint64_t{aggregator.weight},
@@ -372,7 +372,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     job.epoch_floor = Epoch{rows.Number()};
     job.created_unix_ns = static_cast<int64_t>(rows.Number());
     if (!rows.Null()) {
-      job.view = View{.job = job.id, .epoch = Epoch{rows.Number()}};
+      job.view = view::View{.job = job.id, .epoch = Epoch{rows.Number()}};
       job.view->slice_bytes_max = rows.Number();
       job.view->steps = rows.Number();
       TALWEG_RETURN_IF_ERROR(ReadDealing(job, rows.Text(), job.view->dealing));
@@ -436,7 +436,7 @@ absl::Status SqliteStore::LoadView(JobRecord& job) {
           "FROM view_members WHERE job_id = ? ORDER BY position");
   members.Bind(job.id.value());
   while (members.Next()) {
-    ViewMember member;
+    view::ViewMember member;
     member.id.node = NodeRank{static_cast<uint32_t>(members.Number())};
     member.id.incarnation = Incarnation{members.Number()};
     member.rank_count = static_cast<uint32_t>(members.Number());
@@ -452,7 +452,7 @@ absl::Status SqliteStore::LoadView(JobRecord& job) {
           "FROM view_aggregators WHERE job_id = ? ORDER BY position");
   aggregators.Bind(job.id.value());
   while (aggregators.Next()) {
-    ViewAggregator aggregator;
+    view::ViewAggregator aggregator;
     aggregator.incarnation = Incarnation{aggregators.Number()};
     aggregator.name = aggregators.Text();
     aggregator.weight = static_cast<uint32_t>(aggregators.Number());

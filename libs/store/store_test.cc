@@ -64,7 +64,7 @@ membership::SecretHash RandomHash(Random& random) {
   return hash;
 }
 
-ViewMember RandomMember(Random& random, uint32_t node) {
+view::ViewMember RandomMember(Random& random, uint32_t node) {
   return {.id = {NodeRank{node}, Incarnation{random.Next()}},
           .rank_count = 1 + static_cast<uint32_t>(random.Below(8)),
           .name = RandomText(random),
@@ -72,7 +72,7 @@ ViewMember RandomMember(Random& random, uint32_t node) {
           .host_id = RandomText(random)};
 }
 
-ViewAggregator RandomAggregator(Random& random, uint32_t index) {
+view::ViewAggregator RandomAggregator(Random& random, uint32_t index) {
   return {.incarnation = Incarnation{random.Next()},
           .name = "a" + std::to_string(index),
           .weight = 1 + static_cast<uint32_t>(random.Below(5)),
@@ -111,7 +111,7 @@ JobRecord RandomJob(Random& random, JobId id) {
   }
   if (random.OneIn(2)) {
     job.state = JobState{static_cast<uint8_t>(2 + random.Below(3))};
-    job.view = View{.job = id, .epoch = Epoch{1 + (random.Next() >> 2)}};
+    job.view = view::View{.job = id, .epoch = Epoch{1 + (random.Next() >> 2)}};
     job.view->dealing = RandomDealing(random);
     for (uint32_t i = 0; i < random.Below(4); ++i) {
       job.view->members.push_back(RandomMember(random, i));
@@ -311,16 +311,16 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
   Execute(path, kSchema1);
-  const ViewMember member{.id = {NodeRank{1}, Incarnation{11}},
-                          .rank_count = 2,
-                          .name = "node1",
-                          .admin_address = "host:1"};
-  const ViewAggregator aggregator{.incarnation = Incarnation{100},
-                                  .name = "a0",
-                                  .weight = 4,
-                                  .data_address = "fi:a0",
-                                  .host_id = "b",
-                                  .admin_address = "host:2"};
+  const view::ViewMember member{.id = {NodeRank{1}, Incarnation{11}},
+                                .rank_count = 2,
+                                .name = "node1",
+                                .admin_address = "host:1"};
+  const view::ViewAggregator aggregator{.incarnation = Incarnation{100},
+                                        .name = "a0",
+                                        .weight = 4,
+                                        .data_address = "fi:a0",
+                                        .host_id = "b",
+                                        .admin_address = "host:2"};
   Snapshot expected;
   expected.start_count = 3;
   expected.job_next = JobId{8};
@@ -336,11 +336,11 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
                            .text = "words",
                            .epoch_floor = Epoch{5},
                            .created_unix_ns = 99,
-                           .view = View{.job = JobId{7},
-                                        .epoch = Epoch{5},
-                                        .slice_bytes_max = 65536,
-                                        .members = {member},
-                                        .aggregators = {aggregator}},
+                           .view = view::View{.job = JobId{7},
+                                              .epoch = Epoch{5},
+                                              .slice_bytes_max = 65536,
+                                              .members = {member},
+                                              .aggregators = {aggregator}},
                            .members = {{.member = member, .state = MemberState::kJoined}}});
   // What members said when they joined is known; the view that they hold does not have it.
   expected.jobs[0].members[0].member.host_id = "b";

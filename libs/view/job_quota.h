@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace talweg {
+namespace talweg::view {
 
 // Who goes first where jobs want the same. The numbers travel.
 enum class Priority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
@@ -32,6 +32,6 @@ struct JobQuota {
   friend bool operator==(const JobQuota&, const JobQuota&) = default;
 };
 
-}  // namespace talweg
+}  // namespace talweg::view
 
 #endif  // TALWEG_LIBS_VIEW_JOB_QUOTA_H_

@@ -5,7 +5,7 @@
 
 #include "libs/base/check.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 constexpr size_t kPlacesShown = 8;
@@ -94,4 +94,4 @@ std::optional<MemberIndex> Participation::Source(uint32_t part) const {
   return std::nullopt;
 }
 
-}  // namespace talweg
+}  // namespace talweg::view

@@ -11,7 +11,7 @@
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 
-namespace talweg {
+namespace talweg::view {
 
 // Where a rank belongs: the same for everybody, also when views come and go. Whoever holds the
 // place in a view is the rank.
@@ -89,6 +89,6 @@ class Participation {
   std::vector<std::vector<LocalPart>> ranks_of_;  // By member.
 };
 
-}  // namespace talweg
+}  // namespace talweg::view
 
 #endif  // TALWEG_LIBS_VIEW_PARTICIPATION_H_

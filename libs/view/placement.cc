@@ -15,7 +15,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/view/slice_hash.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 // Slices begin on cache lines, which also keeps every element whole.
@@ -315,4 +315,4 @@ bool Placement::Owns(AggregatorIndex owner) const {
                      [owner](const Slice& slice) { return slice.owner == owner; });
 }
 
-}  // namespace talweg
+}  // namespace talweg::view

@@ -10,7 +10,7 @@
 #include "libs/view/participation.h"
 #include "libs/view/view.h"
 
-namespace talweg {
+namespace talweg::view {
 
 // A part of a tensor that travels and is summed as one.
 struct Slice {
@@ -83,6 +83,6 @@ uint64_t PlacementDigest(const View& view);
 // failure: depends on the name alone, so that members which disagree on the length still meet.
 AggregatorIndex PrimaryOwner(const View& view, TensorKey key);
 
-}  // namespace talweg
+}  // namespace talweg::view
 
 #endif  // TALWEG_LIBS_VIEW_PLACEMENT_H_

@@ -18,7 +18,7 @@
 #include "libs/view/participation.h"
 #include "libs/view/view_fixture.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 using testing::AllRanks;
@@ -531,4 +531,4 @@ TEST_CASE("Placement: hosts of unequal size load no link more than striping does
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::view

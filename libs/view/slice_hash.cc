@@ -7,7 +7,7 @@
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 constexpr uint64_t kSlicesOfANumber = 65536;
@@ -59,4 +59,4 @@ size_t OwnerOf(const Dealing& dealing, uint64_t slice_key, std::span<const uint3
   return weights.size() - 1;
 }
 
-}  // namespace talweg
+}  // namespace talweg::view

@@ -8,7 +8,7 @@
 #include "libs/base/dealing.h"
 #include "libs/base/ids.h"
 
-namespace talweg {
+namespace talweg::view {
 
 // What a hash deals by: the tensor's number and the slice's place in the tensor. The number is the
 // low half of the tensor's key, since processes agree on names and not on numbers.
@@ -21,6 +21,6 @@ uint64_t HashOf(const Dealing& dealing, uint64_t slice_key);
 // empty, and none is 0.
 size_t OwnerOf(const Dealing& dealing, uint64_t slice_key, std::span<const uint32_t> weights);
 
-}  // namespace talweg
+}  // namespace talweg::view
 
 #endif  // TALWEG_LIBS_VIEW_SLICE_HASH_H_

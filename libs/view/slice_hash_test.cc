@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 Dealing Rule(const char* text) { return ParseDealing(text).value(); }
@@ -72,4 +72,4 @@ TEST_CASE("OwnerOf: weighted owners share the points by their weights", "[view]"
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::view

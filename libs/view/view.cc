@@ -5,7 +5,7 @@
 
 #include "libs/base/fingerprint.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 constexpr uint64_t kStandbyMark = 0x7374616e64627900;
@@ -122,4 +122,4 @@ std::string View::Problem() const {
   return "";
 }
 
-}  // namespace talweg
+}  // namespace talweg::view

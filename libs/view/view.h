@@ -11,7 +11,7 @@
 #include "libs/base/dealing.h"
 #include "libs/base/ids.h"
 
-namespace talweg {
+namespace talweg::view {
 
 // One life of one node's agent in a job. After a restart of the agent it is another member.
 struct MemberIdentity {
@@ -79,6 +79,6 @@ struct View {
   friend bool operator==(const View&, const View&) = default;
 };
 
-}  // namespace talweg
+}  // namespace talweg::view
 
 #endif  // TALWEG_LIBS_VIEW_VIEW_H_

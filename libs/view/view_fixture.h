@@ -11,7 +11,7 @@
 #include "libs/view/participation.h"
 #include "libs/view/view.h"
 
-namespace talweg::testing {
+namespace talweg::view::testing {
 
 inline View MakeView(std::vector<uint32_t> rank_counts, std::vector<uint32_t> weights) {
   View view{.job = JobId{1}, .epoch = Epoch{1}};
@@ -58,6 +58,6 @@ inline Collective CollectiveOf(std::string_view name, uint64_t element_count) {
   return {};
 }
 
-}  // namespace talweg::testing
+}  // namespace talweg::view::testing
 
 #endif  // TALWEG_LIBS_VIEW_VIEW_FIXTURE_H_

@@ -8,7 +8,7 @@
 #include "libs/view/participation.h"
 #include "libs/view/view_fixture.h"
 
-namespace talweg {
+namespace talweg::view {
 namespace {
 
 using testing::CollectiveOf;
@@ -165,4 +165,4 @@ TEST_CASE("Participation: what a lost rank means depends on the collective", "[v
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::view

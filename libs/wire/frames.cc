@@ -62,7 +62,7 @@ void Write(FieldWriter& out, const Declare& e) {
   out.Put(e.name);
   std::vector<uint32_t> places;
   places.reserve(2 * e.group.size());
-  for (const Place& place : e.group) {
+  for (const view::Place& place : e.group) {
     places.push_back(place.node.value());
     places.push_back(place.local_rank.value());
   }

@@ -73,7 +73,7 @@ struct RemoteRef {
 };
 
 struct Hello {
-  MemberIdentity member;
+  view::MemberIdentity member;
   uint32_t rank_count = 0;
   uint64_t view_digest = 0;
   std::string job_name;
@@ -101,7 +101,7 @@ struct Declare {
   TensorKey key;
   std::string name;
   Collective collective;
-  Group group;             // Empty: all ranks.
+  view::Group group;       // Empty: all ranks.
   uint32_t root_rank = 0;  // The root's number in the view, or kNoRank. 0 where there is no root.
   uint32_t by_rank = 0;    // The global rank that declared it, for error texts.
   std::array<RemoteRef, 2> result;  // Where slice offset 0 of the result goes, by round & 1.

@@ -109,7 +109,7 @@ AgentDriverOptions Agent::DriverOptions() {
       .scheduler = config_.scheduler,
       .events_per_poll = kEventsPerPass,
       .reduce_bytes_per_poll = kReduceBytesPerPass,
-      .view_problem = [this](const View& view) { return SettingProblem(config_, view); },
+      .view_problem = [this](const view::View& view) { return SettingProblem(config_, view); },
       .on_end = [this] { loop_->Stop(); }};
 }
 

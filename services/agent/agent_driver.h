@@ -42,7 +42,7 @@ class RankCombiner {
 
 struct AgentDriverOptions {
   std::string job_name;
-  MemberIdentity self;
+  view::MemberIdentity self;
   std::string node_name;
   std::string host_id;  // "": no aggregator is reached through this host's memory.
   uint32_t rank_count = 1;
@@ -60,7 +60,7 @@ struct AgentDriverOptions {
   int events_per_poll = 256;
   uint64_t reduce_bytes_per_poll = 0;
   // Why this agent cannot take part in a view; "" if it can.
-  std::function<std::string(const View& view)> view_problem = {};
+  std::function<std::string(const view::View& view)> view_problem = {};
   // Sees each effect before it is performed, for tests.
   std::function<void(const pipeline::Effect& effect)> watch = {};
   // The life is over. Called inside Poll; Leave follows.
@@ -179,7 +179,7 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   const pipeline::AgentCore& Core() const override { return *core_; }
 
   // driver_life.cc: what the scheduler says, and what the agent's life has come to.
-  void OnView(const View& view);
+  void OnView(const view::View& view);
   void FailJob(const std::string& text);
   void Live();
   LifeSight Look() const;

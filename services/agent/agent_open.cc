@@ -30,10 +30,10 @@ transport::NetworkOptions NetworkOf(const config::AgentConfig& config) {
 
 }  // namespace
 
-std::string SettingProblem(const config::AgentConfig& config, const View& view) {
+std::string SettingProblem(const config::AgentConfig& config, const view::View& view) {
   if (config::IsUnixAddress(config.scheduler)) return "";
   const std::string ours = transport::SettingText(NetworkOf(config));
-  for (const ViewAggregator& aggregator : view.aggregators) {
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
     const std::string theirs = transport::SettingText(aggregator.data_address);
     if (theirs.empty() || theirs == ours) continue;
     return "node " + std::to_string(config.node_rank) + " runs with " + ours +

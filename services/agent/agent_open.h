@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
 
 // Why this agent cannot exchange data with an aggregator of the view: they are set to carry it in
 // different ways. Names both. "" if it can.
-std::string SettingProblem(const config::AgentConfig& config, const View& view);
+std::string SettingProblem(const config::AgentConfig& config, const view::View& view);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 

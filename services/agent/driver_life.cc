@@ -16,7 +16,7 @@ void AgentDriver::FailJob(const std::string& text) {
   Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
 }
 
-void AgentDriver::OnView(const View& view) {
+void AgentDriver::OnView(const view::View& view) {
   job_ = view.job;
   if (!link_->IsAlone()) {
     telemetry::Log(telemetry::LogLevel::kInfo, "view of epoch ", view.epoch, ": ",

@@ -24,7 +24,7 @@ std::string Joined(const std::vector<std::string>& words) {
 }
 
 // The ranks of one node that take part in the tensor.
-std::string NodeText(const View* view, const pipeline::TensorSpec& spec, uint32_t node) {
+std::string NodeText(const view::View* view, const pipeline::TensorSpec& spec, uint32_t node) {
   const std::string text = "node " + std::to_string(node);
   if (view == nullptr) return text;
   for (uint32_t i = 0; i < view->members.size(); ++i) {

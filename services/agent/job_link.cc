@@ -8,13 +8,13 @@ namespace {
 
 class AloneLink final : public JobLink {
  public:
-  AloneLink(ViewMember self, uint64_t slice_bytes_max,
+  AloneLink(view::ViewMember self, uint64_t slice_bytes_max,
             std::function<void(const rpc::ViewPublished&)> publish)
       : self_(std::move(self)), slice_bytes_max_(slice_bytes_max), publish_(std::move(publish)) {}
 
   bool IsAlone() const override { return true; }
-  void Join(const MemberIdentity& self) override {
-    View view;
+  void Join(const view::MemberIdentity& self) override {
+    view::View view;
     view.job = JobId{++generation_};
     view.epoch = Epoch{1};
     view.slice_bytes_max = slice_bytes_max_;
@@ -49,7 +49,7 @@ class AloneLink final : public JobLink {
   Totals totals() const override { return {}; }
 
  private:
-  const ViewMember self_;
+  const view::ViewMember self_;
   const uint64_t slice_bytes_max_;
   const std::function<void(const rpc::ViewPublished&)> publish_;
   uint64_t generation_ = 0;
@@ -57,7 +57,7 @@ class AloneLink final : public JobLink {
 
 }  // namespace
 
-std::unique_ptr<JobLink> NewAloneLink(ViewMember self, uint64_t slice_bytes_max,
+std::unique_ptr<JobLink> NewAloneLink(view::ViewMember self, uint64_t slice_bytes_max,
                                       std::function<void(const rpc::ViewPublished&)> publish) {
   return std::make_unique<AloneLink>(std::move(self), slice_bytes_max, std::move(publish));
 }

@@ -37,7 +37,7 @@ class JobLink {
   // This node is the whole job: there is nobody to hear any of this.
   virtual bool IsAlone() const = 0;
   // A view follows, now or later.
-  virtual void Join(const MemberIdentity& self) = 0;
+  virtual void Join(const view::MemberIdentity& self) = 0;
   // Nothing is said or heard after it. OK when there was nobody to tell.
   virtual absl::Status Leave(LeaveReason reason, const std::string& text) = 0;
 
@@ -68,7 +68,7 @@ class JobLink {
 
 // `publish` is called during Join, with a view of this node alone; each Join begins another job.
 std::unique_ptr<JobLink> NewAloneLink(
-    ViewMember self, uint64_t slice_bytes_max,
+    view::ViewMember self, uint64_t slice_bytes_max,
     std::function<void(const rpc::ViewPublished& published)> publish);
 
 }  // namespace talweg::agent

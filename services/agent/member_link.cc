@@ -27,7 +27,7 @@ class MemberLink final : public ConnectedLink {
     data_plane_->CloseAll();
   }
 
-  void Join(const MemberIdentity& self) override {
+  void Join(const view::MemberIdentity& self) override {
     join_.member.id = self;
     scheduler_->JoinJob(join_);
   }

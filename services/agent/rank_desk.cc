@@ -19,14 +19,14 @@ struct Numbers {
   shm::RankNumbers declared;
 };
 
-Numbers NumbersIn(const View& view, const MemberIdentity& self, LocalRank local_rank) {
+Numbers NumbersIn(const view::View& view, const view::MemberIdentity& self, LocalRank local_rank) {
   const MemberIndex index = *view.IndexOf(self);
-  const ViewMember& own = view.members[index.value()];
+  const view::ViewMember& own = view.members[index.value()];
   Numbers numbers{.rank = talweg::Rank{local_rank.value()}, .is_standby = own.standby};
   numbers.declared = {.own = view.RankBase(index).value() + local_rank.value(),
                       .count = view.NumberCount()};
   for (uint32_t i = 0; i < view.members.size(); ++i) {
-    const ViewMember& member = view.members[i];
+    const view::ViewMember& member = view.members[i];
     if (member.standby && i != index.value()) continue;
     ++numbers.node_count;
     numbers.size += member.rank_count;
@@ -98,7 +98,7 @@ bool RankDesk::AllReady() const {
          std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ready; });
 }
 
-void RankDesk::SetView(const View& view, const MemberIdentity& self) {
+void RankDesk::SetView(const view::View& view, const view::MemberIdentity& self) {
   if (view_) return;
   view_ = view;
   self_ = self;
@@ -308,10 +308,10 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
                           uint32_t first_member) {
   const Rank& rank = ranks_[local_rank.value()];
   if (!rank.attached) return;
-  const View* const newest = events_->Core().newest_view();
-  const View* const view = epoch == Epoch{0} || (newest != nullptr && newest->epoch == epoch)
-                               ? newest
-                               : events_->Core().FindView(epoch);
+  const view::View* const newest = events_->Core().newest_view();
+  const view::View* const view = epoch == Epoch{0} || (newest != nullptr && newest->epoch == epoch)
+                                     ? newest
+                                     : events_->Core().FindView(epoch);
   if (view == nullptr || !view->IndexOf(self_)) {
     const std::string text = "the view of epoch " + std::to_string(epoch.value()) +
                              " is none of the last ones that the agent has had";
@@ -320,7 +320,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
   }
   std::vector<shm::MembershipMember> members;
   uint32_t member_count = 0;
-  for (const ViewMember& member : view->members) {
+  for (const view::ViewMember& member : view->members) {
     // Who knows no standbys would count their ranks.
     if (member.standby && !rank.knows_standbys) continue;
     if (member_count++ < first_member || members.size() == shm::kMembershipMembersMax) continue;
@@ -347,7 +347,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
 void RankDesk::AnswerFollow(LocalRank local_rank, uint32_t request, Epoch epoch, bool ok) {
   const Rank& rank = ranks_[local_rank.value()];
   if (!rank.attached) return;
-  const View* const view = events_->Core().FindView(epoch);
+  const view::View* const view = events_->Core().FindView(epoch);
   if (ok && view != nullptr) {
     const Numbers numbers = NumbersIn(*view, self_, local_rank);
     server_->Renumber(rank.connection, numbers.rank, numbers.size, numbers.declared);

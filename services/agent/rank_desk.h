@@ -82,7 +82,7 @@ class RankDesk final : public shm::RankEventSink {
            TensorMemory* memory, RankEvents* events);
 
   // Who the ranks are, by the first view of this member, and stay. Those that wait are welcomed.
-  void SetView(const View& view, const MemberIdentity& self);
+  void SetView(const view::View& view, const view::MemberIdentity& self);
 
   void Do(const pipeline::DeclareReply& effect);
   void Do(const pipeline::CompleteRound& effect);
@@ -160,8 +160,8 @@ class RankDesk final : public shm::RankEventSink {
   std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
   std::set<std::string> in_place_names_;                      // First declared so.
   std::vector<Rank> ranks_;
-  std::optional<View> view_;
-  MemberIdentity self_;
+  std::optional<view::View> view_;
+  view::MemberIdentity self_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
   std::optional<uint64_t> stop_;  // As in StopRanks.

@@ -42,8 +42,8 @@ AggregatorDataPlane::~AggregatorDataPlane() {
   for (const auto& [id, connection] : connections_) transport_->Close(id);
 }
 
-void AggregatorDataPlane::OnJobView(const std::string& job_name, const View& view,
-                                    const JobQuota& quota) {
+void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::View& view,
+                                    const view::JobQuota& quota) {
   // Members would contribute as if what they have said in that view were still known here.
   if (const auto over = over_.find(view.job); over != over_.end() && view.epoch <= over->second) {
     telemetry::Log(telemetry::LogLevel::kWarning, "job '", job_name, "' (", view.job,
@@ -88,13 +88,13 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const View& vie
   Flush();
 }
 
-void AggregatorDataPlane::OnJobQuota(JobId id, const JobQuota& quota) {
+void AggregatorDataPlane::OnJobQuota(JobId id, const view::JobQuota& quota) {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
   SetQuota(*found->second, quota);
 }
 
-void AggregatorDataPlane::SetQuota(ServedJob& job, const JobQuota& quota) {
+void AggregatorDataPlane::SetQuota(ServedJob& job, const view::JobQuota& quota) {
   std::shared_ptr<aggregation::PlaceBudget> tenant;
   if (!quota.tenant.empty()) {
     std::shared_ptr<aggregation::PlaceBudget>& known = tenants_[quota.tenant];
@@ -217,7 +217,7 @@ std::string AggregatorDataPlane::WhyRefused(const transport::PeerIdentity& peer)
     const aggregation::AggregatorCore& core = job->second->core;
     // A key for a view that has not come here yet: the Hello waits for it.
     if (peer.epoch > core.view().epoch) return "";
-    if (core.view().IndexOf(MemberIdentity{peer.node, peer.incarnation})) return "";
+    if (core.view().IndexOf(view::MemberIdentity{peer.node, peer.incarnation})) return "";
     return "node " + std::to_string(peer.node.value()) + " is not in epoch " +
            std::to_string(core.view().epoch.value()) + " of job '" + core.config().name +
            "': it has to join again as a new incarnation";

@@ -84,9 +84,10 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   // Closes all connections.
   ~AggregatorDataPlane() override;
 
-  void OnJobView(const std::string& job_name, const View& view, const JobQuota& quota = {});
+  void OnJobView(const std::string& job_name, const view::View& view,
+                 const view::JobQuota& quota = {});
   // The rules have changed. Unknown jobs are ignored.
-  void OnJobQuota(JobId job, const JobQuota& quota);
+  void OnJobQuota(JobId job, const view::JobQuota& quota);
   void OnJobClosed(JobId job, const std::string& text);
   // Every job ends with this text; those that come are served by another incarnation.
   void Restart(Incarnation incarnation, const std::string& text);
@@ -130,7 +131,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
 
     aggregation::AggregatorCore core;
     aggregation::AggregatorCore::Effects effects;  // To perform.
-    std::map<MemberIdentity, SlotPool> slot_pools;
+    std::map<view::MemberIdentity, SlotPool> slot_pools;
     SlotPool result_pool;
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
     std::deque<PendingSum> sums;
@@ -199,13 +200,13 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void Do(ServedJob& job, const aggregation::CloseConnection& effect);
   void PostResult(Connection& connection, const aggregation::SendResult& effect);
   SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
-  SlotPool& SlotPoolOf(ServedJob& job, const MemberIdentity& member);
+  SlotPool& SlotPoolOf(ServedJob& job, const view::MemberIdentity& member);
   SlotMemory MemoryOf(const ServedJob& job, aggregation::AllocationId id) const;
   void AddSum(ServedJob& job, PendingSum sum);
   int SumSome();
   void SumOne(ServedJob& job);
   void CloseJob(ServedJob& job, const std::string& text);
-  void SetQuota(ServedJob& job, const JobQuota& quota);
+  void SetQuota(ServedJob& job, const view::JobQuota& quota);
   // Closes an older connection, or has this one refused, where there are too many.
   void LimitConnections(ConnectionId id, Connection& connection);
   void ForgetFinishedJobs();

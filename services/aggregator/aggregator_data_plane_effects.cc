@@ -64,7 +64,7 @@ void AggregatorDataPlane::Do(ServedJob&, const aggregation::ReturnCredit& effect
   MarkUnflushed(effect.connection, found->second);
 }
 
-SlotPool& AggregatorDataPlane::SlotPoolOf(ServedJob& job, const MemberIdentity& member) {
+SlotPool& AggregatorDataPlane::SlotPoolOf(ServedJob& job, const view::MemberIdentity& member) {
   const transport::PeerIdentity writer = {.job = job.core.config().job,
                                           .epoch = job.core.view().epoch,
                                           .node = member.node,

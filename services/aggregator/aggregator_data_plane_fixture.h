@@ -42,8 +42,8 @@ class SkippingClock final : public runtime::Clock {
   runtime::MonotonicClock real_;
 };
 
-inline View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
-  View view;
+inline view::View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
+  view::View view;
   view.job = JobId{job};
   view.epoch = Epoch{epoch};
   for (uint32_t i = 0; i < members; ++i) {
@@ -57,7 +57,8 @@ inline View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
 // An agent as an aggregator sees one.
 class HandAgent : public transport::EventSink {
  public:
-  HandAgent(absl::StatusOr<std::unique_ptr<transport::Transport>> made, View view, uint32_t node)
+  HandAgent(absl::StatusOr<std::unique_ptr<transport::Transport>> made, view::View view,
+            uint32_t node)
       : view_(std::move(view)), node_(node), arena_(2 * kMiB), results_(4 * kMiB) {
     REQUIRE(made.ok());
     transport = *std::move(made);
@@ -68,7 +69,7 @@ class HandAgent : public transport::EventSink {
     if (connected) transport->Close(connection);
   }
 
-  void Follow(View view) { view_ = std::move(view); }
+  void Follow(view::View view) { view_ = std::move(view); }
   // As its member, to the aggregator that has said this of itself.
   void Connect(const std::string& address) {
     ConnectTo(
@@ -94,11 +95,11 @@ class HandAgent : public transport::EventSink {
   }
   void SayHello() { SayHelloOf(view_); }
   // As the member that has this one's place in another view.
-  void SayHelloOf(const View& view) {
-    const ViewMember& self = view.members[node_];
+  void SayHelloOf(const view::View& view) {
+    const view::ViewMember& self = view.members[node_];
     Say(FrameType::kHello, std::vector{wire::Hello{.member = self.id,
                                                    .rank_count = self.rank_count,
-                                                   .view_digest = PlacementDigest(view),
+                                                   .view_digest = view::PlacementDigest(view),
                                                    .job_name = "job",
                                                    .node_name = self.name}});
   }
@@ -207,7 +208,7 @@ class HandAgent : public transport::EventSink {
   uint64_t credit_bytes = 0;
 
  private:
-  View view_;
+  view::View view_;
   uint32_t node_;
   std::vector<std::byte> arena_;
   std::vector<std::byte> results_;
@@ -240,13 +241,13 @@ struct Pool {
     data_plane = std::make_unique<AggregatorDataPlane>(options, transport.get(), &clock);
   }
 
-  HandAgent& AddAgent(const View& view, uint32_t node) {
+  HandAgent& AddAgent(const view::View& view, uint32_t node) {
     agents.push_back(std::make_unique<HandAgent>(make(&clock), view, node));
     agents.back()->Connect(address);
     return *agents.back();
   }
   // Somebody who has the aggregator's own key, and is no member.
-  HandAgent& AddNobody(const View& view) {
+  HandAgent& AddNobody(const view::View& view) {
     agents.push_back(std::make_unique<HandAgent>(make(&clock), view, 0));
     agents.back()->ConnectTo(address);
     return *agents.back();

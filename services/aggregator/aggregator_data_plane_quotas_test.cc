@@ -20,8 +20,9 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
   const std::vector<float> values(256, 1.0f);
   std::vector<HandAgent*> last;
   for (const uint64_t id : {1, 2}) {
-    const View view = MakeView(id, 2);
-    const JobQuota quota = id == 2 ? JobQuota{.weight = 4, .tenant_weight = 4} : JobQuota{};
+    const view::View view = MakeView(id, 2);
+    const view::JobQuota quota =
+        id == 2 ? view::JobQuota{.weight = 4, .tenant_weight = 4} : view::JobQuota{};
     pool.data_plane->OnJobView("job" + std::to_string(id), view, quota);
     HandAgent& first = pool.AddAgent(view, 0);
     HandAgent& second = pool.AddAgent(view, 1);
@@ -60,7 +61,7 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
 
 TEST_CASE("AggregatorDataPlane: an address has no more connections than it may", "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
-  const View view = MakeView(1, 3);
+  const view::View view = MakeView(1, 3);
   pool.data_plane->OnJobView("job", view);
   HandAgent& silent = pool.AddNobody(view);
   pool.Until([&] { return pool.data_plane->totals().connections == 1; });
@@ -96,7 +97,7 @@ TEST_CASE("AggregatorDataPlane: an address has no more connections than it may",
 
 TEST_CASE("AggregatorDataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .unproven_connections_max = 2});
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& member = pool.AddAgent(view, 0);
   member.SayHello();
@@ -114,10 +115,10 @@ TEST_CASE("AggregatorDataPlane: of connections that say nothing, the oldest go",
 
 TEST_CASE("AggregatorDataPlane: jobs of one tenant share its limit", "[aggregator]") {
   Pool pool;
-  const JobQuota quota = {.tenant = "t", .tenant_limit = {.memory_bytes_max = 4000}};
+  const view::JobQuota quota = {.tenant = "t", .tenant_limit = {.memory_bytes_max = 4000}};
   std::vector<HandAgent*> agents;
   for (const uint64_t id : {1, 2}) {
-    const View view = MakeView(id, 1);
+    const view::View view = MakeView(id, 1);
     pool.data_plane->OnJobView("job", view, quota);
     agents.push_back(&pool.AddAgent(view, 0));
     pool.Start({agents.back()}, {"w"}, 300);  // 2 x 1216 bytes.

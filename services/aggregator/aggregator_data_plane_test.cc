@@ -20,7 +20,7 @@ constexpr char kJobWasOver[] =
 
 TEST_CASE("AggregatorDataPlane: long slices are written, summed and written back", "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -57,7 +57,7 @@ TEST_CASE("AggregatorDataPlane: with a window, results wait for it and leave by 
     DataPlaneOptions options = {.memory_bytes_max = 64 * kMiB};
     if (by_priority) options.results_window_bytes = 1;
     Pool pool(options);
-    const View view = MakeView(1, 1);
+    const view::View view = MakeView(1, 1);
     pool.data_plane->OnJobView("job", view);
     HandAgent& agent = pool.AddAgent(view, 0);
     pool.Start({&agent}, names, kCount);
@@ -80,7 +80,7 @@ TEST_CASE("AggregatorDataPlane: who asks for results again and again, and reads 
           "[aggregator]") {
   constexpr size_t kCount = 15'001;
   Pool pool({.memory_bytes_max = kMiB, .results_window_bytes = 64 * kKiB});
-  const View view = MakeView(1, 1);
+  const view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   HandAgent& agent = pool.AddAgent(view, 0);
   pool.Start({&agent}, {"w"}, kCount);
@@ -103,7 +103,7 @@ TEST_CASE("AggregatorDataPlane: who asks for results again and again, and reads 
 
 TEST_CASE("AggregatorDataPlane: many small slices travel in few frames", "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -146,8 +146,8 @@ TEST_CASE("AggregatorDataPlane: many small slices travel in few frames", "[aggre
 TEST_CASE("AggregatorDataPlane: jobs with tensors of the same names do not touch each other",
           "[aggregator]") {
   Pool pool;
-  const View views[] = {MakeView(1, 2), MakeView(2, 2)};
-  for (const View& view : views) pool.data_plane->OnJobView("job", view);
+  const view::View views[] = {MakeView(1, 2), MakeView(2, 2)};
+  for (const view::View& view : views) pool.data_plane->OnJobView("job", view);
   HandAgent* agents[2][2];
   constexpr size_t kCount = 5'000;
   for (int job = 0; job < 2; ++job) {
@@ -168,7 +168,7 @@ TEST_CASE("AggregatorDataPlane: jobs with tensors of the same names do not touch
 
 TEST_CASE("AggregatorDataPlane: a broadcast brings the root's bytes", "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& root = pool.AddAgent(view, 0);
   HandAgent& other = pool.AddAgent(view, 1);
@@ -188,7 +188,7 @@ TEST_CASE("AggregatorDataPlane: a broadcast brings the root's bytes", "[aggregat
 TEST_CASE("AggregatorDataPlane: a Hello may come before the aggregator has heard of the job",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 1);
+  const view::View view = MakeView(1, 1);
   HandAgent& agent = pool.AddAgent(view, 0);
   agent.SayHello();
   pool.Until([&] { return pool.data_plane->totals().received_bytes > 0; });
@@ -210,7 +210,7 @@ TEST_CASE("AggregatorDataPlane: a Hello may come before the aggregator has heard
 TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another version is told so",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 1);
+  const view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   HandAgent& agent = pool.AddAgent(view, 0);
   SECTION("random bytes") {
@@ -246,7 +246,7 @@ TEST_CASE("AggregatorDataPlane: a Hello of another member than the connection's 
   REQUIRE(made.ok());
   const std::string address = *(*made)->Listen({});
   AggregatorDataPlane plane({.name = "agg", .incarnation = kSelf}, made->get(), &clock);
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   plane.OnJobView("job", view);
   const transport::PeerIdentity own = {
       .job = view.job, .epoch = view.epoch, .node = NodeRank{0}, .incarnation = Incarnation{100}};
@@ -284,7 +284,7 @@ TEST_CASE("AggregatorDataPlane: a connection that says nothing is closed in time
 TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, much does not",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -319,7 +319,7 @@ TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, mu
 TEST_CASE("AggregatorDataPlane: an agent that lost its connection goes on over a new one",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -343,7 +343,7 @@ TEST_CASE("AggregatorDataPlane: an agent that lost its connection goes on over a
 TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and forgotten",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 1);
+  const view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   HandAgent& agent = pool.AddAgent(view, 0);
   pool.Start({&agent}, {"w"}, 5'000);
@@ -365,7 +365,7 @@ TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and fo
 TEST_CASE("AggregatorDataPlane: a job that was over begins again with a newer view alone",
           "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB}, OverTcp);
-  View view = MakeView(1, 1);
+  view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   pool.data_plane->OnJobClosed(view.job, "all members left");
   SECTION("while it is still telling its members") {}
@@ -395,7 +395,7 @@ TEST_CASE("AggregatorDataPlane: a job that was over begins again with a newer vi
 TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of the job",
           "[aggregator]") {
   Pool pool;
-  View view = MakeView(1, 2);
+  view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -437,10 +437,10 @@ TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of th
 TEST_CASE("AggregatorDataPlane: over libfabric a Hello of another member than the token's ends it",
           "[aggregator]") {
   Pool pool;
-  const View view = MakeView(1, 2);
+  const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
   HandAgent& agent = pool.AddAgent(view, 0);
-  View other = view;
+  view::View other = view;
   std::swap(other.members[0], other.members[1]);
   agent.SayHelloOf(other);
   pool.Until([&] { return !agent.connected; });

@@ -35,7 +35,7 @@ void AggregatorLife::Register() {
   link_ = make_link_(incarnation_, [this, incarnation = incarnation_](const auto& event) {
     if (incarnation == incarnation_) OnSchedulerEvent(event);
   });
-  ViewAggregator self = options_.self;
+  view::ViewAggregator self = options_.self;
   self.incarnation = incarnation_;
   link_->Register(std::move(self));
 }

@@ -40,7 +40,7 @@ class AggregatorLife {
   using MakeLink = std::function<std::unique_ptr<SchedulerLink>(Incarnation incarnation,
                                                                 SchedulerLink::OnEvent on_event)>;
   struct Options {
-    ViewAggregator self;
+    view::ViewAggregator self;
     std::string scheduler;  // Its address, for texts.
     int64_t drain_timeout_ns = 0;
   };

@@ -32,7 +32,7 @@ struct Scheduler {
 class FakeLink final : public SchedulerLink {
  public:
   explicit FakeLink(Scheduler* scheduler) : scheduler_(scheduler) {}
-  void Register(ViewAggregator self) override {
+  void Register(view::ViewAggregator self) override {
     scheduler_->registered.push_back(self.incarnation);
   }
   void Drain(std::string, int64_t timeout_ns,
@@ -56,8 +56,8 @@ struct Fixture {
     const SchedulerLink::OnEvent on_event = scheduler.on_event;
     on_event(event);
   }
-  View ViewOf(uint64_t epoch) const {
-    View view;
+  view::View ViewOf(uint64_t epoch) const {
+    view::View view;
     view.job = JobId{3};
     view.epoch = Epoch{epoch};
     view.members.push_back({.id = {NodeRank{0}, Incarnation{100}}, .rank_count = 1, .name = "a"});
@@ -134,13 +134,13 @@ TEST_CASE(
   f.Say(rpc::Registered{});
   const auto quota = [&f] { return f.data_plane.jobs().at(0)->quota(); };
   f.Say(rpc::JobViewPublished{"job", f.ViewOf(1), {.weight = 2, .limit = {.tensors_max = 7}}});
-  CHECK(quota() == JobQuota{.weight = 2, .limit = {.tensors_max = 7}});
+  CHECK(quota() == view::JobQuota{.weight = 2, .limit = {.tensors_max = 7}});
   CHECK(f.data_plane.jobs().at(0)->place().limit().tensors_max == 7);
   f.Say(rpc::JobQuotaPublished{JobId{3}, {.weight = 5}});
-  CHECK(quota() == JobQuota{.weight = 5});
-  CHECK(f.data_plane.jobs().at(0)->place().limit() == PlaceLimit{});
+  CHECK(quota() == view::JobQuota{.weight = 5});
+  CHECK(f.data_plane.jobs().at(0)->place().limit() == view::PlaceLimit{});
   f.Say(rpc::JobQuotaPublished{JobId{4}, {.weight = 9}});  // That job is not here.
-  CHECK(quota() == JobQuota{.weight = 5});
+  CHECK(quota() == view::JobQuota{.weight = 5});
 }
 
 TEST_CASE("AggregatorLife: a shutdown waits for its jobs, then says goodbye", "[aggregator]") {

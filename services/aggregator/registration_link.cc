@@ -23,7 +23,7 @@ class RegistrationLink final : public SchedulerLink {
           });
         }) {}
 
-  void Register(ViewAggregator self) override { registration_.Register(std::move(self)); }
+  void Register(view::ViewAggregator self) override { registration_.Register(std::move(self)); }
 
   void Drain(std::string text, int64_t timeout_ns,
              std::function<void(absl::StatusOr<uint32_t>)> done) override {

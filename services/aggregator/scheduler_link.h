@@ -27,7 +27,7 @@ class SchedulerLink {
   virtual ~SchedulerLink() = default;
 
   // Once.
-  virtual void Register(ViewAggregator self) = 0;
+  virtual void Register(view::ViewAggregator self) = 0;
 
   // Asks to be taken into no further job. `done` gets how many running jobs still use it
   // (JobClosed tells of each that ends), or why the scheduler gave no answer in `timeout_ns`.

@@ -128,11 +128,12 @@ v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const member
   if (job.view) {
     *details.mutable_view() = ToShown(*job.view);
     double weights = 0;
-    const auto weight_of = [&job](const ViewAggregator& aggregator) {
+    const auto weight_of = [&job](const view::ViewAggregator& aggregator) {
       return WeightsCount(job.view->dealing) ? aggregator.weight : 1;
     };
-    for (const ViewAggregator& aggregator : job.view->aggregators) weights += weight_of(aggregator);
-    for (const ViewAggregator& aggregator : job.view->aggregators) {
+    for (const view::ViewAggregator& aggregator : job.view->aggregators)
+      weights += weight_of(aggregator);
+    for (const view::ViewAggregator& aggregator : job.view->aggregators) {
       v1::AggregatorShare* share = details.add_shares();
       share->set_name(aggregator.name);
       share->set_share_of_bytes(weight_of(aggregator) / weights);
@@ -145,7 +146,7 @@ v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const member
   }
   if (job.quiesce) {
     details.set_quiesce_id(job.quiesce->id.value());
-    for (const MemberIdentity& id : job.quiesce->waits_for) {
+    for (const view::MemberIdentity& id : job.quiesce->waits_for) {
       *details.add_quiesce_waits_for() = ToShown(id);
     }
   }

@@ -28,7 +28,7 @@ TEST_CASE("Scheduler: each member gets its own keys of data connections", "[sche
   std::set<transport::DataKey> keys;
   uint32_t node = 0;
   for (TestMember* member : {&first, &second}) {
-    const View view = member->events.Next<rpc::ViewPublished>().view;
+    const view::View view = member->events.Next<rpc::ViewPublished>().view;
     const transport::PeerIdentity identity = {.job = view.job,
                                               .epoch = view.epoch,
                                               .node = NodeRank{node},
@@ -50,7 +50,7 @@ TEST_CASE("Scheduler: each member gets its own keys of data connections", "[sche
     CHECK(rest == "local:@x");
   }
   CHECK(keys.size() == 4);
-  const View served = a0.events.Next<rpc::JobViewPublished>().view;
+  const view::View served = a0.events.Next<rpc::JobViewPublished>().view;
   CHECK(served.aggregators.at(0).data_address == "tcp://127.0.0.1:1,fi:tcp://127.0.0.1:2,local");
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   v1::GetJobRequest by_name;

@@ -57,11 +57,11 @@ membership::PoolCaller PoolCallerOf(const Request& request) {
 }
 
 // The view's aggregators as that member may have them: with its own keys of data connections.
-void SetAggregators(const View& view, const MemberIdentity& member, v1::View* message) {
+void SetAggregators(const view::View& view, const view::MemberIdentity& member, v1::View* message) {
   const transport::PeerIdentity identity = {
       .job = view.job, .epoch = view.epoch, .node = member.node, .incarnation = member.incarnation};
   message->clear_aggregators();
-  for (const ViewAggregator& aggregator : view.aggregators) {
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
     v1::ViewAggregator& shown = *message->add_aggregators();
     shown = ToProto(aggregator);
     shown.set_data_address(transport::AddressForMember(aggregator.data_address, identity));
@@ -69,8 +69,8 @@ void SetAggregators(const View& view, const MemberIdentity& member, v1::View* me
 }
 
 // As an aggregator may have it: it connects to nobody.
-View ForAggregator(View view) {
-  for (ViewAggregator& aggregator : view.aggregators) {
+view::View ForAggregator(view::View view) {
+  for (view::ViewAggregator& aggregator : view.aggregators) {
     aggregator.data_address = ShownAddress(aggregator.data_address);
   }
   return view;
@@ -168,9 +168,9 @@ void SchedulerDriver::Tell(const membership::TellMember& tell) {
 }
 
 // Whole, or as what differs from the view that was told before on that stream.
-void SchedulerDriver::SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+void SchedulerDriver::SetView(const std::shared_ptr<const view::View>& view, MemberWatch& watch,
                               v1::WatchViewsResponse& response) {
-  const std::shared_ptr<const View> base = std::exchange(watch.told, view);
+  const std::shared_ptr<const view::View> base = std::exchange(watch.told, view);
   if (!watch.takes_changes || base == nullptr) {
     *response.mutable_view() = ToProto(*view);
     SetAggregators(*view, watch.member, response.mutable_view());

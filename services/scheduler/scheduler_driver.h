@@ -88,14 +88,14 @@ class SchedulerDriver {
  private:
   struct MemberWatch {
     std::shared_ptr<MemberStream> stream;
-    MemberIdentity member;
+    view::MemberIdentity member;
     bool takes_changes = false;
-    std::shared_ptr<const View> told = nullptr;  // The last one on this stream.
+    std::shared_ptr<const view::View> told = nullptr;  // The last one on this stream.
   };
   // The last change of a view that was told, without aggregators.
   struct Change {
-    std::shared_ptr<const View> base;
-    std::shared_ptr<const View> view;
+    std::shared_ptr<const view::View> base;
+    std::shared_ptr<const view::View> view;
     v1::WatchViewsResponse::ViewChange message;
   };
   // Runs one event of the scheduler core and performs what follows; fails when the store does.
@@ -105,7 +105,7 @@ class SchedulerDriver {
   absl::Status Persist(const membership::StoreWrite& write);
   void Tell(const membership::TellMember& tell);
   void Tell(const membership::TellAggregator& tell);
-  void SetView(const std::shared_ptr<const View>& view, MemberWatch& watch,
+  void SetView(const std::shared_ptr<const view::View>& view, MemberWatch& watch,
                v1::WatchViewsResponse& response);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);

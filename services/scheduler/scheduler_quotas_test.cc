@@ -85,7 +85,7 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
   second.events.Next<rpc::ViewPublished>();
   // The first job's rule has changed while it ran.
   rpc::JobQuotaPublished changed = a0.events.Next<rpc::JobQuotaPublished>();
-  CHECK(changed.quota.priority == Priority::kHigh);
+  CHECK(changed.quota.priority == view::Priority::kHigh);
   const rpc::JobViewPublished published = a0.events.Next<rpc::JobViewPublished>();
   CHECK(published.job_name == "second");
   CHECK(published.quota.weight == 3);

@@ -70,7 +70,7 @@ TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all
   rpc::JoinSpec spec = Spec(0, 1, 1);
   spec.spec.dealing = ParseDealing("djb2").value();
   TestMember first(Link(daemon.address()), spec);
-  const View view = first.events.Next<rpc::ViewPublished>().view;
+  const view::View view = first.events.Next<rpc::ViewPublished>().view;
   CHECK(view.dealing == spec.spec.dealing);
   CHECK(a1.events.Next<rpc::JobViewPublished>().view.dealing == spec.spec.dealing);
   TestMember second(Link(daemon.address()), Spec(1, 1, 1));
@@ -92,7 +92,7 @@ TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave
   const rpc::Joined joined = first.events.Next<rpc::Joined>();
   CHECK(joined.lease_ns == 10 * kSecond);
   TestMember second(Link(daemon.address()), Spec(1, 2, 2));
-  const View view = first.events.Next<rpc::ViewPublished>().view;
+  const view::View view = first.events.Next<rpc::ViewPublished>().view;
   CHECK(view == second.events.Next<rpc::ViewPublished>().view);
   CHECK(view.job == joined.job);
   CHECK(view.members.size() == 2);
@@ -210,7 +210,7 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
     first.client->Quiesced(question.id, 5);
     second.client->Quiesced(question.id, 4);
   }
-  const View entered = third.events.Next<rpc::ViewPublished>().view;
+  const view::View entered = third.events.Next<rpc::ViewPublished>().view;
   CHECK(entered.members.size() == 3);
   CHECK(entered.steps == 5);
   CHECK(first.events.Next<rpc::ViewPublished>().view.epoch == Epoch{2});
@@ -440,7 +440,7 @@ TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not n
   TestAggregator a0(daemon.address(), "a0", 200);
   TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   TestMember second(Link(daemon.address()), Spec(1, 2, 2));
-  const View view = first.events.Next<rpc::ViewPublished>().view;
+  const view::View view = first.events.Next<rpc::ViewPublished>().view;
   second.events.Next<rpc::ViewPublished>();
   Stranger stranger(daemon.address());
   const auto denied = [](const grpc::Status& status) {
@@ -515,7 +515,7 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
     CHECK_FALSE(Contains(Message(status), "sss"));
   }
   Events<rpc::AggregatorEvent> events;
-  const ViewAggregator aggregator{
+  const view::ViewAggregator aggregator{
       .incarnation = Incarnation{200}, .name = "a0", .data_address = "x", .host_id = "h"};
   {
     link.job_secret.clear();

@@ -71,10 +71,10 @@ std::string WithMember(const std::string& address, const transport::PeerIdentity
 }
 
 int Run(const std::string& scheduler, const std::string& setting, const std::string& carrier) {
-  const MemberIdentity self = {NodeRank(0), Incarnation(0x1234)};
+  const view::MemberIdentity self = {NodeRank(0), Incarnation(0x1234)};
   LoneMember member(scheduler, setting, "impostor", self);
   if (!member.is_in()) return 1;
-  const View& view = member.view();
+  const view::View& view = member.view();
   const std::string address = view.aggregators[0].data_address;
   const JobId victims(view.job.value() - 1);  // Ids ascend.
   const std::string forged = WithMember(
@@ -91,7 +91,7 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   Conversation conversation(transport->get());
   const wire::Hello own = {.member = self,
                            .rank_count = 1,
-                           .view_digest = PlacementDigest(view),
+                           .view_digest = view::PlacementDigest(view),
                            .job_name = "impostor",
                            .node_name = "impostor"};
   std::printf("its own name: %s\n", conversation.Say(address, own, view.job, view.epoch).c_str());

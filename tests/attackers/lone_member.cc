@@ -14,7 +14,7 @@ constexpr auto kPatience = std::chrono::seconds(60);
 }  // namespace
 
 LoneMember::LoneMember(const std::string& scheduler, const std::string& setting,
-                       const std::string& job, MemberIdentity self)
+                       const std::string& job, view::MemberIdentity self)
     : self_(self), client_({.address = scheduler}, [this](const rpc::MemberEvent& event) {
         const auto* published = std::get_if<rpc::ViewPublished>(&event);
         if (published != nullptr && !std::exchange(is_told_, true)) {

@@ -17,21 +17,21 @@ class LoneMember {
  public:
   // Joins with `setting` as its data_security, and waits for its first view.
   LoneMember(const std::string& scheduler, const std::string& setting, const std::string& job,
-             MemberIdentity self);
+             view::MemberIdentity self);
 
   // Whether there is a view with an aggregator. If not, it has been printed why.
   bool is_in() const { return is_in_; }
-  const View& view() const { return view_; }
-  MemberIdentity self() const { return self_; }
+  const view::View& view() const { return view_; }
+  view::MemberIdentity self() const { return self_; }
   // Ends its job. Returns when the scheduler has heard so.
   void Leave();
 
  private:
-  const MemberIdentity self_;
-  std::promise<View> promise_;
+  const view::MemberIdentity self_;
+  std::promise<view::View> promise_;
   bool is_told_ = false;
   rpc::SchedulerClient client_;
-  View view_;
+  view::View view_;
   bool is_in_ = false;
 };
 

@@ -43,7 +43,7 @@ constexpr uint64_t kNoticeEvery = 16;
 
 class Rude : public transport::EventSink {
  public:
-  Rude(transport::Transport* transport, View view, MemberIdentity self)
+  Rude(transport::Transport* transport, view::View view, view::MemberIdentity self)
       : transport_(transport), view_(std::move(view)), self_(self) {}
 
   // Never ends.
@@ -83,11 +83,12 @@ class Rude : public transport::EventSink {
   // On a new connection.
   void Greet() {
     connection_ = Connect();
-    Say(wire::FrameType::kHello, std::vector{wire::Hello{.member = self_,
-                                                         .rank_count = 1,
-                                                         .view_digest = PlacementDigest(view_),
-                                                         .job_name = "rude",
-                                                         .node_name = "rude"}});
+    Say(wire::FrameType::kHello,
+        std::vector{wire::Hello{.member = self_,
+                                .rank_count = 1,
+                                .view_digest = view::PlacementDigest(view_),
+                                .job_name = "rude",
+                                .node_name = "rude"}});
     Say(wire::FrameType::kReport, std::vector<wire::Report>());
   }
   bool IsFull() const { return transport_->PendingBytes(*connection_) > kPendingBytesMax; }
@@ -98,8 +99,8 @@ class Rude : public transport::EventSink {
   }
 
   transport::Transport* const transport_;
-  const View view_;
-  const MemberIdentity self_;
+  const view::View view_;
+  const view::MemberIdentity self_;
   std::optional<ConnectionId> connection_;
   uint64_t done_ = 0;
 };
@@ -127,7 +128,7 @@ class Greedy final : public Rude {
                           .result = {got_region_.Ref(2 * i * kTensorBytes),
                                      got_region_.Ref((2 * i + 1) * kTensorBytes)}});
     }
-    cut_ = Placement(view_, keys_[0], collective, Group()).slices();
+    cut_ = view::Placement(view_, keys_[0], collective, view::Group()).slices();
     Say(wire::FrameType::kDeclare, declares);
   }
   bool Go() override { return false; }
@@ -169,7 +170,7 @@ class Greedy final : public Rude {
   transport::Region sent_region_;
   transport::Region got_region_;
   std::vector<TensorKey> keys_;
-  std::vector<Slice> cut_;  // The same for all: there is one aggregator.
+  std::vector<view::Slice> cut_;  // The same for all: there is one aggregator.
   std::map<TensorKey, wire::RemoteRef> slots_;
   std::map<std::pair<TensorKey, Round>, uint32_t> slices_;
 };
@@ -253,10 +254,11 @@ class Silent final : public Rude {
 int Run(const std::string& scheduler, const std::string& setting, const std::string& job,
         const std::string& manner) {
   const runtime::MonotonicClock clock;
-  const MemberIdentity self = {NodeRank(0), Incarnation(static_cast<uint64_t>(clock.NowNs()) | 1)};
+  const view::MemberIdentity self = {NodeRank(0),
+                                     Incarnation(static_cast<uint64_t>(clock.NowNs()) | 1)};
   const LoneMember member(scheduler, setting, job, self);
   if (!member.is_in()) return 1;
-  const View& view = member.view();
+  const view::View& view = member.view();
   const auto parsed = transport::ParseTcpAddress(
       transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false));
   if (!parsed.ok()) {

@@ -39,7 +39,7 @@ void AgentProcess::Confuse() {
     contributes_early_ = true;
     return;
   }
-  const View* const view = core().newest_view();
+  const view::View* const view = core().newest_view();
   if (view == nullptr || core().owners().empty()) return;
   auto owner = core().owners().begin();
   std::advance(owner, random.Below(core().owners().size()));
@@ -129,11 +129,11 @@ void AgentProcess::ContributeEarly(ConnectionId connection, const wire::Header& 
 
 // What fits the state that the agent is in; the job fails here, and names the aggregator.
 void AgentProcess::Forge() {
-  const View* const view = core().newest_view();
+  const view::View* const view = core().newest_view();
   if (view == nullptr || core().phase() == pipeline::Phase::kFailed) return;
   if (timeline_->random().OneIn(4)) {
     trace_->Reached(kForged);
-    View other = *view;
+    view::View other = *view;
     other.epoch = other.epoch.Next();
     other.members[other.IndexOf(core().config().self)->value()].rank_count += 1;
     return Run([&] { driver_.OnMemberEvent(rpc::ViewPublished{other}); });

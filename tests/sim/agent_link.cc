@@ -73,7 +73,7 @@ membership::JoinRequest AgentLink::JoinRequest() const {
   return request;
 }
 
-void AgentLink::Join(const MemberIdentity& self) {
+void AgentLink::Join(const view::MemberIdentity& self) {
   self_ = self;
   Enter();
 }
@@ -223,7 +223,7 @@ void AgentLink::SetRanksReady(bool ready) {
 void AgentLink::OnMessage(const membership::MemberMessage& message) {
   if (out_) return;
   if (const auto* shared = std::get_if<membership::SharedView>(&message)) {
-    const View& view = **shared;
+    const view::View& view = **shared;
     const bool is_newer = held_ < view.epoch;
     const membership::QuiesceId over = quiesce_.OnView(is_newer);
     if (over != membership::QuiesceId{0}) {

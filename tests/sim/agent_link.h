@@ -42,7 +42,7 @@ class AgentLink final : public agent::ConnectedLink {
             agent::AgentDataPlane* data_plane, SimTransport* transport, const Config& config);
 
   // --- agent::JobLink.
-  void Join(const MemberIdentity& self) override;
+  void Join(const view::MemberIdentity& self) override;
   absl::Status Leave(LeaveReason reason, const std::string& text) override;
   void Quiesced(uint64_t id, uint64_t step) override;
   void SetRanksAttached(bool attached) override;
@@ -75,7 +75,7 @@ class AgentLink final : public agent::ConnectedLink {
   SchedulerProcess* const scheduler_;
   const Config config_;
 
-  MemberIdentity self_;
+  view::MemberIdentity self_;
   JobId job_;
   Epoch held_;
   bool ranks_attached_ = false;

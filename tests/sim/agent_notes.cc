@@ -11,7 +11,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   const Collective collective = plans_[place]->collective();
   if (complete.status != pipeline::Status::kOk) return;
   trace_->Reached(("a round of " + std::string(collective.name())).c_str());
-  const View* const view = core().view();
+  const view::View* const view = core().view();
   if (view != nullptr && view->aggregators.size() > 1) {
     const std::string dealing = DealingText(view->dealing);
     trace_->Reached(("a round dealt by " + dealing.substr(0, dealing.find(':'))).c_str());
@@ -20,19 +20,20 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
     NotePlacement(plans_[place]->group(), *core().tensors()[complete.tensor.value()]);
   }
   if (plans_[place]->group().empty() || collective.needs_every_rank()) return;
-  for (const Place& each : plans_[place]->group()) {
+  for (const view::Place& each : plans_[place]->group()) {
     if (core().view() != nullptr && core().view()->IndexOf(each.node)) continue;
     trace_->Reached("a group goes on with those that are left");
   }
 }
 
 // Beside whom the parts of a tensor are summed.
-void AgentProcess::NotePlacement(const Group& group, const pipeline::AgentTensor& tensor) const {
-  const View* const view = core().view();
+void AgentProcess::NotePlacement(const view::Group& group,
+                                 const pipeline::AgentTensor& tensor) const {
+  const view::View* const view = core().view();
   const Collective& collective = tensor.spec.collective;
   if (view == nullptr || view->aggregators.empty()) return;
   const auto rank_count = static_cast<uint32_t>(group.size());
-  const auto is_beside = [&](Share share, const Slice& slice) {
+  const auto is_beside = [&](Share share, const view::Slice& slice) {
     const std::optional<uint32_t> rank =
         HolderOf(share, collective.part_at(slice.offset_bytes), rank_count);
     const std::optional<MemberIndex> member =
@@ -40,7 +41,7 @@ void AgentProcess::NotePlacement(const Group& group, const pipeline::AgentTensor
     return member && !view->members[member->value()].host_id.empty() &&
            view->members[member->value()].host_id == view->aggregators[slice.owner.value()].host_id;
   };
-  for (const Slice& slice : tensor.slices) {
+  for (const view::Slice& slice : tensor.slices) {
     if (is_beside(collective.gets, slice)) {
       trace_->Reached("a part is summed beside the rank that gets it");
     } else if (is_beside(collective.gives, slice)) {

@@ -172,7 +172,7 @@ void AgentProcess::WakeAt(int64_t deadline_ns) {
 
 std::optional<transport::TokenClaim> AgentProcess::NextToken() {
   if (!config_.profile->members_prove) return std::nullopt;
-  const View& view = *core().newest_view();
+  const view::View& view = *core().newest_view();
   return transport::TokenClaim{.identity = {.job = view.job,
                                             .epoch = view.epoch,
                                             .node = core().config().self.node,
@@ -382,11 +382,11 @@ void AgentProcess::OnMemberEvent(const rpc::MemberEvent& event) {
   Run([&] { driver_.OnMemberEvent(event); });
 }
 
-void AgentProcess::OnView(const View& view) {
+void AgentProcess::OnView(const view::View& view) {
   ledger_->OnView(view);
   trace_->Add(timeline_->now_ns(), name_, "view of epoch " + std::to_string(view.epoch.value()));
   const pipeline::Phase before = core().phase();
-  const View* const held = core().newest_view();
+  const view::View* const held = core().newest_view();
   const bool newer = held == nullptr || held->epoch < view.epoch;
   if (newer && before == pipeline::Phase::kFencing) {
     trace_->Reached("a newer view while an agent fences");

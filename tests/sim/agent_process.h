@@ -100,7 +100,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   // When the frame was sent that it has read last.
   int64_t frame_sent_ns() const { return transport_.frame_sent_ns(); }
   // Rule 8: where `view` lets joiners in all ranks have ended as many steps as it says, and wait.
-  void CheckAtBoundary(const View& view) const;
+  void CheckAtBoundary(const view::View& view) const;
 
  private:
   // What a pass of the data thread takes that finds something, and one that sums.
@@ -169,7 +169,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   // What it shows an aggregator that it connects to.
   std::optional<transport::TokenClaim> NextToken();
   void OnMemberEvent(const rpc::MemberEvent& event);
-  void OnView(const View& view);
+  void OnView(const view::View& view);
   // Effects of the core, before the driver performs them.
   void Watch(const pipeline::Effect& effect);
   void WatchSend(pipeline::Send& send);
@@ -208,10 +208,10 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   std::vector<uint64_t> LengthsOf(pipeline::TensorIndex tensor, Round round);
   Cells ResultOf(pipeline::TensorIndex tensor, size_t place,
                  const pipeline::CompleteRound& complete);
-  std::optional<Ledger::RankOfMember> RankAt(const std::optional<Place>& place) const;
-  std::optional<Rank> NumberOf(const Place& place) const;
+  std::optional<Ledger::RankOfMember> RankAt(const std::optional<view::Place>& place) const;
+  std::optional<Rank> NumberOf(const view::Place& place) const;
   std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
-  std::vector<MemberIdentity> NeededBy(size_t tensor) const;
+  std::vector<view::MemberIdentity> NeededBy(size_t tensor) const;
   RoundPlan ProposedPlan(size_t tensor) const;
   void AgreeOnPlans();
   bool IsRootByNumber(size_t tensor, LocalRank rank) const;
@@ -219,7 +219,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void CheckTravels(const wire::Contribute& entry) const;
   void CheckMismatch(const std::string& who, const std::string& text) const;
   void NoteRound(size_t tensor, const pipeline::CompleteRound& complete) const;
-  void NotePlacement(const Group& group, const pipeline::AgentTensor& tensor) const;
+  void NotePlacement(const view::Group& group, const pipeline::AgentTensor& tensor) const;
   void GoOnWithout(pipeline::TensorIndex tensor);
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
@@ -236,19 +236,19 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   // agent_standby.cc: what a standby takes over beside the others' steps.
   struct SideTensor {
     std::string name;
-    MemberIdentity other;
+    view::MemberIdentity other;
     uint64_t round_count = 0;
     pipeline::TensorIndex index;
     bool declared = false;
     bool over = false;
     Round pushed;
   };
-  bool IsStandbyIn(const View& view) const;
+  bool IsStandbyIn(const view::View& view) const;
   // Full members do with the newest view's standbys, and a standby with its full members.
   void MeetStandbys();
   // Ranks have the numbers of the view of `epoch`, or it is too old.
   void OnFollowed(bool follows, Epoch epoch);
-  void Meet(const View& view);
+  void Meet(const view::View& view);
   void DeclareSide(size_t side);
   void OnSideDeclared(size_t side, pipeline::TensorIndex index, Round held);
   void OnSideRefused(size_t side, shm::RankStatus status, const std::string& text);
@@ -292,12 +292,12 @@ class AgentProcess : private TransportWatcher, private RankHearing {
 
   JobId job_;
   bool knows_standbys_ = false;
-  bool is_ready_ = true;           // Its ranks are, or know no standbys.
-  std::vector<SideTensor> sides_;  // Local rank 0 is in them.
-  bool has_met_ = false;           // As a standby.
-  Ledger* ledger_ = nullptr;       // The joined job's.
-  std::optional<View> told_view_;  // The first one: ranks have their numbers from it.
-  bool follows_ = false;           // They have them.
+  bool is_ready_ = true;                 // Its ranks are, or know no standbys.
+  std::vector<SideTensor> sides_;        // Local rank 0 is in them.
+  bool has_met_ = false;                 // As a standby.
+  Ledger* ledger_ = nullptr;             // The joined job's.
+  std::optional<view::View> told_view_;  // The first one: ranks have their numbers from it.
+  bool follows_ = false;                 // They have them.
   bool left_ = false;
   bool out_ = false;
   Epoch epoch_;

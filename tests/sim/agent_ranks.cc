@@ -11,7 +11,7 @@
 namespace talweg::sim {
 
 // The number by which ranks here know the one at `place`; nullopt: they do not.
-std::optional<Rank> AgentProcess::NumberOf(const Place& place) const {
+std::optional<Rank> AgentProcess::NumberOf(const view::Place& place) const {
   const std::optional<MemberIndex> member = told_view_->IndexOf(place.node);
   if (!member || told_view_->members[member->value()].standby ||
       place.local_rank.value() >= told_view_->members[member->value()].rank_count) {
@@ -20,7 +20,8 @@ std::optional<Rank> AgentProcess::NumberOf(const Place& place) const {
   return Rank{told_view_->RankBase(*member).value() + place.local_rank.value()};
 }
 
-std::optional<Ledger::RankOfMember> AgentProcess::RankAt(const std::optional<Place>& place) const {
+std::optional<Ledger::RankOfMember> AgentProcess::RankAt(
+    const std::optional<view::Place>& place) const {
   if (!place || !NumberOf(*place)) return std::nullopt;
   return Ledger::RankOfMember{told_view_->members[told_view_->IndexOf(place->node)->value()].id,
                               place->local_rank};
@@ -31,17 +32,17 @@ RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
   const Profile& profile = *config_.profile;
   const TensorProfile& drawn = profile.tensors[tensor];
   if (!profile.has_groups) return {profile, tensor, {}, std::nullopt};
-  Group all;
-  for (const ViewMember& member : told_view_->members) {
+  view::Group all;
+  for (const view::ViewMember& member : told_view_->members) {
     if (member.standby) continue;
     for (uint32_t i = 0; i < member.rank_count; ++i) all.push_back({member.id.node, LocalRank{i}});
   }
-  Group group;
-  for (const Place& place : drawn.group) {
+  view::Group group;
+  for (const view::Place& place : drawn.group) {
     if (NumberOf(place)) group.push_back(place);
   }
   if (group.empty()) group = all;
-  std::optional<Place> root;
+  std::optional<view::Place> root;
   if (drawn.collective().has_root()) root = group[drawn.root_rank % group.size()];
   // All ranks are whoever there is, but where each has a part of its own.
   if (group == all && !drawn.collective().needs_every_rank()) group.clear();
@@ -57,7 +58,7 @@ void AgentProcess::AgreeOnPlans() {
     plans_.push_back(&plan);
     uint32_t here = 0;
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-      const Place place{NodeRank{config_.node}, LocalRank{rank}};
+      const view::Place place{NodeRank{config_.node}, LocalRank{rank}};
       ranks_[rank].tensors[tensor].is_mine = plan.NumberOf(place, 0).has_value();
       here += ranks_[rank].tensors[tensor].is_mine ? 1 : 0;
     }
@@ -74,7 +75,7 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   const RoundPlan& plan = *plans_[tensor];
   pipeline::TensorSpec spec{
       .name = plan.name(), .collective = profile.collective(), .root_rank = profile.root_rank};
-  for (const Place& place : plan.group()) {
+  for (const view::Place& place : plan.group()) {
     if (const std::optional<Rank> number = NumberOf(place)) spec.ranks.push_back(*number);
   }
   if (plan.root()) {
@@ -142,7 +143,7 @@ void AgentProcess::DeclareNext(LocalRank rank) {
     const bool means_all = SpecOf(rank, tensor).ranks.size() == told_view_->RankCount() &&
                            !plans_[tensor]->collective().needs_every_rank();
     if (mine[tensor].is_mine && means_all) return FailRankWith(rank, "it knows no other ranks");
-    for (const Place& place : plans_[tensor]->group()) {
+    for (const view::Place& place : plans_[tensor]->group()) {
       if (!mine[tensor].is_mine || NumberOf(place)) continue;
       return FailRankWith(rank, "it knows no rank of node " + std::to_string(place.node.value()));
     }
@@ -240,7 +241,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   }
   const RoundPlan& plan = *plans_[place];
   const Collective collective = plan.collective();
-  const Place here{NodeRank{config_.node}, local};
+  const view::Place here{NodeRank{config_.node}, local};
   // Its number matters only where the group is named.
   const uint32_t number = plan.NumberOf(here, 0).value();
   const auto rank_count = static_cast<uint32_t>(plan.group().size());
@@ -291,10 +292,10 @@ bool AgentProcess::IsRootByNumber(size_t place, LocalRank local) const {
   return root && root->member == core().config().self && root->local_rank == local;
 }
 
-std::vector<MemberIdentity> AgentProcess::NeededBy(size_t place) const {
-  std::vector<MemberIdentity> needed;
+std::vector<view::MemberIdentity> AgentProcess::NeededBy(size_t place) const {
+  std::vector<view::MemberIdentity> needed;
   if (const auto root = RootOf(place)) needed.push_back(root->member);
-  for (const Place& each : plans_[place]->group()) {
+  for (const view::Place& each : plans_[place]->group()) {
     if (const auto rank = RankAt(each)) needed.push_back(rank->member);
   }
   return needed;
@@ -304,7 +305,7 @@ std::vector<MemberIdentity> AgentProcess::NeededBy(size_t place) const {
 bool AgentProcess::Gets(size_t place, uint32_t part) const {
   const RoundPlan& plan = *plans_[place];
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Place here{NodeRank{config_.node}, LocalRank{rank}};
+    const view::Place here{NodeRank{config_.node}, LocalRank{rank}};
     const std::optional<uint32_t> number = plan.NumberOf(here, 0);
     if (!number) continue;
     const bool is_root =
@@ -324,7 +325,7 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   // A group that was all ranks of this agent's first view means all ranks, joiners too.
   if (tensor.group.empty()) return;
   for (const RoundPlan* const plan : plans_) {
-    const Group& group = plan->group();
+    const view::Group& group = plan->group();
     if (group.empty() || tensor.spec.name != plan->name()) continue;
     const uint32_t part =
         tensor.spec.collective.part_at(tensor.slices[entry.slice.value()].offset_bytes);

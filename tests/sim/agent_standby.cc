@@ -16,7 +16,7 @@ constexpr uint64_t kElements = 160;
 
 }  // namespace
 
-bool AgentProcess::IsStandbyIn(const View& view) const {
+bool AgentProcess::IsStandbyIn(const view::View& view) const {
   const std::optional<MemberIndex> self = view.IndexOf(core().config().self);
   return self && view.members[self->value()].standby;
 }
@@ -28,7 +28,7 @@ bool AgentProcess::RankPushes() const {
 }
 
 void AgentProcess::MeetStandbys() {
-  const View* const view = core().newest_view();
+  const view::View* const view = core().newest_view();
   if (!config_.profile->standbys || view == nullptr || !knows_standbys_) return;
   if (core().phase() == pipeline::Phase::kFailed || ended_) return;
   const bool is_standby = IsStandbyIn(*view);
@@ -63,12 +63,12 @@ void AgentProcess::OnFollowed(bool follows, Epoch epoch) {
   MeetStandbys();
 }
 
-void AgentProcess::Meet(const View& view) {
+void AgentProcess::Meet(const view::View& view) {
   const bool is_standby = IsStandbyIn(view);
-  for (const ViewMember& member : view.members) {
+  for (const view::ViewMember& member : view.members) {
     if (member.standby == is_standby || member.id == core().config().self) continue;
-    const MemberIdentity joiner = is_standby ? core().config().self : member.id;
-    const MemberIdentity full = is_standby ? member.id : core().config().self;
+    const view::MemberIdentity joiner = is_standby ? core().config().self : member.id;
+    const view::MemberIdentity full = is_standby ? member.id : core().config().self;
     const std::string name = "side." + std::to_string(joiner.incarnation.value()) + "." +
                              std::to_string(full.incarnation.value());
     if (std::any_of(sides_.begin(), sides_.end(),
@@ -79,7 +79,7 @@ void AgentProcess::Meet(const View& view) {
     for (const auto& tensor : core().tensors()) {
       const bool names_it =
           std::any_of(tensor->group.begin(), tensor->group.end(),
-                      [&](const Place& place) { return place.node == member.id.node; });
+                      [&](const view::Place& place) { return place.node == member.id.node; });
       if (is_standby || tensor->spec.collective.side || !names_it || tensor->is_dead) continue;
       trace_->Reached("a standby is at a place that a tensor of the steps names");
     }
@@ -94,12 +94,12 @@ void AgentProcess::Meet(const View& view) {
 
 void AgentProcess::DeclareSide(size_t place) {
   const SideTensor& side = sides_[place];
-  const View* const numbers = core().numbers();
+  const view::View* const numbers = core().numbers();
   if (!RankPushes() || !numbers->IndexOf(side.other)) return EndSide(place);
   pipeline::TensorSpec spec{.name = side.name,
                             .collective = {DType::kF32, Op::kSum, Share::kWhole, Share::kWhole,
                                            kElements, /*side=*/true}};
-  for (const MemberIdentity& id : {core().config().self, side.other}) {
+  for (const view::MemberIdentity& id : {core().config().self, side.other}) {
     spec.ranks.push_back(numbers->RankBase(*numbers->IndexOf(id)));
   }
   std::sort(spec.ranks.begin(), spec.ranks.end());
@@ -148,10 +148,10 @@ void AgentProcess::TakeSide(size_t place, const pipeline::CompleteRound& complet
     throw Violation{who + "counts " + std::to_string(complete.ranks_summed) + " ranks"};
   }
   const TensorKey key = allocated_.at(side.index).key;
-  MemberIdentity first = core().config().self;
-  MemberIdentity second = side.other;
+  view::MemberIdentity first = core().config().self;
+  view::MemberIdentity second = side.other;
   if (second.node < first.node) std::swap(first, second);
-  const auto base = [&](const MemberIdentity& id) {
+  const auto base = [&](const view::MemberIdentity& id) {
     return ContributionBase(id, LocalRank{0}, key, complete.round);
   };
   // As the ledger has it: one rank of each of two nodes.
@@ -169,7 +169,7 @@ void AgentProcess::TakeSide(size_t place, const pipeline::CompleteRound& complet
 
 void AgentProcess::EndSide(size_t place) {
   sides_[place].over = true;
-  const View* const view = core().newest_view();
+  const view::View* const view = core().newest_view();
   if (is_ready_ || view == nullptr || !IsStandbyIn(*view)) return;
   if (!std::all_of(sides_.begin(), sides_.end(),
                    [](const SideTensor& side) { return side.over; })) {

@@ -62,7 +62,7 @@ void AgentProcess::OnMembership(LocalRank local, uint32_t request,
   Later(network_->Delay(), [this, local] { PushNext(local); });
 }
 
-void AgentProcess::CheckAtBoundary(const View& view) const {
+void AgentProcess::CheckAtBoundary(const view::View& view) const {
   for (const RankProcess& rank : ranks_) {
     if (rank.state == RankState::kDone || rank.state == RankState::kFailed ||
         rank.state == RankState::kDead) {

@@ -78,7 +78,7 @@ void AggregatorProcess::CheckWriter(const aggregation::AggregatorCore& job, Conn
       session == job.sessions().end()) {
     return;
   }
-  const MemberIdentity& member = session->second.hello.member;
+  const view::MemberIdentity& member = session->second.hello.member;
   if (writers_.emplace(entry.slot.key, member).first->second == member) return;
   throw Violation{name_ + ": a member is given the slots of one that has left"};
 }
@@ -86,7 +86,7 @@ void AggregatorProcess::CheckWriter(const aggregation::AggregatorCore& job, Conn
 // Whoever is in the newest view is let in, and whoever is out of the view here is not.
 void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::string& why) {
   const transport::PeerIdentity& peer = claim.identity;
-  const MemberIdentity member{peer.node, peer.incarnation};
+  const view::MemberIdentity member{peer.node, peer.incarnation};
   const aggregation::AggregatorCore* here = nullptr;
   for (const aggregation::AggregatorCore* const job : jobs()) {
     if (job->config().job == peer.job && !job->closed()) here = job;

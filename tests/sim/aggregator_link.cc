@@ -58,7 +58,7 @@ void AggregatorLink::OnRefused(const membership::Answer& answer) {
   Tell(rpc::RegistrationRefused{absl::FailedPreconditionError(answer.text)});
 }
 
-void AggregatorLink::Register(ViewAggregator self) {
+void AggregatorLink::Register(view::ViewAggregator self) {
   self_ = std::move(self);
   Enter();
   Renew();

@@ -25,7 +25,7 @@ class AggregatorLink final : public aggregator::SchedulerLink {
                  HostIndex host, OnEvent on_event);
   ~AggregatorLink() override;
 
-  void Register(ViewAggregator self) override;
+  void Register(view::ViewAggregator self) override;
   void Drain(std::string text, int64_t timeout_ns,
              std::function<void(absl::StatusOr<uint32_t>)> done) override;
   void Deregister(std::string text, int64_t timeout_ns,
@@ -54,7 +54,7 @@ class AggregatorLink final : public aggregator::SchedulerLink {
   const HostIndex host_;
   std::shared_ptr<OnEvent> on_event_;  // Null: nothing more is told.
   std::shared_ptr<bool> here_ = std::make_shared<bool>(true);
-  ViewAggregator self_;
+  view::ViewAggregator self_;
   bool registered_ = false;
   bool out_ = false;
   bool reachable_ = true;  // As it was told last.

@@ -131,7 +131,7 @@ class AggregatorProcess : private TransportWatcher {
     bool untold_at_tick = false;  // Some was, and none has been told since.
   };
   std::map<ConnectionId, Credit> credit_;
-  std::map<uint64_t, MemberIdentity> writers_;  // By the key of a region.
+  std::map<uint64_t, view::MemberIdentity> writers_;  // By the key of a region.
   // Until when each node was connected in the present epoch, or when that began.
   std::map<std::pair<JobId, NodeRank>, std::pair<Epoch, int64_t>> present_;
   std::function<void()> at_danger_;

@@ -12,26 +12,27 @@
 namespace talweg::sim {
 
 // Whether a full member was none in the view before.
-static bool Enters(const View& held, const ViewMember& member) {
+static bool Enters(const view::View& held, const view::ViewMember& member) {
   const std::optional<MemberIndex> before = held.IndexOf(member.id);
   return !member.standby && (!before || held.members[before->value()].standby);
 }
 
-bool HasJoiner(const View& held, const View& view) {
-  return std::any_of(view.members.begin(), view.members.end(), [&held](const ViewMember& member) {
-    return !held.IndexOf(member.id) || Enters(held, member);
-  });
+bool HasJoiner(const view::View& held, const view::View& view) {
+  return std::any_of(view.members.begin(), view.members.end(),
+                     [&held](const view::ViewMember& member) {
+                       return !held.IndexOf(member.id) || Enters(held, member);
+                     });
 }
 
 namespace {
 
 // Nobody else has to know of a round among ranks that are named.
 bool TakesJoiner(const pipeline::AgentCore& member, const pipeline::AgentTensor& tensor,
-                 const View& view) {
+                 const view::View& view) {
   // It has been there with others.
   if (tensor.spec.collective.side) return false;
   if (tensor.group.empty()) return true;
-  return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const Place& place) {
+  return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const view::Place& place) {
     const std::optional<MemberIndex> index = view.IndexOf(place.node);
     return index && Enters(*member.newest_view(), view.members[index->value()]);
   });
@@ -39,7 +40,8 @@ bool TakesJoiner(const pipeline::AgentCore& member, const pipeline::AgentTensor&
 
 }  // namespace
 
-void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members, const View& view) {
+void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members,
+                      const view::View& view) {
   std::map<TensorKey, std::pair<Round, const pipeline::AgentCore*>> held;
   for (const pipeline::AgentCore* member : members) {
     const std::string who =

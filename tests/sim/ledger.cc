@@ -15,13 +15,13 @@ bool IsOver(Ledger::End end) { return end != Ledger::End::kDone; }
 
 }  // namespace
 
-uint64_t ContributionBase(const MemberIdentity& member, LocalRank rank, TensorKey tensor,
+uint64_t ContributionBase(const view::MemberIdentity& member, LocalRank rank, TensorKey tensor,
                           Round round) {
   return Fingerprint64(Fingerprint64(member.incarnation.value(), rank.value()),
                        Fingerprint64(tensor.value(), round.value()));
 }
 
-void Ledger::OnView(const View& view, bool store_is_older) {
+void Ledger::OnView(const view::View& view, bool store_is_older) {
   if (const std::string problem = view.Problem(); !problem.empty()) {
     throw Violation{"no view was published: " + problem};
   }
@@ -35,16 +35,16 @@ void Ledger::OnView(const View& view, bool store_is_older) {
   }
 }
 
-bool Ledger::InView(Epoch epoch, const MemberIdentity& member) const {
+bool Ledger::InView(Epoch epoch, const view::MemberIdentity& member) const {
   const auto view = views_.find(epoch);
   return view != views_.end() && view->second.IndexOf(member).has_value();
 }
 
-bool Ledger::SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const {
+bool Ledger::SurvivorIn(Epoch epoch, const view::MemberIdentity& joiner) const {
   for (const auto& [earlier, view] : views_) {
     const std::optional<MemberIndex> index = view.IndexOf(joiner);
     if (index && !view.members[index->value()].standby) return false;
-    for (const ViewMember& member : view.members) {
+    for (const view::ViewMember& member : view.members) {
       if (!member.standby && InView(epoch, member.id)) return true;
     }
   }
@@ -52,12 +52,13 @@ bool Ledger::SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const {
 }
 
 bool Ledger::LostSeveralAtOnce() const {
-  const View* before = nullptr;
+  const view::View* before = nullptr;
   for (const auto& [epoch, view] : views_) {
     size_t gone = 0;
     if (before != nullptr) {
-      for (const ViewMember& member : before->members) gone += view.IndexOf(member.id) ? 0 : 1;
-      for (const ViewAggregator& aggregator : before->aggregators) {
+      for (const view::ViewMember& member : before->members)
+        gone += view.IndexOf(member.id) ? 0 : 1;
+      for (const view::ViewAggregator& aggregator : before->aggregators) {
         gone += view.IndexOfAggregator(aggregator.incarnation) ? 0 : 1;
       }
     }
@@ -110,18 +111,20 @@ void Ledger::CheckNotDead(const std::string& what, const Outcome& outcome) const
   }
 }
 
-bool Ledger::SawBoth(const MemberIdentity& member, Epoch epoch, const Outcome& outcome) const {
+bool Ledger::SawBoth(const view::MemberIdentity& member, Epoch epoch,
+                     const Outcome& outcome) const {
   return epoch <= outcome.epoch ? InView(outcome.epoch, member) : InView(epoch, outcome.member);
 }
 
-std::vector<Ledger::Participant> Ledger::Participants(const View& view, const RoundPlan& plan) {
+std::vector<Ledger::Participant> Ledger::Participants(const view::View& view,
+                                                      const RoundPlan& plan) {
   std::vector<Participant> ranks;
   uint32_t number_of_all = 0;
   for (uint32_t m = 0; m < view.members.size(); ++m) {
-    const ViewMember& member = view.members[m];
+    const view::ViewMember& member = view.members[m];
     if (member.standby) continue;  // In no round of a step.
     for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
-      const Place place{member.id.node, LocalRank{rank}};
+      const view::Place place{member.id.node, LocalRank{rank}};
       const std::optional<uint32_t> number = plan.NumberOf(place, number_of_all++);
       if (number) ranks.push_back({member.id, place, *number, m});
     }
@@ -133,7 +136,7 @@ std::vector<Ledger::Participant> Ledger::Participants(const View& view, const Ro
 bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome) {
   const RoundPlan& plan = *outcome.plan;
   return std::all_of(ranks.begin(), ranks.end(), [&](const Participant& rank) {
-    const Place& first = ranks.front().place;
+    const view::Place& first = ranks.front().place;
     if (plan.Signature(outcome.round, rank.place) != plan.Signature(outcome.round, first)) {
       return false;
     }
@@ -155,7 +158,7 @@ void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const
     throw Violation{what + "was aborted, and nobody had begun it"};
   }
   if (outcome.plan->Odd(outcome.round)) return;
-  const auto is_gone = [&](const MemberIdentity& id) { return !InView(outcome.epoch, id); };
+  const auto is_gone = [&](const view::MemberIdentity& id) { return !InView(outcome.epoch, id); };
   if (collective.has_root() && (outcome.needed.empty() || is_gone(outcome.needed.front()))) return;
   if (collective.needs_every_rank() &&
       std::any_of(outcome.needed.begin(), outcome.needed.end(), is_gone)) {
@@ -239,7 +242,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
       root = rank.number;
     }
     // Whoever takes it may have it from others, as a result of an epoch in which it was not.
-    if (rank.place == Place{outcome.member.node, outcome.local_rank}) own = rank.number;
+    if (rank.place == view::Place{outcome.member.node, outcome.local_rank}) own = rank.number;
   }
   if (collective.has_root() && root == ~uint32_t{0}) {
     throw Violation{what + "was done without the root that this rank knows"};

@@ -25,7 +25,7 @@ struct Violation {
 // What a rank contributes: cell i of (rank's life, tensor, round) is a base that no other has,
 // plus i times a constant, so that sums tell who is in them, in which order, and whether they lie
 // in their place.
-uint64_t ContributionBase(const MemberIdentity& member, LocalRank rank, TensorKey tensor,
+uint64_t ContributionBase(const view::MemberIdentity& member, LocalRank rank, TensorKey tensor,
                           Round round);
 inline constexpr uint64_t kCellStep = 0x9e3779b97f4a7c15u;
 // What stands for a sum here: linear, so that it can be foretold, and another one in another order
@@ -41,7 +41,7 @@ class Ledger {
  public:
   // Every view that anybody is told (invariant 3, rule 15). Epochs only rise, but for a view of a
   // store that was set back.
-  void OnView(const View& view, bool store_is_older = false);
+  void OnView(const view::View& view, bool store_is_older = false);
 
   // How a round is over for a rank.
   enum class End : uint8_t {
@@ -50,7 +50,7 @@ class Ledger {
     kMismatch = 3,  // The ranks gave what does not go together.
   };
   struct RankOfMember {
-    MemberIdentity member;
+    view::MemberIdentity member;
     LocalRank local_rank;
   };
   struct Outcome {
@@ -61,12 +61,12 @@ class Ledger {
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
     std::vector<uint64_t> lengths;  // By part.
-    MemberIdentity member;          // Whose rank has taken it.
+    view::MemberIdentity member;    // Whose rank has taken it.
     LocalRank local_rank;
     Epoch epoch;                       // That member's view's when the round was over there.
     std::optional<RankOfMember> root;  // Whom that rank knows by the root's number.
     // Those whose ranks take part, as that rank knows them, the root's first.
-    std::vector<MemberIdentity> needed;
+    std::vector<view::MemberIdentity> needed;
   };
   // All ranks of some node have pushed a round: nobody else can begin one.
   void OnContributed(TensorKey tensor, Round round) { contributed_.emplace(tensor, round); }
@@ -89,9 +89,9 @@ class Ledger {
   // A member has heard that a tensor can have no round after `last` any more.
   struct Death {
     Round last;
-    MemberIdentity member;
-    Epoch epoch;                         // That member's view's then.
-    std::vector<MemberIdentity> needed;  // Whom its ranks know by the tensor's ranks.
+    view::MemberIdentity member;
+    Epoch epoch;                               // That member's view's then.
+    std::vector<view::MemberIdentity> needed;  // Whom its ranks know by the tensor's ranks.
   };
   void OnDead(TensorKey tensor, const Death& death);
 
@@ -101,49 +101,49 @@ class Ledger {
   const std::map<TensorKey, Disagreement>& disagreements() const { return disagreements_; }
 
   // Whether somebody in the view of `epoch` was in the job before `joiner` was.
-  bool SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const;
+  bool SurvivorIn(Epoch epoch, const view::MemberIdentity& joiner) const;
 
   // Whether some view is without two that the one before it had.
   bool LostSeveralAtOnce() const;
 
   uint64_t outcomes() const { return outcomes_; }
-  const std::map<Epoch, View>& views() const { return views_; }
+  const std::map<Epoch, view::View>& views() const { return views_; }
 
  private:
   // One result of a round. There may be others: what only those have seen that are out of the view
   // since, nobody needs to agree with.
   struct Settled {
     Outcome outcome;
-    std::map<MemberIdentity, Epoch> takers;  // And the epoch in which they had it.
+    std::map<view::MemberIdentity, Epoch> takers;  // And the epoch in which they had it.
   };
 
   // A rank that is in a round of a view.
   struct Participant {
-    MemberIdentity member;
-    Place place;
+    view::MemberIdentity member;
+    view::Place place;
     uint32_t number = 0;
     uint32_t member_place = 0;  // In the view.
   };
 
-  static std::vector<Participant> Participants(const View& view, const RoundPlan& plan);
+  static std::vector<Participant> Participants(const view::View& view, const RoundPlan& plan);
   static bool Agree(const std::vector<Participant>& ranks, const Outcome& outcome);
   void CheckAgreement(const std::string& what, const Outcome& outcome);
   void CheckNotDead(const std::string& what, const Outcome& outcome) const;
   // Whether a member that had something in `epoch` and whoever has `outcome` were in one view
   // since.
-  bool SawBoth(const MemberIdentity& member, Epoch epoch, const Outcome& outcome) const;
+  bool SawBoth(const view::MemberIdentity& member, Epoch epoch, const Outcome& outcome) const;
   void CheckAborted(const std::string& what, const Outcome& outcome) const;
   void CheckPart(const std::string& what, const Outcome& outcome,
                  const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
                  const Cells& result) const;
-  bool InView(Epoch epoch, const MemberIdentity& member) const;
+  bool InView(Epoch epoch, const view::MemberIdentity& member) const;
 
-  std::map<Epoch, View> views_;
+  std::map<Epoch, view::View> views_;
   std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
   std::map<TensorKey, RoundPlan> plans_;
-  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, std::vector<Death>> deaths_;
+  std::map<std::pair<TensorKey, std::vector<view::MemberIdentity>>, std::vector<Death>> deaths_;
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

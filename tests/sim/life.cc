@@ -76,8 +76,8 @@ class World {
   void CrashAgent(AgentHost& agent);
   void EndAgent(AgentHost& agent, bool silently);
   void LeaveAgent(AgentHost& agent, const AgentProcess* process);
-  void CheckDeathIsSeen(const MemberIdentity& member);
-  void CheckJoiners(const View& view) const;
+  void CheckDeathIsSeen(const view::MemberIdentity& member);
+  void CheckJoiners(const view::View& view) const;
   void CheckSilence();
   void CheckGivenUp(const AgentHost& by, NodeRank node);
   void CrashAggregator(AggregatorHost& aggregator);
@@ -123,7 +123,7 @@ void World::Build() {
   scheduler_host_ = scheduler.index();
   scheduler_ = std::make_unique<SchedulerProcess>(&timeline_, &trace_, &network_, &scheduler,
                                                   &profile_, &ledgers_);
-  scheduler_->SetViewCheck([this](const View& view) { CheckJoiners(view); });
+  scheduler_->SetViewCheck([this](const view::View& view) { CheckJoiners(view); });
   scheduler_->Start();
   for (uint32_t place = 0; place < profile_.aggregator_count; ++place) {
     aggregators_.push_back({.place = place, .host = network_.AddHost().index()});
@@ -236,7 +236,7 @@ void World::EndAgent(AgentHost& agent, bool silently) {
 }
 
 // Invariant 5: a process that is killed is missed at once, not after its lease.
-void World::CheckDeathIsSeen(const MemberIdentity& member) {
+void World::CheckDeathIsSeen(const view::MemberIdentity& member) {
   const auto is_attached = [this, member] {
     if (scheduler_->core() == nullptr) return false;
     for (const auto& [id, job] : scheduler_->core()->jobs()) {
@@ -263,13 +263,13 @@ void World::CheckDeathIsSeen(const MemberIdentity& member) {
 
 // A joiner is one whom a member does not know by the view that it has: another one, between that
 // and this, may have come to nobody who is left.
-void World::CheckJoiners(const View& view) const {
+void World::CheckJoiners(const view::View& view) const {
   if (trace_.HasReached(kForged)) return;
   std::vector<const pipeline::AgentCore*> members;
   for (const AgentHost& agent : agents_) {
     if (agent.process == nullptr || agent.process->Failed()) continue;
     const pipeline::AgentCore& core = agent.process->core();
-    const View* const held = core.newest_view();
+    const view::View* const held = core.newest_view();
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
     if (!HasJoiner(*held, view)) continue;
     const std::optional<MemberIndex> self = held->IndexOf(core.config().self);
@@ -378,7 +378,7 @@ void World::StopSomeProcess() {
 }
 
 void World::NoteZombie(const AgentProcess& process) {
-  const View* const view = process.core().view();
+  const view::View* const view = process.core().view();
   if (view == nullptr || scheduler_->core() == nullptr) return;
   const auto job = scheduler_->core()->jobs().find(view->job);
   if (job == scheduler_->core()->jobs().end() || !job->second.view) return;

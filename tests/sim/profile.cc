@@ -121,14 +121,14 @@ Profile DrawRecovery(Random& random) {
   profile.older_stores_revive = random.OneIn(2);
   // Aggregators do not take up again a job that they have closed.
   if (profile.older_stores_revive) profile.unreachable_ns = 30 * kSecond;
-  profile.slice_bytes_max = kStripeBytesMin;
+  profile.slice_bytes_max = view::kStripeBytesMin;
   profile.credit_bytes = pick(4096, 16384, 1 << 20);
   const uint64_t tensor_count = 1 + random.Below(3);
   for (uint64_t i = 0; i < tensor_count; ++i) {
     TensorProfile tensor;
     // With a slice at each aggregator members can have different ones.
-    tensor.bytes =
-        random.OneIn(3) ? 8 * (1 + random.Below(5000)) : kStripeBytesMin * profile.aggregator_count;
+    tensor.bytes = random.OneIn(3) ? 8 * (1 + random.Below(5000))
+                                   : view::kStripeBytesMin * profile.aggregator_count;
     tensor.op = Op{static_cast<uint8_t>(pick(1, 6))};
     if (tensor.op == Op::kCopy) tensor.gives = Share::kRoot;
     if (tensor.op == Op::kCopy) tensor.root_rank = static_cast<uint32_t>(random.Below(3));
@@ -196,11 +196,11 @@ Profile DrawSilent(Random& random) {
 }
 
 // Some ranks: any of them, those of one node, or one of each node.
-Group DrawGroup(const Profile& profile, Random& random) {
+view::Group DrawGroup(const Profile& profile, Random& random) {
   const auto node_count = static_cast<uint32_t>(profile.rank_counts.size());
   const uint64_t shape = random.Below(4);
   const auto only_node = static_cast<uint32_t>(random.Below(node_count));
-  Group group;
+  view::Group group;
   for (uint32_t node = 0; node < node_count; ++node) {
     const auto only_rank = static_cast<uint32_t>(random.Below(profile.rank_counts[node]));
     for (uint32_t rank = 0; rank < profile.rank_counts[node]; ++rank) {
@@ -233,7 +233,7 @@ Profile DrawGroups(Random& random) {
     const uint64_t most = row.gives == Share::kRow ? 300 : pick(5, 500, 2000);
     tensor.bytes = 8 * (1 + random.Below(most));
     if (row.gives != Share::kRow && random.OneIn(4)) {
-      tensor.bytes = kStripeBytesMin * std::max<uint64_t>(profile.aggregator_count, 1);
+      tensor.bytes = view::kStripeBytesMin * std::max<uint64_t>(profile.aggregator_count, 1);
     }
     if (!random.OneIn(3)) tensor.group = DrawGroup(profile, random);
     tensor.root_rank = static_cast<uint32_t>(random.Below(8));
@@ -269,7 +269,7 @@ Profile DrawHosts(Random& random) {
     if (random.OneIn(4)) continue;
     const Collective collective = tensor.collective();
     const uint64_t ranks = tensor.group.empty() ? rank_count : tensor.group.size();
-    const uint64_t bytes = kStripeBytesMin * profile.aggregator_count;
+    const uint64_t bytes = view::kStripeBytesMin * profile.aggregator_count;
     tensor.bytes = bytes / collective.part_count(static_cast<uint32_t>(ranks)) / 8 * 8 +
                    8 * random.Below(pick(10, 1000));
   }
@@ -279,7 +279,7 @@ Profile DrawHosts(Random& random) {
 // So much credit that an aggregator keeps a part of it for a while, and more to send than that.
 void Widen(Profile& profile, Random& random) {
   profile.credit_bytes = kMiB + 256 * kKiB;
-  profile.slice_bytes_max = kStripeBytesMin;
+  profile.slice_bytes_max = view::kStripeBytesMin;
   profile.round_count = std::min<uint64_t>(profile.round_count, 3);
   while (profile.tensors.size() < 3) profile.tensors.push_back(profile.tensors.front());
   for (TensorProfile& tensor : profile.tensors) tensor.bytes = 8 * (90'000 + random.Below(40'000));

@@ -22,7 +22,7 @@ struct TensorProfile {
   Op op = Op::kSum;
   Share gives = Share::kWhole;
   Share gets = Share::kWhole;
-  Group group;  // Empty: all ranks that there are when the tensor is first declared.
+  view::Group group;  // Empty: all ranks that there are when the tensor is first declared.
   // Each round has lengths of its own; or signatures; or, so often, a rank that calls something
   // else (0: never).
   bool lengths_vary = false;

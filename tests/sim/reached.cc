@@ -12,7 +12,7 @@ void GatherLedger(const Ledger& ledger, std::map<std::string, uint64_t>& coverag
   if (ledger.LostSeveralAtOnce()) ++coverage["several losses at once"];
   std::map<std::string, Incarnation> aggregators;
   for (const auto& [epoch, view] : ledger.views()) {
-    for (const ViewAggregator& aggregator : view.aggregators) {
+    for (const view::ViewAggregator& aggregator : view.aggregators) {
       Incarnation& known = aggregators[aggregator.name];
       if (known != Incarnation{0} && known != aggregator.incarnation) {
         ++coverage["an aggregator that was restarted is in a newer view"];

@@ -19,7 +19,8 @@ constexpr uint64_t kLengthStep = 8;
 
 }  // namespace
 
-RoundPlan::RoundPlan(const Profile& profile, size_t tensor, Group group, std::optional<Place> root)
+RoundPlan::RoundPlan(const Profile& profile, size_t tensor, view::Group group,
+                     std::optional<view::Place> root)
     : tensor_(&profile.tensors[tensor]),
       name_("tensor" + std::to_string(tensor)),
       seed_(tensor),
@@ -34,7 +35,8 @@ RoundPlan::RoundPlan(const Profile& profile, size_t tensor, Group group, std::op
   }
 }
 
-std::optional<uint32_t> RoundPlan::NumberOf(const Place& place, uint32_t number_of_all) const {
+std::optional<uint32_t> RoundPlan::NumberOf(const view::Place& place,
+                                            uint32_t number_of_all) const {
   if (group_.empty()) return number_of_all;
   const auto found = std::find(group_.begin(), group_.end(), place);
   if (found == group_.end()) return std::nullopt;
@@ -45,14 +47,14 @@ uint64_t RoundPlan::Draw(Round round, uint64_t what) const {
   return Fingerprint64(Fingerprint64(seed_, round.value()), what);
 }
 
-std::optional<Place> RoundPlan::Odd(Round round) const {
+std::optional<view::Place> RoundPlan::Odd(Round round) const {
   if (tensor_->odd_one_in == 0 || Draw(round, kIsOdd) % tensor_->odd_one_in != 0) {
     return std::nullopt;
   }
   return places_[Draw(round, kWhoIsOdd) % places_.size()];
 }
 
-RoundSignature RoundPlan::Signature(Round round, const Place& place) const {
+RoundSignature RoundPlan::Signature(Round round, const view::Place& place) const {
   // Where lengths are compared too, those may be what is odd.
   const bool is_odd =
       Odd(round) == place && (collective().copies() || Draw(round, kHowOdd) % 2 == 0);
@@ -60,7 +62,7 @@ RoundSignature RoundPlan::Signature(Round round, const Place& place) const {
   return SignatureOf(collective(), 2 * round.value() + (is_odd ? 1 : 0));
 }
 
-uint64_t RoundPlan::LengthBytes(Round round, uint32_t part, const Place& place) const {
+uint64_t RoundPlan::LengthBytes(Round round, uint32_t part, const view::Place& place) const {
   const uint64_t most = collective().part_bytes();
   uint64_t length = most;
   if (tensor_->lengths_vary) {

@@ -20,24 +20,25 @@ class RoundPlan {
  public:
   RoundPlan() = default;
   // `group`: empty, all ranks. `tensor` and `profile` outlive it.
-  RoundPlan(const Profile& profile, size_t tensor, Group group, std::optional<Place> root);
+  RoundPlan(const Profile& profile, size_t tensor, view::Group group,
+            std::optional<view::Place> root);
 
   const std::string& name() const { return name_; }
-  const Group& group() const { return group_; }
-  std::optional<Place> root() const { return root_; }
+  const view::Group& group() const { return group_; }
+  std::optional<view::Place> root() const { return root_; }
   const TensorProfile& tensor() const { return *tensor_; }
   Collective collective() const { return tensor_->collective(); }
   uint32_t part_count() const {
     return collective().part_count(group_.empty() ? 1 : static_cast<uint32_t>(group_.size()));
   }
   // The place's number in the group; nullopt: it is not in it. `number_of_all`: among all ranks.
-  std::optional<uint32_t> NumberOf(const Place& place, uint32_t number_of_all) const;
+  std::optional<uint32_t> NumberOf(const view::Place& place, uint32_t number_of_all) const;
 
   // What the rank at `place` says, and how long it says that a part is.
-  RoundSignature Signature(Round round, const Place& place) const;
-  uint64_t LengthBytes(Round round, uint32_t part, const Place& place) const;
+  RoundSignature Signature(Round round, const view::Place& place) const;
+  uint64_t LengthBytes(Round round, uint32_t part, const view::Place& place) const;
   // The rank that calls something else in this round.
-  std::optional<Place> Odd(Round round) const;
+  std::optional<view::Place> Odd(Round round) const;
 
  private:
   uint64_t Draw(Round round, uint64_t what) const;
@@ -45,9 +46,9 @@ class RoundPlan {
   const TensorProfile* tensor_ = nullptr;
   std::string name_;
   uint64_t seed_ = 0;
-  Group group_;
-  std::optional<Place> root_;
-  std::vector<Place> places_;  // That there are at all: of the group, or of the job.
+  view::Group group_;
+  std::optional<view::Place> root_;
+  std::vector<view::Place> places_;  // That there are at all: of the group, or of the job.
 };
 
 }  // namespace talweg::sim

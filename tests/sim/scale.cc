@@ -54,7 +54,7 @@ class ScaleWorld final : public Peers {
   explicit ScaleWorld(const ScaleOptions& options)
       : options_(options),
         collective_(Collective::Of(DType::kF32, Op::kSum,
-                                   uint64_t{options.aggregators} * kStripeBytesMin / 4)),
+                                   uint64_t{options.aggregators} * view::kStripeBytesMin / 4)),
         time_(options),
         scheduler_({.lease_ns = 100'000 * kSecond}, {}, store::MakeMemoryStore(), &time_,
                    [](const absl::Status&) {}) {}
@@ -164,11 +164,11 @@ class ScaleWorld final : public Peers {
       aggregators_.push_back(std::make_unique<Aggregator>());
       v1::RegisterAggregatorRequest request;
       *request.mutable_version() = rpc::ToProto(rpc::Version{});
-      *request.mutable_aggregator() =
-          rpc::ToProto(ViewAggregator{.incarnation = self,
-                                      .name = name,
-                                      .data_address = "fi:tcp://10.1.0.1:7000/0123456789abcdef",
-                                      .host_id = name});
+      *request.mutable_aggregator() = rpc::ToProto(
+          view::ViewAggregator{.incarnation = self,
+                               .name = name,
+                               .data_address = "fi:tcp://10.1.0.1:7000/0123456789abcdef",
+                               .host_id = name});
       request.set_session_secret(Secret());
       v1::RegisterAggregatorResponse response;
       if (!scheduler_.RegisterAggregator(request, &response).ok()) ++refused_;
@@ -185,12 +185,12 @@ class ScaleWorld final : public Peers {
   }
 
   void OnJobMessage(uint32_t aggregator, const v1::WatchJobsResponse& response) {
-    std::shared_ptr<const View> view;
+    std::shared_ptr<const view::View> view;
     if (response.has_job_view()) {
       // Everybody is told the same, and holds one copy of it here.
-      std::shared_ptr<const View>& known = views_[Epoch{response.job_view().view().epoch()}];
+      std::shared_ptr<const view::View>& known = views_[Epoch{response.job_view().view().epoch()}];
       if (known == nullptr) {
-        known = std::make_shared<View>(*rpc::FromProto(response.job_view().view()));
+        known = std::make_shared<view::View>(*rpc::FromProto(response.job_view().view()));
       }
       view = known;
     }
@@ -218,11 +218,11 @@ class ScaleWorld final : public Peers {
     Seat& seat = members_[member];
     ++seat.life;
     const std::string number = std::to_string(member);
-    const ViewMember self = {.id = {NodeRank{member}, Incarnation{IncarnationOf(member)}},
-                             .rank_count = 1,
-                             .name = "host-" + number,
-                             .admin_address = "10.0.0.1:7000",
-                             .host_id = "host-id-" + number};
+    const view::ViewMember self = {.id = {NodeRank{member}, Incarnation{IncarnationOf(member)}},
+                                   .rank_count = 1,
+                                   .name = "host-" + number,
+                                   .admin_address = "10.0.0.1:7000",
+                                   .host_id = "host-id-" + number};
     if (member < options_.cores) {
       seat.participant = MakeCoreMember(member, self, options_, collective_, &time_, this);
     } else {
@@ -423,7 +423,7 @@ class ScaleWorld final : public Peers {
   scheduler::SchedulerDriver scheduler_;
   std::vector<std::unique_ptr<Aggregator>> aggregators_;
   std::deque<Seat> members_;
-  std::map<Epoch, std::shared_ptr<const View>> views_;
+  std::map<Epoch, std::shared_ptr<const view::View>> views_;
   uint64_t streams_ = 0;
   uint64_t refused_ = 0;
 };

@@ -43,7 +43,7 @@ std::string NameOf(uint32_t tensor) { return "layer." + std::to_string(tensor) +
 // A member's core, as its agent drives it.
 class CoreMember final : public Participant {
  public:
-  CoreMember(uint32_t index, const ViewMember& self, const ScaleOptions& options,
+  CoreMember(uint32_t index, const view::ViewMember& self, const ScaleOptions& options,
              const Collective& collective, const runtime::Clock* clock, Peers* peers)
       : index_(index),
         clock_(clock),
@@ -58,7 +58,7 @@ class CoreMember final : public Participant {
     });
   }
 
-  void OnView(std::shared_ptr<const View> view) override {
+  void OnView(std::shared_ptr<const view::View> view) override {
     ended_ = kStep - 1;
     Do([&](pipeline::Effects& out) { core_.OnView(*view, clock_->NowNs(), out); });
   }
@@ -110,7 +110,7 @@ class CoreMember final : public Participant {
     std::vector<std::function<void()>> events;
     for (const pipeline::Effect& effect : effects) {
       if (const auto* connect = std::get_if<pipeline::Connect>(&effect)) {
-        const View& view = *core_.newest_view();
+        const view::View& view = *core_.newest_view();
         const uint32_t aggregator = view.IndexOfAggregator(connect->aggregator)->value();
         connections_[aggregator] = connect->connection;
         events.emplace_back([this, &more, connection = connect->connection] {
@@ -171,7 +171,7 @@ class CoreMember final : public Participant {
 // Says what a core in its place says, as long as nothing else goes wrong.
 class StandIn final : public Participant {
  public:
-  StandIn(uint32_t index, ViewMember self, const ScaleOptions& options,
+  StandIn(uint32_t index, view::ViewMember self, const ScaleOptions& options,
           const Collective& collective, Peers* peers)
       : index_(index), self_(std::move(self)), collective_(collective), peers_(peers) {
     tensors_.resize(options.tensors);
@@ -181,7 +181,7 @@ class StandIn final : public Participant {
     }
   }
 
-  void OnView(std::shared_ptr<const View> view) override {
+  void OnView(std::shared_ptr<const view::View> view) override {
     const bool is_first = view_ == nullptr;
     view_ = std::move(view);
     answered_ = 0;
@@ -190,7 +190,7 @@ class StandIn final : public Participant {
         Post(i, FrameType::kHello,
              std::vector{wire::Hello{.member = self_.id,
                                      .rank_count = 1,
-                                     .view_digest = PlacementDigest(*view_),
+                                     .view_digest = view::PlacementDigest(*view_),
                                      .job_name = kScaleJobName,
                                      .node_name = self_.name}});
       } else {
@@ -198,10 +198,10 @@ class StandIn final : public Participant {
       }
     }
     for (Tensor& tensor : tensors_) {
-      tensor.slices = Placement(*view_, tensor.key, collective_, {}).slices();
-      tensor.primary = PrimaryOwner(*view_, tensor.key).value();
+      tensor.slices = view::Placement(*view_, tensor.key, collective_, {}).slices();
+      tensor.primary = view::PrimaryOwner(*view_, tensor.key).value();
       tensor.owners = {tensor.primary};
-      for (const Slice& slice : tensor.slices) tensor.owners.insert(slice.owner.value());
+      for (const view::Slice& slice : tensor.slices) tensor.owners.insert(slice.owner.value());
       tensor.owners_left = tensor.owners.size();
       tensor.awaits_decision = tensor.announced;
       tensor.sent = false;
@@ -263,7 +263,7 @@ class StandIn final : public Participant {
   struct Tensor {
     std::string name;
     TensorKey key;
-    std::vector<Slice> slices;
+    std::vector<view::Slice> slices;
     uint32_t primary = 0;
     std::set<uint32_t> owners;
     size_t owners_left = 0;  // That have not agreed to it in this view.
@@ -339,24 +339,24 @@ class StandIn final : public Participant {
   }
 
   const uint32_t index_;
-  const ViewMember self_;
+  const view::ViewMember self_;
   const Collective collective_;
   Peers* const peers_;
-  std::shared_ptr<const View> view_;
+  std::shared_ptr<const view::View> view_;
   size_t answered_ = 0;
   std::vector<Tensor> tensors_;
 };
 
 }  // namespace
 
-std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const ViewMember& self,
+std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const view::ViewMember& self,
                                             const ScaleOptions& options,
                                             const Collective& collective,
                                             const runtime::Clock* clock, Peers* peers) {
   return std::make_unique<CoreMember>(index, self, options, collective, clock, peers);
 }
 
-std::unique_ptr<Participant> MakeStandIn(uint32_t index, const ViewMember& self,
+std::unique_ptr<Participant> MakeStandIn(uint32_t index, const view::ViewMember& self,
                                          const ScaleOptions& options, const Collective& collective,
                                          Peers* peers) {
   return std::make_unique<StandIn>(index, self, options, collective, peers);

@@ -44,7 +44,7 @@ class Peers {
 class Participant {
  public:
   virtual ~Participant() = default;
-  virtual void OnView(std::shared_ptr<const View> view) = 0;
+  virtual void OnView(std::shared_ptr<const view::View> view) = 0;
   virtual void OnQuiesce(uint64_t id, uint64_t step) = 0;
   virtual void OnFrame(uint32_t aggregator, const wire::Frame& frame) = 0;
   // Contributes to the next round of every tensor.
@@ -55,13 +55,13 @@ class Participant {
 };
 
 // A member's core, as its agent drives it.
-std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const ViewMember& self,
+std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const view::ViewMember& self,
                                             const ScaleOptions& options,
                                             const Collective& collective,
                                             const runtime::Clock* clock, Peers* peers);
 
 // Says what a core in its place says, as long as nothing else goes wrong.
-std::unique_ptr<Participant> MakeStandIn(uint32_t index, const ViewMember& self,
+std::unique_ptr<Participant> MakeStandIn(uint32_t index, const view::ViewMember& self,
                                          const ScaleOptions& options, const Collective& collective,
                                          Peers* peers);
 

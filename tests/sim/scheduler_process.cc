@@ -136,7 +136,7 @@ void SchedulerProcess::Run(const Request& request) {
   Perform(effects);
 }
 
-void SchedulerProcess::OnViewTold(const View& view) {
+void SchedulerProcess::OnViewTold(const view::View& view) {
   CheckStored(view);
   Ledger& ledger = (*ledgers_)[view.job];
   const auto& views = ledger.views();
@@ -147,7 +147,7 @@ void SchedulerProcess::OnViewTold(const View& view) {
 }
 
 // Rule 15: what is told is stored.
-void SchedulerProcess::CheckStored(const View& view) const {
+void SchedulerProcess::CheckStored(const view::View& view) const {
   for (const membership::JobRecord& job : store_.jobs) {
     if (job.id != view.job || !job.view || job.view->epoch < view.epoch) continue;
     return;

@@ -61,7 +61,9 @@ class SchedulerProcess {
   void Lose();
   void OnHostEnded(HostIndex host, bool silently);
   // `check` sees each view before it is told to anybody.
-  void SetViewCheck(std::function<void(const View& view)> check) { view_check_ = std::move(check); }
+  void SetViewCheck(std::function<void(const view::View& view)> check) {
+    view_check_ = std::move(check);
+  }
   bool BreakSomeStream();
 
   const membership::SchedulerCore* core() const { return core_.get(); }
@@ -98,8 +100,8 @@ class SchedulerProcess {
   void MaybeRestoreBackup();
   void Tick(uint64_t life);
   void BreakLater(membership::StreamId id);
-  void OnViewTold(const View& view);
-  void CheckStored(const View& view) const;
+  void OnViewTold(const view::View& view);
+  void CheckStored(const view::View& view) const;
   void CheckNote(const std::string& text) const;
   void CheckBeginnings();
   bool Lost() { return timeline_->random().Below(100) < profile_->rpc_loss_percent; }
@@ -110,7 +112,7 @@ class SchedulerProcess {
   Host* const host_;
   const Profile* const profile_;
   std::map<JobId, Ledger>* const ledgers_;
-  std::function<void(const View& view)> view_check_;
+  std::function<void(const view::View& view)> view_check_;
   std::unique_ptr<membership::SchedulerCore> core_;
   membership::Snapshot store_;
   std::vector<membership::Snapshot> backups_;  // This life's.

@@ -14,7 +14,7 @@
 namespace talweg::sim {
 
 // When each agent ended.
-using Deaths = std::map<MemberIdentity, int64_t>;
+using Deaths = std::map<view::MemberIdentity, int64_t>;
 
 // `agent` does not wait for a member that has been dead for long, while the scheduler has been
 // down, or up for too short to say so, since `undecided_since_ns`.

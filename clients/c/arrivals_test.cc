@@ -14,7 +14,7 @@
 #include "libs/base/bytes.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using shm::FakeAgent;
@@ -289,4 +289,4 @@ TEST_CASE("A broadcast that ends without a result leaves what was there") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

@@ -20,7 +20,7 @@
 #include "clients/c/rank_sums_testing.h"
 #include "clients/c/talweg.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -252,4 +252,4 @@ TEST_CASE("Attached, in place: a forked child meets zeros of its own") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

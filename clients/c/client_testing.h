@@ -10,7 +10,7 @@
 #include "libs/base/test_directory.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 
 inline constexpr int64_t kSecondNs = 1'000'000'000;
 // Long enough for a loaded machine; a test that needs it has failed already.
@@ -70,6 +70,6 @@ inline void AwaitSleepers(talweg_client* client, uint64_t before, uint64_t count
   while (WaitsSlept(client) < before + count) std::this_thread::yield();
 }
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_CLIENT_TESTING_H_

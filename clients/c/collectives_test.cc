@@ -22,7 +22,7 @@
 #include "libs/base/collective.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -799,4 +799,4 @@ TEST_CASE("Ranks push and wait in orders of their own, and each gets what it mus
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

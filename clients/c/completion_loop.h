@@ -20,7 +20,7 @@
 
 #include "clients/c/talweg.h"
 
-namespace talweg {
+namespace talweg::c {
 
 // For the kernels of frameworks: one thread that polls a client's descriptor and calls back for
 // each round that is over. The thread starts with the first watch, so a loop that nobody uses costs
@@ -159,6 +159,6 @@ class CompletionLoop {
   pthread_t thread_{};
 };
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_COMPLETION_LOOP_H_

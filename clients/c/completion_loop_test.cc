@@ -24,7 +24,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using shm::FakeAgent;
@@ -227,4 +227,4 @@ TEST_CASE("A forked child has no loop, and ends") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

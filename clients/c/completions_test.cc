@@ -27,7 +27,7 @@
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -588,4 +588,4 @@ TEST_CASE("Threads that sleep and a descriptor share one socket, and nothing is 
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

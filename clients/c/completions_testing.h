@@ -17,7 +17,7 @@
 #include "clients/c/talweg.h"
 
 // What the tests of a client's descriptor do in all of them.
-namespace talweg {
+namespace talweg::c {
 
 inline bool IsReadable(int fd, int64_t timeout_ns = 0) {
   pollfd polled{fd, POLLIN, 0};
@@ -79,6 +79,6 @@ inline talweg_status AwaitEnd(const TestClient& client, int fd) {
   }
 }
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_COMPLETIONS_TESTING_H_

@@ -12,7 +12,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -146,4 +146,4 @@ TEST_CASE("Declarations end with the job") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

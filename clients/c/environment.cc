@@ -9,7 +9,7 @@
 
 #include "clients/c/talweg.h"
 
-namespace talweg {
+namespace talweg::c {
 
 using shm::ErrorText;
 using shm::RankStatus;
@@ -86,4 +86,4 @@ size_t CommandLine(char* out, size_t bytes_max) {
   return bytes;
 }
 
-}  // namespace talweg
+}  // namespace talweg::c

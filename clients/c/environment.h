@@ -8,7 +8,7 @@
 #include "libs/shm/client/error_text.h"
 
 // What a client learns from its process, and nobody told it.
-namespace talweg {
+namespace talweg::c {
 
 // $TALWEG_LOCAL_RANK, or $LOCAL_RANK, or any. kInvalidArgument if it is no number.
 shm::RankStatus LocalRankFromEnvironment(uint32_t* local_rank, shm::ErrorText& error);
@@ -24,6 +24,6 @@ void SayThatAgentIsFound();
 // "python3 train.py --lr 0.1": this process's command line, cut; its length.
 size_t CommandLine(char* out, size_t bytes_max);
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_ENVIRONMENT_H_

@@ -17,7 +17,7 @@
 #include "clients/c/talweg_exchange.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -383,4 +383,4 @@ TEST_CASE("Only ranks that read each other's contributions combine them") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

@@ -22,7 +22,7 @@
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -391,4 +391,4 @@ TEST_CASE("In place: arguments are checked") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

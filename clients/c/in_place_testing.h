@@ -15,7 +15,7 @@
 #include "libs/shm/testing/fake_agent.h"
 
 // What the tests of tensors that are summed in place do in all of them.
-namespace talweg {
+namespace talweg::c {
 
 inline talweg_status TryDeclare(const TestClient& client, uint64_t count, talweg_tensor* tensor,
                                 talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
@@ -72,6 +72,6 @@ struct Node {
   talweg_tensor tensor = 0;
 };
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_

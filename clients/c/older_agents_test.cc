@@ -26,7 +26,7 @@
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -194,4 +194,4 @@ TEST_CASE("What an older agent does not know is refused, naming its version; the
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

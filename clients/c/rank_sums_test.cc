@@ -17,7 +17,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -446,4 +446,4 @@ TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

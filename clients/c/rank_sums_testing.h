@@ -13,7 +13,7 @@
 #include "libs/shm/testing/fake_agent.h"
 
 // What the tests of tensors that the ranks sum do in all of them.
-namespace talweg {
+namespace talweg::c {
 
 inline shm::FakeAgent::Options SummingOptions(const TestDirectory& directory, uint32_t ranks) {
   shm::FakeAgent::Options options = AgentOptions(directory, ranks);
@@ -51,6 +51,6 @@ std::vector<T> Take(const TestClient& client, talweg_tensor tensor, talweg_round
   return out;
 }
 
-}  // namespace talweg
+}  // namespace talweg::c
 
 #endif  // TALWEG_CLIENTS_C_RANK_SUMS_TESTING_H_

@@ -19,7 +19,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -149,4 +149,4 @@ TEST_CASE("A result read in place is there until the next push, and not asked fo
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

@@ -21,7 +21,7 @@
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -324,4 +324,4 @@ TEST_CASE("Ranks push and wait in orders of their own, and each sum is right") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

@@ -21,7 +21,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -328,4 +328,4 @@ TEST_CASE("A forked child has none of its parent's clients, and the parent keeps
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

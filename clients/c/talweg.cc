@@ -213,11 +213,11 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
     std::memcpy(&effective, options, std::min(options->struct_bytes, sizeof(effective)));
   }
   if (effective.local_rank == TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
-    const RankStatus found = talweg::LocalRankFromEnvironment(&effective.local_rank, last_error);
+    const RankStatus found = talweg::c::LocalRankFromEnvironment(&effective.local_rank, last_error);
     if (found != RankStatus::kOk) return ToC(found);
   }
   talweg::shm::ClientOptions wanted;
-  const RankStatus found = talweg::CacheBytesFromEnvironment(&wanted.cache_bytes, last_error);
+  const RankStatus found = talweg::c::CacheBytesFromEnvironment(&wanted.cache_bytes, last_error);
   if (found != RankStatus::kOk) return ToC(found);
   wanted.socket_path = effective.agent_socket != nullptr ? effective.agent_socket
                                                          : std::getenv("TALWEG_AGENT_SOCKET");
@@ -233,7 +233,7 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
     name_bytes = std::min(std::strlen(effective.client_name), sizeof(name));
     std::memcpy(name, effective.client_name, name_bytes);
   } else {
-    name_bytes = talweg::CommandLine(name, sizeof(name));
+    name_bytes = talweg::c::CommandLine(name, sizeof(name));
   }
   wanted.client_name = {name, name_bytes};
   wanted.wanted_local_rank = effective.local_rank;
@@ -242,9 +242,9 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
   wanted.spin_ns = effective.spin_ns;
   wanted.standby = effective.standby != 0;
   Client* connected = nullptr;
-  talweg::SayThatAgentIsNeeded();
+  talweg::c::SayThatAgentIsNeeded();
   const RankStatus status = Client::Connect(wanted, &connected, last_error);
-  if (status == RankStatus::kOk) talweg::SayThatAgentIsFound();
+  if (status == RankStatus::kOk) talweg::c::SayThatAgentIsFound();
   *client = reinterpret_cast<talweg_client*>(connected);
   return ToC(status);
 }

@@ -22,7 +22,7 @@
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -197,4 +197,4 @@ TEST_CASE("Something that is no agent is found out") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

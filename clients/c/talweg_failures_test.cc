@@ -27,7 +27,7 @@
 
 extern char** environ;
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -410,4 +410,4 @@ TEST_CASE("A rank cannot make results writable") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

@@ -13,7 +13,7 @@
 #include "clients/c/client_testing.h"
 #include "libs/shm/testing/fake_agent.h"
 
-namespace talweg {
+namespace talweg::c {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -493,4 +493,4 @@ TEST_CASE("Limits of memory are errors with their figures") {
 }
 
 }  // namespace
-}  // namespace talweg
+}  // namespace talweg::c

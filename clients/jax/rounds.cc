@@ -96,7 +96,7 @@ Outcome Outcome::Untold(talweg_status status, const Call& call) {
 void Rounds::Use(talweg_client* client, bool alone) {
   const std::scoped_lock lock(mutex_);
   client_ = client;
-  loop_ = client == nullptr ? nullptr : new CompletionLoop(client);
+  loop_ = client == nullptr ? nullptr : new c::CompletionLoop(client);
   alone_ = alone;
   declared_.clear();
 }

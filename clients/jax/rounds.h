@@ -58,8 +58,8 @@ struct Outcome {
 // One round between its start and its collection.
 struct OpenRound {
   Call call;
-  talweg_client* client = nullptr;  // Null: of a job of one rank without an agent.
-  CompletionLoop* loop = nullptr;   // The client's.
+  talweg_client* client = nullptr;    // Null: of a job of one rank without an agent.
+  c::CompletionLoop* loop = nullptr;  // The client's.
   talweg_tensor tensor = 0;
   talweg_round round = 0;
   Outcome start;                      // Why there is no round.
@@ -103,7 +103,7 @@ class Rounds {
   std::mutex mutex_;
   talweg_client* client_ = nullptr;
   // Never destroyed, as Python never frees a client: its thread ends with the client's health.
-  CompletionLoop* loop_ = nullptr;
+  c::CompletionLoop* loop_ = nullptr;
   bool alone_ = false;
   uint64_t last_ticket_ = 0;
   std::unordered_map<uint64_t, OpenRound> open_;

@@ -186,9 +186,8 @@ class AgentCore {
   Phase phase() const { return phase_; }
   const std::string& failed_text() const { return failed_text_; }
   const AgentCoreConfig& config() const { return config_; }
-  const view::View* view() const {
-    return view_ ? &*view_ : nullptr;
-  }  // The view whose data is taken.
+  // The view whose data is taken.
+  const view::View* view() const { return view_ ? &*view_ : nullptr; }
   const view::View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
   const std::vector<std::unique_ptr<AgentTensor>>& tensors() const { return tensors_; }
   const AgentTensor* FindTensor(TensorKey key) const;

@@ -12,8 +12,7 @@
 
 namespace talweg::agent {
 
-// A link to aggregators by an AgentDataPlane. What is said to the scheduler is left to who derives
-// it.
+// A link to aggregators by an AgentDataPlane. A class derived from it talks to the scheduler.
 class ConnectedLink : public JobLink {
  public:
   bool IsAlone() const override { return false; }

@@ -63,14 +63,14 @@ constexpr size_t kSmallBytes = 64 << 10;
 
 class Loops {
  public:
-  std::shared_ptr<talweg::CompletionLoop> Of(talweg_client* client) {
+  std::shared_ptr<talweg::c::CompletionLoop> Of(talweg_client* client) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::shared_ptr<talweg::CompletionLoop>& loop = loops_[client];
-    if (loop == nullptr) loop = std::make_shared<talweg::CompletionLoop>(client);
+    std::shared_ptr<talweg::c::CompletionLoop>& loop = loops_[client];
+    if (loop == nullptr) loop = std::make_shared<talweg::c::CompletionLoop>(client);
     return loop;
   }
   void Forget() {
-    std::map<talweg_client*, std::shared_ptr<talweg::CompletionLoop>> loops;
+    std::map<talweg_client*, std::shared_ptr<talweg::c::CompletionLoop>> loops;
     const std::lock_guard<std::mutex> lock(mutex_);
     loops.swap(loops_);
     generation.fetch_add(1);
@@ -78,7 +78,7 @@ class Loops {
 
  private:
   std::mutex mutex_;
-  std::map<talweg_client*, std::shared_ptr<talweg::CompletionLoop>> loops_;
+  std::map<talweg_client*, std::shared_ptr<talweg::c::CompletionLoop>> loops_;
 };
 
 Loops& AllLoops() {

@@ -122,10 +122,10 @@ gpu::DeviceSpan GpuStage::Direct::Bytes(const pipeline::SliceBytes& slice) const
 }
 
 gpu::DeviceSpan GpuStage::DirectBytes(const Lane& lane) {
-  pipeline::SliceBytes slice = lane.job->slice;
+  pipeline::SliceBytes slice = lane.task->slice;
   slice.offset_bytes = lane.range.offset;
   slice.length_bytes = static_cast<uint32_t>(lane.range.length);
-  return lane.job->direct->Bytes(slice);
+  return lane.task->direct->Bytes(slice);
 }
 
 absl::Status GpuStage::StoreResult(const pipeline::SliceBytes& slice,
@@ -154,29 +154,29 @@ absl::Status GpuStage::Checked(absl::Status status, pipeline::TensorIndex tensor
 // Copies a single rank's bytes to where the NIC reads them, or a result from where the NIC wrote
 // it.
 absl::Status GpuStage::PostStay(Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   const gpu::StreamId stream = PartOf(lane, home).stream;
   const gpu::DeviceSpan here = DirectBytes(lane);
-  for (const Input& input : lane.job->inputs) {
+  for (const Input& input : lane.task->inputs) {
     const gpu::DeviceSpan rank = input.span.Part(lane.range.offset, lane.range.length);
-    TALWEG_RETURN_IF_ERROR(DeviceOf(home).CopyOnDevice(stream, lane.job->delivers ? rank : here,
-                                                       lane.job->delivers ? here : rank));
+    TALWEG_RETURN_IF_ERROR(DeviceOf(home).CopyOnDevice(stream, lane.task->delivers ? rank : here,
+                                                       lane.task->delivers ? here : rank));
   }
   return absl::OkStatus();
 }
 
 // A sum that the host made lies after its inputs.
 std::span<std::byte> GpuStage::HostSum(const Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   const auto at_home =
-      std::count_if(lane.job->inputs.begin(), lane.job->inputs.end(),
+      std::count_if(lane.task->inputs.begin(), lane.task->inputs.end(),
                     [&](const Input& input) { return input.on_device && input.gpu == home; });
   return PartOf(lane, home)
       .host.subspan(static_cast<size_t>(at_home) * lane.range.length, lane.range.length);
 }
 
 absl::Status GpuStage::PostSumUp(Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   lane.goes_up = true;
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(home).CopyToDevice(PartOf(lane, home).stream, DirectBytes(lane), HostSum(lane)));
@@ -184,7 +184,7 @@ absl::Status GpuStage::PostSumUp(Lane& lane) {
 }
 
 absl::Status GpuStage::PostMirror(Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   LanePart& part = PartOf(lane, home);
   return DeviceOf(home).CopyToHost(part.stream, part.host.first(lane.range.length),
                                    DirectBytes(lane));
@@ -194,7 +194,7 @@ absl::Status GpuStage::PostMirror(Lane& lane) {
 absl::Status GpuStage::PostMirrorUp(Lane& lane) {
   lane.goes_up = true;
   const std::span<std::byte> source =
-      PartOf(lane, lane.job->direct->gpu).host.first(lane.range.length);
+      PartOf(lane, lane.task->direct->gpu).host.first(lane.range.length);
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     TALWEG_RETURN_IF_ERROR(CopyUpToRanks(lane, uuid, source));
   }
@@ -204,7 +204,7 @@ absl::Status GpuStage::PostMirrorUp(Lane& lane) {
 // Collectives never touch what a NIC has. One that hangs may write when it is aborted, over what
 // was sent meanwhile. So there is a copy at home after each sum, and before each broadcast.
 absl::Status GpuStage::PostFromHome(Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   const LanePart& part = PartOf(lane, home);
   return DeviceOf(home).CopyOnDevice(part.stream, part.in.Part(0, lane.range.length),
                                      DirectBytes(lane));
@@ -212,17 +212,17 @@ absl::Status GpuStage::PostFromHome(Lane& lane) {
 
 absl::Status GpuStage::PostCollectiveOfHome(Lane& lane, const GpuSet& group,
                                             const std::vector<gpu::CollectivePart>& parts) {
-  const Job& job = *lane.job;
-  const auto at = std::find(group.begin(), group.end(), job.direct->gpu);
+  const Task& task = *lane.task;
+  const auto at = std::find(group.begin(), group.end(), task.direct->gpu);
   const auto home = static_cast<size_t>(at - group.begin());
   gpu::Communicator& communicator = collectives_.At(group);
-  if (job.delivers) return communicator.Broadcast(job.dtype, lane.elements(), home, parts);
-  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
-  return communicator.Reduce(job.dtype, op, lane.elements(), home, parts);
+  if (task.delivers) return communicator.Broadcast(task.dtype, lane.elements(), home, parts);
+  const Op op = task.op == Op::kAverage ? Op::kSum : task.op;
+  return communicator.Reduce(task.dtype, op, lane.elements(), home, parts);
 }
 
 absl::Status GpuStage::PostToHome(Lane& lane) {
-  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const gpu::GpuUuid& home = lane.task->direct->gpu;
   const LanePart& part = PartOf(lane, home);
   return DeviceOf(home).CopyOnDevice(part.stream, DirectBytes(lane),
                                      part.out.Part(0, lane.range.length));

@@ -18,16 +18,16 @@ void GpuStage::Redo(Lane& lane) {
 }
 
 void GpuStage::GiveBack(Lane& lane) {
-  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
+  const std::shared_ptr<Task> task = std::exchange(lane.task, nullptr);
   lane.step = Step::kFree;
-  --job->pieces;
-  if (job->abandoned) {
-    if (job->pieces == 0 && job->ranges.empty()) JobDone(job);
+  --task->pieces;
+  if (task->abandoned) {
+    if (task->pieces == 0 && task->ranges.empty()) TaskDone(task);
     return;
   }
-  if (job->ranges.empty()) jobs_.push_front(job);
+  if (task->ranges.empty()) tasks_.push_front(task);
   lane.range.host_only = true;
-  job->ranges.push_front(lane.range);
+  task->ranges.push_front(lane.range);
 }
 
 // Some ranks have lost their contribution, and others have no result.
@@ -41,7 +41,7 @@ void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
     if (lane.step != Step::kDraining) Redo(lane);
     return;
   }
-  if (lane.job->is_final && lane.writes_ranks) return Fail(OverContributions(lane, status));
+  if (lane.task->is_final && lane.writes_ranks) return Fail(OverContributions(lane, status));
   if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
       lane.step != Step::kCopying && lane.step != Step::kDraining) {
     return OnCollectiveFailed(GpuSet(lane.groups.front()), status);
@@ -176,7 +176,7 @@ void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
     return lane.step != Step::kFree && lane.step != Step::kDraining && AnyLost(lane.gpus);
   };
   for (const Lane& lane : lanes_) {
-    if (!is_affected(lane) || !lane.job->is_final || !lane.writes_ranks) continue;
+    if (!is_affected(lane) || !lane.task->is_final || !lane.writes_ranks) continue;
     return Fail(OverContributions(lane, why));
   }
   for (Lane& lane : lanes_) {

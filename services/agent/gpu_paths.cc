@@ -8,30 +8,30 @@
 
 namespace talweg::agent {
 
-GpuSet GpuStage::GpusOf(const Job& job) {
+GpuSet GpuStage::GpusOf(const Task& task) {
   std::set<gpu::GpuUuid> uuids;
-  for (const Input& input : job.inputs) {
+  for (const Input& input : task.inputs) {
     if (input.on_device) uuids.insert(input.gpu);
   }
-  if (job.direct != nullptr) uuids.insert(job.direct->gpu);
+  if (task.direct != nullptr) uuids.insert(task.direct->gpu);
   return {uuids.begin(), uuids.end()};
 }
 
 // A piece may not start while an older piece may still write to the same bytes: one of a round that
 // was given up, or of an epoch that is over.
-bool GpuStage::MayStart(const Job& job, const Range& range) const {
+bool GpuStage::MayStart(const Task& task, const Range& range) const {
   return std::none_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
-    return lane.step != Step::kFree && lane.job.get() != &job &&
-           lane.job->slice.tensor == job.slice.tensor &&
+    return lane.step != Step::kFree && lane.task.get() != &task &&
+           lane.task->slice.tensor == task.slice.tensor &&
            range.offset < lane.range.offset + lane.range.length &&
            lane.range.offset < range.offset + range.length;
   });
 }
 
-bool GpuStage::IsReady(const Job& job) const {
-  return std::all_of(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
+bool GpuStage::IsReady(const Task& task) const {
+  return std::all_of(task.inputs.begin(), task.inputs.end(), [&](const Input& input) {
     if (!input.on_device) return true;
-    const Part* part = OpenPart(input.rank, job.slice.tensor, job.slice.round);
+    const Part* part = OpenPart(input.rank, task.slice.tensor, task.slice.round);
     return part == nullptr || (part->ready && !IsLost(input.gpu));
   });
 }
@@ -44,19 +44,19 @@ void GpuStage::GrowStaging(const gpu::GpuUuid& uuid) {
 }
 
 void GpuStage::ChoosePath(Lane& lane) {
-  lane.gpus = GpusOf(*lane.job);
+  lane.gpus = GpusOf(*lane.task);
   for (const gpu::GpuUuid& uuid : lane.gpus) GrowStaging(uuid);
-  lane.groups = GroupsOf(*lane.job, lane.gpus);
+  lane.groups = GroupsOf(*lane.task, lane.gpus);
   lane.path = PathOf(lane);
   lane.writes_ranks = false;
   lane.goes_up = false;
 }
 
 // In the order of the first ranks on them.
-std::vector<GpuSet> GpuStage::GroupsOf(const Job& job, const GpuSet& gpus) {
+std::vector<GpuSet> GpuStage::GroupsOf(const Task& task, const GpuSet& gpus) {
   std::vector<GpuSet> groups = node_.GroupsOf(gpus);
   const auto first_rank = [&](const GpuSet& group) {
-    return std::find_if(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
+    return std::find_if(task.inputs.begin(), task.inputs.end(), [&](const Input& input) {
       return input.on_device && std::find(group.begin(), group.end(), input.gpu) != group.end();
     });
   };
@@ -73,22 +73,22 @@ bool GpuStage::MayUse(const std::vector<GpuSet>& groups) {
 }
 
 GpuStage::Path GpuStage::PathOf(const Lane& lane) {
-  const Job& job = *lane.job;
+  const Task& task = *lane.task;
   const GpuSet& gpus = lane.gpus;
-  const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
+  const bool all_on_device = std::all_of(task.inputs.begin(), task.inputs.end(),
                                          [](const Input& input) { return input.on_device; });
-  if (job.direct != nullptr) {
+  if (task.direct != nullptr) {
     // A GPU from which no rank has pushed, such as perhaps the home, has nothing to bring into a
     // reduction.
     const bool all_have_inputs = std::all_of(gpus.begin(), gpus.end(), [&](const auto& uuid) {
-      return std::any_of(job.inputs.begin(), job.inputs.end(),
+      return std::any_of(task.inputs.begin(), task.inputs.end(),
                          [&](const Input& input) { return input.gpu == uuid; });
     });
-    if (lane.range.host_only || job.mirrors || !all_on_device || lane.groups.size() > 1 ||
-        (!job.delivers && !all_have_inputs)) {
+    if (lane.range.host_only || task.mirrors || !all_on_device || lane.groups.size() > 1 ||
+        (!task.delivers && !all_have_inputs)) {
       return Path::kHost;
     }
-    if (gpus.size() == 1 && (job.delivers || job.inputs.size() == 1)) return Path::kStay;
+    if (gpus.size() == 1 && (task.delivers || task.inputs.size() == 1)) return Path::kStay;
   }
   const auto has_staging = [&](const gpu::GpuUuid& uuid) {
     const NodeGpu& gpu = node_.At(uuid);
@@ -97,37 +97,37 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
   };
   const bool may_stage =
       !lane.range.host_only && std::all_of(gpus.begin(), gpus.end(), has_staging);
-  if (job.delivers) {
+  if (task.delivers) {
     const bool gathers = gpus.size() > 1 && may_stage && MayUse(lane.groups);
     if (gathers) return Path::kCollective;
-    return job.direct != nullptr ? Path::kHost : Path::kDirect;
+    return task.direct != nullptr ? Path::kHost : Path::kDirect;
   }
-  if (lane.range.host_only || !all_on_device || job.op == Op::kCopy) return Path::kHost;
-  if (!may_stage && !SumsInPlace(job, gpus)) return Path::kHost;
+  if (lane.range.host_only || !all_on_device || task.op == Op::kCopy) return Path::kHost;
+  if (!may_stage && !SumsInPlace(task, gpus)) return Path::kHost;
   const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
     return node_.At(uuid).has_kernels;
   });
   if (gpus.size() == 1) {
     // A rank alone has its result already.
-    if (job.inputs.size() == 1) return SumsInPlace(job, gpus) ? Path::kKernel : Path::kHost;
-    const bool fits = job.inputs.size() <= gpu::kReduceInputsMax;
+    if (task.inputs.size() == 1) return SumsInPlace(task, gpus) ? Path::kKernel : Path::kHost;
+    const bool fits = task.inputs.size() <= gpu::kReduceInputsMax;
     return has_kernels && fits ? Path::kKernel : Path::kHost;
   }
-  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
-  const bool divides = job.op == Op::kAverage && (job.is_final || job.is_narrow());
-  const bool needs_kernels = divides || job.inputs.size() > gpus.size();
-  if (!gpu::Communicator::Combines(job.dtype, op) || (needs_kernels && !has_kernels)) {
+  const Op op = task.op == Op::kAverage ? Op::kSum : task.op;
+  const bool divides = task.op == Op::kAverage && (task.is_final || task.is_narrow());
+  const bool needs_kernels = divides || task.inputs.size() > gpus.size();
+  if (!gpu::Communicator::Combines(task.dtype, op) || (needs_kernels && !has_kernels)) {
     return Path::kHost;
   }
   return MayUse(lane.groups) ? Path::kCollective : Path::kHost;
 }
 
-bool GpuStage::SumsInPlace(const Job& job, const GpuSet& gpus) {
-  return job.is_final && job.direct == nullptr && gpus.size() == 1;
+bool GpuStage::SumsInPlace(const Task& task, const GpuSet& gpus) {
+  return task.is_final && task.direct == nullptr && gpus.size() == 1;
 }
 
 uint64_t GpuStage::PieceBytes(const Lane& lane) {
-  if (lane.path == Path::kKernel && SumsInPlace(*lane.job, lane.gpus)) {
+  if (lane.path == Path::kKernel && SumsInPlace(*lane.task, lane.gpus)) {
     return options_.piece_bytes_in_place;
   }
   uint64_t bytes = options_.piece_bytes;
@@ -135,12 +135,12 @@ uint64_t GpuStage::PieceBytes(const Lane& lane) {
     const LanePart& part = PartOf(lane, uuid);
     uint64_t room = part.host.size();
     if (lane.path == Path::kHost) {
-      const std::vector<Input>& inputs = lane.job->inputs;
+      const std::vector<Input>& inputs = lane.task->inputs;
       auto shares = std::count_if(inputs.begin(), inputs.end(), [&](const Input& input) {
         return input.on_device && input.gpu == uuid;
       });
       // One more for their sum, or for the result.
-      if (lane.job->direct != nullptr && lane.job->direct->gpu == uuid) ++shares;
+      if (lane.task->direct != nullptr && lane.task->direct->gpu == uuid) ++shares;
       room /= static_cast<uint64_t>(shares);
     } else if (lane.path == Path::kStay) {
       room = options_.piece_bytes;
@@ -164,25 +164,25 @@ int GpuStage::StartPieces() {
   for (size_t index = 0; index < lanes_.size() && !failed_; ++index) {
     Lane& lane = lanes_[index];
     if (lane.step != Step::kFree) continue;
-    std::shared_ptr<Job> job;
-    for (size_t i = 0; i < jobs_.size() && job == nullptr;) {
-      const std::shared_ptr<Job> next = jobs_[i];
+    std::shared_ptr<Task> task;
+    for (size_t i = 0; i < tasks_.size() && task == nullptr;) {
+      const std::shared_ptr<Task> next = tasks_[i];
       if (!next->delivers && !events_.ReduceWanted(next->ticket)) {
         next->abandoned = true;
         next->ranges.clear();
-        jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
-        if (next->pieces == 0) JobDone(next);
+        tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(i));
+        if (next->pieces == 0) TaskDone(next);
       } else if (IsReady(*next) && MayStart(*next, next->ranges.front())) {
-        job = next;
+        task = next;
       } else {
         ++i;
       }
     }
-    if (job == nullptr) break;
-    Range& range = job->ranges.front();
-    lane.job = job;
-    for (Input& input : job->inputs) {
-      const Part* part = OpenPart(input.rank, job->slice.tensor, job->slice.round);
+    if (task == nullptr) break;
+    Range& range = task->ranges.front();
+    lane.task = task;
+    for (Input& input : task->inputs) {
+      const Part* part = OpenPart(input.rank, task->slice.tensor, task->slice.round);
       if (part != nullptr) input.span = part->span;  // It may be mapped anew.
     }
     lane.range = range;
@@ -192,12 +192,12 @@ int GpuStage::StartPieces() {
     lane.range.length = std::min(range.length, room);
     range.offset += lane.range.length;
     range.length -= lane.range.length;
-    if (range.length == 0) job->ranges.pop_front();
-    if (job->ranges.empty()) std::erase(jobs_, job);
-    ++job->pieces;
+    if (range.length == 0) task->ranges.pop_front();
+    if (task->ranges.empty()) std::erase(tasks_, task);
+    ++task->pieces;
     ++started;
     lane.through_staging =
-        job->is_final || lane.adds_groups() || job->direct != nullptr || !IsPinned(job->slice);
+        task->is_final || lane.adds_groups() || task->direct != nullptr || !IsPinned(task->slice);
     const absl::Status posted = Post(lane);
     if (!posted.ok()) OnPieceFailed(lane, posted);
   }

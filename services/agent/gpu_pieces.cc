@@ -25,9 +25,9 @@
 namespace talweg::agent {
 
 std::string GpuStage::Describe(const Lane& lane) const {
-  std::string text = absl::StrCat("tensor '", host_.Spec(lane.job->slice.tensor).name, "' round ",
-                                  lane.job->slice.round.value());
-  for (const Input& input : lane.job->inputs) {
+  std::string text = absl::StrCat("tensor '", host_.Spec(lane.task->slice.tensor).name, "' round ",
+                                  lane.task->slice.round.value());
+  for (const Input& input : lane.task->inputs) {
     if (!input.on_device) continue;
     absl::StrAppend(&text, ", local rank ", input.rank.value(), " on ", gpu::FormatUuid(input.gpu));
   }
@@ -35,14 +35,14 @@ std::string GpuStage::Describe(const Lane& lane) const {
 }
 
 std::span<std::byte> GpuStage::HostBytes(const Lane& lane) const {
-  pipeline::SliceBytes slice = lane.job->slice;
+  pipeline::SliceBytes slice = lane.task->slice;
   slice.offset_bytes = lane.range.offset;
   slice.length_bytes = static_cast<uint32_t>(lane.range.length);
   return host_.Writable(slice);
 }
 
 std::vector<GpuStage::Shard> GpuStage::ShardsOf(const Lane& lane, const GpuSet& group) {
-  const uint64_t each = lane.ShardElements(group) * DTypeSize(lane.job->dtype);
+  const uint64_t each = lane.ShardElements(group) * DTypeSize(lane.task->dtype);
   std::vector<Shard> shards;
   for (size_t i = 0; i < group.size(); ++i) {
     const uint64_t begin = std::min(i * each, lane.range.length);
@@ -59,17 +59,17 @@ absl::Status GpuStage::Post(Lane& lane) {
   switch (lane.path) {
     case Path::kKernel: TALWEG_RETURN_IF_ERROR(PostKernel(lane)); break;
     case Path::kHost:
-      TALWEG_RETURN_IF_ERROR(lane.job->delivers ? PostMirror(lane) : PostToHost(lane));
+      TALWEG_RETURN_IF_ERROR(lane.task->delivers ? PostMirror(lane) : PostToHost(lane));
       break;
     case Path::kStay: TALWEG_RETURN_IF_ERROR(PostStay(lane)); break;
     case Path::kDirect: TALWEG_RETURN_IF_ERROR(PostDirect(lane)); break;
     case Path::kCollective:
       lane.step = Step::kAwaitCommunicator;
-      if (!lane.job->delivers) {
+      if (!lane.task->delivers) {
         TALWEG_RETURN_IF_ERROR(PostLocalSums(lane));
       } else {
-        TALWEG_RETURN_IF_ERROR(lane.job->direct != nullptr ? PostFromHome(lane)
-                                                           : PostShardsUp(lane));
+        TALWEG_RETURN_IF_ERROR(lane.task->direct != nullptr ? PostFromHome(lane)
+                                                            : PostShardsUp(lane));
       }
       break;
   }
@@ -88,18 +88,18 @@ absl::Status GpuStage::Record(Lane& lane) {
 }
 
 absl::Status GpuStage::PostKernel(Lane& lane) {
-  const Job& job = *lane.job;
+  const Task& task = *lane.task;
   const gpu::GpuUuid& uuid = lane.gpus[0];
   LanePart& part = PartOf(lane, uuid);
   std::vector<uint64_t> inputs;
-  for (const Input& input : job.inputs) inputs.push_back(input.span.address + lane.range.offset);
-  const reduce::ReduceSpec hop = RankHop(job.dtype, job.op, job.is_final, job.inputs.size());
-  const gpu::ReduceSpec spec{.dtype = job.dtype, .op = hop.op, .divisor = hop.divisor};
-  if (job.direct != nullptr) {
+  for (const Input& input : task.inputs) inputs.push_back(input.span.address + lane.range.offset);
+  const reduce::ReduceSpec hop = RankHop(task.dtype, task.op, task.is_final, task.inputs.size());
+  const gpu::ReduceSpec spec{.dtype = task.dtype, .op = hop.op, .divisor = hop.divisor};
+  if (task.direct != nullptr) {
     return DeviceOf(uuid).Reduce(part.stream, spec, inputs, DirectBytes(lane).address,
                                  lane.elements());
   }
-  if (job.is_final) {  // No other node has a share: write over the contributions.
+  if (task.is_final) {  // No other node has a share: write over the contributions.
     TALWEG_RETURN_IF_ERROR(
         DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements()));
     lane.writes_ranks = inputs.size() > 1;
@@ -115,7 +115,7 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
 
 // On the host path each rank's bytes have their own part of their GPU's staging buffer.
 std::span<std::byte> GpuStage::Staged(const Lane& lane, size_t input) {
-  const std::vector<Input>& inputs = lane.job->inputs;
+  const std::vector<Input>& inputs = lane.task->inputs;
   const gpu::GpuUuid& uuid = inputs[input].gpu;
   const auto before =
       std::count_if(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(input),
@@ -126,10 +126,10 @@ std::span<std::byte> GpuStage::Staged(const Lane& lane, size_t input) {
 
 // Nothing changes a single rank's bytes, so they go where they are wanted.
 absl::Status GpuStage::PostToHost(Lane& lane) {
-  const Job& job = *lane.job;
-  if (job.inputs.size() > 1 || !job.inputs[0].on_device) lane.through_staging = true;
-  for (size_t i = 0; i < job.inputs.size(); ++i) {
-    const Input& input = job.inputs[i];
+  const Task& task = *lane.task;
+  if (task.inputs.size() > 1 || !task.inputs[0].on_device) lane.through_staging = true;
+  for (size_t i = 0; i < task.inputs.size(); ++i) {
+    const Input& input = task.inputs[i];
     if (!input.on_device) continue;
     TALWEG_RETURN_IF_ERROR(DeviceOf(input.gpu).CopyToHost(
         PartOf(lane, input.gpu).stream, lane.through_staging ? Staged(lane, i) : HostBytes(lane),
@@ -159,7 +159,7 @@ absl::Status GpuStage::CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
                                      std::span<const std::byte> source) {
   const gpu::StreamId stream = PartOf(lane, uuid).stream;
   gpu::DeviceSpan first;
-  for (const Input& target : lane.job->inputs) {
+  for (const Input& target : lane.task->inputs) {
     if (target.gpu != uuid) continue;
     const gpu::DeviceSpan piece = target.span.Part(lane.range.offset, lane.range.length);
     TALWEG_RETURN_IF_ERROR(first.bytes == 0 ? DeviceOf(uuid).CopyToDevice(stream, piece, source)
@@ -170,16 +170,16 @@ absl::Status GpuStage::CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
 }
 
 absl::Status GpuStage::PostLocalSums(Lane& lane) {
-  const Job& job = *lane.job;
+  const Task& task = *lane.task;
   // f16 and bf16 become means, so that no sum among GPUs overflows where the average fits.
-  const bool divides = job.op == Op::kAverage && job.is_narrow();
-  const gpu::ReduceSpec spec{.dtype = job.dtype,
-                             .op = job.op == Op::kAverage && !divides ? Op::kSum : job.op,
-                             .divisor = divides ? static_cast<uint32_t>(job.inputs.size()) : 1};
+  const bool divides = task.op == Op::kAverage && task.is_narrow();
+  const gpu::ReduceSpec spec{.dtype = task.dtype,
+                             .op = task.op == Op::kAverage && !divides ? Op::kSum : task.op,
+                             .divisor = divides ? static_cast<uint32_t>(task.inputs.size()) : 1};
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     LanePart& part = PartOf(lane, uuid);
     std::vector<uint64_t> inputs;
-    for (const Input& input : job.inputs) {
+    for (const Input& input : task.inputs) {
       if (input.gpu == uuid) inputs.push_back(input.span.address + lane.range.offset);
     }
     TALWEG_RETURN_IF_ERROR(
@@ -205,8 +205,8 @@ absl::Status GpuStage::PostShardsUp(Lane& lane) {
 }
 
 absl::Status GpuStage::PostCollective(Lane& lane) {
-  const Job& job = *lane.job;
-  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
+  const Task& task = *lane.task;
+  const Op op = task.op == Op::kAverage ? Op::kSum : task.op;
   for (const GpuSet& group : lane.groups) {
     if (group.size() == 1) continue;
     std::vector<gpu::CollectivePart> parts;
@@ -215,22 +215,22 @@ absl::Status GpuStage::PostCollective(Lane& lane) {
       parts.push_back({part.stream, part.in.address, part.out.address});
     }
     gpu::Communicator& communicator = collectives_.At(group);
-    if (job.direct != nullptr) {
+    if (task.direct != nullptr) {
       TALWEG_RETURN_IF_ERROR(PostCollectiveOfHome(lane, group, parts));
-    } else if (job.delivers) {
-      TALWEG_RETURN_IF_ERROR(communicator.AllGather(job.dtype, lane.ShardElements(group), parts));
-    } else if (job.is_final && !lane.adds_groups()) {
-      TALWEG_RETURN_IF_ERROR(communicator.AllReduce(job.dtype, op, lane.elements(), parts));
+    } else if (task.delivers) {
+      TALWEG_RETURN_IF_ERROR(communicator.AllGather(task.dtype, lane.ShardElements(group), parts));
+    } else if (task.is_final && !lane.adds_groups()) {
+      TALWEG_RETURN_IF_ERROR(communicator.AllReduce(task.dtype, op, lane.elements(), parts));
     } else {
       TALWEG_RETURN_IF_ERROR(
-          communicator.ReduceScatter(job.dtype, op, lane.ShardElements(group), parts));
+          communicator.ReduceScatter(task.dtype, op, lane.ShardElements(group), parts));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source) {
-  for (const Input& target : lane.job->inputs) {
+  for (const Input& target : lane.task->inputs) {
     if (target.gpu != uuid) continue;
     TALWEG_RETURN_IF_ERROR(DeviceOf(uuid).CopyOnDevice(
         PartOf(lane, uuid).stream, target.span.Part(lane.range.offset, lane.range.length), source));
@@ -240,17 +240,17 @@ absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::De
 }
 
 absl::Status GpuStage::PostAfterCollective(Lane& lane) {
-  const Job& job = *lane.job;
-  if (job.direct != nullptr && !job.delivers) return PostToHome(lane);
-  if (lane.adds_groups() || (!job.delivers && !job.is_final)) return PostShardsDown(lane);
-  const bool divides = !job.delivers && job.op == Op::kAverage && !job.is_narrow();
+  const Task& task = *lane.task;
+  if (task.direct != nullptr && !task.delivers) return PostToHome(lane);
+  if (lane.adds_groups() || (!task.delivers && !task.is_final)) return PostShardsDown(lane);
+  const bool divides = !task.delivers && task.op == Op::kAverage && !task.is_narrow();
   for (const GpuSet& group : lane.groups) {
     for (const gpu::GpuUuid& uuid : group) {
       LanePart& part = PartOf(lane, uuid);
       if (divides) {
-        const gpu::ReduceSpec spec{.dtype = job.dtype,
+        const gpu::ReduceSpec spec{.dtype = task.dtype,
                                    .op = Op::kAverage,
-                                   .divisor = static_cast<uint32_t>(job.inputs.size())};
+                                   .divisor = static_cast<uint32_t>(task.inputs.size())};
         const uint64_t inputs[] = {part.out.address};
         TALWEG_RETURN_IF_ERROR(
             DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.out.address, lane.elements()));
@@ -351,30 +351,30 @@ GpuCollectives::Readiness GpuStage::AskGroups(const Lane& lane) {
 }
 
 void GpuStage::CombineOnHost(Lane& lane) {
-  const Job& job = *lane.job;
-  pipeline::SliceBytes slice = job.slice;
+  const Task& task = *lane.task;
+  pipeline::SliceBytes slice = task.slice;
   slice.offset_bytes = lane.range.offset;
   slice.length_bytes = static_cast<uint32_t>(lane.range.length);
   std::vector<const std::byte*> inputs;
-  for (size_t i = 0; i < job.inputs.size(); ++i) {
-    const Input& input = job.inputs[i];
+  for (size_t i = 0; i < task.inputs.size(); ++i) {
+    const Input& input = task.inputs[i];
     inputs.push_back(input.on_device ? Staged(lane, i).data()
                                      : host_.Contribution(slice, input.rank).data());
     TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
   }
-  CombineRanks(job.dtype, job.op, job.is_final, inputs,
-               job.direct != nullptr ? HostSum(lane) : HostBytes(lane));
+  CombineRanks(task.dtype, task.op, task.is_final, inputs,
+               task.direct != nullptr ? HostSum(lane) : HostBytes(lane));
 }
 
 // Adds the groups' sums, which lie in shards of their own sizes.
 void GpuStage::AddGroups(Lane& lane) {
-  const Job& job = *lane.job;
+  const Task& task = *lane.task;
   const std::span<std::byte> target = HostBytes(lane);
   std::vector<std::vector<Shard>> shards;
   for (const GpuSet& group : lane.groups) shards.push_back(ShardsOf(lane, group));
-  const bool divides = job.is_final && job.op == Op::kAverage && !job.is_narrow();
-  const Op op = job.op == Op::kAverage && !divides ? Op::kSum : job.op;
-  const reduce::ReduceSpec hop = RankHop(job.dtype, op, divides, job.inputs.size());
+  const bool divides = task.is_final && task.op == Op::kAverage && !task.is_narrow();
+  const Op op = task.op == Op::kAverage && !divides ? Op::kSum : task.op;
+  const reduce::ReduceSpec hop = RankHop(task.dtype, op, divides, task.inputs.size());
   std::vector<size_t> at(shards.size());  // For each group, the shard with the bytes.
   for (uint64_t offset = 0; offset < target.size();) {
     uint64_t end = target.size();
@@ -385,21 +385,21 @@ void GpuStage::AddGroups(Lane& lane) {
       inputs.push_back(PartOf(lane, shard->gpu).host.data() + (offset - shard->offset));
       end = std::min(end, shard->offset + shard->bytes);
     }
-    reduce::Reduce(hop, inputs, target.data() + offset, (end - offset) / DTypeSize(job.dtype));
+    reduce::Reduce(hop, inputs, target.data() + offset, (end - offset) / DTypeSize(task.dtype));
     offset = end;
   }
 }
 
 void GpuStage::OnCopied(Lane& lane) {
-  const Job& job = *lane.job;
-  counters_.pieces_direct += job.direct != nullptr && lane.path != Path::kHost;
-  if (job.mirrors) {
-    std::memcpy(HostBytes(lane).data(), PartOf(lane, job.direct->gpu).host.data(),
+  const Task& task = *lane.task;
+  counters_.pieces_direct += task.direct != nullptr && lane.path != Path::kHost;
+  if (task.mirrors) {
+    std::memcpy(HostBytes(lane).data(), PartOf(lane, task.direct->gpu).host.data(),
                 lane.range.length);
     counters_.bytes_staged += lane.range.length;
     return PieceDone(lane);
   }
-  if (job.delivers) {
+  if (task.delivers) {
     if (lane.path == Path::kHost && !lane.goes_up) {
       const absl::Status posted = PostMirrorUp(lane);
       if (!posted.ok()) OnPieceFailed(lane, posted);
@@ -408,7 +408,7 @@ void GpuStage::OnCopied(Lane& lane) {
     ++counters_.pieces_delivered;
     return PieceDone(lane);
   }
-  if (job.direct != nullptr && (lane.path != Path::kHost || lane.goes_up)) {
+  if (task.direct != nullptr && (lane.path != Path::kHost || lane.goes_up)) {
     counters_.pieces_by_kernel += lane.path == Path::kKernel;
     counters_.pieces_by_collective += lane.path == Path::kCollective;
     return PieceDone(lane);
@@ -416,23 +416,23 @@ void GpuStage::OnCopied(Lane& lane) {
   if (lane.path == Path::kHost) {
     ++counters_.pieces_by_host;
     // Does not write what nobody wants any more: its bytes may be another round's by now.
-    if (lane.through_staging && !job.abandoned && events_.ReduceWanted(job.ticket)) {
+    if (lane.through_staging && !task.abandoned && events_.ReduceWanted(task.ticket)) {
       CombineOnHost(lane);
-      if (job.direct != nullptr) {
+      if (task.direct != nullptr) {
         const absl::Status posted = PostSumUp(lane);
         if (!posted.ok()) OnPieceFailed(lane, posted);
         return;
       }
     }
-    if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
+    if (task.is_final) host_results_[task.slice.tensor].push_back(lane.range);
   } else {
     ++(lane.path == Path::kKernel ? counters_.pieces_by_kernel : counters_.pieces_by_collective);
-    const bool is_wanted = !job.abandoned && events_.ReduceWanted(job.ticket);
+    const bool is_wanted = !task.abandoned && events_.ReduceWanted(task.ticket);
     if (lane.adds_groups()) {
       ++counters_.pieces_by_groups;
       if (is_wanted) AddGroups(lane);
-      if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
-    } else if (!job.is_final && lane.through_staging && is_wanted) {
+      if (task.is_final) host_results_[task.slice.tensor].push_back(lane.range);
+    } else if (!task.is_final && lane.through_staging && is_wanted) {
       const std::span<std::byte> target = HostBytes(lane);
       for (const Shard& shard : ShardsOf(lane, lane.gpus)) {
         std::memcpy(target.data() + shard.offset, PartOf(lane, shard.gpu).host.data(), shard.bytes);
@@ -444,9 +444,9 @@ void GpuStage::OnCopied(Lane& lane) {
 }
 
 void GpuStage::PieceDone(Lane& lane) {
-  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
+  const std::shared_ptr<Task> task = std::exchange(lane.task, nullptr);
   lane.step = Step::kFree;
-  if (--job->pieces == 0 && job->ranges.empty()) JobDone(job);
+  if (--task->pieces == 0 && task->ranges.empty()) TaskDone(task);
 }
 
 }  // namespace talweg::agent

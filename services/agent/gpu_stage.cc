@@ -48,33 +48,33 @@ bool GpuStage::HasGradients(pipeline::TensorIndex tensor, Round round) const {
   });
 }
 
-void GpuStage::Queue(std::shared_ptr<Job> job) {
-  for (const Input& input : job->inputs) {
-    if (input.on_device) ++ranks_.at(input.rank).jobs;
+void GpuStage::Queue(std::shared_ptr<Task> task) {
+  for (const Input& input : task->inputs) {
+    if (input.on_device) ++ranks_.at(input.rank).tasks;
   }
-  jobs_.push_back(std::move(job));
+  tasks_.push_back(std::move(task));
   touched_ = true;
 }
 
 void GpuStage::Reduce(const pipeline::ReduceSlice& reduce) {
   const pipeline::TensorSpec& spec = host_.Spec(reduce.target.tensor);
-  auto job = std::make_shared<Job>();
-  job->ticket = reduce.ticket;
-  job->slice = reduce.target;
-  job->is_final = reduce.is_final;
-  job->dtype = spec.collective.dtype;
-  job->op = spec.collective.op;
+  auto task = std::make_shared<Task>();
+  task->ticket = reduce.ticket;
+  task->slice = reduce.target;
+  task->is_final = reduce.is_final;
+  task->dtype = spec.collective.dtype;
+  task->op = spec.collective.op;
   for (const LocalRank rank : reduce.inputs) {
     Input input{.rank = rank};
     if (const Part* part = OpenPart(rank, reduce.target.tensor, reduce.target.round)) {
       input = {.rank = rank, .on_device = true, .gpu = part->gpu, .span = part->span};
     }
-    job->inputs.push_back(input);
+    task->inputs.push_back(input);
   }
-  job->direct = DirectOf(reduce.target);
-  job->ranges.push_back({reduce.target.offset_bytes, reduce.target.length_bytes});
-  if (job->is_final) host_results_[reduce.target.tensor];
-  Queue(std::move(job));
+  task->direct = DirectOf(reduce.target);
+  task->ranges.push_back({reduce.target.offset_bytes, reduce.target.length_bytes});
+  if (task->is_final) host_results_[reduce.target.tensor];
+  Queue(std::move(task));
 }
 
 void GpuStage::Deliver(const pipeline::CompleteRound& round) {
@@ -117,47 +117,48 @@ void GpuStage::QueueDelivery(const std::shared_ptr<Delivery>& delivery,
   constexpr uint64_t kJobBytesMax = kGiB;
   for (const Range& range : ranges) {
     for (uint64_t done = 0; done < range.length; done += kJobBytesMax) {
-      auto job = std::make_shared<Job>();
-      job->delivers = true;
-      job->mirrors = mirrors;
-      job->direct = direct;
-      job->slice = {
+      auto task = std::make_shared<Task>();
+      task->delivers = true;
+      task->mirrors = mirrors;
+      task->direct = direct;
+      task->slice = {
           .tensor = round.tensor,
           .round = round.round,
           .memory = pipeline::Memory::kResult,
           .offset_bytes = range.offset + done,
           .length_bytes = static_cast<uint32_t>(std::min(kJobBytesMax, range.length - done))};
-      job->dtype = spec.collective.dtype;
-      job->op = spec.collective.op;
-      job->inputs = targets;
-      job->ranges.push_back({job->slice.offset_bytes, job->slice.length_bytes});
-      job->delivery = delivery;
-      ++delivery->jobs;
-      Queue(std::move(job));
+      task->dtype = spec.collective.dtype;
+      task->op = spec.collective.op;
+      task->inputs = targets;
+      task->ranges.push_back({task->slice.offset_bytes, task->slice.length_bytes});
+      task->delivery = delivery;
+      ++delivery->tasks;
+      Queue(std::move(task));
     }
   }
 }
 
-void GpuStage::JobDone(const std::shared_ptr<Job>& job) {
-  for (const Input& input : job->inputs) {
-    if (input.on_device) --ranks_.at(input.rank).jobs;
+void GpuStage::TaskDone(const std::shared_ptr<Task>& task) {
+  for (const Input& input : task->inputs) {
+    if (input.on_device) --ranks_.at(input.rank).tasks;
   }
-  if (job->delivery != nullptr && --job->delivery->jobs == 0 && job->delivery->mirrors &&
-      !job->abandoned) {
-    OnMirrored(job->delivery);
+  if (task->delivery != nullptr && --task->delivery->tasks == 0 && task->delivery->mirrors &&
+      !task->abandoned) {
+    OnMirrored(task->delivery);
   }
-  if (!job->delivers && !job->abandoned) events_.OnReduced(job->ticket, job->slice.length_bytes);
+  if (!task->delivers && !task->abandoned)
+    events_.OnReduced(task->ticket, task->slice.length_bytes);
 }
 
 void GpuStage::Abandon() {
   touched_ = true;
-  for (const std::shared_ptr<Job>& job : std::exchange(jobs_, {})) {
-    job->ranges.clear();
-    job->abandoned = true;
-    if (job->pieces == 0) JobDone(job);
+  for (const std::shared_ptr<Task>& task : std::exchange(tasks_, {})) {
+    task->ranges.clear();
+    task->abandoned = true;
+    if (task->pieces == 0) TaskDone(task);
   }
   for (Lane& lane : lanes_) {
-    if (lane.job != nullptr) lane.job->abandoned = true;
+    if (lane.task != nullptr) lane.task->abandoned = true;
   }
   deliveries_.clear();
   host_results_.clear();
@@ -237,7 +238,7 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
                       options_.ask_gradients_last_ns));
   }
   for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
-    if (delivery->jobs > 0) continue;
+    if (delivery->tasks > 0) continue;
     if (delivery->recorded && IsYoung(delivery->recorded_ns)) return now_ns_;
     if (!WakeFor(*delivery)) within(options_.ask_launch_every_ns);
   }
@@ -249,7 +250,7 @@ bool GpuStage::IsIdle() const {
   if (failed_) return true;
   const bool any_lane = std::any_of(lanes_.begin(), lanes_.end(),
                                     [](const Lane& lane) { return lane.step != Step::kFree; });
-  return ranks_.empty() && jobs_.empty() && deliveries_.empty() && lost_.empty() && !any_lane;
+  return ranks_.empty() && tasks_.empty() && deliveries_.empty() && lost_.empty() && !any_lane;
 }
 
 // Asks for the oldest of each rank first. A stream works in order, so what comes after it is rarely
@@ -325,7 +326,7 @@ int GpuStage::AskTaken() {
   int finished = 0;
   const std::vector<std::shared_ptr<Delivery>> all(deliveries_.begin(), deliveries_.end());
   for (const std::shared_ptr<Delivery>& delivery : all) {
-    if (delivery->jobs > 0) continue;
+    if (delivery->tasks > 0) continue;
     const absl::StatusOr<bool> done = IsTaken(*delivery);
     if (!done.ok()) {
       if (!FoundLost(done.status())) Fail(status::StatusText(done.status()));
@@ -360,7 +361,7 @@ bool GpuStage::MayRelease(const Rank& rank) const {
 int GpuStage::AnswerUnexports() {
   int answered = 0;
   for (auto& [local_rank, rank] : ranks_) {
-    if (rank.left || rank.jobs > 0) continue;
+    if (rank.left || rank.tasks > 0) continue;
     for (std::optional<Buffer>& buffer : rank.buffers) {
       if (!buffer || !buffer->leaving || IsLost(buffer->gpu)) continue;
       if (!MayWaitFor(buffer->gpu)) continue;
@@ -380,7 +381,7 @@ int GpuStage::SweepRanks() {
     Rank& rank = at->second;
     const bool any_open = std::any_of(rank.parts.begin(), rank.parts.end(),
                                       [](const auto& part) { return part.second.open; });
-    if (!rank.left || rank.jobs > 0 || any_open || !MayRelease(rank)) {
+    if (!rank.left || rank.tasks > 0 || any_open || !MayRelease(rank)) {
       ++at;
       continue;
     }

@@ -191,7 +191,7 @@ class GpuStage {
     kLaunching,
     kCollective,
     kCopying,
-    kDraining,  // Its piece goes back to its job when what was posted is done.
+    kDraining,  // Its piece goes back to its task when what was posted is done.
   };
 
   struct Buffer {
@@ -230,7 +230,7 @@ class GpuStage {
     // When it began to wait, or when the last one was done. None: since the last Poll.
     std::optional<int64_t> brought_ns;
     bool left = false;
-    uint32_t jobs = 0;  // How many need its memory.
+    uint32_t tasks = 0;  // How many need its memory.
     // Whether it has exported this buffer, and still leaves it here.
     bool Usable(uint32_t number) const {
       return number < buffers.size() && buffers[number] && !buffers[number]->leaving;
@@ -274,14 +274,14 @@ class GpuStage {
   struct Delivery {
     pipeline::CompleteRound round;
     std::vector<LocalRank> ranks;
-    size_t jobs = 0;
+    size_t tasks = 0;
     bool mirrors = false;  // It goes to the host first, and from there to these.
     std::vector<Input> mirrored_for;
     bool recorded = false;
     int64_t recorded_ns = 0;
     bool wakes = false;  // When the `taken` are done.
   };
-  struct Job {
+  struct Task {
     bool delivers = false;
     bool mirrors = false;            // A delivery from the GPU to the host.
     const Direct* direct = nullptr;  // A NIC's memory: the target, or a delivery's source.
@@ -300,7 +300,7 @@ class GpuStage {
   struct Lane {
     Step step = Step::kFree;
     Path path = Path::kHost;
-    std::shared_ptr<Job> job;
+    std::shared_ptr<Task> task;
     Range range;
     GpuSet gpus;  // The GPUs that it works on.
     // A collective's GPUs: those of each group, in the order in which the groups' sums are added.
@@ -313,13 +313,13 @@ class GpuStage {
     // Between GPUs through the host: what was brought down is on its way up. That is a sum that the
     // host made for a NIC that reads the GPU, or a NIC's result for ranks on other GPUs.
     bool goes_up = false;
-    uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
+    uint64_t elements() const { return range.length / DTypeSize(task->dtype); }
     uint64_t ShardElements(const GpuSet& group) const {
       return (elements() + group.size() - 1) / group.size();
     }
     // The host adds up its result: it goes there, and nowhere else.
     bool adds_groups() const {
-      return path == Path::kCollective && groups.size() > 1 && !job->delivers;
+      return path == Path::kCollective && groups.size() > 1 && !task->delivers;
     }
   };
 
@@ -350,26 +350,26 @@ class GpuStage {
   bool IsYoung(int64_t posted_ns) const { return now_ns_ - posted_ns < options_.watch_own_ns; }
   bool WakeFor(Lane& lane);
   bool WakeFor(Delivery& delivery);
-  void Queue(std::shared_ptr<Job> job);
+  void Queue(std::shared_ptr<Task> task);
   void QueueDelivery(const std::shared_ptr<Delivery>& delivery, const std::vector<Input>& targets,
                      const std::vector<Range>& ranges, const Direct* direct, bool mirrors);
-  void JobDone(const std::shared_ptr<Job>& job);
+  void TaskDone(const std::shared_ptr<Task>& task);
   void Fail(const std::string& text);
 
   // gpu_pieces.cc: lanes.
   int StartPieces();
   int StepLane(Lane& lane);
-  bool MayStart(const Job& job, const Range& range) const;
+  bool MayStart(const Task& task, const Range& range) const;
   // Whether all of its memory on GPUs is there.
-  bool IsReady(const Job& job) const;
+  bool IsReady(const Task& task) const;
   // Grows the staging of all free lanes.
   void GrowStaging(const gpu::GpuUuid& uuid);
   void ChoosePath(Lane& lane);
   Path PathOf(const Lane& lane);
-  std::vector<GpuSet> GroupsOf(const Job& job, const GpuSet& gpus);
+  std::vector<GpuSet> GroupsOf(const Task& task, const GpuSet& gpus);
   bool MayUse(const std::vector<GpuSet>& groups);
   // Whether one kernel sums it over the contributions.
-  static bool SumsInPlace(const Job& job, const GpuSet& gpus);
+  static bool SumsInPlace(const Task& task, const GpuSet& gpus);
   uint64_t PieceBytes(const Lane& lane);
   absl::Status Post(Lane& lane);
   absl::Status PostKernel(Lane& lane);
@@ -410,7 +410,7 @@ class GpuStage {
   void AddGroups(Lane& lane);
   // Asks for all groups of the lane together.
   GpuCollectives::Readiness AskGroups(const Lane& lane);
-  static GpuSet GpusOf(const Job& job);
+  static GpuSet GpusOf(const Task& task);
   std::string Describe(const Lane& lane) const;
 
   // gpu_direct.cc
@@ -438,7 +438,7 @@ class GpuStage {
 
   // gpu_failures.cc
   //
-  // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
+  // Gives the lane's piece back to its task, for the host, when its streams have come to rest.
   void Redo(Lane& lane);
   void GiveBack(Lane& lane);
   std::string OverContributions(const Lane& lane, const absl::Status& why) const;
@@ -468,7 +468,7 @@ class GpuStage {
   std::map<LocalRank, Rank> ranks_;
   std::map<gpu::GpuUuid, LostGpu> lost_;
   uint64_t next_life_ = 1;
-  std::deque<std::shared_ptr<Job>> jobs_;  // Those that have ranges for lanes.
+  std::deque<std::shared_ptr<Task>> tasks_;  // Those that have ranges for lanes.
   std::vector<Lane> lanes_;
   std::list<std::shared_ptr<Delivery>> deliveries_;
   // For rounds that this agent alone finishes: the ranges whose results are on the host so far.

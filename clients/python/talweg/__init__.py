@@ -309,9 +309,9 @@ def _start(
     process_set: ProcessSet | None,
     factors: Factors = NO_FACTORS,
     is_blocking: bool = False,
-    shape: tuple[int, ...] = (),
+    shape: tuple[int, ...] | None = None,
 ) -> Handle:
-    """`shape`: what the ranks must have alike; none: only how many elements."""
+    """`shape`: what the ranks must have alike; None: only how many elements."""
     client = _client.current()
     operation = "broadcast" if op is Op.BROADCAST else "push_pull"
     group = Group(client, process_set, operation)
@@ -324,7 +324,7 @@ def _start(
         name,
         group,
         _rounds.Brought(
-            Declaration(dtype, source.size, op, root_rank, group.listed),
+            Declaration(dtype, source.size, op, root_rank, group.listed, shape),
             source.ctypes.data,
             out.ctypes.data,
             out,
@@ -333,7 +333,6 @@ def _start(
             factors,
             stays=is_blocking or out is array,
             is_async=not is_blocking,
-            shape=shape,
         ),
     )
 

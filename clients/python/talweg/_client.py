@@ -341,7 +341,12 @@ class Client:
         if declared.buffer is not None and address != declared.buffer.address:
             declared.buffer.claim()
         self.before_push(declared, address)
-        round_: int = self.connection.push_pull(declared.tensor, address, priority)
+        signature, connection = declared.signature, self.connection
+        round_: int
+        if signature:
+            round_ = connection.push_parts(declared.tensor, address, None, priority, signature)
+        else:
+            round_ = connection.push_pull(declared.tensor, address, priority)
         self.count_push(declared.declaration)
         return round_
 

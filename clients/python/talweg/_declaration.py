@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -111,6 +112,8 @@ def numpy_dtype(dtype: DTypeLike) -> DType:
     return known
 
 
+# Says that a round's signature is a shape's: no dtype's number, which other signatures begin with.
+_SHAPE_SIGNATURE = 0xFF << 56
 _FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _TENSOR_BYTES_MAX = 16 << 30
 
@@ -137,6 +140,7 @@ class Declaration:
     op: Op
     root_rank: int
     ranks: tuple[int, ...] = ()  # A set's; none: all ranks of the job.
+    shape: tuple[int, ...] | None = None  # None: only the count must be alike.
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +154,14 @@ class Declaration:
             )
         if self.op is not Op.BROADCAST:
             require_defined(self.dtype, self.op, what)
+
+    @property
+    def signature(self) -> int:
+        """What a rank signs each round with, so that another shape of as many elements is found."""
+        if self.shape is None:
+            return 0
+        words = ",".join(str(length) for length in self.shape).encode()
+        return _SHAPE_SIGNATURE | int.from_bytes(hashlib.sha256(words).digest()[:7], "little")
 
     @property
     def is_plain(self) -> bool:
@@ -167,6 +179,7 @@ class Declaration:
             and self.op is op
             and self.root_rank == root_rank
             and not self.ranks
+            and self.shape is None
         )
 
     def wire(self) -> tuple[int, int, int, int]:
@@ -174,7 +187,8 @@ class Declaration:
         return int(self.dtype), int(self.op), self.root_rank, self.count
 
     def __str__(self) -> str:
-        text = f"{self.dtype.name.lower()}[{self.count}] {self.op.name.lower()}"
+        lengths = (self.count,) if self.shape is None else self.shape
+        text = f"{self.dtype.name.lower()}{list(lengths)} {self.op.name.lower()}"
         if self.op is Op.BROADCAST:
             text += f" from rank {self.root_rank}"
         if self.ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from talweg import _native
 from talweg._declaration import Declaration, Op
@@ -22,6 +22,10 @@ class Declared:
     declaration: Declaration
     on_host: bool  # This rank may push it from host memory.
     buffer: Buffer | None = None  # Where the ranks sum it in place.
+    signature: int = field(init=False)  # What each round is signed with.
+
+    def __post_init__(self) -> None:
+        self.signature = self.declaration.signature
 
 
 class Tensors:
@@ -34,6 +38,8 @@ class Tensors:
         # Names that mean no one tensor any more: _rounds says when.
         self._free: set[str] = set()
         self._disagreed: dict[str, Mismatch] = {}
+        # Called when names have come to mean no one tensor any more.
+        self.freed: list[Callable[[], None]] = []
         # Told of names that are new here, before they are pushed; None: nobody wants to know.
         self.watcher: Callable[[Sequence[tuple[str, Declaration, int]]], None] | None = None
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
@@ -50,6 +56,10 @@ class Tensors:
                 if declaration.op is Op.BROADCAST or declaration.ranks:
                     del self._tensors[name]
 
+    def is_new(self, name: str) -> bool:
+        """Whether nobody here has used the name yet."""
+        return name not in self._tensors and name not in self._free
+
     def is_free(self, name: str) -> bool:
         """Whether the name means no one tensor any more."""
         return name in self._free
@@ -60,6 +70,8 @@ class Tensors:
             self._free.update(names)
             for name in names:
                 self._tensors.pop(name, None)
+        for call in self.freed:
+            call()
 
     def all(self) -> list[Declared]:
         """Those that their names mean."""
@@ -117,14 +129,15 @@ class Tensors:
 
     def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
         """declare_all() of the names that nobody has used yet; the others need nothing of it."""
-        new = [each for each in declarations if each[0] not in self._free | self._tensors.keys()]
+        new = [each for each in declarations if self.is_new(each[0])]
         try:
             self._declare_new(new)
         except Mismatch:
             for each in new:
                 try:
-                    self.declare(*each)
+                    self._declare_new([each], tells=False)  # Others have been told of it.
                 except Mismatch as mismatch:  # The call that is to come ends with it.
+                    self.free(each[0])
                     self._disagreed[each[0]] = mismatch
 
     def disagreed(self, name: str) -> Mismatch | None:
@@ -156,8 +169,9 @@ class Tensors:
         declarations: Sequence[tuple[str, Declaration, int]],
         on_gpu: bool = False,
         in_place: bool = False,
+        tells: bool = True,
     ) -> list[Declared]:
-        new = [each for each in declarations if each[0] not in self._tensors]
+        new = [each for each in declarations if tells and each[0] not in self._tensors]
         try:
             tensors = self._ask(declarations, on_gpu, in_place)
         except Mismatch:  # Other ranks use the names as well.

@@ -311,8 +311,8 @@ class _TensorStream:
             else:
                 if self._known is not None and self._known.buffer is not None:
                     self._known.buffer.claim()
-                address = self._zeros(declaration.nbytes)
-                self.begun = connection.push_pull(self._tensor, address, 0)
+                address, signature = self._zeros(declaration.nbytes), declaration.signature
+                self.begun = connection.push_parts(self._tensor, address, None, 0, signature)
         except Busy:
             raise InvalidArgument(
                 f"hvd.join(): an operation on '{self.name.name}' is open at this rank: synchronize "
@@ -393,9 +393,6 @@ class _Joined:
     """A rank that has joined."""
 
     announcements: Announcements
-    # What its framework keeps by the order of calls, and how it takes over another rank's.
-    books: Callable[[], Any]
-    take_over: Callable[[Any], None]
     _streams: dict[_Key, _Stream] = field(default_factory=dict)
     # Streams whose rounds are over, names that were heard, and None when all have joined.
     _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
@@ -493,7 +490,7 @@ class _Joined:
         """Has every stream end where it ends at every rank; the last rank to join."""
         own = _Account(
             {key: (each.name, each.before, each.begun) for key, each in self._streams.items()},
-            (self.client.tensors.free_names, self.client.nameless_state, self.books()),
+            (self.client.tensors.free_names, self.client.nameless_state),
         )
         told: dict[int, _Account]
         if self.client.membership.changes:
@@ -509,10 +506,9 @@ class _Joined:
         for name, end in ends.values():
             self._bring_to_end(name, end)
         last = _last_of(told)
-        free_names, nameless, books = told[last].books
+        free_names, nameless = told[last].books
         self.client.tensors.free(*free_names)
         self.client.nameless_state = nameless
-        self.take_over(books)
         return last
 
     def _bring_to_end(self, name: _Name, end: int) -> None:
@@ -556,14 +552,9 @@ def is_serving() -> bool:
     return bool(_serving)
 
 
-def join(
-    announcements: Announcements, books: Callable[[], Any], take_over: Callable[[Any], None]
-) -> int:
-    """Serves the others' calls with zeros until all ranks have joined; the last one to do so.
-
-    `books` are what a framework keeps by the order of calls; `take_over` is given the last rank's.
-    """
-    client, joined = announcements.client, _Joined(announcements, books, take_over)
+def join(announcements: Announcements) -> int:
+    """Serves the others' calls with zeros until all ranks have joined; the last one to do so."""
+    client, joined = announcements.client, _Joined(announcements)
     _serving.append(joined)
     if _serving[0] is not joined:
         _serving.remove(joined)

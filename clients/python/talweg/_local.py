@@ -129,12 +129,13 @@ class LocalConnection(_native.Connection):
         self,
         tensor: int,
         address: int | bytes,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | None,
         priority: int = 0,
         signature: int = 0,
     ) -> int:
         # The only rank gives the only part, and gets it.
-        return self._push(tensor, address, sum(lengths))
+        nbytes = self._declared[tensor][1].nbytes if lengths is None else sum(lengths)
+        return self._push(tensor, address, nbytes)
 
     def _push(self, tensor: int, address: int | bytes, nbytes: int) -> int:
         self.check_health()

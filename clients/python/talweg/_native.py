@@ -401,16 +401,18 @@ class Connection(ExchangeCalls, GpuCalls):
         self,
         tensor: int,
         address: int | bytes,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | None,
         priority: int = 0,
         signature: int = 0,
     ) -> int:
-        """`lengths`: the bytes of each part that this rank gives. `address`: where, or they.
+        """`lengths`: the bytes of each part that this rank gives; None: all are full. `address`:
+        where, or they.
 
         `signature`: what the round is of, the same number at all ranks; 0: nobody says.
         """
         self._check_pushes()
-        round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
+        round_ = _u64()
+        parts = None if lengths is None else (_u64 * len(lengths))(*lengths)
         push_parts, wire_priority = self._library.talweg_push_parts, checked_priority(priority)
         self._in_slices(
             lambda slice_ns: push_parts(

@@ -15,7 +15,9 @@ A name has one of these states, the same at all ranks of its group (docs/collect
 
 A rank that uses a settled name otherwise says so in the tensor's next round, with a part that has
 no bytes or with a signature. So the ranks that have not changed get a Mismatch of that round. Then
-all take part in one control round, which finds the two that differ and names both.
+all take part in one control round, which finds the two that differ and names both. Where
+declarations have shapes each round is signed with its shape, so that ranks whose tensors have as
+many elements but another shape get a Mismatch as well.
 
 Calls without a name are collectives from the beginning. A few channels take turns for them, by the
 order of these calls alone, so that several can be open at once.
@@ -38,7 +40,7 @@ from talweg._declaration import Declaration, Op
 from talweg._process_sets import Group
 from talweg._scaling import NO_FACTORS, Factors
 from talweg._words import DIMENSIONS_MAX
-from talweg.errors import Mismatch
+from talweg.errors import Mismatch, Timeout
 
 # How many calls without a name may be under way at once; others wait for their turn.
 _TURNS = 2
@@ -63,7 +65,7 @@ class Brought:
     # Whether the bytes at `address` stay as they are until then.
     stays: bool = False
     is_async: bool = True  # It may not be waited for soon.
-    # What calls that a control round compares must have alike; none: only how many elements.
+    # What calls that a control round compares must have alike, where the declaration does not say.
     shape: tuple[int, ...] = ()
 
 
@@ -78,10 +80,8 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
                 lambda turn: _push(client, turn, turn, group, brought),
                 group.suffix,
             )
-        _require(client, _NAMELESS, brought.declaration)
         turn = client.count_nameless(group.suffix) % _TURNS
-        channel = f"talweg.nameless.{turn}"
-        return _as_collective(client, channel, _NAMELESS, group, brought)
+        return start_compared(client, f"talweg.nameless.{turn}", group, brought)
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
     mismatch = client.tensors.disagreed(wire_name)
@@ -115,19 +115,29 @@ class _SettledRound(Handle):
     declared: Declared | None = None
     channel: str = ""  # The name without its group.
     group: Group | None = None  # None: all ranks.
+    # After a Mismatch: it, and the control round that says more of it.
+    mismatch: Mismatch | None = None
+    explanation: JobHandle | None = None
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        if self.explanation is not None:
+            return self.explanation.is_complete(connection)
+        return super().is_complete(connection)
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
-        try:
-            super().take(connection, timeout_s)
-        except Mismatch:
+        """Timeout leaves it open, the explanation too."""
+        if self.explanation is None:
+            try:
+                super().take(connection, timeout_s)
+                return
+            except Mismatch as mismatch:
+                self.mismatch = mismatch
             assert self.declared is not None
-            self.client.tensors.free(self.name)
-            self.client.tensors.declare_again(
-                self.declared
-            )  # Says so if ranks disagree on the tensor.
             group = self.group or Group(self.client, None, "push_pull")
-            _explain(self.client, self.channel, group, self.declared.declaration)
-            raise
+            self.explanation = explain(self.client, self.channel, group, self.declared)
+        self.explanation.take(connection, timeout_s)
+        assert self.mismatch is not None
+        raise self.mismatch
 
 
 def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
@@ -208,18 +218,63 @@ def _leave(client: Client, settled: Declared, priority: int) -> Steps:
     return steps()
 
 
-def _explain(client: Client, name: str, group: Group, declaration: Declaration) -> None:
-    """Raises Mismatch, which names two ranks and what they have brought.
+def explain(client: Client, name: str, group: Group, settled: Declared) -> JobHandle:
+    """Begins a control round after a Mismatch of the name's tensor, which frees the name.
 
-    Every rank calls it that has brought `declaration`; the others make their call.
+    It ends with a Mismatch that names two ranks and what they have brought. Every rank calls this
+    that has brought the tensor; the others make their call. Mismatch if ranks disagree on the
+    tensor itself.
     """
+    client.tensors.free(settled.name)
+    client.tensors.declare_again(settled)
+    declaration = settled.declaration
     nothing: np.ndarray = np.zeros(declaration.nbytes, np.uint8)
     address = int(nothing.ctypes.data)
-    brought = Brought(declaration, address, address, None, nothing, stays=True, is_async=False)
-    client.synchronize(_as_collective(client, _channel_of(name), name, group, brought))
+    brought = Brought(declaration, address, address, None, nothing, stays=True)
+    return _as_collective(client, _channel_of(name), name, group, brought)
+
+
+# ----- Rounds that no thread waits for -----
+
+# A result is copied in less, and so long a completion thread may wait for a rare explanation.
+_TAKE_S = 0.05
+
+
+def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> None:
+    """Has `over` called on another thread when the round has been taken, with what it failed with.
+
+    Nobody else synchronizes the handle.
+    """
+    client = handle.client
+
+    def take() -> None:
+        try:
+            client.synchronize(handle, _TAKE_S)
+        except Timeout:
+            watch()
+        except Exception as failure:
+            over(failure)
+        else:
+            over(None)
+
+    def watch() -> None:
+        explained = handle.explanation if isinstance(handle, _SettledRound) else None
+        collective = handle if isinstance(handle, JobHandle) else explained
+        if collective is not None and collective.job is not None:
+            collective.job.channel.call_when_done(collective.job, take)
+        elif handle.taken or not client.completions.watch(handle.tensor, handle.round, take):
+            client.completions.call(take)  # Taking it tells why.
+
+    watch()
 
 
 # ----- Free names, and none -----
+
+
+def start_compared(client: Client, name: str, group: Group, brought: Brought) -> Handle:
+    """Starts a round of a call without a name, whose turn `name` is; all ranks say what they bring."""
+    _require(client, _NAMELESS, brought.declaration)
+    return _as_collective(client, name, _NAMELESS, group, brought)
 
 
 def _channel_of(name: str) -> str:
@@ -233,7 +288,7 @@ def _as_collective(
     group: Group,
     brought: Brought,
     leaving: Steps | None = None,
-) -> Handle:
+) -> JobHandle:
     declaration = brought.declaration
     reduces = declaration.op is not Op.BROADCAST
     gives = reduces or declaration.root_rank == client.rank
@@ -270,6 +325,9 @@ def _as_collective(
 
 
 def _row_shape(brought: Brought) -> tuple[int, ...]:
+    shape = brought.declaration.shape
+    if shape is not None and len(shape) <= DIMENSIONS_MAX:
+        return shape
     if 0 < len(brought.shape) <= DIMENSIONS_MAX:
         return brought.shape
     return (brought.declaration.count,)

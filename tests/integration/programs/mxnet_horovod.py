@@ -220,7 +220,7 @@ def names_stay() -> None:
         other = mx.nd.ones((5 + hvd.rank() % 2,))
         expect(
             mx.MXNetError,
-            "declare",
+            "f32[6]",
             lambda each: hvd.allreduce(each, name="stays").wait_to_read(),
             other,
         )
@@ -344,6 +344,41 @@ def disagreements() -> None:
         expect(mx.MXNetError, "rank", call)
         again = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum, name=what)
         assert again.asnumpy().tolist() == [float(hvd.size())] * 2, what
+    other_forms()
+
+
+def other_forms() -> None:
+    """A rank that uses a name otherwise than the others is told so with them, and none waits."""
+    size, is_first = hvd.size(), hvd.rank() == 0
+
+    def summed(name: str | None, *shape: int) -> mx.nd.NDArray:
+        return hvd.allreduce(mx.nd.ones(shape), op=hvd.Sum, name=name)
+
+    def sums(name: str | None, *shapes: tuple[int, ...]) -> None:
+        for shape in shapes:
+            assert (summed(name, *shape).asnumpy() == np.full(shape, size)).all()
+
+    def differ(name: str | None, first: tuple[int, ...], others: tuple[int, ...]) -> None:
+        words = str(list(others))
+        shape = first if is_first else others
+        expect(mx.MXNetError, words, lambda: summed(name, *shape).wait_to_read())
+
+    differ("form.new", (2, 3), (3, 2))
+    sums("form.new", (2, 3))
+    sums("form.known", (2, 3), (2, 3))
+    differ("form.known", (2, 3), (3, 2))
+    sums("form.known", (2, 3), (6,))
+    sums("form.longer", (4,), (4,))
+    differ("form.longer", (4,), (5,))
+    sums("form.longer", (5,))
+    sums("form.both_known", (4,), (5,), (4,))
+    differ("form.both_known", (4,), (5,))
+    sums("form.both_known", (5,))
+    for _ in range(20):  # Without a name.
+        sums(None, (4,), (5,))
+    differ(None, (4,), (5,))
+    differ(None, (2, 3), (3, 2))
+    sums(None, (2, 3))
 
 
 def training() -> None:

@@ -271,6 +271,43 @@ def errors() -> None:
     gather = tf.function(lambda x: tw.all_gather(x, "gathered"))
     expect(failed, "f32 rows", gather, tf.ones([2, 3 + rank]))
     assert gather(tf.ones([1, 2])).shape == (size, 2)
+    other_forms(failed)
+
+
+def other_forms(failed: type[Exception]) -> None:
+    """A rank that uses a name otherwise than the others is told so with them, and none waits."""
+    size, is_first = tw.size(), tw.rank() == 0
+
+    def summed(name: str) -> Any:
+        return tf.function(lambda x: tw.push_pull(x, name, average=False))
+
+    def sums(graph: Any, *shapes: list[int]) -> None:
+        for shape in shapes:
+            assert (graph(tf.ones(shape)).numpy() == np.full(shape, size)).all()
+
+    graph = summed("form.new")
+    expect(failed, "[3, 2]", graph, tf.ones([2, 3] if is_first else [3, 2]))
+    sums(graph, [2, 3])
+    graph = summed("form.known")
+    sums(graph, [2, 3], [2, 3])
+    expect(failed, "[3, 2]", graph, tf.ones([2, 3] if is_first else [3, 2]))
+    sums(graph, [2, 3], [6])
+    graph = summed("form.longer")
+    sums(graph, [4], [4])
+    expect(failed, "f32[5]", graph, tf.ones([4 if is_first else 5]))
+    sums(graph, [5])
+    graph = summed("form.both_known")
+    sums(graph, [4], [5], [4])
+    expect(failed, "f32[5]", graph, tf.ones([4 if is_first else 5]))
+    sums(graph, [5])
+    # Several at once, of which the ranks hear in other orders.
+    many = tf.function(lambda x: [tw.push_pull(x, f"form.of.{number}") for number in range(9)])
+    many(tf.ones([2, 3]))
+    expect(failed, "[3, 2]", many, tf.ones([2, 3] if is_first else [3, 2]))
+    many(tf.ones([3, 2]))
+    copied = tf.function(lambda x: tw.broadcast(x, size - 1, "form.copied"))
+    assert (copied(tf.ones([2, 3])).numpy() == 1).all()
+    expect(failed, "[3, 2]", copied, tf.ones([2, 3] if is_first else [3, 2]))
 
 
 def main() -> int:

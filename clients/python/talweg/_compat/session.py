@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from talweg import _client
 from talweg._client import Client
-from talweg._declaration import Declaration
 from talweg.errors import InvalidArgument
 
 
@@ -80,12 +79,7 @@ class Session:
         # The newest handle of each name that has one.
         self._newest: dict[str, int] = {}
         self._asked: set[int] = set()  # Their holders have asked once.
-        # By name and ranks: what it has been, in that order. Those outside a set have seen nothing
-        # of its operations.
-        self._declared: dict[tuple[str, tuple[int, ...]], tuple[Declaration, ...]] = {}
         self._held: set[str] = set()
-        # How often ranks have disagreed on a name.
-        self._spoilt: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def add(self, pending: Pending, name: str | None = None) -> int:
         """The operation's handle; `name` is for finish()."""
@@ -134,35 +128,6 @@ class Session:
             self._asked.add(handle)
             return is_first
 
-    def name_for(self, name: str, declaration: Declaration) -> str:
-        """The wire's name of a tensor.
-
-        Talweg agrees on a name's dtype, length and operation for ever, the other systems for one
-        operation. What comes later under the same name and is otherwise gets a name of its own, and
-        so does what comes after ranks have disagreed, which every rank has been told of. That name
-        is numbered: where ranks differ in what is new, they meet, and are told.
-        """
-        with self._lock:
-            times = self._spoilt.get((name, declaration.ranks), 0)
-            name = f"{name}~{times}" if times else name
-            forms = self._declared.get((name, declaration.ranks), ())
-            if declaration not in forms:
-                forms = (*forms, declaration)
-                self._declared[name, declaration.ranks] = forms
-            number = forms.index(declaration)
-        return f"{name}/{number}" if number else name
-
-    @property
-    def books(self) -> Any:
-        """What it keeps of names by the order of operations."""
-        with self._lock:
-            return dict(self._declared), dict(self._spoilt)
-
-    @books.setter
-    def books(self, books: Any) -> None:
-        with self._lock:
-            self._declared, self._spoilt = books
-
     @property
     def has_open(self) -> bool:
         """Whether the handle of an operation was given out and not taken."""
@@ -181,12 +146,6 @@ class Session:
     def release(self, name: str) -> None:
         with self._lock:
             self._held.discard(name)
-
-    def spoil(self, name: str | None, ranks: tuple[int, ...]) -> None:
-        """These ranks (none: all) have disagreed on the tensor of that name."""
-        if name is not None:
-            with self._lock:
-                self._spoilt[name, ranks] = self._spoilt.get((name, ranks), 0) + 1
 
 
 _sessions: dict[int, Session] = {}

@@ -36,6 +36,8 @@ from talweg.tensorflow._rounds import Pending
 
 # How long the waiting thread looks at one round before it looks at the others.
 _LOOK_S = 0.001
+# And how long it takes at one that is over. After a Mismatch others may have to explain it first.
+_TAKE_S = 0.05
 
 
 class Part(NamedTuple):
@@ -77,7 +79,7 @@ class _Waiter:
         if not look_s and not pending.poll():
             return False
         try:
-            results = pending.wait(look_s if look_s else None)
+            results = pending.wait(look_s or _TAKE_S)
         except Timeout:
             return False
         except Exception as failure:

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import hashlib
 import itertools
+import math
 import os
 import shutil
 import subprocess
@@ -25,11 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from talweg import _client, _native, errors
-from talweg._client import Client, Handle
-from talweg._compat import session
+from talweg import _client, _native, _rounds, errors
+from talweg._client import Client, Declared, Handle
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._process_sets import Group
+from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
 from talweg.tensorflow._rounds import Reduction
 
@@ -37,7 +38,6 @@ _VARIABLE = "TALWEG_TENSORFLOW_OPS"
 _SOURCE = Path(__file__).resolve().parent / "kernel" / "reduce_op.cc"
 _HEADERS = ("clients/c/talweg.h", "clients/c/talweg_gpu.h", "clients/c/completion_loop.h")
 _TEXT_BYTES = 2048
-_MISMATCH = 3  # As talweg_status has it.
 
 
 class _Resolution(ctypes.Structure):
@@ -46,6 +46,7 @@ class _Resolution(ctypes.Structure):
     _fields_ = [
         ("client", ctypes.c_uint64),
         ("generation", ctypes.c_uint64),
+        ("signature", ctypes.c_uint64),
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("tensor", ctypes.c_uint32),
@@ -53,18 +54,29 @@ class _Resolution(ctypes.Structure):
         ("priority", ctypes.c_int32),
         ("broadcasts", ctypes.c_uint32),
         ("notifies", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("by_python", ctypes.c_uint32),
     ]
 
 
+# An operation, and the shape of its tensor.
+_OPERATION = (ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64)
 _Resolve = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_int64,
-    ctypes.c_uint64,
-    ctypes.POINTER(_Resolution),
-    ctypes.POINTER(ctypes.c_char),
+    ctypes.c_int, *_OPERATION, ctypes.POINTER(_Resolution), ctypes.POINTER(ctypes.c_char)
 )
-_Ended = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int)
+_Ended = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+_Begin = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+_Explain = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.c_uint64)
+
+
+class _Callbacks(ctypes.Structure):
+    """As reduce_op.cc has it."""
+
+    _fields_ = [
+        ("resolve", _Resolve),
+        ("ended", _Ended),
+        ("begin", _Begin),
+        ("explain", _Explain),
+    ]
 
 
 class _Site(NamedTuple):
@@ -89,8 +101,16 @@ class Kernel:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._callbacks = _Resolve(self._resolve), _Ended(self._on_end)
-        library.talweg_tf_install(*self._callbacks)
+        # What operations push, by their numbers and shapes.
+        self._declared: dict[tuple[int, tuple[int, ...]], Declared] = {}
+        library.talweg_tf_over.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+        self._callbacks = _Callbacks(
+            _Resolve(self._resolve),
+            _Ended(self._on_end),
+            _Begin(self._begin),
+            _Explain(self._explain),
+        )
+        library.talweg_tf_install(ctypes.byref(self._callbacks))
         # Operations ask again what their tensors are: a broadcast's has another root.
         _client.call_when_numbers_change(library.talweg_tf_forget)
 
@@ -109,50 +129,92 @@ class Kernel:
         """The operation that fails, in the present graph, with a code of tf.errors that is not 0."""
         return self._ops.talweg_check(code=code, text=text)
 
-    def _resolve(self, number: int, count: int, out: Any, text: Any) -> int:
+    def _resolve(self, number: int, lengths: Any, dimensions: int, out: Any, text: Any) -> int:
         """What an operation's tensor is by now; a status of tf.errors."""
         try:
-            out[0] = self._resolution(self._sites[number], count)
+            out[0] = self._resolution(number, tuple(lengths[:dimensions]))
             return 0
         except Exception as failure:
             words = str(failure).encode()[: _TEXT_BYTES - 1] + b"\0"
             ctypes.memmove(text, words, len(words))
             return code_of(failure)
 
-    def _declaration(self, client: Client, site: _Site, count: int) -> tuple[Declaration, Group]:
+    def _declaration(
+        self, client: Client, site: _Site, shape: tuple[int, ...]
+    ) -> tuple[Declaration, Group]:
         group = Group(client, site.how.process_set, site.how.operation)
         op, _ = site.how.on_wire(site.dtype, group.size)
-        dtype = numpy_dtype(site.dtype)
-        return Declaration(dtype, count, op, site.how.root_rank, group.listed), group
+        dtype, count = numpy_dtype(site.dtype), math.prod(shape)
+        return Declaration(dtype, count, op, site.how.root_rank, group.listed, shape), group
 
-    def _resolution(self, site: _Site, count: int) -> _Resolution:
-        client = _client.current()
+    def _resolution(self, number: int, shape: tuple[int, ...]) -> _Resolution:
+        client, site = _client.current(), self._sites[number]
         self._follow(client)
-        declaration, group = self._declaration(client, site, count)
-        name = session.current().name_for(site.name, declaration) + group.suffix
+        declaration, group = self._declaration(client, site, shape)
+        name, tensors = site.name + group.suffix, client.tensors
         generation = int(self._library.talweg_tf_generation())
-        try:
-            declared = client.tensors.declare(name, declaration, site.how.priority)
-        except errors.Mismatch:
-            session.current().spoil(site.name, group.listed)
-            raise
+        mismatch = tensors.disagreed(name)
+        if mismatch is not None:
+            raise mismatch
+        resolution = _Resolution(
+            client=client.connection.handle,
+            generation=generation,
+            prescale=site.how.prescale,
+            postscale=site.how.on_wire(site.dtype, group.size)[1],
+            dtype=int(declaration.dtype),
+            priority=site.how.priority,
+            broadcasts=int(declaration.op is Op.BROADCAST),
+            notifies=int(bool(client.watchers)),
+        )
+        if tensors.is_free(name) or tensors.settled_otherwise(name, declaration) is not None:
+            resolution.by_python = 1
+            return resolution
+        declared = tensors.declare(name, declaration, site.how.priority)
         if declared.buffer is not None:
             raise InvalidArgument(
                 f"tensor '{name}' is summed in place for torch: give TensorFlow's another name"
             )
-        address = client.connection.handle
-        _, postscale = site.how.on_wire(site.dtype, group.size)
-        return _Resolution(
-            address,
-            generation,
-            site.how.prescale,
-            postscale,
-            declared.tensor,
-            int(declaration.dtype),
-            site.how.priority,
-            int(declaration.op is Op.BROADCAST),
-            int(bool(client.watchers)),
-        )
+        self._declared[number, shape] = declared
+        resolution.tensor, resolution.signature = declared.tensor, declared.signature
+        return resolution
+
+    def _begin(
+        self,
+        number: int,
+        lengths: Any,
+        dimensions: int,
+        source: int | None,
+        out: int | None,
+        execution: int,
+    ) -> None:
+        """Carries out an operation whose name means no one tensor any more."""
+        try:
+            client, site = _client.current(), self._sites[number]
+            declaration, group = self._declaration(client, site, tuple(lengths[:dimensions]))
+            how = site.how
+            factors = Factors(how.prescale, how.on_wire(site.dtype, group.size)[1])
+            brought = _rounds.Brought(
+                declaration, source or 0, out or 0, None, None, how.priority, factors, stays=True
+            )
+            handle = _rounds.start(client, site.name, group, brought)
+            _rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
+        except Exception as failure:
+            self._over(execution, failure)
+
+    def _explain(self, number: int, lengths: Any, dimensions: int, execution: int) -> None:
+        """Says what ranks disagree on where the round of a tensor has ended so."""
+        try:
+            client, site = _client.current(), self._sites[number]
+            group = Group(client, site.how.process_set, site.how.operation)
+            declared = self._declared[number, tuple(lengths[:dimensions])]
+            handle = _rounds.explain(client, site.name, group, declared)
+            _rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
+        except Exception as failure:
+            self._over(execution, failure)
+
+    def _over(self, execution: int, failure: Exception | None) -> None:
+        code, text = (0, b"") if failure is None else (code_of(failure), str(failure).encode())
+        self._library.talweg_tf_over(execution, code, text)
 
     def _follow(self, client: Client) -> None:
         """Lets go of an earlier client, and counts with this one's bytes."""
@@ -166,14 +228,12 @@ class Kernel:
                 lambda: int(self._library.talweg_tf_pushed_bytes()) - before
             )
             client.call_when_closed(self._library.talweg_tf_forget)
+            client.tensors.freed.append(self._library.talweg_tf_ask_again)
 
-    def _on_end(self, number: int, count: int, begin_ns: int, status: int) -> None:
+    def _on_end(self, number: int, begin_ns: int) -> None:
         client, site = self._client, self._sites[number]
         if client is None:
             return
-        if status == _MISMATCH:
-            _, group = self._declaration(client, site, count)
-            session.current().spoil(site.name, group.listed)
         handle = Handle(client, 0, 0, site.name, begin_ns=begin_ns, done=True)
         for watch in client.watchers:
             watch(handle)

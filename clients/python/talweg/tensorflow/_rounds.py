@@ -13,11 +13,11 @@ import talweg
 from talweg import _client
 from talweg._client import Handle
 from talweg._compat import session
-from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._declaration import Op
 from talweg._numpy_collectives import COLLECTIVES
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import Factors
-from talweg.errors import Busy, InvalidArgument, Mismatch, Timeout
+from talweg.errors import Busy, InvalidArgument, Timeout
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pending:
     """A round under way."""
 
     handle: Handle
-    at_end: Callable[[Exception | None], None]
+    at_end: Callable[[], None] = lambda: None
     # Makes arrays of the handle's result.
     shape: Callable[[Any], list[np.ndarray]] = lambda result: [result]
 
@@ -60,10 +60,10 @@ class Pending:
             result = self.handle.client.synchronize(self.handle, timeout_s)
         except Timeout:
             raise
-        except Exception as failure:
-            self.at_end(failure)
+        except Exception:
+            self.at_end()
             raise
-        self.at_end(None)
+        self.at_end()
         return self.shape(result)
 
     def poll(self) -> bool:
@@ -82,16 +82,6 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
     client = _client.current()
     group = Group(client, how.process_set, how.operation)
     op, postscale = how.on_wire(array.dtype, group.size)
-    wire_name = name
-    if name is not None:
-        dtype = numpy_dtype(array.dtype)
-        declaration = Declaration(dtype, array.size, op, how.root_rank, group.listed)
-        wire_name = session.current().name_for(name, declaration)
-
-    def at_end(failure: Exception | None) -> None:
-        if isinstance(failure, Mismatch):  # Every rank is told: the name is free again.
-            session.current().spoil(name, group.listed)
-
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
     factors = Factors(how.prescale, postscale)
     try:
@@ -99,7 +89,7 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
             array,
             out,
             op,
-            wire_name,
+            name,
             how.priority,
             how.root_rank,
             how.process_set,
@@ -108,10 +98,7 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
         )
     except Busy as busy:
         raise InvalidArgument(f"{how.operation}: {busy}") from None
-    except Mismatch as failure:
-        at_end(failure)
-        raise
-    return Pending(handle, at_end)
+    return Pending(handle)
 
 
 def _start_held(
@@ -122,12 +109,12 @@ def _start_held(
 ) -> Pending:
     """Starts another collective; InvalidArgument while one of that name is open."""
     if name is None:
-        return Pending(start(), lambda failure: None, shape)
+        return Pending(start(), shape=shape)
     life = session.current()
     held = name if process_set is None else f"{name}{process_set.suffix}"
     life.hold(held)
     try:
-        return Pending(start(), lambda failure: life.release(held), shape)
+        return Pending(start(), lambda: life.release(held), shape)
     except BaseException:
         life.release(held)
         raise

@@ -10,25 +10,26 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
-from talweg import _client
-from talweg._client import Client, Declared
-from talweg._compat import session
+from talweg import _client, _rounds
+from talweg._client import Client, Handle
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import InvalidArgument
 
 # How long closing waits for what the engine has still to do, before it fails.
 _FLUSH_S = 10.0
 _INTEGERS = (DType.I8, DType.U8, DType.I32, DType.I64)
+# How many rounds without a name may be under way at once.
+_TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ class Reduction:
     members: ProcessSet | None = None  # None: all ranks.
     root_rank: int = 0
 
+    @property
+    def operation(self) -> str:
+        return "broadcast" if self.op is Op.BROADCAST else "push_pull"
+
 
 class Rounds:
     """One client's."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.session = session.current()
         # Each tensor's, so that the engine has its rounds follow each other.
         self._turns: dict[str, mx.nd.NDArray] = {}
         client.call_before_closing(self._flush)
@@ -114,65 +118,56 @@ def check(tensor: Any, operation: str) -> DType:
         raise mx.MXNetError(f"{operation}: {failure}") from None
 
 
+@dataclass
 class _Round:
     """One under way."""
 
-    def __init__(
-        self, rounds: Rounds, name: str | None, declared: Declared, reduction: Reduction
-    ) -> None:
-        self._rounds = rounds
-        self._name = name  # As the caller says it.
-        self._declared = declared
-        self._reduction = reduction
-        self._priority = 0
-        self._array: Any = None
+    rounds: Rounds
+    name: str | None
+    turn: str  # Which rounds follow each other.
+    declaration: Declaration
+    group: Group
+    reduction: Reduction
+    priority: int
+    array: Any = None
 
-    def start(self, array: mx.nd.NDArray, priority: int) -> None:
+    def start(self, array: mx.nd.NDArray) -> None:
         """`array` is in the default layout when its turn comes."""
-        self._array = engine.alias(array)
-        self._priority = priority
-        turn = self._rounds.turn_of(self._declared.name)
-        engine.push([self._array, turn], self._begin, priority, f"talweg.{self._declared.name}")
+        self.array = engine.alias(array)
+        turn = self.rounds.turn_of(self.turn)
+        engine.push([self.array, turn], self._begin, self.priority, f"talweg.{self.turn}")
 
     def _begin(self, completion: Completion) -> None:
-        client, declared = self._rounds.client, self._declared
-        address, declaration = engine.address_of(self._array), declared.declaration
-        pushed_at, keep, factors = address, None, self._reduction.factors
-        if factors.prescale != 1.0:
-            keep, pushed_at = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
-        handle = client.push_declared(
-            declared,
-            pushed_at,
+        client, address = self.rounds.client, engine.address_of(self.array)
+        brought = _rounds.Brought(
+            self.declaration,
             address,
-            self._priority,
-            keep=keep,
-            finish=lambda: self._finish(address),
+            address,
+            None,
+            self.array,
+            self.priority,
+            replace(self.reduction.factors, postscale=1.0),
+            lambda: self._finish(address),
+            stays=True,
         )
-
-        def take() -> None:
-            failure: Exception | None = None
-            try:
-                client.synchronize(handle)
-            except Exception as error:
-                failure = error
-            if isinstance(failure, Mismatch):
-                self._rounds.session.spoil(self._name, declaration.ranks)
-            completion.end(failure)
-
+        handle: Handle
+        if self.name is not None:
+            handle = _rounds.start(client, self.name, self.group, brought)
+        else:
+            handle = _rounds.start_compared(client, self.turn, self.group, brought)
         if engine.IS_NAIVE:
-            take()
-        elif not client.completions.watch(handle.tensor, handle.round, take):
-            client.completions.call(take)  # Taking it tells why.
+            client.synchronize(handle)
+            completion.end()
+        else:
+            _rounds.call_when_over(handle, completion.end)
 
     def _finish(self, address: int) -> None:
         """What the ranks do with the sum."""
-        declaration = self._declared.declaration
-        if self._reduction.op is Op.AVERAGE and declaration.op is Op.SUM:
-            members = self._reduction.members
-            size = self._rounds.client.size if members is None else members.size()
-            divide(_elements(address, self._array), size)
-        after = self._reduction.factors.after(
-            self._rounds.client, declaration.dtype, address, declaration.count
+        declaration, reduction = self.declaration, self.reduction
+        if reduction.op is Op.AVERAGE and declaration.op is Op.SUM:
+            divide(_elements(address, self.array), self.group.size)
+        after = reduction.factors.after(
+            self.rounds.client, declaration.dtype, address, declaration.count
         )
         if after is not None:
             after()
@@ -201,21 +196,28 @@ def _declaration(
     elif op is Op.AVERAGE and dtype in _INTEGERS:
         op = Op.SUM
     reduction.factors.require(dtype, operation)
-    return Declaration(dtype, tensor.size, op, reduction.root_rank, group.listed), group
+    shape = tuple(tensor.shape)
+    return Declaration(dtype, tensor.size, op, reduction.root_rank, group.listed, shape), group
 
 
 def declare_all(
     tensors: Iterable[tuple[str, mx.nd.NDArray, int]], reduction: Reduction, operation: str
 ) -> None:
     """Agrees on (name, tensor, priority) of many at once; one by one, many take seconds."""
-    life = session.current()
     declarations = []
     for name, tensor, priority in tensors:
         declaration, group = _declaration(tensor, check(tensor, operation), reduction, operation)
-        declarations.append(
-            (life.name_for(name, declaration) + group.suffix, declaration, priority)
-        )
-    _client.current().tensors.declare_all(declarations)
+        declarations.append((name + group.suffix, declaration, priority))
+    _client.current().tensors.settle(declarations)
+
+
+def _settle(client: Client, name: str, declaration: Declaration, priority: int) -> None:
+    """Agrees on a new name here, where the engine does not wait. Mismatch if ranks disagree."""
+    mismatch = client.tensors.disagreed(name)
+    if mismatch is not None:
+        raise mismatch
+    if client.tensors.is_new(name):
+        client.tensors.declare(name, declaration, priority)
 
 
 def start(
@@ -236,23 +238,23 @@ def start(
     declaration, group = _declaration(tensor, dtype, reduction, operation)
     if tensor.size == 0:
         return
+    declaration.require(operation if name is None else f"tensor '{name}'")
+    client = rounds.client
+    if name is None and (client.is_alone or client.membership.changes):
+        # As _rounds has it: a round of which all ranks say what they bring needs them all.
+        name = client.nameless(f"mxnet.{reduction.operation}{group.suffix}", declaration)
     if name is None:
-        kind = "broadcast" if reduction.op is Op.BROADCAST else "push_pull"
-        wire_name = rounds.client.nameless(f"mxnet.{kind}{group.suffix}", declaration)
+        turn = f"talweg.mxnet.{client.count_nameless(f'mxnet{group.suffix}') % _TURNS}"
     else:
-        wire_name = rounds.session.name_for(name, declaration) + group.suffix
-    try:
-        declared = rounds.client.tensors.declare(wire_name, declaration, priority)
-    except Mismatch:
-        rounds.session.spoil(name, declaration.ranks)
-        raise
-    round_ = _Round(rounds, name, declared, reduction)
+        turn = name + group.suffix
+        _settle(client, turn, declaration, priority)
+    round_ = _Round(rounds, name, turn, declaration, group, reduction, priority)
     if _is_on_host(tensor) and (is_fresh or not _may_be_in_own_layout(tensor)):
-        round_.start(tensor, priority)
+        round_.start(tensor)
         return
     with mx.autograd.pause():
         between = tensor.copyto(mx.cpu())
-        round_.start(between, priority)
+        round_.start(between)
         between.copyto(tensor)
 
 

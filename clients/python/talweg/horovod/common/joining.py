@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import talweg
 from talweg import _client, _joining
@@ -53,8 +52,4 @@ def join() -> int:
     if _announcements is None or _announcements.client is not client:
         begin()
     assert _announcements is not None
-
-    def take_over(books: Any) -> None:
-        life.books = books
-
-    return _joining.join(_announcements, lambda: life.books, take_over)
+    return _joining.join(_announcements)

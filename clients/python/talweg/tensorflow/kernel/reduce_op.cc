@@ -6,8 +6,9 @@
 // installed, and loads it.
 //
 // What a tensor is called, and what the ranks agree on for it, Python says: at an operation's first
-// execution, and again for another number of elements or another client. Later ones push, and are
-// called back by the client's completion loop.
+// execution, and again for another shape or another client. Later ones push, and are called back by
+// the client's completion loop. Where a name means no one tensor any more Python carries an
+// execution out, without a thread that waits for it, and it says more of a Mismatch.
 
 #include <algorithm>
 #include <atomic>
@@ -37,24 +38,37 @@ using tensorflow::Tensor;
 struct Resolution {
   uint64_t client;  // talweg_client*; 0: a job of one rank, without an agent.
   uint64_t generation;
+  uint64_t signature;
   double prescale;
   double postscale;
   uint32_t tensor;
   uint32_t dtype;
   int32_t priority;
   uint32_t broadcasts;
-  uint32_t notifies;  // Python wants to hear of each round.
-  uint32_t reserved;
+  uint32_t notifies;   // Python wants to hear of each round.
+  uint32_t by_python;  // Python carries it out.
 };
 
 constexpr size_t kTextBytes = 2048;
-// Returns a status of tf.errors, 0 for none, with its text.
-using Resolve = int (*)(int64_t site, uint64_t count, Resolution* resolution, char* text);
-// A round has ended with a talweg_status.
-using Ended = void (*)(int64_t site, uint64_t count, int64_t begin_ns, int status);
 
-std::atomic<Resolve> resolve_in_python{nullptr};
-std::atomic<Ended> tell_python{nullptr};
+struct Callbacks {
+  // Returns a status of tf.errors, 0 for none, with its text.
+  int (*resolve)(int64_t site, const int64_t* lengths, uint64_t dimensions, Resolution* resolution,
+                 char* text);
+  // A round has ended.
+  void (*ended)(int64_t site, int64_t begin_ns);
+  // Carries an execution out. Its end is told by talweg_tf_over().
+  void (*begin)(int64_t site, const int64_t* lengths, uint64_t dimensions, const char* source,
+                char* out, uint64_t execution);
+  // Finds what ranks disagree on, and tells it by talweg_tf_over().
+  void (*explain)(int64_t site, const int64_t* lengths, uint64_t dimensions, uint64_t execution);
+};
+
+std::atomic<const Callbacks*> python{nullptr};
+
+// What Python has been told to do; it calls this when it has been done.
+using Execution = std::function<void(const absl::Status& status)>;
+using Lengths = std::vector<int64_t>;
 std::atomic<uint64_t> generation{1};
 std::atomic<uint64_t> pushed_bytes{0};
 
@@ -116,8 +130,10 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const Tensor& input = context->input(0);
     const uint64_t count = static_cast<uint64_t>(input.NumElements());
+    const auto sizes = input.shape().dim_sizes();
+    const Lengths lengths(sizes.begin(), sizes.end());
     Resolution resolution;
-    const absl::Status found = Resolved(count, &resolution);
+    const absl::Status found = Resolved(lengths, &resolution);
     OP_REQUIRES_OK_ASYNC(context, found, done);
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
@@ -126,6 +142,17 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
     char* const out = const_cast<char*>(output->tensor_data().data());
     const size_t bytes = input.tensor_data().size();
     const auto dtype = static_cast<talweg_dtype>(resolution.dtype);
+    if (resolution.by_python != 0) {
+      // The root of a broadcast gets what it gives.
+      if (resolution.broadcasts != 0 && bytes > 0) std::memcpy(out, source, bytes);
+      auto* const over = new Execution([context, done](const absl::Status& status) {
+        if (!status.ok()) context->SetStatus(status);
+        done();
+      });
+      python.load()->begin(site_, lengths.data(), lengths.size(), source, out,
+                           reinterpret_cast<uint64_t>(over));
+      return;
+    }
     std::vector<char> scaled;
     if (resolution.prescale != 1.0) {
       scaled.resize(bytes);
@@ -139,23 +166,24 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
       if (bytes > 0) std::memcpy(out, source, bytes);
     }
     if (resolution.client == 0) {
-      Finish(context, resolution, count, out, 0, TALWEG_OK, done);
+      Finish(context, resolution, lengths, count, out, 0, TALWEG_OK, done);
       return;
     }
     auto* const client = reinterpret_cast<talweg_client*>(resolution.client);
     const int64_t begin_ns = NowNs();
     talweg_round round = 0;
     const talweg_status pushed =
-        talweg_push_pull(client, resolution.tensor, source, resolution.priority, -1, &round);
+        talweg_push_parts(client, resolution.tensor, source, nullptr, resolution.signature,
+                          resolution.priority, -1, &round);
     if (pushed != TALWEG_OK) {
-      Finish(context, resolution, count, out, begin_ns, pushed, done);
+      Finish(context, resolution, lengths, count, out, begin_ns, pushed, done);
       return;
     }
     pushed_bytes.fetch_add(bytes);
-    auto take = [this, context, resolution, count, out, begin_ns, client, round,
+    auto take = [this, context, resolution, lengths, count, out, begin_ns, client, round,
                  done](talweg_status told) {
       if (told == TALWEG_OK) told = talweg_wait(client, resolution.tensor, round, out, -1);
-      Finish(context, resolution, count, out, begin_ns, told, done);
+      Finish(context, resolution, lengths, count, out, begin_ns, told, done);
     };
     auto* const threads = context->device()->tensorflow_cpu_worker_threads()->workers;
     AllLoops().Of(client)->Watch(resolution.tensor, round,
@@ -169,41 +197,47 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  absl::Status Resolved(uint64_t count, Resolution* resolution) {
+  absl::Status Resolved(const Lengths& lengths, Resolution* resolution) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const auto known = resolutions_.find(count);
+      const auto known = resolutions_.find(lengths);
       if (known != resolutions_.end() && known->second.generation == generation.load()) {
         *resolution = known->second;
         return absl::OkStatus();
       }
     }
     // Without the lock: Python may wait for its own.
-    const Resolve resolve = resolve_in_python.load();
-    if (resolve == nullptr) return absl::FailedPreconditionError("talweg.tensorflow is not loaded");
+    const Callbacks* const callbacks = python.load();
+    if (callbacks == nullptr) {
+      return absl::FailedPreconditionError("talweg.tensorflow is not loaded");
+    }
     std::string text(kTextBytes, '\0');
-    const int code = resolve(site_, count, resolution, text.data());
+    const int code =
+        callbacks->resolve(site_, lengths.data(), lengths.size(), resolution, text.data());
     if (code != 0) return absl::Status(static_cast<absl::StatusCode>(code), text.c_str());
     const std::lock_guard<std::mutex> lock(mutex_);
-    resolutions_[count] = *resolution;
+    resolutions_[lengths] = *resolution;
     return absl::OkStatus();
   }
 
   // `done` may delete this.
-  void Finish(OpKernelContext* context, const Resolution& resolution, uint64_t count, char* out,
-              int64_t begin_ns, talweg_status status, const DoneCallback& done) {
+  void Finish(OpKernelContext* context, const Resolution& resolution, const Lengths& lengths,
+              uint64_t count, char* out, int64_t begin_ns, talweg_status status,
+              const DoneCallback& done) {
     absl::Status ended = StatusOf(status);  // The text is of this thread's last error.
     if (status == TALWEG_OK && resolution.postscale != 1.0) {
       ended = StatusOf(talweg_scale(static_cast<talweg_dtype>(resolution.dtype),
                                     resolution.postscale, out, out, count));
     }
+    if (resolution.notifies != 0) python.load()->ended(site_, begin_ns);
     if (status == TALWEG_MISMATCH) {
-      // All ranks are told: the next one has a name that is free.
-      const std::lock_guard<std::mutex> lock(mutex_);
-      resolutions_.erase(count);
-    }
-    if (resolution.notifies != 0 || status == TALWEG_MISMATCH) {
-      if (const Ended tell = tell_python.load()) tell(site_, count, begin_ns, status);
+      auto* const over = new Execution([context, ended, done](const absl::Status& explained) {
+        context->SetStatus(explained.ok() ? ended : explained);
+        done();
+      });
+      python.load()->explain(site_, lengths.data(), lengths.size(),
+                             reinterpret_cast<uint64_t>(over));
+      return;
     }
     if (!ended.ok()) context->SetStatus(ended);
     done();
@@ -211,7 +245,7 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
 
   int64_t site_ = 0;
   std::mutex mutex_;
-  std::map<uint64_t, Resolution> resolutions_;  // By the number of elements.
+  std::map<Lengths, Resolution> resolutions_;  // By the shape.
 };
 
 class CheckOp : public tensorflow::OpKernel {
@@ -250,10 +284,20 @@ REGISTER_KERNEL_BUILDER(Name("TalwegReduce").Device(tensorflow::DEVICE_CPU), Red
 
 extern "C" {
 
-__attribute__((visibility("default"))) void talweg_tf_install(Resolve resolve, Ended ended) {
-  resolve_in_python.store(resolve);
-  tell_python.store(ended);
+// `callbacks` stay where they are.
+__attribute__((visibility("default"))) void talweg_tf_install(const Callbacks* callbacks) {
+  python.store(callbacks);
 }
+
+// What was given to `begin` or `explain` is over, once, with a status of tf.errors.
+__attribute__((visibility("default"))) void talweg_tf_over(uint64_t execution, int code,
+                                                           const char* text) {
+  const std::unique_ptr<Execution> over(reinterpret_cast<Execution*>(execution));
+  (*over)(code == 0 ? absl::OkStatus() : absl::Status(static_cast<absl::StatusCode>(code), text));
+}
+
+// Names have come to mean other tensors: each operation asks Python again.
+__attribute__((visibility("default"))) void talweg_tf_ask_again() { generation.fetch_add(1); }
 
 // The clients are closed: what is open is told so, and each operation asks Python again.
 __attribute__((visibility("default"))) void talweg_tf_forget() { AllLoops().Forget(); }

@@ -415,6 +415,55 @@ def computed_gradients() -> None:
         assert np.allclose(variable, 0.0), variable
 
 
+def scaled_losses() -> None:
+    """As that of tf-keras, with Keras 3's in every place: around the optimizer, and within it."""
+    size, rank = hvd.size(), hvd.rank()
+    mean = (size + 1) / 2
+
+    def scaling(optimizer: Any) -> Any:
+        return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+
+    def distributed(optimizer: Any, passes: int = 1) -> Any:
+        return hvd_tf_keras.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+
+    def step_of(variable: Any, optimizer: Any) -> Any:
+        @tf.function
+        def step(factor: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(variable.value * factor)
+            optimizer.apply([tape.gradient(loss, variable.value)], [variable])
+
+        return step
+
+    for passes, optimizer in (
+        (1, distributed(scaling(keras.optimizers.SGD(1.0)))),
+        (1, scaling(distributed(keras.optimizers.SGD(1.0)))),
+        (1, distributed(scaling(distributed(keras.optimizers.SGD(1.0))))),
+        (2, distributed(scaling(keras.optimizers.SGD(1.0)), 2)),
+        (2, scaling(distributed(keras.optimizers.SGD(1.0), 2))),
+    ):
+        variable = keras.Variable(0.0)
+        step = step_of(variable, optimizer)
+        for wrong in (True, False):
+            for _ in range(passes):
+                step(tf.constant(float("inf") if wrong and rank == size - 1 else rank + 1.0))
+        assert float(optimizer.dynamic_scale) == 2.0
+        assert np.allclose(variable, -mean * passes), (variable, passes)
+    layer = keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input([2]), layer])
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    model.compile(distributed(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    x = np.full([4, 2], float("nan") if rank == 0 else 1.0)
+    model.fit(x, np.ones([4, 1]), epochs=2, batch_size=2, verbose=0)
+    assert float(model.optimizer.dynamic_scale) == 2.0**15 / 2**4
+    model.fit(np.full([4, 2], (rank + 1.0) / 8), np.ones([4, 1]), batch_size=2, verbose=0)
+    weights = [each.tobytes() for each in model.get_weights()]
+    assert hvd.allgather_object(weights) == [weights] * size
+    assert not (model.get_weights()[0] == 1).any()
+    assert int(model.optimizer.step_counter) == 2
+
+
 def insides() -> None:
     """What Horovod's own tests, and programs written after them, ask of its code."""
     assert hvd.util._executing_eagerly() and hvd._executing_eagerly()
@@ -589,6 +638,7 @@ def main() -> int:
         sessions_of_one_thread,
         disagreements,
         computed_gradients,
+        scaled_losses,
         insides,
         models,
         batch_norm,

@@ -32,6 +32,8 @@ class _Steps:
         # A program that computes gradients by the optimizer has combined ones from then on.
         self._combines_when_computed = False
         self._minimizing = 0
+        # A LossScaleOptimizer around the optimizer has combined them already.
+        self.are_combined = False
         _client.call_when_replaced(self._begin_anew)
 
     @property
@@ -47,6 +49,15 @@ class _Steps:
             yield
         finally:
             self._minimizing -= 1
+
+    @contextlib.contextmanager
+    def combined(self) -> Iterator[None]:
+        """Gradients that are applied meanwhile are combined already."""
+        before, self.are_combined = self.are_combined, True
+        try:
+            yield
+        finally:
+            self.are_combined = before
 
     def computed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """What the optimizer's own methods return that compute gradients."""
@@ -151,22 +162,55 @@ class _Keras3Methods(_Methods):
     @plain
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Keras's, of the ranks' gradients combined."""
-        own: Any = self
-        grads = list(grads)
-        variables = own._trainable_variables if trainable_variables is None else trainable_variables
-        variables = list(variables)
         base: Any = super()
-        if self._talweg_steps.passes > 1 and not own.built:
-            with tf.init_scope():  # Not within a branch.
-                own.build(variables)
-                own.built = True
+        return _apply_combined(self, self._talweg_steps, base.apply, grads, trainable_variables)
 
-        def apply(combined: list[Any]) -> None:
-            base.apply(combined, trainable_variables)
 
-        return self._talweg_steps.step(
-            grads, variables, apply, lambda: own.iterations.assign_add(1)
-        )
+def _apply_combined(
+    own: Any, steps: _Steps, apply: Callable[..., Any], grads: Any, trainable_variables: Any
+) -> Any:
+    """Has `apply`, of an optimizer of Keras 3, take the ranks' gradients combined."""
+    if steps.are_combined:
+        return apply(grads, trainable_variables)
+    variables = own._trainable_variables if trainable_variables is None else trainable_variables
+    variables = list(variables)
+    if steps.passes > 1 and not own.built:
+        with tf.init_scope():  # Not within a branch.
+            own.build(variables)
+            own.built = True
+
+    def apply_all(combined: list[Any]) -> None:
+        apply(combined, trainable_variables)
+
+    return steps.step(list(grads), variables, apply_all, lambda: own.iterations.assign_add(1))
+
+
+def _combine_before_scaling(scaling: Any) -> None:
+    """Has Keras 3's LossScaleOptimizer combine gradients before it looks at them.
+
+    It leaves a step out whose gradients are not finite. What it looks at must be alike at all
+    ranks, also where the optimizer within it is the one that combines. With mixed_float16
+    Model.compile() puts one around any optimizer.
+    """
+    if "_talweg_apply" in vars(scaling):
+        return
+    scaling._talweg_apply = scaling.apply
+
+    @plain
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        steps = getattr(self.inner_optimizer, "_talweg_steps", None)
+        if steps is None:
+            return self._talweg_apply(grads, trainable_variables)
+
+        def apply_scaled(combined: Any, variables: Any) -> Any:
+            with steps.combined():
+                return self._talweg_apply(combined, variables)
+
+        if isinstance(self, _Keras3Methods):  # It is distributed as well, and has combined them.
+            return apply_scaled(grads, trainable_variables)
+        return _apply_combined(self, steps, apply_scaled, grads, trainable_variables)
+
+    scaling.apply = apply
 
 
 class _TfKerasMethods(_Methods):
@@ -276,6 +320,7 @@ def _is_of(optimizer: Any, module: str, name: str) -> bool:
 
 def _methods_for(optimizer: Any) -> type:
     if _is_of(optimizer, "keras", "optimizers.Optimizer"):
+        _combine_before_scaling(sys.modules["keras"].optimizers.LossScaleOptimizer)
         return _Keras3Methods
     for name in ("optimizers.Optimizer", "optimizers.legacy.Optimizer"):
         if _is_of(optimizer, "tf_keras", name):

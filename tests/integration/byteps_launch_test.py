@@ -90,6 +90,9 @@ class CommandsTest(unittest.TestCase):
             done = run([], DMLC_ROLE=role, DMLC_NUM_WORKER="1")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("needs no " + role, done.stderr)
+        done = run(self.python, DMLC_ROLE="joint", DMLC_WORKER_ID="0", DMLC_NUM_WORKER="1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("rank 0 of 1", done.stdout)
 
     def test_a_job_of_two_workers_in_any_order(self) -> None:
         """Everything ends by itself."""
@@ -108,6 +111,30 @@ class CommandsTest(unittest.TestCase):
             lines += re.findall(r"rank \d+ of \d+, .*", output)
         places = [f"rank {rank} of 4, local {rank % 2} of 2 [] {rank % 2}" for rank in range(4)]
         self.assertEqual(sorted(lines), places)
+
+    def test_workers_with_servers_of_their_own(self) -> None:
+        """Everything ends by itself, also when a rank fails; ranks do not see another role."""
+        self.program.write_text(
+            _PROGRAM
+            + "assert os.environ['DMLC_ROLE'] == 'worker'\n"
+            + "sys.exit(int(sys.argv[1]) if bps.rank() == 1 else 0)\n"
+        )
+        for code in (0, 5):
+            given = shared(DMLC_NUM_SERVER="2")
+            line = [*self.python, str(code)]
+            joint = [
+                start(self, line, **given, DMLC_ROLE="joint", DMLC_WORKER_ID=str(worker))
+                for worker in (0, 1)
+            ]
+            scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
+            ended = [each.communicate(timeout=job.TIMEOUT_S)[0] for each in (*joint, scheduler)]
+            codes = [each.returncode for each in (*joint, scheduler)]
+            if code == 0:
+                self.assertEqual(codes, [0, 0, 0], ended)
+            else:
+                self.assertEqual(codes[1], code, ended)
+            for rank in (0, 1):
+                self.assertIn(f"rank {rank} of 2, local 0 of 1", ended[rank])
 
     def test_one_worker_that_is_forced_to_use_a_server(self) -> None:
         given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
@@ -371,7 +398,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_what_is_wrong_is_said(self) -> None:
         for variables, text in (
-            ({"DMLC_ROLE": "Worker"}, "DMLC_ROLE is 'Worker'; it must be worker, server or"),
+            ({"DMLC_ROLE": "Worker"}, "DMLC_ROLE is 'Worker'; it must be worker, server, s"),
             (
                 {"DMLC_ROLE": "scheduler", "DMLC_NUM_WORKER": "2"},
                 "DMLC_NUM_SERVER and DMLC_PS_ROOT",
@@ -390,6 +417,14 @@ class CommandsTest(unittest.TestCase):
         done = run([])
         self.assertEqual(done.returncode, 1)
         self.assertIn("a worker needs a command", done.stderr)
+        done = run([], DMLC_ROLE="joint")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("need a command", done.stderr)
+        for role in ("server", "joint"):  # Nobody but bpslaunch starts these.
+            given = environment(DMLC_ROLE=role)
+            alone = subprocess.run(self.python, env=given, capture_output=True, text=True)
+            self.assertNotEqual(alone.returncode, 0)
+            self.assertIn(f"DMLC_ROLE is '{role}'", alone.stderr)
         self.assertEqual(run(["exit 3"]).returncode, 3)  # One argument is a line of shell.
 
 

@@ -50,9 +50,10 @@ def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
 _ROLES = [
     _honoured(
         "DMLC_ROLE",
-        choice("worker", "server", "scheduler"),
+        choice("worker", "server", "scheduler", "joint"),
         "worker",
-        "What bpslaunch starts: this node's agent and ranks, an aggregator, or the scheduler.",
+        "What bpslaunch starts: this node's agent and ranks, an aggregator, the scheduler, or a "
+        "worker and a server of one machine.",
     ),
     _honoured(
         "DMLC_PS_ROOT_URI",

@@ -3,6 +3,7 @@
 
     bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=worker: this node's agent, and the command as its ranks
     bpslaunch                       # DMLC_ROLE=server or scheduler
+    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=joint: a worker, with a server on its machine
 
 docs/byteps.md has the variables.
 """
@@ -28,6 +29,8 @@ from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
 
 _ASK_S = 1.0
+# How often it is looked whether a worker or a server has ended.
+_LOOK_S = 0.1
 _SAY_S = 10.0
 # What servers get to leave before the scheduler ends.
 _LEAVE_S = 10.0
@@ -47,6 +50,8 @@ def main() -> int:
         role = TABLE.value(environment, "DMLC_ROLE")
         if role == "worker":
             return _worker(sys.argv[1:], environment, log)
+        if role == "joint":
+            return _joint(sys.argv[1:], environment)
         if len(sys.argv) > 1:
             log.warning("a %s runs no command; '%s' is not started", role, shlex.join(sys.argv[1:]))
         job = _job.job_of(environment, role, 1)
@@ -169,11 +174,49 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     raise AssertionError
 
 
+# ----- joint -----
+
+
+def _joint(arguments: list[str], environment: dict[str, str]) -> int:
+    """A worker, and a server that ends with the job; the exit status is the worker's.
+
+    When the server ends before the worker, the worker is ended.
+    """
+    if not arguments:
+        raise TalwegError("a worker and a server need a command: bpslaunch python train.py")
+    line = [sys.executable, "-P", "-m", "talweg.byteps.launcher"]
+    job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", 1)
+    with contextlib.ExitStack() as started, _ending_on_signals():
+
+        def start(role: str, command: list[str]) -> subprocess.Popen[bytes]:
+            variables = dict(environment, DMLC_ROLE=role)
+            return started.enter_context(_Process([*line, *command], variables))
+
+        server = start("server", []) if job.is_distributed else None
+        worker = start("worker", arguments)
+        while worker.poll() is None:
+            if server is not None and server.poll() is not None:
+                # A job that is over ends both.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return _status(worker.wait(_LEAVE_S))
+                _say(f"the server has ended before the worker, with {server.returncode}")
+                return _status(server.returncode) or 1
+            time.sleep(_LOOK_S)
+        if worker.returncode == 0 and server is not None:
+            return _status(server.wait())  # It ends when all workers have left the job.
+        return _status(worker.returncode)
+
+
+def _status(code: int) -> int:
+    """A process's exit status, as a shell says it of one that a signal has ended."""
+    return code if code >= 0 else 128 - code
+
+
 # ----- scheduler and server -----
 
 
-class _Daemon:
-    """A daemon that is asked to end when the `with` block is left."""
+class _Process:
+    """A process that is asked to end when the `with` block is left."""
 
     def __init__(self, line: list[str], environment: dict[str, str]) -> None:
         self._line = line
@@ -181,7 +224,7 @@ class _Daemon:
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(
-            [_programs.tool(), *self._line],
+            self._line,
             env=self._environment,
             start_new_session=True,  # Ctrl-C of a terminal is ours to pass on.
         )
@@ -197,6 +240,10 @@ class _Daemon:
             self._process.wait()
 
 
+def _daemon(line: list[str], environment: dict[str, str]) -> _Process:
+    return _Process([_programs.tool(), *line], environment)
+
+
 def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over and its servers have left."""
     host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
@@ -207,7 +254,7 @@ def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
     said = _Saying()
     own, lone = _job.OwnJob(job.name), _LoneWorker(job)
-    with _Daemon(line, variables) as daemon:
+    with _daemon(line, variables) as daemon:
         while daemon.poll() is None:
             told = _job.status(job.scheduler)
             if told is not None:
@@ -311,7 +358,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     own, lone = _job.OwnJob(job.name), _LoneWorker(job)
     seen = False
     last_answer = time.monotonic()
-    with _Daemon(line, variables) as daemon:
+    with _daemon(line, variables) as daemon:
         while daemon.poll() is None:
             told = _job.status(job.scheduler)
             if told is not None:

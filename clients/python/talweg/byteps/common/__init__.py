@@ -14,7 +14,7 @@ from typing import Any
 import talweg
 from talweg import _at_exit, _client, errors
 from talweg._compat import session, timeline
-from talweg._compat.environment import logger
+from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
 from talweg.byteps import _job, _samples, _trace
 from talweg.byteps._environment import TABLE, log_levels
@@ -68,6 +68,12 @@ def _says(environment: Mapping[str, str]) -> bool:
 
 def _join(environment: Mapping[str, str]) -> None:
     """Through the agent that a launcher has started; else through one that local rank 0 starts."""
+    role = TABLE.value(environment, "DMLC_ROLE")
+    if role != "worker":
+        raise VariableError(
+            f"DMLC_ROLE is '{role}'; a process that calls init() is a worker: unset it, or have "
+            "bpslaunch start what it names"
+        )
     if environment.get("TALWEG_AGENT_SOCKET") or _is_another_launchers(environment):
         talweg.init(timeout_s=_WAIT_S)
         return

@@ -172,14 +172,21 @@ class Declaration:
         """What each rank gives and gets, with the numbers of talweg.h: the root's, or the whole."""
         return (2 if self.op is Op.BROADCAST else 1), 1
 
-    def is_of(self, dtype: DType | None, count: int, op: Op, root_rank: int) -> bool:
+    def is_of(
+        self,
+        dtype: DType | None,
+        count: int,
+        op: Op,
+        root_rank: int,
+        shape: tuple[int, ...] | None = None,
+    ) -> bool:
         return (
             self.dtype is dtype
             and self.count == count
             and self.op is op
             and self.root_rank == root_rank
             and not self.ranks
-            and self.shape is None
+            and self.shape == shape
         )
 
     def wire(self) -> tuple[int, int, int, int]:

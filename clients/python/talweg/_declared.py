@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from talweg import _native
 from talweg._declaration import Declaration, Op
@@ -106,6 +106,18 @@ class Tensors:
                 f"as {declaration}: give the second use a name of its own"
             )
         return known
+
+    def with_known_shape(
+        self, name: str | None, declaration: Declaration, on_gpu: bool
+    ) -> Declaration:
+        """`declaration` with the shape of the tensor that it is of, where that is, or comes, on a GPU.
+
+        A push from there carries no signature.
+        """
+        known = self._tensors.get(name) if name is not None else None
+        if known is None or (known.on_host and not on_gpu):
+            return declaration
+        return replace(declaration, shape=known.declaration.shape)
 
     def declared_on_host(self, name: str | None) -> Declared | None:
         """The tensor of that name, if this rank has declared it to push it from host memory."""

@@ -27,6 +27,13 @@ def main() -> int:
     turned = _told(torch.ones([(2, 6), (3, 4)][rank % 2]), None)
     assert "[2, 6]" in turned and "[3, 4]" in turned, turned
     assert _told(torch.ones(3, 4), None) == ""
+    for name in ("turned", "agreed"):
+        if name == "agreed":
+            assert _told(torch.ones(3, 4), name) == _told(torch.ones(3, 4), name) == ""
+        turned = _told(torch.ones([(2, 6), (3, 4)][rank % 2]), name)
+        assert "[2, 6]" in turned and "[3, 4]" in turned, turned
+        for shape in ((3, 4), (2, 6)):
+            assert _told(torch.ones(shape), name) == ""
     dtypes = _told(torch.ones(3, dtype=(torch.float32, torch.float64)[rank % 2]), "dtypes")
     assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
     roots = ""

@@ -42,6 +42,7 @@ def signatures() -> None:
     ps, none, of = "process_set=PS", "compression=NoneCompressor", "average=None, name=None"
     wanted = {
         hvd.init: "comm=None, process_sets=None",
+        hvd.ProcessSet: "ranks_or_comm",
         hvd.allreduce: f"tensor, {of}, {none}, op=None, {scale}, {ps}",
         hvd.allreduce_: f"tensor, {of}, op=None, {scale}, {ps}",
         hvd.allreduce_async: f"tensor, {of}, op=None, {scale}, {ps}",

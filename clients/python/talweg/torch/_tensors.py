@@ -64,21 +64,31 @@ def start(
     root_rank: int = 0,
     process_set: ProcessSet | None = None,
     factors: Factors = NO_FACTORS,
+    says_shape: bool = False,
 ) -> Handle:
-    """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
+    """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype.
+
+    `says_shape`: ranks that bring a name's tensor in other shapes are told so; all of them say it,
+    and have the tensor on a CPU.
+    """
+    shape = tuple(tensor.shape) if says_shape and tensor.is_cpu else None
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
-        return _start_rare(client, tensor, out, op, name, priority, root_rank, process_set, factors)
+        return _start_rare(
+            client, tensor, out, op, name, priority, root_rank, process_set, factors, shape
+        )
     # After a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
     # round like the one before goes a short way.
     declared = client.tensors.declared_on_host(name)
     if declared is not None and out is tensor:
-        if declared.declaration.is_of(NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
+        dtype = NUMBERS.get(tensor.dtype)
+        if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
                 return _rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
     shown = _shown(tensor, op)
     shown_out = shown if out is tensor else _shown(out, op)
-    declaration = _declaration_of(shown, op, root_rank)
     gpus = _cuda.gpus_of(client, tensor)
+    declaration = _declaration_of(shown, op, root_rank, shape)
+    declaration = client.tensors.with_known_shape(name, declaration, gpus is not None)
     if gpus is None or (name is not None and client.tensors.is_free(name)):
         group = Group(client, None, _operation(op))
         return _start_on_host(client, shown, shown_out, out, declaration, name, group, priority)
@@ -101,6 +111,7 @@ def _start_rare(
     root_rank: int,
     process_set: ProcessSet | None,
     factors: Factors,
+    shape: tuple[int, ...] | None,
 ) -> Handle:
     """start() in host memory: for sets, factors and tensors without elements."""
     operation = _operation(op)
@@ -109,7 +120,7 @@ def _start_rare(
         group.require_root(root_rank, operation)
     shown = _shown(tensor, op)
     shown_out = shown if out is tensor else _shown(out, op)
-    declaration = replace(_declaration_of(shown, op, root_rank), ranks=group.listed)
+    declaration = replace(_declaration_of(shown, op, root_rank, shape), ranks=group.listed)
     factors.require(declaration.dtype, operation)
     return _start_on_host(
         client, shown, shown_out, out, declaration, name, group, priority, factors
@@ -176,7 +187,9 @@ def declaration_of(tensor: torch.Tensor, op: Op, root_rank: int = 0) -> Declarat
     return _declaration_of(_shown(tensor, op), op, root_rank)
 
 
-def _declaration_of(tensor: torch.Tensor, op: Op, root_rank: int) -> Declaration:
+def _declaration_of(
+    tensor: torch.Tensor, op: Op, root_rank: int, shape: tuple[int, ...] | None = None
+) -> Declaration:
     if tensor.layout != torch.strided:
         raise InvalidArgument(
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
@@ -187,7 +200,9 @@ def _declaration_of(tensor: torch.Tensor, op: Op, root_rank: int) -> Declaration
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
         )
-    return Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank)
+    if shape is not None:
+        shape = tuple(tensor.shape)  # As it is shown.
+    return Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank, shape=shape)
 
 
 def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> torch.Tensor:

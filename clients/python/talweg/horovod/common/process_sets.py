@@ -16,7 +16,8 @@ from talweg.horovod._environment import TABLE
 class ProcessSet:
     """Some ranks of the job. It takes part in operations once it is registered."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        ranks = ranks_or_comm
         if not isinstance(ranks, Iterable):
             raise InvalidArgument(
                 f"a process set is made of ranks, not of a {type(ranks).__name__}: pass a list of ints"

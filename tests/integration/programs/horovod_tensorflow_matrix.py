@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -26,22 +27,22 @@ _Case = tuple[Callable[[], Any], Any]
 
 def _own(rank: int, rows: int, dims: int, dtype: str) -> np.ndarray:
     shape = (rows, 2, 3)[:dims]
-    numbers = (np.arange(np.prod(shape)).reshape(shape) * (rank + 1)) % 4 + rank % 3
-    return numbers.astype(dtype)
+    numbers: np.ndarray = np.arange(np.prod(shape)).reshape(shape)
+    return ((numbers * (rank + 1)) % 4 + rank % 3).astype(dtype)
 
 
 def _combined(every: np.ndarray, op: int) -> np.ndarray:
     """What the ranks' tensors are together. Averages of integers are truncated."""
-    wide = every.astype(np.float64 if every.dtype.kind == "f" else np.int64)
+    wide: np.ndarray = every.astype(np.float64 if every.dtype.kind == "f" else np.int64)
     if op == hvd.Average:
         return (wide.sum(0) / len(every)).astype(every.dtype)
-    reduced = {
-        hvd.Sum: wide.sum,
-        hvd.Min: wide.min,
-        hvd.Max: wide.max,
-        hvd.Product: wide.prod,
-    }[op](axis=0)
-    return np.asarray(reduced).astype(every.dtype)
+    reduced: dict[int, Any] = {hvd.Sum: np.add, hvd.Min: np.minimum, hvd.Max: np.maximum}
+    return np.asarray(reduced.get(op, np.multiply).reduce(wide)).astype(every.dtype)
+
+
+def _part(index: int, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """One of the results of a call that has several."""
+    return call(*arguments, **keywords)[index]
 
 
 def _reductions(way: str) -> list[_Case]:
@@ -52,83 +53,40 @@ def _reductions(way: str) -> list[_Case]:
             every = np.stack([_own(each, 3, dims, dtype) for each in range(size)])
             own, name = every[rank], f"{way}.{dtype}.{dims}"
             for op in _OPS if dims == 2 else (hvd.Sum,):
-                cases.append(
-                    (
-                        lambda own=own, op=op, name=name: hvd.allreduce(
-                            tf.constant(own), op=op, name=f"{name}.{op}"
-                        ),
-                        _combined(every, op),
-                    )
-                )
-        cases.append(
-            (
-                lambda own=every[rank][:, :, 0], name=name: hvd.allreduce(
-                    tf.constant(own), op=hvd.Sum, prescale_factor=0.5, name=f"{name}.before"
-                ),
-                _combined((every[:, :, :, 0].astype(np.float64) * 0.5).astype(dtype), hvd.Sum),
-            )
-        )
-        cases.append(
-            (
-                lambda own=every[rank], name=name: hvd.grouped_allreduce(
-                    [tf.constant(own), tf.constant(own[0])], op=hvd.Sum, name=f"{name}.group"
-                )[1],
-                _combined(every[:, 0], hvd.Sum),
-            )
-        )
+                call = partial(hvd.allreduce, own, op=op, name=f"{name}.{op}")
+                cases.append((call, _combined(every, op)))
+        call = partial(hvd.allreduce, own, op=hvd.Sum, prescale_factor=0.5, name=f"{name}.before")
+        halves: np.ndarray = (every.astype(np.float64) * 0.5).astype(dtype)
+        cases.append((call, _combined(halves, hvd.Sum)))
+        grouped = partial(_part, 1, hvd.grouped_allreduce, [own, own[0]], op=hvd.Sum)
+        cases.append((partial(grouped, name=f"{name}.group"), _combined(every[:, 0], hvd.Sum)))
     return cases
 
 
 def _moves(way: str) -> list[_Case]:
     size, rank = hvd.size(), hvd.rank()
     cases: list[_Case] = []
+    splits = list(range(size))
     for dtype in _MOVED:
         for dims in (1, 3):
-            own, name = _own(rank, rank + 1, dims, dtype), f"{way}.{dtype}.{dims}"
             every = [_own(each, each + 1, dims, dtype) for each in range(size)]
-            cases.append(
-                (
-                    lambda own=own, name=name: hvd.allgather(tf.constant(own), name=name),
-                    np.concatenate(every),
-                )
-            )
+            own, name = every[rank], f"{way}.{dtype}.{dims}"
+            cases.append((partial(hvd.allgather, own, name=name), np.concatenate(every)))
             root = dims % size
+            mine = _own(rank, 2, dims, dtype)
             cases.append(
-                (
-                    lambda dims=dims, dtype=dtype, root=root, name=name: hvd.broadcast(
-                        tf.constant(_own(rank, 2, dims, dtype)), root, name=name
-                    ),
-                    _own(root, 2, dims, dtype),
-                )
+                (partial(hvd.broadcast, mine, root, name=name), _own(root, 2, dims, dtype))
             )
             # Each rank sends i rows to rank i; rank 0 gets none.
-            sent = [_own(each, size * (size - 1) // 2, dims, dtype) for each in range(size)]
+            sent = [_own(each, sum(splits), dims, dtype) for each in range(size)]
             first = rank * (rank - 1) // 2
-            cases.append(
-                (
-                    lambda own=sent[rank], name=name: hvd.alltoall(
-                        tf.constant(own), splits=list(range(size)), name=name
-                    )[0],
-                    np.concatenate([each[first : first + rank] for each in sent]),
-                )
-            )
-        cases.append(
-            (
-                lambda own=own, name=name: hvd.grouped_allgather(
-                    [tf.constant(own), tf.constant(own[:1])], name=f"{name}.group"
-                )[1],
-                np.concatenate([each[:1] for each in every]),
-            )
-        )
-    splits = [rank] * size
-    cases.append(
-        (
-            lambda: hvd.alltoall(
-                tf.zeros([sum(range(size)), 1]), splits=list(range(size)), name=f"{way}.counts"
-            )[1],
-            np.array(splits, np.int32),
-        )
-    )
+            got = np.concatenate([each[first : first + rank] for each in sent])
+            cases.append((partial(_part, 0, hvd.alltoall, sent[rank], splits, name=name), got))
+        grouped = partial(_part, 1, hvd.grouped_allgather, [own, own[:1]], name=f"{name}.group")
+        cases.append((grouped, np.concatenate([each[:1] for each in every])))
+    rows: np.ndarray = np.zeros([sum(splits), 1], np.float32)
+    counts = partial(_part, 1, hvd.alltoall, rows, splits, name=f"{way}.counts")
+    cases.append((counts, np.full(size, rank, np.int32)))
     return cases
 
 
@@ -141,28 +99,17 @@ def _scatters(way: str) -> list[_Case]:
             every = np.stack([_own(each, size + 1, dims, dtype) for each in range(size)])
             begin = rank + (rank > 0)
             for op in (hvd.Sum, hvd.Average):
-                whole = _combined(every, op)
-                cases.append(
-                    (
-                        lambda own=every[rank], op=op, name=f"{way}.{dtype}.{dims}.{op}": (
-                            hvd.reducescatter(tf.constant(own), op=op, name=name)
-                        ),
-                        whole[begin : begin + 1 + (rank == 0)],
-                    )
-                )
-    cases.append(
-        (
-            lambda: hvd.grouped_reducescatter(
-                [tf.ones([size, 2]), tf.ones([2 * size])], op=hvd.Sum
-            )[1],
-            np.full(2, size, np.float32),
-        )
-    )
+                name = f"{way}.{dtype}.{dims}.{op}"
+                call = partial(hvd.reducescatter, every[rank], op=op, name=name)
+                cases.append((call, _combined(every, op)[begin : begin + 1 + (rank == 0)]))
+    tensors = [np.ones([size, 2], np.float32), np.ones(2 * size, np.float32)]
+    grouped = partial(_part, 1, hvd.grouped_reducescatter, tensors, op=hvd.Sum)
+    cases.append((grouped, np.full(2, size, np.float32)))
     return cases
 
 
 def _gradients(way: str) -> list[_Case]:
-    """Of the sum of what is got, times this rank's number and one."""
+    """Gradients where the loss is the sum of what a rank gets, times its number and one."""
     size, rank = hvd.size(), hvd.rank()
     mean, total = (size + 1) / 2, size * (size + 1) / 2
 

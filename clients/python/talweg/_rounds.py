@@ -84,6 +84,9 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
         return start_compared(client, f"talweg.nameless.{turn}", group, brought)
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
+    known = client.tensors.declared_on_host(wire_name)
+    if known is not None and known.declaration == brought.declaration:
+        return _push_declared(client, known, name, group, brought)
     mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:
         return _failed(client, wire_name, mismatch)
@@ -158,12 +161,18 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
 
 
 def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brought) -> Handle:
-    declaration, factors, address = brought.declaration, brought.factors, brought.address
-    client.check_push(declaration)
+    client.check_push(brought.declaration)
     try:
-        declared = client.tensors.declare(wire_name, declaration, brought.priority)
+        declared = client.tensors.declare(wire_name, brought.declaration, brought.priority)
     except Mismatch as mismatch:
         return _failed(client, wire_name, mismatch)
+    return _push_declared(client, declared, name, group, brought)
+
+
+def _push_declared(
+    client: Client, declared: Declared, name: str, group: Group, brought: Brought
+) -> Handle:
+    declaration, factors, address = brought.declaration, brought.factors, brought.address
     scaled: Any = None
     if factors.prescale != 1.0:
         scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
@@ -173,7 +182,7 @@ def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brou
         client,
         declared.tensor,
         round_,
-        wire_name,
+        declared.name,
         brought.out_address,
         brought.result,
         (brought.keep, scaled),

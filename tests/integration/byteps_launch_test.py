@@ -183,24 +183,25 @@ class CommandsTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("set BYTEPS_FORCE_DISTRIBUTED=1 for it", done.stderr)
 
-    def test_ranks_that_stay_when_they_have_left(self) -> None:
-        """They write their models, say. Their agents, which are started again, find no job.
-
-        One leaves when the other one's second agent asks to be let in already.
-        """
+    def test_a_rank_comes_back_while_another_one_is_still_there(self) -> None:
+        """Its second agent asks to be let in, and finds no job: the launchers' one is over."""
         given = shared()
         leave, end = self.directory / "leave", self.directory / "end"
         self.program.write_text(
             _PROGRAM
             + textwrap.dedent(
                 """
-                import pathlib, time
+                import os, pathlib, threading, time
                 leave, end = map(pathlib.Path, sys.argv[1:])
-                while bps.rank() == 1 and not leave.exists():
+                comes_back = bps.rank() == 0
+                while not comes_back and not leave.exists():
                     time.sleep(0.05)
                 bps.shutdown()
+                if comes_back:
+                    threading.Thread(target=bps.init, daemon=True).start()
                 while not end.exists():
                     time.sleep(0.05)
+                os._exit(0)
                 """
             )
         )

@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlparse
 from bazel_progress import ROOT, Interrupted, interruptible, run_bazel, shut_down
 
 _SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
+# How a test says which seeds it has drawn.
+_FIRST_SEED = re.compile(r"--first-seed=(\d+)")
 _LOG_LINES_SHOWN = 80
 _FULL_TIMEOUT_S = 7200
 _SOAK_SLACK_S = 900
@@ -224,10 +226,15 @@ def run_again(
     """Runs what failed once more, one test at a time; whether all of it passes now.
 
     A machine that stands still for seconds breaks a test that is right, and a test that is wrong once
-    in a while is to be mended: so each is told of, with what its first run printed.
+    in a while is to be mended: so each is told of, with what its first run printed. What a test has
+    drawn by chance it gets again.
     """
     for outcome in failed:
         print_failure(outcome)
+        for log in outcome.failed_logs:
+            drawn = _FIRST_SEED.search(log.read_text(errors="replace") if log.exists() else "")
+            if drawn and options.first_seed is None:
+                options.first_seed = int(drawn.group(1))
     print("\ntest: these are run again, one at a time", flush=True)
     labels = [outcome.label for outcome in failed]
     status, _, again = run_targets(options, labels, ["--local_test_jobs=1"])

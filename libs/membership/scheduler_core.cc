@@ -511,6 +511,8 @@ void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<
     job.members.at(owner.member.node).stream.reset();
     if (counts) {
       Remove(job, owner.member.node, MemberState::kLost, "closed its connection", turn);
+    } else {
+      turn.Touch(job);  // One that is not ready any more.
     }
     return 0;
   });

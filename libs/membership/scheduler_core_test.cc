@@ -71,6 +71,16 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
     pass(2, {Id(0, 10), Id(1, 21)}, job);
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
+  SECTION("and begins the wait afresh when one is not ready and cannot count as lost") {
+    f.now_ns += 3600 * kSecond;
+    f.Tick();
+    f.Break(Id(1, 11));
+    REQUIRE(f.Attach(job, Id(1, 11)).ok());
+    pass(29, {Id(0, 10), Id(1, 11)}, job);
+    CHECK(f.StateOf(job) == JobState::kForming);
+    pass(2, {Id(0, 10), Id(1, 11)}, job);
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
   SECTION("and does not count the time in which the scheduler was stopped") {
     f.now_ns += 3600 * kSecond;
     f.Tick();

@@ -35,6 +35,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGroups, 9'028'883},
     // A rank that its agent greets after the others were told to stop goes on past that step.
     {Kind::kRecovery, 215},
+    // After a gap, when no broken stream is a loss, a job has too few ready members for a while.
+    {Kind::kUsual, 974'052'000'613},
     // A rank that breaks the rules pushes what is right by chance.
     {Kind::kGroups, 9'228'287},
 };

@@ -222,8 +222,8 @@ def run_targets(
 
 def run_again(
     options: argparse.Namespace, failed: list[Outcome], outcomes: dict[str, Outcome]
-) -> bool:
-    """Runs what failed once more, one test at a time; whether all of it passes now.
+) -> int:
+    """Runs what failed once more, one test at a time, into `outcomes`; Bazel's exit status.
 
     A machine that stands still for seconds breaks a test that is right, and a test that is wrong once
     in a while is to be mended: so each is told of, with what its first run printed. What a test has
@@ -243,7 +243,7 @@ def run_again(
         outcomes[label] = outcome
         if outcome.passed:
             print(f"UNSTABLE: {label}: failed beside other tests (above), and passes alone")
-    return status == _STATUS_OK
+    return status
 
 
 def run(options: argparse.Namespace) -> int:
@@ -261,8 +261,8 @@ def run(options: argparse.Namespace) -> int:
     status, lines, outcomes = run_targets(options, targets, [])
     failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     if status == _STATUS_TESTS_FAILED and 0 < len(failed) <= _RUN_AGAIN_MAX:
-        status = _STATUS_OK if run_again(options, failed, outcomes) else _STATUS_TESTS_FAILED
-    failed = [outcome for outcome in outcomes.values() if not outcome.passed]
+        status = run_again(options, failed, outcomes)
+        failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     skipped = [outcome for outcome in outcomes.values() if outcome.skip_reasons]
     passed_count = len(outcomes) - len(failed) - len(skipped)
     failed_count = len(failed)

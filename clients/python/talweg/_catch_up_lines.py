@@ -286,10 +286,8 @@ class Writer:
     def __init__(self, rounds: Rounds, bytes_max: int = CHUNK_BYTES) -> None:
         self._rounds = rounds
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._position, self._begins = _CHUNK.size, 1
+        # How much of the chunk is there, and whether it begins a message anew.
+        self._position, self._begins = _CHUNK.size, True
 
     def send(self, message: Message, is_over: Callable[[], bool], has_next: bool = False) -> bool:
         """`has_next`: another message follows at once, and may be in the same chunk.
@@ -309,6 +307,5 @@ class Writer:
         head = _CHUNK.pack(self._position - _CHUNK.size, self._begins)
         self._chunk[: _CHUNK.size] = np.frombuffer(head, np.uint8)
         sent = not is_over() and self._rounds.send(self._chunk[: self._position], is_over)
-        self._begin()
-        self._begins = int(not sent)
+        self._position, self._begins = _CHUNK.size, not sent
         return sent

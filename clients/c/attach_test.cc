@@ -109,6 +109,25 @@ TEST_CASE("Attached: gradients that live at a place of the caller's are summed t
   CHECK(AllAre(allocation.FromTheFile(), -1));
 }
 
+TEST_CASE("Attached: what comes from other nodes comes to a place of the caller's") {
+  const size_t count = GENERATE(size_t{1}, size_t{1025}, size_t{300'001});
+  LonelyRank rank(count);
+  const Allocation allocation(count);
+  const std::span<int32_t> place = allocation.values();
+  REQUIRE(talweg_attach(rank.client.get(), rank.tensor, allocation.data()) == TALWEG_OK);
+  for (uint8_t round = 1; round <= 3; ++round) {
+    std::fill(place.begin(), place.end(), -1);
+    CHECK(AllAre(Buffer(rank.client, rank.tensor), -1));
+    rank.Round(std::byte{round});
+    CHECK(AllAre(place, round * 0x01010101));
+  }
+  REQUIRE(talweg_detach(rank.client.get(), rank.tensor) == TALWEG_OK);
+  CHECK(AllAre(allocation.FromTheFile(), 3 * 0x01010101));
+  rank.Round(std::byte{5});
+  CHECK(AllAre(place, 3 * 0x01010101));
+  CHECK(AllAre(Buffer(rank.client, rank.tensor), 5 * 0x01010101));
+}
+
 TEST_CASE("Attached: one place after the other, the last of which outlives its client") {
   constexpr size_t kCount = 5000;
   const Allocation first(kCount), second(kCount);

@@ -349,6 +349,49 @@ TEST_CASE("In place: where the agent sums the result is copied there") {
   CHECK_THAT(talweg_last_error(), Contains("'t'"));
 }
 
+TEST_CASE("In one place: a result from other nodes is found where it was contributed, uncopied") {
+  const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001});
+  LonelyRank rank(count);
+  CHECK(talweg_sums_in_place(rank.client.get(), rank.tensor) == 1);
+  const std::span<int32_t> own = Buffer(rank.client, rank.tensor);
+  CHECK(reinterpret_cast<uintptr_t>(own.data()) % 4096 == 0);
+  for (talweg_round round = 1; round <= 3; ++round) {
+    std::fill(own.begin(), own.end(), 4);
+    rank.Round(std::byte{static_cast<uint8_t>(round)});
+    const auto expected = static_cast<int32_t>(round * 0x01010101);
+    CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(count, expected)));
+    CHECK(Buffer(rank.client, rank.tensor).data() == own.data());
+    const void* result = nullptr;
+    uint64_t bytes = 0;
+    REQUIRE(talweg_result(rank.client.get(), rank.tensor, round, &result, &bytes) == TALWEG_OK);
+    CHECK(result == own.data());
+  }
+  talweg_statistics statistics = {.struct_bytes = sizeof(statistics)};
+  REQUIRE(talweg_get_statistics(rank.client.get(), &statistics) == TALWEG_OK);
+  CHECK(statistics.bytes_copied == 0);
+  // Who gives and takes other memory copies.
+  Push(rank.client, rank.tensor, std::vector<int32_t>(count, 9).data());
+  CHECK((Take<int32_t>(rank.client, rank.tensor, 4, count) == std::vector<int32_t>(count, 9)));
+}
+
+TEST_CASE("In one place: who keeps a result has the next ones elsewhere") {
+  constexpr size_t kCount = 5000;
+  LonelyRank rank(kCount);
+  const std::span<int32_t> kept = Buffer(rank.client, rank.tensor);
+  rank.Round(std::byte{1});
+  REQUIRE(talweg_detach(rank.client.get(), rank.tensor) == TALWEG_OK);
+  const std::span<int32_t> own = Buffer(rank.client, rank.tensor);
+  CHECK(own.data() != kept.data());
+  rank.Round(std::byte{2});
+  CHECK(
+      (std::vector<int32_t>(kept.begin(), kept.end()) == std::vector<int32_t>(kCount, 0x01010101)));
+  CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(kCount, 0x02020202)));
+  const void* result = nullptr;
+  uint64_t bytes = 0;
+  REQUIRE(talweg_result(rank.client.get(), rank.tensor, 2, &result, &bytes) == TALWEG_OK);
+  CHECK(result == own.data());
+}
+
 TEST_CASE(
     "In place: beside tensors that are summed otherwise, of which only one's own is written") {
   const TestDirectory directory;

@@ -2,6 +2,7 @@
 #ifndef TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_
 #define TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -69,6 +70,35 @@ struct Node {
   TestDirectory directory;
   shm::FakeAgent agent;
   std::vector<TestClient> clients;
+  talweg_tensor tensor = 0;
+};
+
+// A node's only rank, whose results come from other nodes: to where it contributes.
+struct LonelyRank {
+  explicit LonelyRank(uint64_t count) : agent(Options(directory)), client(agent.socket_path(), 0) {
+    tensor = DeclareInPlace(client, count);
+  }
+
+  // Contributes what stands in its buffer. The result that comes has `byte` everywhere.
+  void Round(std::byte byte) {
+    agent.HoldRounds();
+    const talweg_round round = Push(client, tensor, nullptr);
+    agent.WaitUntil(
+        [&](const shm::FakeAgent::Seen& seen) { return seen.pushes >= static_cast<int>(round); });
+    agent.Arrive("t", 0, talweg_tensor_bytes(client.get(), tensor), byte);
+    agent.ReleaseRounds();
+    REQUIRE(talweg_wait(client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
+  }
+
+  static shm::FakeAgent::Options Options(const TestDirectory& directory) {
+    shm::FakeAgent::Options options = AgentOptions(directory, 1);
+    options.one_place = true;
+    return options;
+  }
+
+  TestDirectory directory;
+  shm::FakeAgent agent;
+  TestClient client;
   talweg_tensor tensor = 0;
 };
 

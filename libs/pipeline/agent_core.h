@@ -46,6 +46,9 @@ struct AgentCoreConfig {
   // of it either, ends the job here; so does a member that has no connection for so long, and the
   // scheduler where its word is waited for, when the scheduler is silent for so long. 0: never.
   int64_t unreachable_ns = 0;
+  // A view of this job is the last while a round is open. So the caller's memory may hold a round's
+  // result where it holds what the node contributes to it, and to the next round.
+  bool one_view = false;
 };
 
 enum class Phase : uint8_t {
@@ -284,6 +287,8 @@ class AgentCore {
   void DeclareAtOwners(const AgentTensor& tensor);
   void OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out);
   std::string DecisionProblem(const AgentTensor& tensor, const wire::Decision& decision) const;
+  // Whether the decision asks for bytes that are given up, where the job has one view.
+  bool AsksForGivenUp(const AgentTensor& tensor, const wire::Decision& decision) const;
   void BeginFinish(AgentTensor& tensor, const wire::Decision& decision);
   void CheckActive();
   void TryQuiesce(Effects& out);

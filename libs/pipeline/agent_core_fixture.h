@@ -39,12 +39,14 @@ inline TensorSpec Spec(const std::string& name, uint64_t count, DType dtype = DT
 inline TensorKey Key(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 
 struct Fixture {
-  explicit Fixture(uint32_t node = 0, uint32_t rank_count = 1, const std::string& host_id = "")
+  explicit Fixture(uint32_t node = 0, uint32_t rank_count = 1, const std::string& host_id = "",
+                   bool one_view = false)
       : member({.self = {NodeRank{node}, Incarnation{100 + node}},
                 .job_name = "job",
                 .node_name = "node",
                 .host_id = host_id,
-                .rank_count = rank_count}) {}
+                .rank_count = rank_count,
+                .one_view = one_view}) {}
 
   // Performs an event, checks the core, and keeps its effects.
   template <typename Event>

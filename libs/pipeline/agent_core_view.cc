@@ -481,6 +481,15 @@ void AgentCore::OnDecision(const Owner& owner, const wire::Decision& decision, E
                   out);
     return;
   }
+  if (AsksForGivenUp(tensor, decision)) {
+    ReportAndFail("tensor '" + tensor.spec.name + "': the view changed while round " +
+                      std::to_string(decision.round.value()) +
+                      " was open, and what this node has contributed to it may be overwritten; in "
+                      "a job that fails with any loss nothing is kept for that. Start the job "
+                      "again, or give all its daemons --loss_policy=continue",
+                  out);
+    return;
+  }
   tensor.awaits_decision = false;
   tensor.report.reset();
   switch (decision.verdict) {
@@ -507,6 +516,16 @@ void AgentCore::OnDecision(const Owner& owner, const wire::Decision& decision, E
   QueueSlices(tensor, out);
   CheckActive();
   TryQuiesce(out);
+}
+
+bool AgentCore::AsksForGivenUp(const AgentTensor& tensor, const wire::Decision& decision) const {
+  if (!config_.one_view) return false;
+  switch (decision.verdict) {
+    case wire::Verdict::kRedo: return tensor.contributed;
+    case wire::Verdict::kFinish: return true;
+    case wire::Verdict::kAbort: return false;
+  }
+  return true;
 }
 
 void AgentCore::BeginFinish(AgentTensor& tensor, const wire::Decision& decision) {

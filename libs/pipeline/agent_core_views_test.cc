@@ -75,6 +75,35 @@ TEST_CASE("AgentCore: results that lie before the fence's answer count", "[pipel
   CHECK(report.slices.empty());
 }
 
+TEST_CASE("AgentCore: where a job has one view, another one asks in vain for what is given up",
+          "[pipeline]") {
+  Fixture f(0, 1, "", /*one_view=*/true);
+  const bool is_open = GENERATE(true, false);
+  const auto entries = BeginRound(f);
+  if (!is_open) {
+    for (const wire::Contribute& entry : entries) f.ResultOf(entry, 3);
+  }
+  f.OnView(Survivors());
+  f.AnswerAll();
+  const Effects out = is_open ? f.Decide("w", wire::Verdict::kRedo, 1)
+                              : f.Decide("w", wire::Verdict::kFinish, 1, 1, {0, 0, 0, 0});
+  REQUIRE(f.member.phase() == Phase::kFailed);
+  const auto failed = f.Of<FailJob>(out);
+  REQUIRE(failed.size() == 1);
+  CHECK_THAT(failed[0].text, Catch::Contains("'w'") && Catch::Contains("round 1") &&
+                                 Catch::Contains("--loss_policy=continue"));
+}
+
+TEST_CASE("AgentCore: where a job has one view, another one between two rounds is well",
+          "[pipeline]") {
+  Fixture f(0, 1, "", /*one_view=*/true);
+  for (const wire::Contribute& entry : BeginRound(f)) f.ResultOf(entry, 3);
+  f.OnView(Survivors());
+  f.AnswerAll();
+  f.Decide("w", wire::Verdict::kRedo, 2);
+  CHECK(f.member.phase() == Phase::kActive);
+}
+
 TEST_CASE("AgentCore: results after a fence's answer do not count", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);

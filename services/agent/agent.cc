@@ -104,6 +104,10 @@ AgentDriverOptions Agent::DriverOptions() {
       .drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000,
       .alone = standalone(),
       .membership_changes = !standalone() && config_.loss_policy == config::LossPolicy::kContinue,
+      // Nobody may join, and whoever is lost ends the job. GPUs read results in their own time.
+      .one_view = gpu_platform_ == nullptr &&
+                  (standalone() || (config_.loss_policy != config::LossPolicy::kContinue &&
+                                    config_.min_members == config_.max_members)),
       .tells_arrivals = config_.slice_bytes_max >= shm::kArrivalBytesMin,
       .trace_rounds = config_.trace_path.empty() ? 0 : config_.trace_rounds,
       .scheduler = config_.scheduler,

@@ -19,8 +19,11 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
       rank_server_(parts.ranks),
       combiner_(parts.combiner),
       timeline_(options_.trace_rounds),
-      memory_(std::make_unique<TensorMemory>(options_.rank_count, parts.ranks, parts.transport,
-                                             options_.tells_arrivals)),
+      memory_(std::make_unique<TensorMemory>(
+          TensorMemory::Options{.rank_count = options_.rank_count,
+                                .one_view = options_.one_view,
+                                .tells_arrivals = options_.tells_arrivals},
+          parts.ranks, parts.transport)),
       desk_(std::make_unique<RankDesk>(options_.rank_count, options_.job_name, parts.ranks,
                                        memory_.get(), static_cast<RankEvents*>(this))),
       life_({.alone = options_.alone, .drain_ns = options_.drain_ns}) {
@@ -38,7 +41,8 @@ void AgentDriver::NewMember() {
       .credit_bytes_max = options_.credit_bytes_max,
       .reduce_bytes_max =
           memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max() : options_.reduce_bytes_max,
-      .unreachable_ns = options_.unreachable_ns});
+      .unreachable_ns = options_.unreachable_ns,
+      .one_view = options_.one_view});
 }
 
 void AgentDriver::CloseDesk() {
@@ -153,11 +157,13 @@ void AgentDriver::Do(pipeline::FailJob& effect) {
 }
 
 void AgentDriver::Do(pipeline::AllocateTensor& effect) {
-  const bool on_device = desk_->IsOnDevice(effect.spec.name);
-  std::optional<TensorMemory::NicRegions> nic;
-  if (on_device && devices_ != nullptr) nic = devices_->MakeDirect(effect);
-  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device,
-                                                std::move(nic), desk_->IsInPlace(effect.spec.name));
+  const std::string& name = effect.spec.name;
+  const bool on_device = desk_->IsOnDevice(name);
+  TensorMemory::Wishes wishes = {.on_device = on_device,
+                                 .in_place = desk_->IsInPlace(name),
+                                 .one_place = desk_->OnePlaceOf(name)};
+  if (on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
+  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, std::move(wishes));
   if (on_device) core_->StageContributions(effect.tensor);
   if (!status.ok() && devices_ != nullptr) devices_->DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
@@ -191,7 +197,8 @@ void AgentDriver::Do(const pipeline::CopyOwn& effect) {
   pipeline::SliceBytes target = effect.source;
   target.memory = pipeline::Memory::kResult;
   const std::span<const std::byte> bytes = memory_->Readable(effect.source);
-  if (!bytes.empty()) std::memcpy(memory_->Writable(target).data(), bytes.data(), bytes.size());
+  const std::span<std::byte> to = memory_->Writable(target);
+  if (to.data() != bytes.data()) std::memcpy(to.data(), bytes.data(), bytes.size());
 }
 
 void AgentDriver::Do(pipeline::ReduceSlice& effect) {

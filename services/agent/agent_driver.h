@@ -53,6 +53,7 @@ struct AgentDriverOptions {
   int64_t drain_ns = 0;
   bool alone = false;
   bool membership_changes = false;  // Nodes may come and go.
+  bool one_view = false;            // AgentCoreConfig::one_view.
   // Slices are large enough for what has come of a result to be told.
   bool tells_arrivals = true;
   uint32_t trace_rounds = 0;

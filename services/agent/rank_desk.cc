@@ -155,6 +155,7 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
   }
   if (declaration.in_place && !declared_names_.contains(declaration.name)) {
     in_place_names_.insert(declaration.name);
+    if (declaration.one_place) one_place_names_.insert(declaration.name);
   }
   declared_names_.insert(declaration.name);
   pipeline::TensorSpec spec = {.name = declaration.name,
@@ -162,6 +163,11 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                                .root_rank = declaration.root_rank};
   for (const uint32_t rank : declaration.ranks) spec.ranks.emplace_back(rank);
   events_->OnRankDeclare(local_rank, request.value(), spec);
+}
+
+std::optional<shm::RankConnectionId> RankDesk::OnePlaceOf(const std::string& name) const {
+  if (ranks_.size() != 1 || !ranks_[0].attached || !one_place_names_.contains(name)) return {};
+  return ranks_[0].connection;
 }
 
 void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, const shm::PushedRound& push) {
@@ -450,6 +456,7 @@ void RankDesk::Restart() {
   declared_names_.clear();
   device_declares_.clear();
   in_place_names_.clear();
+  one_place_names_.clear();
   stop_.reset();
   at_boundary_.clear();
 }

@@ -103,6 +103,8 @@ class RankDesk final : public shm::RankEventSink {
   bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
   // Whether it was to be summed in place, if the ranks sum.
   bool IsInPlace(const std::string& name) const { return in_place_names_.contains(name); }
+  // The node's only rank, if it takes the tensor's result where it contributes.
+  std::optional<shm::RankConnectionId> OnePlaceOf(const std::string& name) const;
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
 
@@ -159,6 +161,7 @@ class RankDesk final : public shm::RankEventSink {
   std::set<std::string> device_names_;                        // First declared on a GPU.
   std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
   std::set<std::string> in_place_names_;                      // First declared so.
+  std::set<std::string> one_place_names_;                     // Likewise.
   std::vector<Rank> ranks_;
   std::optional<view::View> view_;
   view::MemberIdentity self_;

@@ -70,27 +70,44 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
   return result;
 }
 
-absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(const shm::BufferShape& shape,
-                                                                    bool on_device) {
-  Results results;
-  for (int parity = 0; parity < 2; ++parity) {
-    TALWEG_ASSIGN_OR_RETURN(results.buffers[parity],
-                            AllocateResult(shape.total_bytes(), on_device));
-    bytes_ += shape.total_bytes();
+absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes) {
+  const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device;
+  if (!may_be || !wishes.one_place) return false;
+  auto place = ranks_->AllocateOnePlace(*wishes.one_place, entry.shape.total_bytes());
+  if (!place.ok()) {
+    if (place.failure().status == shm::RankStatus::kClosed) return false;
+    return absl::ResourceExhaustedError(place.failure().text);
   }
-  const uint64_t log_bytes = shm::ArrivalsBytes(shape.data_bytes);
-  if (log_bytes == 0 || on_device || !tells_arrivals_) return results;
+  entry.one_place = true;
+  entry.results.count = 1;
+  entry.results.buffers[0] = place.value();
+  entry.contributions[0] = shm::ContributionBuffer{place.value().location, place.value().bytes};
+  CountContribution(entry, LocalRank{0});
+  return true;
+}
+
+absl::Status TensorMemory::AllocateResults(Entry& entry) {
+  for (size_t parity = 0; parity < entry.results.count; ++parity) {
+    TALWEG_ASSIGN_OR_RETURN(entry.results.buffers[parity],
+                            AllocateResult(entry.shape.total_bytes(), entry.on_device));
+    bytes_ += entry.shape.total_bytes();
+  }
+  return absl::OkStatus();
+}
+
+void TensorMemory::AddArrivalLog(Entry& entry) {
+  const uint64_t log_bytes = shm::ArrivalsBytes(entry.shape.data_bytes);
+  if (log_bytes == 0 || entry.on_device || !tells_arrivals_) return;
   // A tensor that fits is not refused for what only makes it faster.
   if (const auto log = AllocateResult(log_bytes, false); log.ok()) {
-    results.arrivals_location = log->location;
-    results.arrivals = shm::ArrivalLog(log->bytes);
+    entry.results.arrivals_location = log->location;
+    entry.results.arrivals = shm::ArrivalLog(log->bytes);
     bytes_ += log_bytes;
   }
-  return results;
 }
 
 absl::Status TensorMemory::RegisterResults(Results& results) {
-  for (size_t parity = 0; parity < 2; ++parity) {
+  for (size_t parity = 0; parity < results.count; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
                             transport_->Register(results.buffers[parity].bytes));
   }
@@ -98,27 +115,35 @@ absl::Status TensorMemory::RegisterResults(Results& results) {
 }
 
 absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                                    bool on_device, std::optional<NicRegions> nic, bool in_place) {
+                                    Wishes wishes) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
   entry->spec = spec;
   entry->shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
-  entry->on_device = on_device;
-  entry->nic = std::move(nic);
+  entry->on_device = wishes.on_device;
+  entry->nic = std::move(wishes.nic);
   entry->contributions.resize(rank_count_);
-  if (RanksSum(spec) && !on_device) {
-    auto place = ranks_->PlanContribution(entry->shape, in_place);
+  if (RanksSum(spec) && !wishes.on_device) {
+    auto place = ranks_->PlanContribution(entry->shape, wishes.in_place);
     if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
     entry->shared = place.value();
     tensors_.back() = std::move(entry);
     return absl::OkStatus();
   }
-  TALWEG_ASSIGN_OR_RETURN(entry->results, AllocateResults(entry->shape, on_device));
+  const bool one_result = one_view_ && !wishes.on_device;
+  if (one_result) entry->results.count = 1;
+  TALWEG_ASSIGN_OR_RETURN(const bool in_one_place, AllocateOnePlace(*entry, wishes));
+  if (!in_one_place) {
+    TALWEG_RETURN_IF_ERROR(AllocateResults(*entry));
+    AddArrivalLog(*entry);
+  }
   // Pages that a NIC does not have are not pinned for it.
   const bool registers = transport_ != nullptr && !entry->nic;
   if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
-  if ((rank_count_ > 1 || on_device) && transport_ != nullptr && spec.bytes() > 0) {
+  const bool reduces = (rank_count_ > 1 || wishes.on_device) && transport_ != nullptr;
+  entry->reduces_into_result = reduces && one_result;
+  if (reduces && !one_result && spec.bytes() > 0) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
     if (registers) {
       TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
@@ -198,7 +223,8 @@ shm::Location TensorMemory::ContributionLocation(pipeline::TensorIndex tensor,
 
 std::array<shm::Location, 2> TensorMemory::ResultLocations(pipeline::TensorIndex tensor) const {
   const Results& results = At(tensor).results;
-  return {results.buffers[0].location, results.buffers[1].location};
+  return {results.buffers[results.Of(Round{0})].location,
+          results.buffers[results.Of(Round{1})].location};
 }
 
 shm::Location TensorMemory::ArrivalsLocation(pipeline::TensorIndex tensor) const {
@@ -211,7 +237,7 @@ void TensorMemory::WriteLengths(pipeline::TensorIndex tensor, Round round,
   if (entry.shared || !entry.shape.has_lengths()) return;
   TALWEG_CHECK(lengths.size() <= entry.shape.part_count);
   std::byte* next =
-      entry.results.buffers[round.value() & 1].bytes.data() + entry.shape.table_offset();
+      entry.results.buffers[entry.results.Of(round)].bytes.data() + entry.shape.table_offset();
   for (const uint64_t length : lengths) {
     const auto word = static_cast<uint32_t>(length);
     std::memcpy(next, &word, sizeof(word));
@@ -233,7 +259,7 @@ std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex te
   const Entry& entry = At(tensor);
   if (transport_ == nullptr) return {};
   const auto& regions = entry.nic ? entry.nic->results : entry.results.regions;
-  return {regions[0].Ref(), regions[1].Ref()};
+  return {regions[entry.results.Of(Round{0})].Ref(), regions[entry.results.Of(Round{1})].Ref()};
 }
 
 std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes& slice,
@@ -246,9 +272,10 @@ std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes
 std::span<std::byte> TensorMemory::Writable(const pipeline::SliceBytes& slice) const {
   const Entry& entry = At(slice.tensor);
   TALWEG_CHECK(slice.memory != pipeline::Memory::kContribution);
-  const std::span<std::byte> all = slice.memory == pipeline::Memory::kSendBuffer
+  const bool has_own = slice.memory == pipeline::Memory::kSendBuffer && !entry.reduces_into_result;
+  const std::span<std::byte> all = has_own
                                        ? entry.send_buffer.bytes()
-                                       : entry.results.buffers[slice.round.value() & 1].bytes;
+                                       : entry.results.buffers[entry.results.Of(slice.round)].bytes;
   return all.subspan(slice.offset_bytes, slice.length_bytes);
 }
 
@@ -261,13 +288,16 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
   const Entry& entry = At(slice.tensor);
   const bool on_nic = OnNic(slice);
   const auto& results = on_nic ? entry.nic->results : entry.results.regions;
+  const transport::Region* const result = &results[entry.results.Of(slice.round)];
   const transport::Region* region = nullptr;
   switch (slice.memory) {
-    case pipeline::Memory::kContribution: region = &entry.contribution_region; break;
-    case pipeline::Memory::kSendBuffer:
-      region = on_nic ? &entry.nic->send : &entry.send_region;
+    case pipeline::Memory::kContribution:
+      region = entry.one_place ? result : &entry.contribution_region;
       break;
-    case pipeline::Memory::kResult: region = &results[slice.round.value() & 1]; break;
+    case pipeline::Memory::kSendBuffer:
+      region = on_nic ? &entry.nic->send : entry.reduces_into_result ? result : &entry.send_region;
+      break;
+    case pipeline::Memory::kResult: region = result; break;
   }
   TALWEG_CHECK(region != nullptr && region->valid());
   return region->Slice(slice.offset_bytes, slice.length_bytes);

@@ -34,22 +34,32 @@ class PrivatePages {
   std::span<std::byte> bytes_;
 };
 
-// Where this node's tensors lie: contributions of its ranks, results by parity of the round, and
-// the send buffer that several ranks are reduced to. Names of the core become memory here.
+// Where this node's tensors lie: contributions of its ranks, results, and the send buffer that
+// several ranks are reduced to. Names of the core become memory here.
+//
+// In a job whose view may change a tensor has two results, by parity of the round, and what it has
+// contributed stays (docs/protocol.md, section 6). In one that has a single view nobody asks for
+// either again (section 7, "One place"): there is one result, which stands where several ranks are
+// reduced to, or where a single rank contributes if that rank has asked for it.
 //
 // Owned by the data thread. `ranks` and `transport` outlive it; `transport` may be null (alone,
 // nothing is sent).
 class TensorMemory {
  public:
-  // `tells_arrivals`: slices are large enough for what has come of a result to be told.
-  TensorMemory(uint32_t rank_count, shm::RankMemory* ranks, transport::Transport* transport,
-               bool tells_arrivals)
-      : rank_count_(rank_count),
-        ranks_sum_(transport == nullptr && RanksSum(rank_count)),
-        tells_arrivals_(tells_arrivals),
+  struct Options {
+    uint32_t rank_count = 1;
+    bool one_view = false;  // The job's view does not change while a round is open.
+    // Slices are large enough for what has come of a result to be told.
+    bool tells_arrivals = false;
+  };
+  TensorMemory(const Options& options, shm::RankMemory* ranks, transport::Transport* transport)
+      : rank_count_(options.rank_count),
+        one_view_(options.one_view),
+        ranks_sum_(transport == nullptr && RanksSum(options.rank_count)),
+        tells_arrivals_(options.tells_arrivals),
         ranks_(ranks),
         transport_(transport),
-        rank_bytes_(rank_count) {}
+        rank_bytes_(options.rank_count) {}
 
   // Whether so many ranks, alone, sum their contributions themselves: no process but they touches
   // a byte then. Each reads all contributions, so there must be a CPU for each, or few of them.
@@ -68,19 +78,26 @@ class TensorMemory {
     return ranks_sum_ && !spec.collective.side &&
            (spec.ranks.empty() || spec.ranks.size() == rank_count_);
   }
-  // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
-  // from GPUs, so that they do not sum it, and a single rank's contribution is copied. `in_place`:
-  // if its ranks sum.
+  // What is known of a tensor besides what it is.
+  struct Wishes {
+    // Its ranks push it from GPUs, so that they do not sum it, and a single rank's contribution is
+    // copied.
+    bool on_device = false;
+    std::optional<NicRegions> nic;
+    bool in_place = false;  // If its ranks sum.
+    // The only rank, if it may have contribution and result in one place.
+    std::optional<shm::RankConnectionId> one_place;
+  };
+  // Results and send buffer. RESOURCE_EXHAUSTED with the figures.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                        bool on_device = false, std::optional<NicRegions> nic = std::nullopt,
-                        bool in_place = false);
+                        Wishes wishes);
   // A NIC has these bytes, on a GPU: what is on the host in their place means nothing.
   bool OnNic(const pipeline::SliceBytes& slice) const;
   // Before the GPUs' memory goes. Nothing is sent or received any more.
   void DropNicRegions();
   // Whether a rank may push it from a GPU: not if it was first declared for where it lies.
   bool TakesDevices(pipeline::TensorIndex tensor) const;
-  // None when nothing is sent, or a contribution is sent from where it lies.
+  // Of a tensor on a GPU. None when nothing is sent.
   std::span<std::byte> SendBuffer(pipeline::TensorIndex tensor) const;
   // What holds the results of a tensor that was declared on a GPU, by parity: whole pages, that
   // nothing else lies in. Else none.
@@ -91,7 +108,7 @@ class TensorMemory {
 
   const pipeline::TensorSpec& spec(pipeline::TensorIndex tensor) const;
   shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
-  // None when the ranks sum.
+  // By parity of the round. None when the ranks sum.
   std::array<shm::Location, 2> ResultLocations(pipeline::TensorIndex tensor) const;
   // None of small tensors, nor of those on GPUs, nor when the ranks sum.
   shm::Location ArrivalsLocation(pipeline::TensorIndex tensor) const;
@@ -122,16 +139,21 @@ class TensorMemory {
 
  private:
   struct Results {
+    uint32_t count = 2;  // 1: the same for every round.
     std::array<shm::ResultBuffer, 2> buffers;
     std::array<transport::Region, 2> regions;
     shm::Location arrivals_location;
     shm::ArrivalLog arrivals;
+
+    size_t Of(Round round) const { return count == 1 ? 0 : round.value() & 1; }
   };
   struct Entry {
     pipeline::TensorSpec spec;
     shm::BufferShape shape;  // A contribution's, and a result's.
     bool on_device = false;
     Results results;
+    bool reduces_into_result = false;  // There is no other send buffer.
+    bool one_place = false;            // The only contribution, and the result.
     PrivatePages send_buffer;
     transport::Region send_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
@@ -142,11 +164,15 @@ class TensorMemory {
 
   void CountContribution(const Entry& entry, LocalRank rank);
   const Entry& At(pipeline::TensorIndex tensor) const;
-  absl::StatusOr<Results> AllocateResults(const shm::BufferShape& shape, bool on_device);
+  // Whether contribution and result now are in one place.
+  absl::StatusOr<bool> AllocateOnePlace(Entry& entry, const Wishes& wishes);
+  absl::Status AllocateResults(Entry& entry);
+  void AddArrivalLog(Entry& entry);
   absl::Status RegisterResults(Results& results);
   absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 
   const uint32_t rank_count_;
+  const bool one_view_;
   const bool ranks_sum_;
   const bool tells_arrivals_;
   shm::RankMemory* const ranks_;

@@ -31,10 +31,10 @@ class NoDevices final : public transport::LoopbackDevices {
 
 class Fixture {
  public:
-  explicit Fixture(bool tells_arrivals = true) {
+  explicit Fixture(bool tells_arrivals = true, uint32_t rank_count = 1, bool one_view = false) {
     shm::RankServerConfig config;
     config.socket_path = directory.Path("a.sock");
-    config.local_rank_count = 1;
+    config.local_rank_count = rank_count;
     config.takes_devices = true;
     config.contribution_bytes_max = 8 << 20;
     config.result_bytes_max = 8 << 20;
@@ -43,7 +43,10 @@ class Fixture {
     ranks = std::move(created).value();
     network = transport::NewLoopbackNetwork(&devices);
     transport = network->NewTransport();
-    memory = std::make_unique<TensorMemory>(1, ranks.get(), transport.get(), tells_arrivals);
+    memory = std::make_unique<TensorMemory>(
+        TensorMemory::Options{
+            .rank_count = rank_count, .one_view = one_view, .tells_arrivals = tells_arrivals},
+        ranks.get(), transport.get());
   }
   ~Fixture() {
     memory.reset();
@@ -79,7 +82,7 @@ TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent
   const auto* const send = nic.send.registration();
   const std::array results = {nic.results[0].registration(), nic.results[1].registration()};
   const absl::Status allocated =
-      f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true, std::move(nic));
+      f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true, .nic = std::move(nic)});
   REQUIRE(allocated.ok());
 
   // Results are whole where the NIC writes them; short contributions travel in frames.
@@ -103,7 +106,7 @@ TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent
 
 TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
   Fixture f;
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true).ok());
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true}).ok());
   for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
     CHECK_FALSE(f.memory->OnNic(f.Slice(where, 1, 0, 100'000)));
     CHECK_FALSE(f.memory->RegionOf(f.Slice(where, 1, 0, 100'000)).registration->on_device());
@@ -112,13 +115,64 @@ TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
         f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
 }
 
+TEST_CASE("TensorMemory: where views change a contribution and two results stand apart",
+          "[agent]") {
+  const uint32_t ranks = GENERATE(1u, 2u);
+  Fixture f(true, ranks, /*one_view=*/false);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  const auto even = f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100));
+  const auto odd = f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100));
+  CHECK(even.registration != odd.registration);
+  const auto refs = f.memory->ResultRefs(TensorIndex{0});
+  CHECK(refs[0].key != refs[1].key);
+  if (ranks == 1) return;
+  const auto sent = f.memory->RegionOf(f.Slice(Memory::kSendBuffer, 6, 0, 100));
+  CHECK(sent.registration != even.registration);
+  CHECK(sent.registration != odd.registration);
+}
+
+TEST_CASE("TensorMemory: in a job of one view several ranks are reduced to where the result comes",
+          "[agent]") {
+  Fixture f(true, 2, /*one_view=*/true);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  const auto result = f.memory->RegionOf(f.Slice(Memory::kResult, 6, 4096, 100));
+  for (const uint64_t round : {6, 7}) {
+    for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
+      CHECK(f.memory->RegionOf(f.Slice(where, round, 4096, 100)).registration ==
+            result.registration);
+      CHECK(f.memory->Writable(f.Slice(where, round, 4096, 100)).data() ==
+            f.memory->Readable(f.Slice(Memory::kResult, 6, 4096, 100)).data());
+    }
+  }
+  const auto refs = f.memory->ResultRefs(TensorIndex{0});
+  CHECK((refs[0].key == refs[1].key && refs[0].address == refs[1].address));
+  const auto locations = f.memory->ResultLocations(TensorIndex{0});
+  CHECK(locations[0] == locations[1]);
+  const auto shape = shm::BufferShape::Of(f.spec.collective, 2);
+  CHECK(f.memory->bytes() == shape.total_bytes());  // Without the ranks' contributions.
+}
+
+TEST_CASE("TensorMemory: a GPU's tensor has two results in every job", "[agent]") {
+  Fixture f(true, 1, /*one_view=*/true);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true}).ok());
+  CHECK(f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100)).registration !=
+        f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
+  CHECK(f.memory->SendBuffer(TensorIndex{0}).size() == f.spec.bytes());
+}
+
+TEST_CASE("TensorMemory: of a rank that is gone a tensor is not in one place", "[agent]") {
+  Fixture f(true, 1, /*one_view=*/true);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  CHECK(f.memory->ResultLocations(TensorIndex{0})[0].segment != 0);
+}
+
 TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with the ranks",
           "[agent]") {
   Fixture f;
   constexpr uint32_t kSlice = 65'536;
   f.spec.collective.element_count = kMiB / sizeof(float);
   for (int generation = 0; generation < 2; ++generation) {
-    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
     CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment != 0);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, kSlice, kSlice)) == kSlice);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == 2 * kSlice);
@@ -133,7 +187,7 @@ TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
   // With its table of lengths, on a cache line of its own.
   f.spec.collective.element_count = (4 * kMiB - kCacheLineBytes) / sizeof(float);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
   const auto shape = shm::BufferShape::Of(f.spec.collective, 1);
@@ -144,7 +198,7 @@ TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", 
   Fixture f;
   for (uint64_t bytes = kMiB; bytes <= 3 * kMiB; bytes += kMiB / 4) {
     f.spec.collective.element_count = bytes / sizeof(float);
-    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
     CHECK(f.memory->bytes() >= 2 * bytes);
     f.memory->Forget();
     f.ranks->DropTensorMemory();
@@ -158,7 +212,7 @@ TEST_CASE("TensorMemory: of small tensors, in small slices, and on GPUs nothing 
   Fixture f(/*tells_arrivals=*/which != 1);
   const bool on_device = which == 2;
   f.spec.collective.element_count = kMiB / sizeof(float) - (which == 0 ? 1 : 0);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, on_device).ok());
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = on_device}).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
 }

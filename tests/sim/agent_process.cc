@@ -25,6 +25,9 @@ agent::AgentDriverOptions OptionsOf(const AgentProcess::Config& config, const st
           // Some give their ranks no time, and some more than they need.
           .drain_ns = static_cast<int64_t>(config.incarnation.value() % 3) * kSecond,
           .membership_changes = true,
+          // Its job has as few nodes as it may have, and as many.
+          .one_view = config.profile->loss_policy == membership::LossPolicy::kFailJob &&
+                      config.profile->min_members == config.profile->rank_counts.size(),
           .scheduler = "the scheduler",
           .events_per_poll = 4,
           .reduce_bytes_per_poll = 1};  // One slice.

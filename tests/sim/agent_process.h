@@ -204,6 +204,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
   // Where a rank has what it gives, and what it gets of a round.
   std::span<std::byte> ContributionOf(LocalRank rank, pipeline::TensorIndex tensor);
+  void Scribble(LocalRank rank, pipeline::TensorIndex tensor);
   Cells ResultCells(pipeline::TensorIndex tensor, Round round);
   std::vector<uint64_t> LengthsOf(pipeline::TensorIndex tensor, Round round);
   Cells ResultOf(pipeline::TensorIndex tensor, size_t place,

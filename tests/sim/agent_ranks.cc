@@ -346,6 +346,18 @@ std::span<std::byte> AgentProcess::ContributionOf(LocalRank rank, pipeline::Tens
   return rank_server_.memory().At(driver_.memory().ContributionLocation(tensor, rank));
 }
 
+// Writes over what lies where the rank contributes, as an optimizer does that scales an average.
+void AgentProcess::Scribble(LocalRank rank, pipeline::TensorIndex tensor) {
+  const shm::Location place = driver_.memory().ContributionLocation(tensor, rank);
+  if (place == driver_.memory().ResultLocations(tensor)[0]) {
+    trace_->Reached("a result comes to where its contribution lies");
+  }
+  const std::span<std::byte> bytes = rank_server_.memory().At(place);
+  for (uint64_t i = 0; i < CellCount(allocated_.at(tensor).spec.bytes()); ++i) {
+    StoreCell(bytes, i, kScribbled + i);
+  }
+}
+
 Cells AgentProcess::ResultCells(pipeline::TensorIndex tensor, Round round) {
   const std::span<std::byte> bytes =
       rank_server_.memory().At(driver_.memory().ResultLocations(tensor)[round.value() & 1]);
@@ -430,6 +442,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .needed = NeededBy(place)},
                      ResultOf(tensor.index, place, complete));
   tensor.taken = complete.round;
+  Scribble(local, tensor.index);
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {
     trace_->Add(timeline_->now_ns(), who,

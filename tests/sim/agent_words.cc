@@ -32,6 +32,10 @@ void AgentProcess::Declare(LocalRank rank, uint32_t request, const pipeline::Ten
   shm::RankDeclaration declaration{
       .name = spec.name, .collective = spec.collective, .root_rank = spec.root_rank};
   for (const Rank each : spec.ranks) declaration.ranks.push_back(each.value());
+  // As RankServer has it. Some ranks ask for it.
+  const auto shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
+  declaration.in_place = declaration.one_place =
+      shape.all_get_one && spec.ranks.empty() && (config_.incarnation.value() + request) % 2 == 0;
   rank_server_.Say(
       rank, [request, declaration](shm::RankEventSink& sink, shm::RankConnectionId connection) {
         sink.OnRankDeclare(connection, shm::RequestId{request}, declaration);

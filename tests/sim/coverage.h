@@ -133,6 +133,7 @@ inline constexpr const char* kCoverage[] = {
     "a round ends, as ranks of one node disagree",
     "a round ends, as nodes disagree",
     "a result is copied while it comes",
+    "a result comes to where its contribution lies",
     "what had come of a result comes again",
     "a clean goodbye",
     "all ranks of a node are done",

@@ -35,6 +35,8 @@ inline uint64_t Combine(uint64_t so_far, uint64_t next) {
 }
 // Lies where a rank gives nothing.
 inline constexpr uint64_t kNothing = 0xbadbadbadbadbad0u;
+// What a rank writes over an average that it has taken.
+inline constexpr uint64_t kScribbled = 0x5c71bb1e00000000u;
 
 // Knows what all ranks of one job should see, and throws Violation when one does not.
 class Ledger {

@@ -47,6 +47,12 @@ shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateResult(uint64_t bytes) {
   return shm::ResultBuffer{location, memory};
 }
 
+shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateOnePlace(shm::RankConnectionId connection,
+                                                                uint64_t bytes) {
+  if (connection.value() == 0) throw Violation{"memory for a rank that is not there"};
+  return AllocateResult(bytes);
+}
+
 // These agents have a transport: their ranks do not sum.
 shm::Outcome<shm::SharedPlace> SimRankMemory::PlanContribution(const shm::BufferShape& /*shape*/,
                                                                bool /*in_place*/) {

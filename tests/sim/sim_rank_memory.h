@@ -29,6 +29,8 @@ class SimRankMemory final : public shm::RankMemory {
   // --- shm::RankMemory.
   shm::Outcome<shm::ContributionBuffer> AllocateContribution(shm::RankConnectionId connection,
                                                              uint64_t bytes) override;
+  shm::Outcome<shm::ResultBuffer> AllocateOnePlace(shm::RankConnectionId connection,
+                                                   uint64_t bytes) override;
   shm::Outcome<shm::SharedPlace> PlanContribution(const shm::BufferShape& shape,
                                                   bool in_place) override;
   shm::Outcome<shm::Location> PlaceContribution(shm::RankConnectionId connection,

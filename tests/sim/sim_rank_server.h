@@ -67,6 +67,10 @@ class SimRankServer final : public shm::RankServer {
                                                              uint64_t bytes) override {
     return memory_.AllocateContribution(connection, bytes);
   }
+  shm::Outcome<shm::ResultBuffer> AllocateOnePlace(shm::RankConnectionId connection,
+                                                   uint64_t bytes) override {
+    return memory_.AllocateOnePlace(connection, bytes);
+  }
   shm::Outcome<shm::SharedPlace> PlanContribution(const shm::BufferShape& shape,
                                                   bool in_place) override {
     return memory_.PlanContribution(shape, in_place);

@@ -68,9 +68,9 @@ RankStatus AgentSum::Take(RoundCall& call, const CompleteRound& complete, uint64
   if (call.arriving.Finish()) return RankStatus::kOk;
   const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
-  void* const out = call.is_in_place && taking.out == nullptr
-                        ? tensor.ContributionOf(complete.round)
-                        : taking.out;
+  const bool stays = call.is_in_place && taking.out == nullptr;
+  if (stays && tensor.one_place) return RankStatus::kOk;  // It is there.
+  void* const out = stays ? tensor.ContributionOf(complete.round) : taking.out;
   const Target target{static_cast<std::byte*>(out), bytes, taking.places, taking.rooms};
   const RankStatus status = parts_.Copy(tensor, complete, target, error);
   if (status != RankStatus::kOk) return status;

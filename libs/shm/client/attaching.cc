@@ -42,7 +42,7 @@ bool PutAt(void* address, Mapping& mapping) {
 
 RankStatus Attaching::CheckAtRest(const RankTensor& tensor, const char* purpose,
                                   ErrorText& error) const {
-  if (!tensor.shape.in_place) {
+  if (!tensor.is_a_home()) {
     return error.Fail(RankStatus::kUnsupported,
                       "tensor '%s' is not summed in place: its buffer cannot be %s", NameOf(tensor),
                       purpose);
@@ -130,7 +130,7 @@ RankStatus Attaching::DetachPlace(RankTensor& tensor, ErrorText& error) {
 
 RankStatus Attaching::DetachBuffer(RankTensor& tensor, ErrorText& error) {
   // The same pages once more, elsewhere; then a copy of its own over the place they had.
-  const uint64_t bytes = tensor.shape.bytes();
+  const uint64_t bytes = tensor.home_bytes();
   const bool has_room = memory_.Reserve();
   Mapping shared = MapOnceMore(tensor.contribution, bytes);
   Mapping kept = Mapping::MapPrivate(bytes);
@@ -138,7 +138,7 @@ RankStatus Attaching::DetachBuffer(RankTensor& tensor, ErrorText& error) {
     ::madvise(shared.data(), bytes, MADV_DONTFORK);
     std::memcpy(kept.data(), tensor.contribution, tensor.bytes);
     if (PutAt(tensor.contribution, kept)) {
-      tensor.contribution = shared.data();
+      tensor.MoveTo(shared.data());
       memory_.Keep(0, SegmentKind::kContribution, std::move(shared));
       return RankStatus::kOk;
     }
@@ -154,8 +154,8 @@ void Attaching::ReplaceInChild() {
            -1, 0);
   };
   tensors_.ForEach([&replace](const RankTensor& tensor) {
-    if (!tensor.shape.in_place) return;
-    replace(tensor.contribution, tensor.shape.bytes());
+    if (!tensor.is_a_home()) return;
+    replace(tensor.contribution, tensor.home_bytes());
     if (tensor.place != nullptr) replace(tensor.place, PlaceBytes(tensor.bytes));
   });
 }

@@ -82,7 +82,7 @@ uint32_t Client::PartsHeld(uint32_t tensor) const {
 
 bool Client::SumsInPlace(uint32_t tensor) const {
   const RankTensor* found = tensors_.Find(tensor);
-  return found != nullptr && found->shape.in_place;
+  return found != nullptr && found->is_a_home();
 }
 
 RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {

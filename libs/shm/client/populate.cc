@@ -73,6 +73,7 @@ bool Populate(RankTensor& tensor) {
     return true;
   }
   Advise(tensor.contribution, tensor.bytes, MADV_POPULATE_WRITE);
+  if (tensor.one_place) return true;
   Advise(tensor.result[0], tensor.bytes, MADV_POPULATE_READ);
   Advise(tensor.result[1], tensor.bytes, MADV_POPULATE_READ);
   return true;

@@ -234,7 +234,7 @@ RankStatus Pushes::Begin(RankTensor& tensor, const void* data, std::byte** contr
   // Nobody will sum it; and the buffer may still be read for the last round that was.
   *nobody_sums = tensor.failed && tensor.ranks_sum;
   *contribution = tensor.ContributionOf(tensor.pushed + 1);
-  const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.shape.in_place ? 1 : 2;
+  const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.is_a_home() ? 1 : 2;
   const bool copied = data != nullptr && !IsContribution(tensor, data, *contribution);
   tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.held_bytes();
   streaming_.OpenRound(tensor.open_bytes);

@@ -37,6 +37,7 @@ struct RankTensor {
   uint32_t part = 0;
   uint64_t offset = 0;
   RankSumShape shape;                 // stride 0: one buffer, the agent sums.
+  bool one_place = false;             // The result comes to where the contribution lies.
   std::atomic<bool> in_place{false};  // Declared so, whoever sums.
   std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
   std::atomic<bool> populated{false};
@@ -65,6 +66,17 @@ struct RankTensor {
   Mapping own_result;  // Where Result sums to; guarded by result_mutex_.
   uint64_t own_result_round = 0;
 
+  // Whether gradients may live in its buffer, which is the same in all rounds and on its own pages.
+  bool is_a_home() const { return shape.in_place || one_place; }
+  // Those pages.
+  uint64_t home_bytes() const {
+    return one_place ? RoundUp(buffer.total_bytes(), kPageBytes) : shape.bytes();
+  }
+  // The buffer has moved.
+  void MoveTo(std::byte* home) {
+    contribution = home;
+    if (one_place) result[0] = result[1] = home;
+  }
   std::byte* ContributionOf(uint64_t round) const {
     return contribution + shape.buffer_offset(round);
   }

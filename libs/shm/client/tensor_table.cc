@@ -74,8 +74,13 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
     return "a contribution lies outside of its segment";
   }
   std::byte* results[2] = {};
+  const bool one_place = has_contribution && !ranks_sum &&
+                         declared.result[0] == declared.contribution &&
+                         declared.result[1] == declared.contribution;
   for (int parity = 0; parity < 2 && !ranks_sum; ++parity) {
-    results[parity] = memory_.Locate(declared.result[parity], SegmentKind::kResult, buffer_bytes);
+    results[parity] =
+        one_place ? contribution
+                  : memory_.Locate(declared.result[parity], SegmentKind::kResult, buffer_bytes);
     if (results[parity] == nullptr) return "a result lies outside of its segment";
   }
   const std::byte* arrivals = nullptr;
@@ -106,6 +111,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
   tensor->arrivals = arrivals;
   tensor->pushed = tensor->taken = declared.completed_round;
   tensor->ranks_sum = ranks_sum;
+  tensor->one_place = one_place;
   tensor->part = declared.part;
   tensor->offset = declared.contribution.offset;
   tensor->shape = shape;

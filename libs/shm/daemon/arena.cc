@@ -16,18 +16,21 @@ constexpr uint64_t kBackBytes = 256 * kKiB;
 
 }  // namespace
 
-Arena::Arena(Config config, uint32_t* next_segment)
-    : config_(std::move(config)), next_segment_(next_segment) {}
+Arena::Arena(Config config, ArenaBudget* budget, uint32_t* next_segment)
+    : config_(std::move(config)), budget_(budget), next_segment_(next_segment) {}
 
 Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
   TALWEG_CHECK(bytes > 0);
-  if (bytes > config_.bytes_max || used_ > config_.bytes_max - bytes) {
+  const auto [bytes_max, all_used] = *budget_;
+  if (bytes > bytes_max || all_used > bytes_max - bytes) {
     return Failure{RankStatus::kOutOfMemory,
                    config_.owner + ": " + FormatBytes(bytes) + " more would pass the limit of " +
-                       FormatBytes(config_.bytes_max) + ", of which " + FormatBytes(used_) +
+                       FormatBytes(bytes_max) + ", of which " + FormatBytes(all_used) +
                        " are used; raise the agent's arena_bytes_max, or declare less"};
   }
-  const uint64_t rounded = RoundUp(bytes, kCacheLineBytes);
+  // A rank maps the pages of what is in one place once more (talweg_attach).
+  const uint64_t rounded =
+      RoundUp(bytes, config_.use == SegmentUse::kOnePlace ? kPageBytes : kCacheLineBytes);
   if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {
     // As large as all before it together: few descriptors, whatever the model's size. What is not
     // cut into buffers takes no memory, but for the beginning of it.
@@ -44,6 +47,7 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
   Buffer buffer{{part.id, part.used}, {part.segment.mapping.data() + part.used, bytes}};
   part.used += rounded;
   used_ += rounded;
+  budget_->used += rounded;
   return buffer;
 }
 
@@ -66,6 +70,7 @@ Outcome<bool> Arena::Back(Part& part, uint64_t end) {
 
 void Arena::Clear() {
   parts_.clear();
+  budget_->used -= used_;
   used_ = 0;
 }
 

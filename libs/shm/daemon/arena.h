@@ -14,13 +14,18 @@
 
 namespace talweg::shm {
 
+// What the buffers of one owner may take together, of all its arenas.
+struct ArenaBudget {
+  uint64_t bytes_max = 0;
+  uint64_t used = 0;
+};
+
 // Buffers for tensors, cut one after the other from a chain of segments; given back all at once.
 // One owner thread.
 class Arena {
  public:
   struct Config {
     SegmentUse use = SegmentUse::kResult;
-    uint64_t bytes_max = 0;  // All buffers together.
     uint64_t segment_bytes_min = 0;
     std::string owner;  // For texts: "contributions of local rank 1".
   };
@@ -35,10 +40,11 @@ class Arena {
     uint64_t backed = 0;  // So far it has memory.
   };
 
-  // Takes segment ids from *next_segment, which outlives the arena.
-  Arena(Config config, uint32_t* next_segment);
+  // Takes segment ids from *next_segment. That and the budget outlive the arena.
+  Arena(Config config, ArenaBudget* budget, uint32_t* next_segment);
 
-  // Aligned to 64 bytes, zeroed, backed by memory. kOutOfMemory or kLimit.
+  // Aligned to 64 bytes, or on pages of its own (kOnePlace); zeroed, backed by memory. kOutOfMemory
+  // or kLimit.
   Outcome<Buffer> Allocate(uint64_t bytes);
 
   // nullptr when the arena has no such segment. Valid until the next Allocate or Clear.
@@ -52,8 +58,9 @@ class Arena {
   static Outcome<bool> Back(Part& part, uint64_t end);
 
   Config config_;
+  ArenaBudget* budget_;
   uint32_t* next_segment_;
-  uint64_t used_ = 0;
+  uint64_t used_ = 0;  // Of the budget.
   std::vector<Part> parts_;
 };
 

@@ -24,7 +24,8 @@ struct ContributionBuffer {
   std::span<const std::byte> bytes;
 };
 
-// Memory of one tensor's result of one parity. Only the agent writes it.
+// Memory of one tensor's results, or of those of one parity. The agent alone writes it, or agent
+// and rank by turns (AllocateOnePlace).
 struct ResultBuffer {
   Location location;
   std::span<std::byte> bytes;
@@ -40,6 +41,9 @@ class RankMemory {
   // so that the table of lengths is part of the buffer.
   virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
                                                            uint64_t bytes) = 0;
+  // For a tensor of a node's only rank, which writes its contribution there and finds the result
+  // there: its own pages. Otherwise as AllocateContribution. kClosed: the rank is gone.
+  virtual Outcome<ResultBuffer> AllocateOnePlace(RankConnectionId connection, uint64_t bytes) = 0;
   // For tensors that the ranks sum: where every rank's contribution lies, until DropTensorMemory,
   // and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory, kLimit.
   virtual Outcome<SharedPlace> PlanContribution(const BufferShape& shape, bool in_place) = 0;

@@ -198,6 +198,7 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
   connection.rings_to_await = hello.minor >= kRingsToAwaitMinor;
   connection.knows_in_place = hello.minor >= kInPlaceMinor;
   connection.knows_own_parts = hello.minor >= kOwnPartsMinor;
+  connection.knows_one_place = hello.minor >= kOnePlaceMinor;
   uint32_t local_rank = hello.wanted_local_rank;
   const auto count = static_cast<uint32_t>(holders_.size());
   if (local_rank == kAnyLocalRank) {
@@ -236,10 +237,13 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.pidfd.get(), &event);
     }
   }
+  const std::string owner = "contributions of local rank " + std::to_string(local_rank);
+  connection.budget = {.bytes_max = config_.contribution_bytes_max};
   connection.contributions.emplace(
-      Arena::Config{SegmentUse::kContribution, config_.contribution_bytes_max,
-                    config_.segment_bytes_min,
-                    "contributions of local rank " + std::to_string(local_rank)},
+      Arena::Config{SegmentUse::kContribution, config_.segment_bytes_min, owner},
+      &connection.budget, &next_segment_);
+  connection.one_places.emplace(
+      Arena::Config{SegmentUse::kOnePlace, config_.segment_bytes_min, owner}, &connection.budget,
       &next_segment_);
   ++counters_.ranks_accepted;
   sink.OnRankHello(connection.id, {connection.local_rank, connection.pid, connection.uid,
@@ -292,6 +296,7 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
     return;
   }
   declaration.in_place = is_simple && (declare.flags & kDeclareInPlace) != 0;
+  declaration.one_place = declaration.in_place && connection.knows_one_place;
   const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   connection.asked[RequestId(request)] = {
       shape, Parts::Of(collective.gives, place_of(connection.number), declaration.rank_count,

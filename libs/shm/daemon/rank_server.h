@@ -70,6 +70,7 @@ struct RankDeclaration {
   int32_t priority = 0;
   bool on_device = false;  // Pushed from a GPU: the rank wants no contribution buffer.
   bool in_place = false;   // If its ranks sum, and it is the first: then in place.
+  bool one_place = false;  // Its result may come to where its contribution lies.
 
   // Validated before OnRankDeclare: it fits. May be 0.
   uint64_t bytes() const { return collective.bytes(rank_count); }

@@ -81,6 +81,16 @@ Outcome<ContributionBuffer> RankServerImpl::AllocateContribution(RankConnectionI
   return ContributionBuffer{buffer.value().location, buffer.value().bytes};
 }
 
+Outcome<ResultBuffer> RankServerImpl::AllocateOnePlace(RankConnectionId id, uint64_t bytes) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || !connection->one_places) {
+    return Failure{RankStatus::kClosed, "the rank is gone"};
+  }
+  Outcome<Arena::Buffer> buffer = connection->one_places->Allocate(bytes);
+  if (!buffer.ok()) return buffer.failure();
+  return ResultBuffer{buffer.value().location, buffer.value().bytes};
+}
+
 Outcome<Location> RankServerImpl::PlaceContribution(RankConnectionId id, const SharedPlace& place) {
   Connection* connection = FindOpen(id);
   if (connection == nullptr) return Failure{RankStatus::kClosed, "the rank is gone"};
@@ -174,6 +184,7 @@ const Segment* RankServerImpl::FindSegment(Connection& connection, uint32_t id, 
   *kind = SegmentKind::kContribution;
   if (const SharedArena::Part* part = connection.shared.FindSegment(id)) return &part->segment;
   if (const Arena::Part* part = connection.contributions->Find(id)) return &part->segment;
+  if (const Arena::Part* part = connection.one_places->Find(id)) return &part->segment;
   *kind = SegmentKind::kResult;
   const Arena::Part* part = results_.Find(id);
   return part == nullptr ? nullptr : &part->segment;

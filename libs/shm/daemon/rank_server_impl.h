@@ -64,13 +64,16 @@ struct Connection {
   bool rings_to_await = false;  // By its version, as the next.
   bool knows_in_place = false;
   bool knows_own_parts = false;
+  bool knows_one_place = false;
   bool released = false;      // The agent needs the memory no more.
   bool said_goodbye = false;  // Which counts when its ring is empty.
   // Its ring's next entry is a push of this tensor that came before the open round is complete.
   std::optional<uint32_t> early;
   bool writes_wanted = false;  // EPOLLOUT is on.
   std::optional<RankControl> control;
+  ArenaBudget budget;  // Of the next two.
   std::optional<Arena> contributions;
+  std::optional<Arena> one_places;
   SharedArena shared;
   uint64_t peer_parts = 0;                // Bit p: it has been given part p of all other ranks.
   std::vector<TensorOfRank> tensors;      // By TensorIndex.
@@ -90,9 +93,9 @@ class RankServerImpl final : public RankServer {
       : config_(std::move(config)),
         listener_(std::move(listener)),
         epoll_(std::move(epoll)),
-        results_({SegmentUse::kResult, config_.result_bytes_max, config_.segment_bytes_min,
-                  "results of this node"},
-                 &next_segment_),
+        result_budget_{.bytes_max = config_.result_bytes_max},
+        results_({SegmentUse::kResult, config_.segment_bytes_min, "results of this node"},
+                 &result_budget_, &next_segment_),
         plan_(config_.local_rank_count, config_.contribution_bytes_max, config_.segment_bytes_min),
         holders_(config_.local_rank_count) {}
 
@@ -107,6 +110,7 @@ class RankServerImpl final : public RankServer {
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
   Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;
+  Outcome<ResultBuffer> AllocateOnePlace(RankConnectionId id, uint64_t bytes) override;
   Outcome<SharedPlace> PlanContribution(const BufferShape& shape, bool in_place) override {
     return plan_.Place(shape, in_place);
   }
@@ -195,6 +199,7 @@ class RankServerImpl final : public RankServer {
   RankListener listener_;
   Descriptor epoll_;
   uint32_t next_segment_ = 1;
+  ArenaBudget result_budget_;
   Arena results_;
   SharedPlan plan_;
   uint64_t next_id_ = 1;

@@ -44,8 +44,8 @@ TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
   constexpr uint64_t kHuge = Mapping::kHugePageBytes;
   for (const SegmentUse use : {SegmentUse::kContribution, SegmentUse::kResult}) {
     uint32_t next_segment = 1;
-    Arena arena({.use = use, .bytes_max = 64 * kHuge, .segment_bytes_min = 8 * kHuge, .owner = "x"},
-                &next_segment);
+    ArenaBudget budget{.bytes_max = 64 * kHuge};
+    Arena arena({.use = use, .segment_bytes_min = 8 * kHuge, .owner = "x"}, &budget, &next_segment);
     REQUIRE(arena.Allocate(1000).ok());
     auto large = arena.Allocate(3 * kHuge);
     REQUIRE(large.ok());
@@ -61,6 +61,33 @@ TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
     }
     CHECK(huge_kb == 4 * kHuge / 1024);
   }
+}
+
+TEST_CASE("Arenas of one owner share what it may have, and what is in one place has own pages") {
+  uint32_t next_segment = 1;
+  ArenaBudget budget{.bytes_max = 5 * kPageBytes};
+  const auto config = [](SegmentUse use) {
+    return Arena::Config{.use = use, .segment_bytes_min = 16 * kPageBytes, .owner = "rank 3"};
+  };
+  Arena apart(config(SegmentUse::kContribution), &budget, &next_segment);
+  Arena places(config(SegmentUse::kOnePlace), &budget, &next_segment);
+  REQUIRE(apart.Allocate(2 * kPageBytes).ok());
+  for (uint64_t i = 0; i < 2; ++i) {
+    const auto place = places.Allocate(100);
+    REQUIRE(place.ok());
+    CHECK(place.value().location.offset == i * kPageBytes);
+    place.value().bytes[99] = std::byte{1};
+  }
+  CHECK(budget.used == 4 * kPageBytes);
+  for (Arena* arena : {&apart, &places}) {
+    const auto refused = arena->Allocate(2 * kPageBytes);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.failure().status == RankStatus::kOutOfMemory);
+    CHECK_THAT(refused.failure().text, Contains("rank 3") && Contains("16 KiB are used"));
+  }
+  apart.Clear();
+  CHECK(budget.used == 2 * kPageBytes);
+  CHECK(places.Allocate(2 * kPageBytes).ok());
 }
 
 TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution and result") {

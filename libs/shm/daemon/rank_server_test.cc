@@ -119,7 +119,7 @@ TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks g
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.9"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.10"));
   }
   SECTION("half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
@@ -161,6 +161,18 @@ TEST_CASE_METHOD(RankServerFixture, "A rank of another minor version is served l
   newer.Push(0, 1);
   Settle();
   CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
+}
+
+TEST_CASE_METHOD(RankServerFixture, "A rank that knows no tensors in one place is given none") {
+  const uint16_t minor = GENERATE(uint16_t{kOnePlaceMinor - 1}, kOnePlaceMinor);
+  RawRank rank(*this);
+  rank.Join(minor);
+  rank.Declare("apart");
+  rank.Declare("t", kDeclareInPlace);
+  REQUIRE(sink.declarations.size() == 2);
+  CHECK_FALSE(sink.declarations[0].one_place);
+  CHECK(sink.declarations[1].in_place);
+  CHECK(sink.declarations[1].one_place == (minor == kOnePlaceMinor));
 }
 
 // An all_gather of three floats a rank, of ranks 0 and 2.

@@ -27,7 +27,8 @@ const char* UseName(SegmentUse use) {
   switch (use) {
     case SegmentUse::kControl: return "talweg-control";
     case SegmentUse::kContribution:
-    case SegmentUse::kSharedContribution: return "talweg-contribution";
+    case SegmentUse::kSharedContribution:
+    case SegmentUse::kOnePlace: return "talweg-contribution";
     case SegmentUse::kResult: return "talweg-result";
   }
   return "talweg";
@@ -75,9 +76,9 @@ Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return KernelRefused(use, bytes, "ftruncate");
   }
-  const bool rank_writes =
+  const bool only_reads =
       use == SegmentUse::kContribution || use == SegmentUse::kSharedContribution;
-  const auto access = rank_writes ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
+  const auto access = only_reads ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
   Mapping mapping = Mapping::Map(fd.get(), bytes, access);
   if (!mapping.valid()) return KernelRefused(use, bytes, "mmap");
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;

@@ -14,6 +14,7 @@ enum class SegmentUse {
   kControl,             // Both sides write.
   kContribution,        // The rank writes, this process maps it read only.
   kSharedContribution,  // Likewise; other ranks map it, read only after SealAgainstWriters.
+  kOnePlace,            // The rank and this process write, by turns; nobody else maps it.
   kResult,  // This process writes; nobody else can ever map it writable (F_SEAL_FUTURE_WRITE).
 };
 

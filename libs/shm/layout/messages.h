@@ -30,7 +30,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 9;
+inline constexpr uint16_t kProtocolMinor = 10;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
@@ -47,6 +47,8 @@ inline constexpr uint16_t kOwnPartsMinor = 7;
 inline constexpr uint16_t kStandbyMinor = 8;
 // From this one on an agent says whom a round waits for.
 inline constexpr uint16_t kTellsWaitsMinor = 9;
+// From this one on a rank knows tensors whose result comes to where their contribution lies.
+inline constexpr uint16_t kOnePlaceMinor = 10;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -122,7 +124,8 @@ struct Welcome {
 
 // Declare::flags
 inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
-// The first declaration on a node decides: where the ranks sum, in place.
+// The first declaration on a node decides: where the ranks sum, in place; where the agent can have
+// contribution and result in one place, so.
 inline constexpr uint32_t kDeclareInPlace = 2;
 inline constexpr uint32_t kDeclareSide = 4;  // Collective::side.
 

@@ -290,8 +290,15 @@ class FakeAgent::Impl final : public RankEventSink {
         }
         tensor.shared = place.value();
       }
+      const bool one_place = options_.one_place && declaration.one_place;
+      if (one_place) {
+        Outcome<ResultBuffer> place = server_->AllocateOnePlace(connection, shape.total_bytes());
+        TALWEG_CHECK(place.ok() && options_.server.local_rank_count == 1);
+        tensor.results = {place.value(), place.value()};
+        tensor.contributions[local_rank] = {place.value().location, place.value().bytes};
+      }
       for (ResultBuffer& result : tensor.results) {
-        if (ranks_sum) break;
+        if (ranks_sum || one_place) break;
         Outcome<ResultBuffer> buffer = server_->AllocateResult(shape.total_bytes());
         if (!buffer.ok()) {
           server_->RefuseDeclaration(connection, request, buffer.failure().status,

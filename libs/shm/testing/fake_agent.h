@@ -31,6 +31,8 @@ class FakeAgent {
     bool ranks_sum = false;
     // As agents before there was such a thing: what is declared in place is not summed so.
     bool knows_in_place = true;
+    // A single rank that declares in place finds its results where it contributes.
+    bool one_place = false;
     // Rounds are complete when the test says so (ReleaseRounds), not before.
     bool holds_rounds = false;
     // Ranks may be told what has come of a result (Arrive).

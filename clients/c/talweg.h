@@ -224,9 +224,11 @@ TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor ten
  * same for every round: fill it, push with data == NULL, and find the result there after a
  * talweg_wait without `out`. The fastest way: nothing is copied, and where the ranks of one node
  * are the whole job each piece is summed once, by whichever rank comes to it first, and written
- * over the contributions of all. So from its push until talweg_wait has returned the buffer is
- * other ranks' to read and to write, and after a round without a result its bytes mean nothing. The
- * node's first declaration of a tensor decides; ranks that declare it otherwise share in it.
+ * over the contributions of all. Where there are several nodes, and their job fails with any loss,
+ * the result comes to where a node's only rank contributes. So from its push until talweg_wait has
+ * returned the buffer is the other ranks' and the agent's to read and to write, and after a round
+ * without a result its bytes mean nothing. The node's first declaration of a tensor decides; ranks
+ * that declare it otherwise share in it.
  * TALWEG_UNSUPPORTED: another rank has declared it otherwise before, or the agent is of a release
  * that knows no sums in place; use talweg_declare_all. */
 TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
@@ -234,8 +236,9 @@ TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
                                                      size_t declaration_count, int64_t timeout_ns,
                                                      talweg_tensor* tensors);
 
-/* Whether a tensor is summed in place by the node's ranks: 0 where it was declared so and the agent
- * sums it, with other nodes, say; then a wait without `out` copies the result. */
+/* Whether a tensor's result comes to where it was contributed: summed there by the node's ranks, or
+ * received there from other nodes. 0 where it was declared so and comes elsewhere; then a wait
+ * without `out` copies it. */
 TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor);
 
 /* Has the tensor's buffer stand at `address` as well, for memory that a framework has allocated:

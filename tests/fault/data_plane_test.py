@@ -5,27 +5,17 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import socket
 import subprocess
-import threading
 import time
 import unittest
-from collections.abc import Callable
 
 from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Job
+from on_the_path import Change, OnThePath, place_of
 
 _SECURE = ("keyed", "tls")
 # What libfabric's tcp says first: a header of its own, and a token.
 _CONNECT_BYTES = 32 + 53
-_Change = Callable[[bytes], bytes]
-
-
-def _place(daemon: Daemon) -> tuple[str, int]:
-    """Where an aggregator says that it listens for agents."""
-    found = re.match(r"(?:fi:)?tcp://([\d.]+):(\d+)", daemon.addresses["data"])
-    assert found is not None, daemon.addresses
-    return found[1], int(found[2])
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -37,88 +27,6 @@ def _is_closed(connection: socket.socket) -> bool:
     except ConnectionResetError:
         pass
     return True
-
-
-class OnThePath:
-    """Everything between the agents of a job and its aggregator goes through here.
-
-    The aggregator listens on 127.0.0.1 and tells agents 127.0.0.2, with the same port, where this
-    listens. `touch` makes the next long piece of bytes to the aggregator, or to the agent, another.
-    """
-
-    def __init__(self) -> None:
-        self._listener: socket.socket | None = None
-        self._target = ("", 0)
-        self._change: dict[bool, _Change | None] = {True: None, False: None}
-        self._lock = threading.Lock()
-        self._stops = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self.connections = 0
-        self.first_bytes: list[bytes] = []
-
-    def open(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.2", port))
-        self._start(self._accept)
-
-    def close(self) -> None:
-        self._stops.set()
-        for thread in self._threads:
-            thread.join(DEADLINE_S)
-        if self._listener is not None:
-            self._listener.close()
-
-    def touch(self, change: _Change, to_aggregator: bool = True) -> None:
-        with self._lock:
-            self._change[to_aggregator] = change
-
-    def touched(self) -> bool:
-        with self._lock:
-            return not any(self._change.values())
-
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        self._listener.settimeout(0.2)
-        while not self._stops.is_set():
-            try:
-                agent, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            self.connections += 1
-            self._start(self._pass_on, agent, socket.create_connection(self._target))
-
-    def _pass_on(self, agent: socket.socket, aggregator: socket.socket) -> None:
-        said = b""
-        with agent, aggregator:
-            while not self._stops.is_set():
-                ready, _, _ = select.select([agent, aggregator], [], [], 0.2)
-                for source in ready:
-                    to_aggregator = source is agent
-                    try:
-                        data = source.recv(65536)
-                        if not data:
-                            return
-                        if to_aggregator and len(said) < 4096:
-                            if not said:
-                                self.first_bytes.append(b"")
-                            said += data
-                            self.first_bytes[-1] = said
-                        if len(data) > 2000:
-                            data = self._changed(data, to_aggregator)
-                        (aggregator if to_aggregator else agent).sendall(data)
-                    except OSError:
-                        return
-
-    def _changed(self, data: bytes, to_aggregator: bool) -> bytes:
-        with self._lock:
-            change = self._change[to_aggregator]
-            self._change[to_aggregator] = None
-        return change(data) if change else data
 
 
 def _flip(data: bytes) -> bytes:
@@ -153,7 +61,7 @@ class DataPlaneTest(unittest.TestCase):
         for security in _SECURE:
             with self.subTest(security), Cluster() as cluster:
                 job = self._job(cluster, security)
-                place = _place(job.aggregators[0])
+                place = place_of(job.aggregators[0])
                 setting = {"keyed": 2, "tls": 3}[security]
                 hello = b"TLWK" + bytes([1, setting, 0, 0]) + bytes(96)
                 junk = [
@@ -186,7 +94,7 @@ class DataPlaneTest(unittest.TestCase):
 
     def test_somebody_on_the_path(self) -> None:
         """On the path: what he changes, leaves out, repeats or puts in breaks that connection alone."""
-        attacks: dict[str, _Change] = {
+        attacks: dict[str, Change] = {
             "flips a bit": _flip,
             "leaves bytes out": lambda data: data[:500] + data[600:],
             "repeats": lambda data: data + data,
@@ -202,7 +110,7 @@ class DataPlaneTest(unittest.TestCase):
                 aggregator = cluster.aggregator(
                     address, "a0", [option, "--local_transport=false", "--advertise=127.0.0.2"]
                 )
-                path.open(_place(aggregator)[1])
+                path.open(place_of(aggregator)[1])
                 ranks = []
                 for node in range(2):
                     agent = cluster.agent(
@@ -231,7 +139,7 @@ class DataPlaneTest(unittest.TestCase):
                             self.assertGreater(path.connections, before)
                 self.assertIn("on their way", cluster.log(aggregator))
                 # What a member said when it connected lets nobody in.
-                place = ("127.0.0.1", _place(aggregator)[1])
+                place = ("127.0.0.1", place_of(aggregator)[1])
                 for said in path.first_bytes:
                     with socket.create_connection(place, DEADLINE_S) as connection:
                         try:
@@ -282,7 +190,7 @@ class DataPlaneTest(unittest.TestCase):
             address = cluster.scheduler(["--in_memory"]).addresses["listen"]
             options = ["--local_transport=false", "--advertise=127.0.0.2"]
             aggregator = cluster.aggregator(address, "a0", options)
-            path.open(_place(aggregator)[1])
+            path.open(place_of(aggregator)[1])
             ranks = []
             for node in range(2):
                 options = [f"--scheduler={address}", f"--node_rank={node}", "--min_members=2"]
@@ -291,7 +199,7 @@ class DataPlaneTest(unittest.TestCase):
             for rank in ranks:
                 rank.goes_on()
             self.assertEqual(len(path.first_bytes), 2)
-            place = ("127.0.0.1", _place(aggregator)[1])
+            place = ("127.0.0.1", place_of(aggregator)[1])
             for said in path.first_bytes:
                 connect = said[:_CONNECT_BYTES]
                 self.assertEqual(connect[32:36], b"TLWF")

@@ -374,14 +374,20 @@ talweg_status talweg_gpu_declare_all(talweg_client* client, const talweg_declara
 talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor tensor,
                                talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
                                int64_t timeout_ns) {
+  return talweg_gpu_place_signed(client, tensor, buffer, 0, pushed, taken, timeout_ns);
+}
+
+talweg_status talweg_gpu_place_signed(talweg_client* client, talweg_tensor tensor,
+                                      talweg_gpu_buffer buffer, uint64_t signature, uint8_t* pushed,
+                                      uint8_t* taken, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_gpu_place: `client` is NULL");
   if (pushed == nullptr || taken == nullptr) {
     return Invalid("talweg_gpu_place: `pushed` or `taken` is NULL");
   }
   talweg::shm::GpuHandleBytes pushed_handle;
   talweg::shm::GpuHandleBytes taken_handle;
-  const RankStatus placed = FromC(client)->PlaceTensor(tensor, buffer, timeout_ns, &pushed_handle,
-                                                       &taken_handle, last_error);
+  const RankStatus placed = FromC(client)->PlaceTensor(tensor, buffer, signature, timeout_ns,
+                                                       &pushed_handle, &taken_handle, last_error);
   if (placed != RankStatus::kOk) return ToC(placed);
   std::memcpy(pushed, pushed_handle.data(), TALWEG_GPU_HANDLE_BYTES);
   std::memcpy(taken, taken_handle.data(), TALWEG_GPU_HANDLE_BYTES);

@@ -54,7 +54,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() tells that of the library. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 4
+#define TALWEG_VERSION_MINOR 5
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */

@@ -74,6 +74,14 @@ TALWEG_API talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor t
                                           talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
                                           int64_t timeout_ns);
 
+/* talweg_gpu_place, which says what each round is of that this rank pushes from then on: see
+ * talweg_push_parts. So a tensor on a GPU is compared with others as one in host memory is, and no
+ * push says more. An agent of an older version does not compare it. (Since version 1.5.) */
+TALWEG_API talweg_status talweg_gpu_place_signed(talweg_client* client, talweg_tensor tensor,
+                                                 talweg_gpu_buffer buffer, uint64_t signature,
+                                                 uint8_t* pushed, uint8_t* taken,
+                                                 int64_t timeout_ns);
+
 /* As talweg_push_pull: the contribution lies at `offset` of `buffer`, after the recorded event,
  * and its result will. */
 TALWEG_API talweg_status talweg_gpu_push_pull(talweg_client* client, talweg_tensor tensor,

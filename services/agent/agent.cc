@@ -334,7 +334,11 @@ void Agent::OnMail(Mail mail) {
 
 void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority) {
-  driver_->OnRankPush({.rank = rank, .tensor = tensor, .round = round, .priority = priority});
+  driver_->OnRankPush({.rank = rank,
+                       .tensor = tensor,
+                       .round = round,
+                       .priority = priority,
+                       .signature = driver_->desk().SignatureOnDevice(rank, tensor)});
 }
 
 void Agent::OnUnexported(LocalRank rank, uint32_t request) {

@@ -235,10 +235,18 @@ void RankDesk::TellEventsLost(LocalRank rank) {
   if (to.attached) server_->PublishEventsLost(to.connection);
 }
 
+RoundSignature RankDesk::SignatureOnDevice(LocalRank rank, pipeline::TensorIndex tensor) const {
+  const auto& signatures = ranks_[rank.value()].signatures;
+  const auto found = signatures.find(tensor.value());
+  return found == signatures.end() ? 0 : found->second;
+}
+
 void RankDesk::OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,
-                           shm::TensorIndex tensor, uint32_t buffer) {
+                           shm::TensorIndex tensor, uint32_t buffer, RoundSignature signature) {
   LocalRank local_rank;
-  if (Find(connection, &local_rank) == nullptr) return;
+  Rank* const rank = Find(connection, &local_rank);
+  if (rank == nullptr) return;
+  rank->signatures[tensor.value()] = signature;
   const pipeline::TensorIndex index{tensor.value()};
   absl::StatusOr<shm::Placed> answer = absl::UnimplementedError(
       "tensor '" + memory_->spec(index).name + "' was declared in host memory; push it from there");

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,8 @@ class RankDesk final : public shm::RankEventSink {
     bool ready = false;  // It has said so.
     std::string ended;   // How it ended, unless it has not.
     uint64_t bytes_pushed = 0;
+    std::unordered_map<uint32_t, RoundSignature>
+        signatures;  // Of tensors that it pushes from GPUs.
   };
 
   // All outlive it.
@@ -107,6 +110,8 @@ class RankDesk final : public shm::RankEventSink {
   std::optional<shm::RankConnectionId> OnePlaceOf(const std::string& name) const;
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
+  // What the rank's rounds of the tensor are of that come from a GPU.
+  RoundSignature SignatureOnDevice(LocalRank rank, pipeline::TensorIndex tensor) const;
 
   // A new generation of ranks: the old ones are all gone. Their memory is dropped.
   void Restart();
@@ -136,7 +141,7 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankUnexport(shm::RankConnectionId connection, shm::RequestId request,
                       uint32_t buffer) override;
   void OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,
-                   shm::TensorIndex tensor, uint32_t buffer) override;
+                   shm::TensorIndex tensor, uint32_t buffer, RoundSignature signature) override;
 
  private:
   // A rank that waits for the next step.

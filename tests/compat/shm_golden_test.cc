@@ -154,7 +154,8 @@ TEST_CASE("The messages on a rank's socket") {
   add("Unexport", {.request = 0x5005, .body = Unexport{.buffer = 0x5003}});
   add("Unexported",
       {.request = 0x5005, .body = Unexported{.status = RankStatus::kBusy, .text = "in use"}});
-  add("Place", {.request = 0x5006, .body = Place{.tensor = 0x5007, .buffer = 0x5003}});
+  add("Place",
+      {.request = 0x5006, .body = Place{.tensor = 0x5007, .buffer = 0x5003, .signature = 0x5008}});
   add("Placed", {.request = 0x5006,
                  .body = Placed{.status = RankStatus::kOutOfMemory,
                                 .pushed = handle,
@@ -205,6 +206,7 @@ TEST_CASE("Messages of earlier versions are read") {
       CHECK(view->number == view->rank);
       CHECK(view->members[0].flags == 0);
     }
+    if (const auto* place = std::get_if<Place>(&result.message.body)) CHECK(place->signature == 0);
     if (const auto* declare = std::get_if<Declare>(&result.message.body)) {
       CHECK(declare->collective().name() == std::string(minor < 5 ? "broadcast" : "gather"));
       CHECK((minor >= 5 || declare->ranks.empty()));

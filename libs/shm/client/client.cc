@@ -105,10 +105,11 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
   return devices_.Unexport(buffer, timeout_ns, error);
 }
 
-RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
-                               GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
+RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, RoundSignature signature,
+                               int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
+                               ErrorText& error) {
   return With(index, error, [&](RankTensor& tensor) {
-    return devices_.Place(tensor, buffer, timeout_ns, pushed, taken, error);
+    return devices_.Place(tensor, buffer, signature, timeout_ns, pushed, taken, error);
   });
 }
 

@@ -93,8 +93,9 @@ class Client {
                           uint64_t* bytes, ErrorText& error);
   RankStatus UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
   // The tensor's events, to be opened by the caller.
-  RankStatus PlaceTensor(uint32_t tensor, uint32_t buffer, int64_t timeout_ns,
-                         GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error);
+  RankStatus PlaceTensor(uint32_t tensor, uint32_t buffer, RoundSignature signature,
+                         int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
+                         ErrorText& error);
   // As Push, of what lies in a buffer at `offset`; the tensor's event was recorded before.
   RankStatus PushOnDevice(uint32_t tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
                           int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);

@@ -32,13 +32,14 @@ RankStatus Devices::Unexport(uint32_t buffer, int64_t timeout_ns, ErrorText& err
   return Ask(shm::Unexport{buffer}, "memory of a GPU", timeout_ns, pending, error);
 }
 
-RankStatus Devices::Place(RankTensor& tensor, uint32_t buffer, int64_t timeout_ns,
-                          GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
+RankStatus Devices::Place(RankTensor& tensor, uint32_t buffer, RoundSignature signature,
+                          int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
+                          ErrorText& error) {
   const uint32_t asked_at =
       states_.EventsLost();  // What is lost from here on may be what is answered.
   PendingAnswer pending;
   const RankStatus status =
-      Ask(shm::Place{tensor.index, buffer}, NameOf(tensor), timeout_ns, pending, error);
+      Ask(shm::Place{tensor.index, buffer, signature}, NameOf(tensor), timeout_ns, pending, error);
   if (status != RankStatus::kOk) return status;
   *pushed = pending.placed.pushed;
   *taken = pending.placed.taken;

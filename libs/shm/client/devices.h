@@ -31,8 +31,9 @@ class Devices {
                     uint64_t* bytes, ErrorText& error);
   RankStatus Unexport(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
   // The tensor's events, to be opened by the caller.
-  RankStatus Place(RankTensor& tensor, uint32_t buffer, int64_t timeout_ns, GpuHandleBytes* pushed,
-                   GpuHandleBytes* taken, ErrorText& error);
+  RankStatus Place(RankTensor& tensor, uint32_t buffer, RoundSignature signature,
+                   int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
+                   ErrorText& error);
 
  private:
   // Asks, with every outcome but kOk made an error. `what` is asked for.

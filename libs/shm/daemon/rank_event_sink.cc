@@ -13,7 +13,8 @@ void RankEventSink::OnRankExport(RankConnectionId, RequestId, const RankExport&)
   TALWEG_CHECK(false);
 }
 void RankEventSink::OnRankUnexport(RankConnectionId, RequestId, uint32_t) { TALWEG_CHECK(false); }
-void RankEventSink::OnRankPlace(RankConnectionId, RequestId, TensorIndex, uint32_t) {
+void RankEventSink::OnRankPlace(RankConnectionId, RequestId, TensorIndex, uint32_t,
+                                RoundSignature) {
   TALWEG_CHECK(false);
 }
 

@@ -181,9 +181,9 @@ class RankEventSink {
   virtual void OnRankExport(RankConnectionId connection, RequestId request,
                             const RankExport& exported);
   virtual void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t buffer);
-  // A tensor that the rank has been told of.
+  // A tensor that the rank has been told of. `signature`: what its pushes from the GPU are of.
   virtual void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
-                           uint32_t buffer);
+                           uint32_t buffer, RoundSignature signature);
   // Answer with ReplyMembership, now or (kWait) later. After what the rank has pushed before. A
   // sink that lets nobody in or out has no answer.
   virtual void OnRankBoundary(RankConnectionId /*connection*/, RequestId /*request*/,

@@ -42,7 +42,8 @@ bool RankServerImpl::OnDeviceMessage(Connection& connection, const Message& mess
               "a place for tensor " + std::to_string(place->tensor) + ", which it has not declared",
               sink);
   } else if (config_.takes_devices) {
-    sink.OnRankPlace(connection.id, request, TensorIndex(place->tensor), place->buffer);
+    sink.OnRankPlace(connection.id, request, TensorIndex(place->tensor), place->buffer,
+                     place->signature);
   } else {
     ReplyPlaced(connection.id, request, {.status = RankStatus::kUnsupported, .text = kNoDevices});
   }

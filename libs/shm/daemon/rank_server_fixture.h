@@ -36,6 +36,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankConnectionId> connections;
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
+  std::vector<RoundSignature> placed_as;              // What tensors on GPUs are signed with.
   std::vector<RoundSignature> signatures;             // Those of these pushes, and their lengths.
   std::vector<std::vector<uint32_t>> lengths;
   std::vector<DevicePlace> places;
@@ -102,8 +103,9 @@ class RecordingSink final : public RankEventSink {
         connection, request,
         {.status = buffer == 7 ? RankStatus::kBusy : RankStatus::kOk, .text = "in use"});
   }
-  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex,
-                   uint32_t buffer) override {
+  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex, uint32_t buffer,
+                   RoundSignature signature) override {
+    placed_as.push_back(signature);
     server->ReplyPlaced(connection, request, {.pushed = {static_cast<uint8_t>(buffer)}});
   }
   void OnRankAsk(RankConnectionId connection, RequestId request, TensorIndex tensor,

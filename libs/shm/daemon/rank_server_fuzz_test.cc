@@ -136,8 +136,8 @@ class Agent final : public RankEventSink {
   void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t) override {
     server_->ReplyUnexported(connection, request, {.status = RankStatus::kBusy, .text = "no"});
   }
-  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
-                   uint32_t) override {
+  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor, uint32_t,
+                   RoundSignature) override {
     TALWEG_CHECK(tensor.value() < kShape.tensors_max);
     server_->ReplyPlaced(connection, request, {});
   }

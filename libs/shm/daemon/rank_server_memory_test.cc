@@ -247,6 +247,8 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   rank.Declare("t", kDeclareOnDevice);
   CHECK(fixture.sink.declarations[0].on_device);
   CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
+  CHECK(Ask<Placed>(rank, Place{.tensor = 0, .buffer = 5, .signature = 77}).pushed[0] == 5);
+  CHECK(fixture.sink.placed_as == std::vector<RoundSignature>{0, 77});
   Declare gather = Declare::Of({DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 1}, "g");
   gather.flags = kDeclareOnDevice;
   const auto refused = Ask<Declared>(rank, gather);

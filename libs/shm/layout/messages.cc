@@ -244,12 +244,14 @@ void Put(Writer& out, const Unexported& message) {
 const char* Take(Reader& in, Place& message) {
   message.tensor = in.Take<uint32_t>();
   message.buffer = in.Take<uint32_t>();
+  if (!in.AtEnd()) message.signature = in.Take<uint64_t>();
   return nullptr;
 }
 
 void Put(Writer& out, const Place& message) {
   out.Put(message.tensor);
   out.Put(message.buffer);
+  out.Put(message.signature);
 }
 
 const char* Take(Reader& in, Placed& message) {

@@ -49,6 +49,8 @@ inline constexpr uint16_t kStandbyMinor = 8;
 inline constexpr uint16_t kTellsWaitsMinor = 9;
 // From this one on a rank knows tensors whose result comes to where their contribution lies.
 inline constexpr uint16_t kOnePlaceMinor = 10;
+// From this one on an agent signs what a rank pushes from a GPU (Place::signature).
+inline constexpr uint16_t kSignsDevicesMinor = 10;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -304,6 +306,9 @@ struct Unexported {
 struct Place {
   uint32_t tensor = 0;
   uint32_t buffer = 0;
+  // What each of the rank's rounds is of that it pushes from a GPU, until it is placed again; 0: it
+  // does not say. (Since minor version 10; 0 before.)
+  RoundSignature signature = 0;
   friend bool operator==(const Place&, const Place&) = default;
 };
 

@@ -76,7 +76,7 @@ std::vector<Message> Samples() {
        .body = Exported{.status = RankStatus::kOk, .buffer = 1, .bytes = 2, .text = text}},
       {.request = 5, .fd_count = 0, .body = Unexport{.buffer = 1}},
       {.request = 5, .fd_count = 0, .body = Unexported{.status = RankStatus::kBusy, .text = text}},
-      {.request = 6, .fd_count = 0, .body = Place{.tensor = 1, .buffer = 2}},
+      {.request = 6, .fd_count = 0, .body = Place{.tensor = 1, .buffer = 2, .signature = 3}},
       {.request = 6, .fd_count = 0, .body = Placed{.pushed = {1}, .taken = {2}, .text = text}},
       {.request = 7, .fd_count = 0, .body = Ask{.tensor = 1, .round = 1ull << 40}},
       {.request = 7, .fd_count = 0, .body = Told{.status = RankStatus::kBusy, .text = text}},
@@ -196,12 +196,13 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
         declare != nullptr ? kShareFieldsBytes + declare->ranks.size() * sizeof(uint32_t)
         : std::holds_alternative<Declared>(message.body)       ? kArrivalsFieldBytes
         : std::holds_alternative<Hello>(message.body)          ? sizeof(Hello::flags)
+        : std::holds_alternative<Place>(message.body)          ? sizeof(Place::signature)
         : std::holds_alternative<RankMembership>(message.body) ? sizeof(RankMembership::number)
         : std::holds_alternative<Welcome>(message.body)
             ? sizeof(Welcome::flags) + sizeof(Welcome::number)
             : 0;
     for (uint32_t shorter = 0; shorter < body; shorter += shorter < 4096 ? 1 : 997) {
-      // As a minor version before 3, 5 or 8 has it.
+      // As a minor version before 3, 5, 8 or 10 has it.
       if (newer_bytes != 0 && shorter == body - newer_bytes) continue;
       std::memcpy(bytes.data() + 8, &shorter, 4);
       const ParseResult result = ParseMessage(bytes);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kNoLimit = -1;
 // Before the ranks, the lengths that are given, and those that are got.
-constexpr size_t kFixedNumbers = 10;
+constexpr size_t kFixedNumbers = 11;
 
 uint64_t Sum(const std::vector<uint64_t>& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
@@ -70,6 +70,7 @@ std::optional<Call> Call::From(std::string_view name, std::span<const int64_t> n
   call.root_rank = static_cast<uint32_t>(numbers[4]);
   call.priority = static_cast<int32_t>(numbers[5]);
   call.element_count = static_cast<uint64_t>(numbers[6]);
+  call.signature = static_cast<uint64_t>(numbers[10]);
   const auto ranks = lists.first(rank_count);
   const auto given = lists.subspan(rank_count, given_count);
   const auto got = lists.last(got_count);
@@ -233,7 +234,7 @@ Outcome Rounds::Push(OpenRound& round, const void* data) {
                                     [full](uint64_t length) { return length == full; });
   return Outcome::Of(talweg_push_parts(round.client, round.tensor,
                                        call.given.empty() ? nullptr : data,
-                                       all_full ? nullptr : call.given.data(), /*signature=*/0,
+                                       all_full ? nullptr : call.given.data(), call.signature,
                                        call.priority, kNoLimit, &round.round));
 }
 

@@ -34,6 +34,7 @@ struct Call {
   // The bytes of each part that this rank gives, and gets.
   std::vector<uint64_t> given;
   std::vector<uint64_t> got;
+  uint64_t signature = 0;  // What the round is of, by the shape; gradients as what they are of.
   double prescale = 1;
   double postscale = 1;
 

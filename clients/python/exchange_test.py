@@ -339,7 +339,9 @@ class NamesTest(unittest.TestCase):
         it = Framework("abc")
         it.others_names, it.others_say_names = "cba", False
         it.backward(0, 1, 2)
-        with self.assertRaisesRegex(Mismatch, "have other names here than at another rank"):
+        with self.assertRaisesRegex(
+            Mismatch, "have other names or shapes here than at another rank"
+        ):
             it.exchange.synchronize()
 
     def test_later_exchanges_need_not_wait_for_it(self) -> None:

@@ -174,7 +174,13 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
                              .element_count = 100};
   CHECK(DescribeSignature(SignatureOf(gather, 12)) == "i64 all_gather, rows of 12");
   CHECK(SignatureOf(gather, 12) != SignatureOf(gather, 13));
-  CHECK_FALSE(DescribeSignature(~uint64_t{0}).empty());
+  CHECK(DescribeSignature(0xfe20'0000'8000'0006) == "shape [32, 6]");
+  CHECK(DescribeSignature(0xfe00'0000'0000'0000) == "shape []");
+  CHECK(DescribeSignature(0xfe10'0000'0000'0007) == "shape [7]");
+  CHECK(DescribeSignature(0xff00'0000'0000'0a07) == "a shape with digest 00000000000a07");
+  for (uint64_t top = 0; top < 256; ++top) {  // Whatever another rank says fits.
+    CHECK_FALSE(DescribeSignature(top << 56 | ~uint64_t{0} >> 8).empty());
+  }
   CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");
 }
 

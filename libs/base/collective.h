@@ -167,7 +167,9 @@ inline constexpr uint64_t kSignatureElementsMax = (uint64_t{1} << 40) - 1;
 // `element_count`: what must be alike at all ranks: all elements of a reduction, those of one row
 // where the number of rows may differ. Taken modulo kSignatureElementsMax + 1.
 RoundSignature SignatureOf(const Collective& collective, uint64_t element_count);
-// "f32[100] sum", "f32 all_gather, rows of 100"; "" for 0.
+// "f32[100] sum", "f32 all_gather, rows of 100"; "" for 0. "shape [2, 6]" for one that Python's
+// clients make of a tensor's shape alone: 0xfe << 56 | the number of dimensions << 52 | each in
+// 52 / number bits, the last in the lowest; of one that does not fit 0xff << 56 | a digest.
 std::string DescribeSignature(RoundSignature signature);
 // One side of a disagreement: "f32[100] sum, 400 bytes", "400 bytes", "f32 all_gather, rows of 7".
 std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes);

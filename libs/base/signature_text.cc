@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/base/signature_text.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace talweg {
@@ -13,6 +14,10 @@ constexpr int kGetsShift = 40;
 // A rank that has joined signs so in a round that needs every rank
 // (clients/python/talweg/_joining.py). No collective has this signature.
 constexpr RoundSignature kJoined = 0x6A6F696E6564;
+// Shapes (clients/python/talweg/_declaration.py). No dtype has these numbers.
+constexpr uint64_t kShape = 0xFE;
+constexpr uint64_t kShapeDigest = 0xFF;
+constexpr int kDimensionsShift = 52;  // Below them the dimensions, the last one in the lowest bits.
 
 Collective CollectiveOf(RoundSignature signature) {
   return {.dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),
@@ -20,6 +25,22 @@ Collective CollectiveOf(RoundSignature signature) {
           .gives = static_cast<Share>(signature >> kGivesShift & 0xf),
           .gets = static_cast<Share>(signature >> kGetsShift & 0xf),
           .element_count = signature & kSignatureElementsMax};
+}
+
+// "shape [2, 6]".
+void PrintShape(RoundSignature signature, char* out, size_t bytes_max) {
+  const auto count = static_cast<int>(signature >> kDimensionsShift & 0xf);
+  const int bits = count == 0 ? 0 : kDimensionsShift / count;
+  size_t at = 0;
+  const auto print = [&](const char* format, unsigned long long length) {
+    const int written = std::snprintf(out + at, bytes_max - at, format, length);
+    at = std::min(bytes_max - 1, at + static_cast<size_t>(std::max(written, 0)));
+  };
+  print("shape [", 0);
+  for (int i = count - 1; i >= 0; --i) {
+    print(i > 0 ? "%llu, " : "%llu", signature >> (i * bits) & ((uint64_t{1} << bits) - 1));
+  }
+  print("]", 0);
 }
 
 }  // namespace
@@ -37,6 +58,12 @@ void PrintSignature(RoundSignature signature, char* out, size_t bytes_max) {
   if (signature == 0) return;
   if (signature == kJoined) {
     std::snprintf(out, bytes_max, "nothing, since it has joined (hvd.join())");
+    return;
+  }
+  if (signature >> kDTypeShift == kShape) return PrintShape(signature, out, bytes_max);
+  if (signature >> kDTypeShift == kShapeDigest) {
+    std::snprintf(out, bytes_max, "a shape with digest %014llx",
+                  static_cast<unsigned long long>(signature & ~(kShapeDigest << kDTypeShift)));
     return;
   }
   const Collective collective = CollectiveOf(signature);

@@ -49,7 +49,7 @@ class TorchFakeGpusTest(unittest.TestCase):
     def test_two_ranks_on_one_gpu(self) -> None:
         said = self._run_alone(
             [0, 0],
-            "dtypes,layouts,handles,declared_together,training,order,late_stream,reallocated",
+            "dtypes,layouts,handles,declared_together,training,order,late_stream,shapes,reallocated",
         )
         self.assertEqual(said, [0, 0])
 
@@ -73,7 +73,7 @@ class TorchFakeGpusTest(unittest.TestCase):
 
     def test_two_nodes(self) -> None:
         with Cluster() as cluster:
-            what = "dtypes,layouts,handles,training,order,cpu_beside_gpu"
+            what = "dtypes,layouts,handles,training,order,cpu_beside_gpu,shapes"
             ranks = [
                 machine.torch_rank(i, 0, what, self.forks)
                 for machine in two_nodes(cluster, 2)
@@ -91,7 +91,7 @@ class TorchFakeGpusTest(unittest.TestCase):
         self.assertEqual(self._run_alone([0, 0], "events_refused,order"), [1, 1])
 
     def test_an_agent_that_takes_no_memory_of_gpus(self) -> None:
-        self.assertEqual(self._run_alone([0, 1], "host_path", "--gpu=off"), [1, 1])
+        self.assertEqual(self._run_alone([0, 1], "host_path,shapes", "--gpu=off"), [1, 1])
         self.assertEqual(self._run_alone([0], "layouts,again,layouts", "--gpu=off"), [2])
 
     def test_what_is_refused(self) -> None:

@@ -77,6 +77,12 @@ class HorovodTest(unittest.TestCase):
             line = job.command("compat_disagreement.py", nodes=nodes, ranks=ranks, forks=self.forks)
             job.run(line)
 
+    def test_shapes_that_differ(self) -> None:
+        """Of one name and as many elements, in each way to call Talweg from NumPy and torch."""
+        for nodes, ranks in ((1, 2), (2, 1)):
+            line = job.command("shapes_that_differ.py", nodes=nodes, ranks=ranks, forks=self.forks)
+            job.run(line)
+
     def test_the_name(self) -> None:
         """One module under two names, so one state."""
         self.assertIs(horovod.torch.HorovodInternalError, HorovodInternalError)

@@ -31,7 +31,8 @@ class JaxTest(unittest.TestCase):
             job.run(job.command("jax_orders.py", [elements], nodes=2, ranks=2))
 
     def test_wrong_calls(self) -> None:
-        job.run(job.command("jax_errors.py", nodes=2, ranks=2))
+        for nodes, ranks in ((1, 2), (2, 1), (2, 2)):
+            job.run(job.command("jax_errors.py", nodes=nodes, ranks=ranks))
 
 
 class TrainingTest(unittest.TestCase):

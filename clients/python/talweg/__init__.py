@@ -289,14 +289,15 @@ def declare(
 ) -> None:
     """Agrees on a tensor before its first round, which then starts sooner. Optional.
 
-    `dtype` is a DType or a NumPy dtype, `count` its number of elements. Raises Mismatch, naming
-    both ranks, when another rank has declared the name differently.
+    `dtype` is a DType or a NumPy dtype, `count` its number of elements, in whatever shape the first
+    round has them. Raises Mismatch, naming both ranks, when another rank has declared the name
+    differently.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
     tensors = _client.current().tensors
     if not tensors.is_free(name):
-        tensors.declare(name, declaration, priority)
+        tensors.declare_shapeless(name, declaration, priority)
 
 
 def _start(
@@ -309,9 +310,7 @@ def _start(
     process_set: ProcessSet | None,
     factors: Factors = NO_FACTORS,
     is_blocking: bool = False,
-    shape: tuple[int, ...] | None = None,
 ) -> Handle:
-    """`shape`: what the ranks must have alike; None: only how many elements."""
     client = _client.current()
     operation = "broadcast" if op is Op.BROADCAST else "push_pull"
     group = Group(client, process_set, operation)
@@ -324,7 +323,7 @@ def _start(
         name,
         group,
         _rounds.Brought(
-            Declaration(dtype, source.size, op, root_rank, group.listed, shape),
+            Declaration(dtype, source.size, op, root_rank, group.listed, array.shape),
             source.ctypes.data,
             out.ctypes.data,
             out,

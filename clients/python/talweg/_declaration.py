@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -112,8 +112,10 @@ def numpy_dtype(dtype: DTypeLike) -> DType:
     return known
 
 
-# Says that a round's signature is a shape's: no dtype's number, which other signatures begin with.
-_SHAPE_SIGNATURE = 0xFF << 56
+# How signatures of shapes begin: no dtype's number, which other signatures begin with. Texts know
+# both (libs/base/signature_text.cc).
+_SHAPE, _SHAPE_DIGEST = 0xFE << 56, 0xFF << 56
+_DIMENSIONS_SHIFT, _DIMENSIONS_MAX = 52, 15
 _FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _TENSOR_BYTES_MAX = 16 << 30
 
@@ -129,6 +131,18 @@ def require_defined(dtype: DType, op: Op, what: str) -> None:
             f"{what}: {op.name.lower()} is not defined for {dtype.name.lower()}; use another op, "
             "such as sum for integers and max for bools, or a floating-point dtype"
         )
+
+
+def shape_signature(shape: Sequence[int]) -> int:
+    """What a rank signs a round with whose tensor has that shape at all ranks."""
+    bits = _DIMENSIONS_SHIFT // max(len(shape), 1)
+    if len(shape) > _DIMENSIONS_MAX or any(length >> bits for length in shape):
+        words = ",".join(str(length) for length in shape).encode()
+        return _SHAPE_DIGEST | int.from_bytes(hashlib.sha256(words).digest()[:7], "little")
+    packed = 0
+    for length in shape:
+        packed = packed << bits | length
+    return _SHAPE | len(shape) << _DIMENSIONS_SHIFT | packed
 
 
 @dataclass(frozen=True)
@@ -158,10 +172,7 @@ class Declaration:
     @property
     def signature(self) -> int:
         """What a rank signs each round with, so that another shape of as many elements is found."""
-        if self.shape is None:
-            return 0
-        words = ",".join(str(length) for length in self.shape).encode()
-        return _SHAPE_SIGNATURE | int.from_bytes(hashlib.sha256(words).digest()[:7], "little")
+        return 0 if self.shape is None else shape_signature(self.shape)
 
     @property
     def is_plain(self) -> bool:

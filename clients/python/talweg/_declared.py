@@ -38,6 +38,8 @@ class Tensors:
         # Names that mean no one tensor any more: _rounds says when.
         self._free: set[str] = set()
         self._disagreed: dict[str, Mismatch] = {}
+        # Names whose declarations wait for the shape of a first call.
+        self._shapeless: set[str] = set()
         # Called when names have come to mean no one tensor any more.
         self.freed: list[Callable[[], None]] = []
         # Told of names that are new here, before they are pushed; None: nobody wants to know.
@@ -68,6 +70,7 @@ class Tensors:
         """The names mean no one tensor any more."""
         with self._lock:
             self._free.update(names)
+            self._shapeless.difference_update(names)
             for name in names:
                 self._tensors.pop(name, None)
         for call in self.freed:
@@ -107,17 +110,28 @@ class Tensors:
             )
         return known
 
-    def with_known_shape(
-        self, name: str | None, declaration: Declaration, on_gpu: bool
-    ) -> Declaration:
-        """`declaration` with the shape of the tensor that it is of, where that is, or comes, on a GPU.
+    def adopt_shape(self, name: str, declaration: Declaration) -> None:
+        """A name that was declared without a shape takes that of its first call."""
+        with self._lock:
+            known = self._tensors.get(name)
+            if known is not None and name in self._shapeless:
+                if replace(declaration, shape=None) == known.declaration:
+                    self._tensors[name] = replace(known, declaration=declaration)
+                    self._shapeless.discard(name)
 
-        A push from there carries no signature.
-        """
-        known = self._tensors.get(name) if name is not None else None
-        if known is None or (known.on_host and not on_gpu):
-            return declaration
-        return replace(declaration, shape=known.declaration.shape)
+    def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
+        """declare() by a program that does not say the shape yet."""
+        is_new = self.is_new(name)
+        known = self.declared_on_host(name)
+        if known is not None and replace(known.declaration, shape=None) == declaration:
+            return
+        self.declare(name, declaration, priority)
+        if is_new:
+            self._shapeless.add(name)
+
+    def known(self, name: str) -> Declared | None:
+        """What this rank has declared under the name, if it means one tensor."""
+        return self._tensors.get(name)
 
     def declared_on_host(self, name: str | None) -> Declared | None:
         """The tensor of that name, if this rank has declared it to push it from host memory."""

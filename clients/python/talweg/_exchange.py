@@ -42,7 +42,7 @@ class _Rounds:
         self.touched = touched
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.taken: set[int] = set()
-        self.marks = marks  # With the digest of the parameters' names.
+        self.marks = marks  # With the digest of the parameters' names and shapes.
         self.marks_ticket = marks_ticket
         self.marks_are_there = False
 
@@ -137,7 +137,7 @@ class GradientExchange:
             if parameter.nbytes > 0:
                 self._frozen.append(len(self._parameters))
                 self._parameters.append(parameter)
-        self._names_digest = _names_digest(parameter.name for parameter in self._parameters)
+        self._names_digest = _names_digest(str(parameter) for parameter in self._parameters)
         self._names_are_alike = False
         return indices
 
@@ -298,9 +298,9 @@ class GradientExchange:
         self._names_are_alike = _is_one_digest(highest)
         if self._names_are_alike:
             return
-        own = [parameter.name for parameter in self._parameters]
+        own = [str(parameter) for parameter in self._parameters]
         told = self._adapter.gather_names(own, f"{self.name}.names")
-        text = "parameters have other names here than at another rank"
+        text = "parameters have other names or shapes here than at another rank"
         for rank, names in told.items():
             first, reference = next(iter(told.items()))
             place = next(

@@ -27,6 +27,11 @@ class Parameter:
     name: str
     nbytes: int
     dtype: Hashable  # As the framework has it.
+    shape: tuple[int, ...] | None = None  # What all ranks have alike; None: they do not compare it.
+
+    def __str__(self) -> str:
+        """What ranks compare."""
+        return self.name if self.shape is None else f"{self.name} of shape {list(self.shape)}"
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,7 @@ class Gpus:
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
         tensor = self.client.tensors.declare_on_gpu(name, declaration, priority)
-        pushed, taken = self.client.connection.gpu_place(tensor, buffer)
+        pushed, taken = self.client.connection.gpu_place(tensor, buffer, declaration.signature)
         placed = _Placed(
             tensor,
             declaration,
@@ -352,7 +352,9 @@ class Gpus:
         connection = self.client.connection
         while True:
             try:
-                pushed, taken = connection.gpu_place(placed.tensor, buffer)
+                pushed, taken = connection.gpu_place(
+                    placed.tensor, buffer, placed.declaration.signature
+                )
                 break
             except Unsupported:  # It is being opened again, or the agent gives up and says so.
                 connection.check_health()

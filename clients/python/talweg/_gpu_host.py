@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from talweg import _native
-from talweg._client import Client, Handle
+from talweg._client import Client, Declared, Handle
 from talweg._declaration import Declaration
 from talweg._driver import Driver
 from talweg.errors import GpuError, TalwegError, Timeout
@@ -48,7 +48,7 @@ class _Pinned:
 class _Push:
     """Waits for its copy."""
 
-    tensor: int
+    declared: Declared
     pinned: _Pinned
     priority: int
     keep: Any
@@ -77,7 +77,10 @@ class _Lane:
             try:
                 with self._driver.context(self.gpu):
                     self._driver.synchronize(push.pinned.down)
-                round_ = self._connection.push_pull(push.tensor, push.pinned.address, push.priority)
+                declared = push.declared
+                round_ = self._connection.push_parts(
+                    declared.tensor, push.pinned.address, None, push.priority, declared.signature
+                )
             except Exception as error:  # Whoever waits for the round raises it.
                 push.round.set_exception(error)
             else:
@@ -101,7 +104,9 @@ class _HostRound(Handle):
     def __init__(
         self, path: HostPath, pushed: _Push, lane: _Lane, name: str, place: Place, **ends: Any
     ) -> None:
-        super().__init__(path.client, pushed.tensor, 0, name, pushed.pinned.address, **ends)
+        super().__init__(
+            path.client, pushed.declared.tensor, 0, name, pushed.pinned.address, **ends
+        )
         self._path = path
         self._pushed = pushed
         self._lane = lane
@@ -160,7 +165,7 @@ class HostPath:
         priority: int,
         ends: dict[str, Any],
     ) -> Handle:
-        tensor = self.client.tensors.declare(name, declaration, priority).tensor
+        declared = self.client.tensors.declare(name, declaration, priority)
         lane = self._lanes.get((place.gpu, stream))
         if lane is None:
             lane = _Lane(self.client.connection, self._driver, place.gpu)
@@ -172,7 +177,7 @@ class HostPath:
         driver.wait(lane.down, pinned.up)  # The last round's result.
         driver.copy_to_host(pinned.address, place.address, place.nbytes, lane.down)
         driver.record(pinned.down, lane.down)
-        pushed = _Push(tensor, pinned, priority, ends["keep"], futures.Future())
+        pushed = _Push(declared, pinned, priority, ends["keep"], futures.Future())
         lane.put(pushed)
         return _HostRound(self, pushed, lane, name, place, **ends)
 

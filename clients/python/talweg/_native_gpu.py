@@ -34,9 +34,9 @@ PROTOTYPES = {
         ctypes.c_int,
         [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
-    "talweg_gpu_place": (
+    "talweg_gpu_place_signed": (
         ctypes.c_int,
-        [_client_p, _u32, _u32, ctypes.c_char_p, ctypes.c_char_p, _i64],
+        [_client_p, _u32, _u32, _u64, ctypes.c_char_p, ctypes.c_char_p, _i64],
     ),
     "talweg_gpu_push_pull": (
         ctypes.c_int,
@@ -73,11 +73,15 @@ class GpuCalls:
     def gpu_unexport(self, buffer: int) -> None:
         self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
 
-    def gpu_place(self, tensor: int, buffer: int) -> tuple[bytes, bytes]:
-        """Returns the handles of the tensor's events `pushed` and `taken`, once more or of others."""
+    def gpu_place(self, tensor: int, buffer: int, signature: int) -> tuple[bytes, bytes]:
+        """Returns the handles of the tensor's events `pushed` and `taken`, once more or of others.
+
+        `signature`: that of each round which is pushed from then on.
+        """
         pushed = ctypes.create_string_buffer(_HANDLE_BYTES)
         taken = ctypes.create_string_buffer(_HANDLE_BYTES)
-        self._check(self._library.talweg_gpu_place(self._handle, tensor, buffer, pushed, taken, -1))
+        place = self._library.talweg_gpu_place_signed
+        self._check(place(self._handle, tensor, buffer, signature, pushed, taken, -1))
         return pushed.raw, taken.raw
 
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:

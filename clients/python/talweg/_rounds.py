@@ -85,6 +85,9 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
     known = client.tensors.declared_on_host(wire_name)
+    if known is not None and known.declaration != brought.declaration:
+        client.tensors.adopt_shape(wire_name, brought.declaration)
+        known = client.tensors.declared_on_host(wire_name)
     if known is not None and known.declaration == brought.declaration:
         return _push_declared(client, known, name, group, brought)
     mismatch = client.tensors.disagreed(wire_name)
@@ -157,6 +160,57 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
         tensor,
         declared=declared,
         channel=name,
+    )
+
+
+@dataclass(eq=False)
+class _Explained(Handle):
+    """A round of a settled name whose tensor lies on a GPU, which `inner` knows how to take."""
+
+    inner: Handle | None = None
+    declared: Declared | None = None
+    mismatch: Mismatch | None = None
+    explanation: JobHandle | None = None
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        assert self.inner is not None
+        return (self.explanation or self.inner).is_complete(connection)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        assert self.inner is not None and self.declared is not None
+        if self.explanation is None:
+            try:
+                self.inner.take(connection, timeout_s)
+                self.ranks_summed = self.inner.ranks_summed
+                return
+            except Mismatch as mismatch:
+                self.mismatch = mismatch
+            group = Group(self.client, None, "push_pull")
+            self.explanation = explain(self.client, self.name, group, self.declared)
+        self.explanation.take(connection, timeout_s)
+        assert self.mismatch is not None
+        raise self.mismatch
+
+    def order_result(self) -> None:
+        assert self.inner is not None
+        self.inner.order_result()
+
+
+def explained(client: Client, inner: Handle) -> Handle:
+    """The handle of a round from a GPU, with whose Mismatch this rank does what others do."""
+    declared = client.tensors.known(inner.name)
+    if declared is None or not declared.signature:
+        return inner
+    return _Explained(
+        client,
+        inner.tensor,
+        inner.round,
+        inner.name,
+        result=inner.result,
+        keep=inner.keep,
+        finish=inner.finish,
+        inner=inner,
+        declared=declared,
     )
 
 

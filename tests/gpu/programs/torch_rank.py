@@ -115,6 +115,32 @@ def cpu_beside_gpu() -> None:
         assert_same(result, torch.full((5000,), (tw.size() - 1) / 2 + round_))
 
 
+def shapes() -> None:
+    """Ranks whose tensors have other shapes are told so; with the last one's on a CPU as well."""
+    ranks = tw.size()
+    mine = ((2, 6), (3, 4))[tw.rank() == ranks - 1]
+    for name, last_on_cpu in (("both on GPUs", False), ("one on a CPU", True)):
+        ones = torch.ones(mine)
+        on_gpu = not (last_on_cpu and tw.rank() == ranks - 1)
+        for _ in range(2):  # Then by the name's control rounds.
+            try:
+                tw.push_pull(gpu.put(ones) if on_gpu else ones, name=name)
+            except talweg.Mismatch as error:
+                assert "[2, 6]" in str(error) and "[3, 4]" in str(error), error
+            else:
+                raise AssertionError("nobody said that the shapes differ")
+        for shape in ((2, 6), (3, 4)):
+            ones = torch.ones(shape)
+            result = tw.push_pull(gpu.put(ones) if on_gpu else ones, name=name)
+            assert_same(result, torch.ones(shape))
+    try:
+        tw.push_pull(gpu.put(torch.ones(mine)))
+    except talweg.Mismatch as error:
+        assert "[2, 6]" in str(error) and "[3, 4]" in str(error), error
+    else:
+        raise AssertionError("nobody said that the shapes differ")
+
+
 def training() -> None:
     """The weights are those of the same training on CPUs, to the last bit where CPUs compute."""
     weights = []

@@ -26,6 +26,11 @@ def check_shapes_that_differ() -> None:
     mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
     expect(talweg.Mismatch, "f32[4]", tw.push_pull, mine, "shapes", tw.Op.SUM)
     expect(talweg.Mismatch, "f32[3]", tw.push_pull, mine, "shapes too", tw.Op.SUM)
+    turned = jnp.ones([(3, 4), (2, 6)][tw.rank() == tw.size() - 1])
+    for call in (tw.push_pull, tw.reduce_scatter):
+        for shape in ("[2, 6]", "[3, 4]"):
+            name = f"turned {call.__name__} {shape}"
+            expect(talweg.Mismatch, shape, call, turned, name)
     works("after shapes")
 
     @jax.jit

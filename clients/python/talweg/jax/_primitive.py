@@ -70,6 +70,7 @@ class Round:
     got: tuple[int, ...]
     prescale: float
     postscale: float
+    signature: int  # Of what is alike at all ranks; 0: nothing is said.
     # What this rank gets.
     shape: tuple[int, ...]
     result_dtype: np.dtype
@@ -86,6 +87,7 @@ class Round:
             len(self.ranks),
             len(self.given),
             len(self.got),
+            self.signature - (self.signature >> 63 << 64),  # As a signed number of 64 bits.
             *self.ranks,
             *self.given,
             *self.got,

@@ -15,7 +15,7 @@ import numpy as np
 
 from talweg import _client
 from talweg._collectives import ALL_TO_ALL, Kind, split_evenly
-from talweg._declaration import NUMPY_DTYPES, DType, Op
+from talweg._declaration import NUMPY_DTYPES, DType, Op, shape_signature
 from talweg._process_sets import Group
 from talweg._reduction_calls import check_reduction
 from talweg._scaling import NO_FACTORS, Factors
@@ -134,6 +134,8 @@ def plan_round(
         got=tuple(count * row_bytes for count in got) if gets else (),
         prescale=float(plan.factors.prescale),
         postscale=float(plan.factors.postscale),
+        # Where ranks give parts of their own these may have other numbers of rows.
+        signature=shape_signature(row_shape if kind.gives in (_OWN, _ROW) else shape),
         shape=shape if result_rows is None else (result_rows, *row_shape),
         result_dtype=dtype,
     )

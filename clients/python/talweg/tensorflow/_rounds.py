@@ -94,7 +94,6 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
             how.root_rank,
             how.process_set,
             factors,
-            shape=array.shape,
         )
     except Busy as busy:
         raise InvalidArgument(f"{how.operation}: {busy}") from None

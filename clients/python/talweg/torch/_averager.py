@@ -90,7 +90,12 @@ class GradientAverager(ClientAdapter):
             if parameter not in self._index:
                 new.setdefault(parameter, name)
         indices = self.exchange.add(
-            Parameter(name, parameter.numel() * parameter.element_size(), parameter.dtype)
+            Parameter(
+                name,
+                parameter.numel() * parameter.element_size(),
+                parameter.dtype,
+                tuple(parameter.shape),
+            )
             for parameter, name in new.items()
         )
         for parameter, index in zip(new, indices):

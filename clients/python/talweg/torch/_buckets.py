@@ -46,7 +46,7 @@ class Bucket:
             buffer = declared.buffer
             if buffer is not None and self._stands_at(tensor, buffer):
                 return client.push_declared(declared, buffer.address, 0, priority, tensor, tensor)
-        return start(client, tensor, tensor, Op.AVERAGE, self._name, priority)
+        return start(client, tensor, tensor, Op.AVERAGE, self._name, priority, says_shape=False)
 
     def _declare(self, tensor: torch.Tensor, priority: int) -> Declared:
         declared = self._client.tensors.declared_on_host(self._name)

@@ -41,14 +41,15 @@ def _view(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
 
 
 def start_average(client: Client, gradient: torch.Tensor, name: str, priority: int) -> Handle:
-    """Starts the average of a gradient; what finish() returns then takes the gradient's place.
+    """Starts the average of a gradient, whose shape the ranks have compared before; what finish()
+    returns then takes the gradient's place.
 
     That is the gradient itself, or memory that the ranks have summed it in, which nobody writes
     before the tensor's next round; a result that somebody still has by then stays as it is.
     """
     declared = client.tensors.declared_on_host(name)
     if declared is None or declared.buffer is None or not _fits(gradient, declared):
-        return start(client, gradient, gradient, Op.AVERAGE, name, priority)
+        return start(client, gradient, gradient, Op.AVERAGE, name, priority, says_shape=False)
     buffer = declared.buffer
     if not _cuda.is_plain(gradient):
         # One copy each way, into and out of another order of its elements.

@@ -64,14 +64,14 @@ def start(
     root_rank: int = 0,
     process_set: ProcessSet | None = None,
     factors: Factors = NO_FACTORS,
-    says_shape: bool = False,
+    says_shape: bool = True,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype.
 
-    `says_shape`: ranks that bring a name's tensor in other shapes are told so; all of them say it,
-    and have the tensor on a CPU.
+    Ranks that bring a name's tensor in other shapes are told so. Without `says_shape`, alike at all
+    ranks, they are not: their shapes have been compared before.
     """
-    shape = tuple(tensor.shape) if says_shape and tensor.is_cpu else None
+    shape = tuple(tensor.shape) if says_shape else None
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
         return _start_rare(
             client, tensor, out, op, name, priority, root_rank, process_set, factors, shape
@@ -88,14 +88,15 @@ def start(
     shown_out = shown if out is tensor else _shown(out, op)
     gpus = _cuda.gpus_of(client, tensor)
     declaration = _declaration_of(shown, op, root_rank, shape)
-    declaration = client.tensors.with_known_shape(name, declaration, gpus is not None)
     if gpus is None or (name is not None and client.tensors.is_free(name)):
         group = Group(client, None, _operation(op))
         return _start_on_host(client, shown, shown_out, out, declaration, name, group, priority)
     handle = client.start(
         name,
         declaration,
-        lambda given: _cuda.start(gpus, shown, shown_out, given, declaration, priority),
+        lambda given: _rounds.explained(
+            client, _cuda.start(gpus, shown, shown_out, given, declaration, priority)
+        ),
     )
     handle.result = out
     return handle
@@ -182,9 +183,12 @@ def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def declaration_of(tensor: torch.Tensor, op: Op, root_rank: int = 0) -> Declaration:
+def declaration_of(
+    tensor: torch.Tensor, op: Op, root_rank: int = 0, says_shape: bool = False
+) -> Declaration:
     """What the ranks must agree on for a round of `tensor`; InvalidArgument for one of no rounds."""
-    return _declaration_of(_shown(tensor, op), op, root_rank)
+    shape = tuple(tensor.shape) if says_shape else None
+    return _declaration_of(_shown(tensor, op), op, root_rank, shape)
 
 
 def _declaration_of(
@@ -245,7 +249,7 @@ def declare(
     Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
     """
     client = _client.current()
-    declaration = declaration_of(tensor, op_of(op), root_rank)
+    declaration = declaration_of(tensor, op_of(op), root_rank, says_shape=True)
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)

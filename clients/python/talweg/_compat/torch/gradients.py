@@ -162,6 +162,7 @@ class ChosenAverager(GradientAverager):
             name,
             tensor.priority,
             process_set=self.process_set,
+            says_shape=False,
         )
 
         def restore() -> None:

@@ -110,9 +110,7 @@ def _start(
     members: Any,
     root_rank: int = 0,
 ) -> Handle:
-    handle = _tensors.start(
-        client, source, out, op, name, priority, root_rank, members, says_shape=True
-    )
+    handle = _tensors.start(client, source, out, op, name, priority, root_rank, members)
     return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
 
 

@@ -9,6 +9,7 @@ import torch
 
 import talweg.torch as tw
 from talweg._compat.torch.state import pairs_of
+from talweg.errors import Mismatch
 from talweg.horovod.common.basics import internal
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
 
@@ -23,7 +24,21 @@ __all__ = [
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Makes every rank's parameters the root's; a dict, or a list of tensors or (name, tensor) pairs."""
     pairs = pairs_of(params)
-    internal(lambda: tw.broadcast_parameters(pairs, root_rank))
+    internal(lambda: _broadcast_parameters(pairs, root_rank))
+
+
+def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
+    """Tells all ranks, where only those raise that have other parameters than the root."""
+    failure: Mismatch | None = None
+    try:
+        tw.broadcast_parameters(pairs, root_rank)
+    except Mismatch as mismatch:
+        failure = mismatch
+    told = tw.all_gather_object("" if failure is None else str(failure), "horovod.parameters")
+    if failure is None:
+        failure = next((Mismatch(text) for text in told if text), None)
+    if failure is not None:
+        raise failure
 
 
 def broadcast_optimizer_state(

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of two whose tensors have one name and as many elements, but other shapes.
+
+Each way to call says so at both ranks, naming both shapes, and the next call works.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import talweg
+import talweg.byteps.torch as bps
+import talweg.horovod.torch as hvd
+import talweg.torch as tw
+import torch
+from talweg.byteps.torch.parallel import DistributedDataParallel
+
+# What each of the two ranks has.
+SHAPES = ((2, 6), (3, 4))
+
+
+def mine() -> tuple[int, ...]:
+    return SHAPES[tw.rank()]
+
+
+def told(case: str, errors: Any, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except errors as error:
+        for shape in SHAPES:
+            assert str(list(shape)) in str(error), f"{case}: {error}"
+    else:
+        raise AssertionError(f"{case}: nobody said that the shapes differ")
+
+
+def check_calls() -> None:
+    """New names, and names that were used before in one shape."""
+    ones: dict[str, Callable[[tuple[int, ...]], Any]] = {"numpy": np.ones, "torch": torch.ones}
+    calls: dict[str, Callable[[Any, str], Any]] = {
+        "numpy push_pull": talweg.push_pull,
+        "numpy push_pull_inplace": talweg.push_pull_inplace,
+        "numpy broadcast": lambda array, name: talweg.broadcast(array, name=name),
+        "torch push_pull": tw.push_pull,
+        "torch push_pull_inplace": tw.push_pull_inplace,
+        "torch broadcast": lambda tensor, name: tw.broadcast(tensor, name=name),
+        "torch grouped": lambda tensor, name: tw.grouped_push_pull([tensor], name),
+    }
+    for case, call in calls.items():
+        make = ones[case.split()[0]]
+        told(case, talweg.Mismatch, partial(call, make(mine()), f"new {case}"))
+        for shape in (*SHAPES, (12,)):  # The name is free, for any shape.
+            call(make(shape), f"new {case}")
+        for _ in range(3):
+            call(make((3, 4)), f"used {case}")
+        told(case, talweg.Mismatch, partial(call, make(mine()), f"used {case}"))
+        call(make((3, 4)), f"used {case}")
+
+
+def check_declared() -> None:
+    """A name that was declared by its count has the shape of its first call."""
+    talweg.declare("declared", np.float32, 12)
+    talweg.declare("declared", np.float32, 12)
+    for _ in range(3):
+        talweg.push_pull(np.ones((3, 4), np.float32), "declared")
+    talweg.declare("declared", np.float32, 12)
+    talweg.push_pull(np.ones((3, 4), np.float32), "declared")
+    talweg.declare("declared too", np.float32, 12)
+    told(
+        "declared",
+        talweg.Mismatch,
+        lambda: talweg.push_pull(np.ones(mine(), np.float32), "declared too"),
+    )
+    tw.declare("declared by torch", torch.ones(3, 4))
+    for _ in range(2):
+        tw.push_pull(torch.ones(3, 4), "declared by torch")
+
+
+def model_of(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Of two parameters of one name and length at all ranks."""
+    model = torch.nn.Module()
+    model.register_parameter("first", torch.nn.Parameter(torch.ones(5)))
+    model.register_parameter("weight", torch.nn.Parameter(torch.ones(shape)))
+    return model
+
+
+def backward(model: torch.nn.Module) -> None:
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+
+
+def check_optimizers() -> None:
+    """Each is told in its first step, of small gradients and of those that ranks sum in place."""
+
+    def talwegs(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
+        return tw.DistributedOptimizer(optimizer, model.named_parameters(), name=name)
+
+    def horovods(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
+        return hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+    def halves(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
+        return hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), compression=hvd.Compression.fp16
+        )
+
+    def byteps(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
+        return bps.DistributedOptimizer(optimizer, model.named_parameters())
+
+    for make in (talwegs, horovods, halves, byteps):
+        for factor in (1, 20_000):
+            case = f"{make.__name__} {factor}"
+            rows, columns = mine()
+            model = model_of((rows, columns * factor))
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = make(model, plain, case)
+            wanted = [str([rows, columns * factor]) for rows, columns in SHAPES]
+            try:
+                backward(model)
+                optimizer.step()
+            except (talweg.Mismatch, hvd.HorovodInternalError) as error:
+                for shape in wanted:
+                    assert shape in str(error) and "weight" in str(error), f"{case}: {error}"
+            else:
+                raise AssertionError(f"{case}: nobody said that the shapes differ")
+
+
+def check_parameters() -> None:
+    """Horovod's broadcast says it to all ranks; BytePS's model to those that are not the root."""
+    model = model_of(mine())
+    try:
+        hvd.broadcast_parameters(model.state_dict(), 0)
+    except hvd.HorovodInternalError as error:
+        assert "'weight'" in str(error) and "(2, 6)" in str(error), error
+        assert "(3, 4)" in str(error), error
+    else:
+        raise AssertionError("broadcast_parameters: nobody said that the shapes differ")
+    try:
+        DistributedDataParallel(model, device_ids=None)
+    except talweg.Mismatch as error:
+        assert tw.rank() == 1 and "(2, 6)" in str(error) and "(3, 4)" in str(error), error
+    else:
+        assert tw.rank() == 0
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    hvd.init()
+    bps.init()
+    check_calls()
+    check_declared()
+    check_optimizers()
+    check_parameters()
+    assert (tw.push_pull(torch.ones(3), "after") == 1).all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

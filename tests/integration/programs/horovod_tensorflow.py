@@ -8,7 +8,9 @@ import os
 import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import horovod.common.util
 import horovod.keras as hvd_keras
@@ -30,6 +32,24 @@ def _parameters(function: Any) -> str:
             default = "PS"
         words.append(p.name if p.default is p.empty else f"{p.name}={default}")
     return ", ".join(words)
+
+
+def partial_optimizers() -> None:
+    """Of Keras, by position in the order of Horovod's documentation and in that of its sources."""
+    first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)
+    everyone, layers = hvd.global_process_set, ["a layer"]
+    with mock.patch.object(hvd_keras._impl, "distribute", side_effect=lambda *given: given):
+        make = partial(hvd_keras.PartialDistributedOptimizer, "an optimizer", *first)
+        wanted = make(1, False, [], everyone, layers, False)
+        assert wanted[-2:] == (False, layers) and wanted[5:7] == (1, False), wanted
+        for same in (
+            make([], everyone, layers, False),
+            make([], local_layers=layers, scale_local_gradients=False),
+            make([], everyone, layers, scale_local_gradients=False),
+            make(groups=[], process_set=everyone, local_layers=layers, scale_local_gradients=False),
+        ):
+            assert same == wanted, same
+        assert make(None, everyone) == make() and make(2) != make()
 
 
 def signatures() -> None:
@@ -627,6 +647,7 @@ def main() -> int:
     hvd.init(process_sets="dynamic")
     for case in (
         signatures,
+        partial_optimizers,
         reductions,
         slices,
         others,

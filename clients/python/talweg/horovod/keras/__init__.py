@@ -81,14 +81,37 @@ def PartialDistributedOptimizer(
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
+    backward_passes_per_step: Any = 1,
+    average_aggregated_gradients: Any = False,
     groups: Any = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: Any = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer() that leaves the gradients of `local_layers` unreduced."""
+    """DistributedOptimizer() that leaves the gradients of `local_layers` unreduced.
+
+    These are the parameters of Horovod's documentation. Its sources have not the two after `op`: by
+    position either order is understood.
+    """
+    if not isinstance(backward_passes_per_step, int) or isinstance(
+        average_aggregated_gradients, ProcessSet
+    ):
+        given_groups, given_set, given_layers, given_scale = (
+            backward_passes_per_step,
+            average_aggregated_gradients,
+            groups,
+            process_set,
+        )
+        backward_passes_per_step, average_aggregated_gradients = 1, False
+        groups = given_groups
+        if not isinstance(
+            given_scale, ProcessSet
+        ):  # Else it was left out, or is a set by its name.
+            process_set, scale_local_gradients = global_process_set, given_scale
+        if isinstance(given_set, ProcessSet):
+            process_set = given_set
+        if given_layers is not None:
+            local_layers = given_layers
     return _impl.distribute(
         optimizer,
         op,

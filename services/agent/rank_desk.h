@@ -77,7 +77,7 @@ class RankDesk final : public shm::RankEventSink {
     std::string ended;   // How it ended, unless it has not.
     uint64_t bytes_pushed = 0;
     std::unordered_map<uint32_t, RoundSignature>
-        signatures;  // Of tensors that it pushes from GPUs.
+        signatures;  // By tensors that it pushes from GPUs.
   };
 
   // All outlive it.

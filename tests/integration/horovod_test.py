@@ -78,7 +78,7 @@ class HorovodTest(unittest.TestCase):
             job.run(line)
 
     def test_shapes_that_differ(self) -> None:
-        """Of one name and as many elements, in each way to call Talweg from NumPy and torch."""
+        """One name, as many elements: in each way to call Talweg from NumPy and torch."""
         for nodes, ranks in ((1, 2), (2, 1)):
             line = job.command("shapes_that_differ.py", nodes=nodes, ranks=ranks, forks=self.forks)
             job.run(line)

@@ -35,7 +35,7 @@ def _parameters(function: Any) -> str:
 
 
 def partial_optimizers() -> None:
-    """Of Keras, by position in the order of Horovod's documentation and in that of its sources."""
+    """Arguments by position, in the order of the documentation and in that of the sources."""
     first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)
     everyone, layers = hvd.global_process_set, ["a layer"]
     with mock.patch.object(hvd_keras._impl, "distribute", side_effect=lambda *given: given):

@@ -26,11 +26,11 @@ def check_shapes_that_differ() -> None:
     mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
     expect(talweg.Mismatch, "f32[4]", tw.push_pull, mine, "shapes", tw.Op.SUM)
     expect(talweg.Mismatch, "f32[3]", tw.push_pull, mine, "shapes too", tw.Op.SUM)
-    turned = jnp.ones([(3, 4), (2, 6)][tw.rank() == tw.size() - 1])
+    size, is_last = tw.size(), tw.rank() == tw.size() - 1
     for call in (tw.push_pull, tw.reduce_scatter):
-        for shape in ("[2, 6]", "[3, 4]"):
-            name = f"turned {call.__name__} {shape}"
-            expect(talweg.Mismatch, shape, call, turned, name)
+        for shape in ((size, 6), (6 * size, 1)):  # As many elements, and as many in each part.
+            turned = jnp.ones((size, 6) if is_last else (6 * size, 1))
+            expect(talweg.Mismatch, str(list(shape)), call, turned, f"turned {shape}")
     works("after shapes")
 
     @jax.jit
@@ -59,10 +59,10 @@ def check_rows_that_differ() -> None:
     """A rank says other rows than its neighbour has: told by their lengths."""
     rank, size = tw.rank(), tw.size()
     rows = [2] * (size - 1) + [1]
-    wrong = [2] * (size - 2) + [1, 1] if rank == 0 else rows
+    wrong = [2] * size
     mine = jnp.ones((rows[rank], 3))
     if rank == 0:
-        expect(talweg.Mismatch, "expects 12", tw.all_gather, mine, "rows", rows=wrong)
+        expect(talweg.Mismatch, "expects 24", tw.all_gather, mine, "rows", rows=wrong)
     else:
         tw.all_gather(mine, "rows", rows=rows)
     tw.all_gather(mine, "rows", rows=rows)

@@ -80,7 +80,7 @@ def check_declared() -> None:
 
 
 def model_of(shape: tuple[int, ...]) -> torch.nn.Module:
-    """Of two parameters of one name and length at all ranks."""
+    """A model whose two parameters have one name and length at all ranks."""
     model = torch.nn.Module()
     model.register_parameter("first", torch.nn.Parameter(torch.ones(5)))
     model.register_parameter("weight", torch.nn.Parameter(torch.ones(shape)))

@@ -70,7 +70,7 @@ class Round:
     got: tuple[int, ...]
     prescale: float
     postscale: float
-    signature: int  # Of what is alike at all ranks; 0: nothing is said.
+    signature: int  # Says what is alike at all ranks; 0: nothing.
     # What this rank gets.
     shape: tuple[int, ...]
     result_dtype: np.dtype

@@ -71,7 +71,7 @@ def start(
     Ranks that bring a name's tensor in other shapes are told so. Without `says_shape`, alike at all
     ranks, they are not: their shapes have been compared before.
     """
-    shape = tuple(tensor.shape) if says_shape else None
+    shape = tensor.shape if says_shape else None
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
         return _start_rare(
             client, tensor, out, op, name, priority, root_rank, process_set, factors, shape

@@ -197,6 +197,20 @@ TEST_CASE("AgentCore: priority first, credit bounds what is in flight, and it co
   CHECK(f.member.queue().InFlightBytes(AggregatorIndex{0}) == 128 * kKiB);
 }
 
+TEST_CASE("AgentCore: a member says whether more of its contributions wait for the owner",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1), 128 * kKiB);
+  f.Open(Spec("w", 64 * 1024));  // 4 slices, credit for two.
+  f.Push(0, 0, 1);
+  const auto last = [&] { return f.Of<Send>(f.Flush()).back(); };
+  CHECK(last().more_wait);
+  f.From(0, wire::FrameType::kCredit, 1, 64 * kKiB);
+  CHECK(last().more_wait);
+  f.From(0, wire::FrameType::kCredit, 1, 64 * kKiB);
+  CHECK_FALSE(last().more_wait);
+}
+
 TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipeline]") {
   for (const uint32_t root : {0u, 2u}) {
     Fixture f(1, 2);  // Ranks 1 and 2.

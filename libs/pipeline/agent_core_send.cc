@@ -206,7 +206,12 @@ void AgentCore::Flush(int64_t now_ns, Effects& out) {
       CountDone(tensor, queued->slice, out);  // The round ends without a result.
     }
   }
-  for (auto& [connection, send] : sends) out.push_back(std::move(send));
+  for (auto& [connection, send] : sends) {
+    const SliceBytes& sent = send.sources.front();
+    const view::Slice& place = At(sent.tensor)->slices[sent.slice.value()];
+    send.more_wait = queue_.WaitingCount(place.owner) > 0;
+    out.push_back(std::move(send));
+  }
   // Any event of the batch before this may have ended the last open round.
   TryQuiesce(out);
 }
@@ -310,6 +315,7 @@ void AgentCore::SendSlice(AgentTensor& tensor, SliceIndex slice,
       AnnounceBytes(ReachOf(owner), queue_.LinkBytesPerMs())) {
     return;
   }
+  send.more_wait = queue_.WaitingCount(place.owner) > 0;
   out.push_back(std::move(send));
   sends.erase(owner.connection);
 }

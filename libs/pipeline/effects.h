@@ -105,6 +105,7 @@ struct Send {
   std::vector<TensorIndex> tensors;
   std::vector<SliceBytes> sources;
   std::vector<std::string> texts;  // As many as entries, or none.
+  bool more_wait = false;          // Contributions for this peer; its frames carry kFlagMore.
 };
 
 // Goes before the Send that announces it, on the same ordered connection.

@@ -255,7 +255,8 @@ struct Header {
   friend bool operator==(const Header&, const Header&) = default;
 };
 
-// Header::flags of a Report: more frames of this report follow.
+// Header::flags. Of a Report: more frames of this report follow. Of contributions: more of them
+// wait at their agent, for this owner. Agents of older releases do not say that.
 inline constexpr uint8_t kFlagMore = 1;
 
 // Whether bytes of a tensor travel with an entry.

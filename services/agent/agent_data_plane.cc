@@ -131,7 +131,8 @@ void AgentDataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>&
   const bool is_report = std::is_same_v<Entry, wire::Report>;
   size_t first = 0;
   while (first < entries.size()) {
-    wire::FrameWriter writer(send.type, send.job, send.epoch);
+    wire::FrameWriter writer(send.type, send.job, send.epoch,
+                             send.more_wait ? wire::kFlagMore : uint8_t{0});
     size_t next = first;
     while (next < entries.size() && writer.Add(entries[next])) ++next;
     TALWEG_CHECK(next > first);

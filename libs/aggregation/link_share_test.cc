@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/link_share.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+
+// tests/sim/link_test has whole lives of jobs on one link.
+namespace talweg::aggregation {
+namespace {
+
+using Phase = LinkShare::Phase;
+
+constexpr JobId kA{1}, kB{2}, kC{3};
+constexpr int64_t kMs = 1'000'000;
+constexpr uint64_t kSlice = 64 * kKiB;
+
+view::JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_weight = 1,
+                     view::Priority priority = view::Priority::kNormal) {
+  return {.tenant = tenant,
+          .priority = priority,
+          .weight = weight,
+          .tenant_weight = tenant.empty() ? weight : tenant_weight};
+}
+
+// Jobs whose slices come over a link as fast as they may, and are results at once.
+struct World {
+  explicit World(const std::map<JobId, view::JobQuota>& quotas) {
+    for (const auto& [job, quota] : quotas) {
+      share.Set(job, quota);
+      share.SetWants(job, true, now_ns);
+    }
+  }
+  // A slice of the job comes if it has credit for one.
+  bool Come(JobId job) {
+    uint64_t& lacking = lacking_bytes.try_emplace(job, kSlice).first->second;
+    const uint64_t bytes = std::min(lacking, share.RoomBytes(job, now_ns));
+    share.OnGiven(job, bytes);
+    lacking -= bytes;
+    if (lacking > 0) return false;
+    lacking = kSlice;
+    share.OnReceived(job, kSlice, now_ns);
+    share.OnSent(job, kSlice, now_ns);
+    ++came[job];
+    return true;
+  }
+  // Every 250 us one slice comes, of these jobs by turns, but of none that has no room. If nobody
+  // has, the link is idle.
+  void Run(int64_t ms, const std::vector<JobId>& jobs) {
+    came.clear();
+    size_t turn = 0;
+    for (int64_t i = 0; i < 4 * ms; ++i) {
+      now_ns += kMs / 4;
+      for (size_t tried = 0; tried < jobs.size(); ++tried) {
+        if (Come(jobs[turn++ % jobs.size()])) break;
+      }
+    }
+  }
+  // As long as nothing is held back at first.
+  void Measure(const std::vector<JobId>& jobs) {
+    Run(300, jobs);
+    REQUIRE(share.phase() == Phase::kSharing);
+  }
+
+  LinkShare share;
+  int64_t now_ns = 0;
+  std::map<JobId, int> came;
+  std::map<JobId, uint64_t> lacking_bytes;  // Credit.
+};
+
+TEST_CASE("LinkShare: a job alone has all the room", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  world.share.SetWants(kB, false, world.now_ns);
+  world.Run(1000, {kA});
+  CHECK(world.came[kA] == 4000);
+  CHECK(world.share.phase() == Phase::kAlone);
+  CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
+  CHECK(world.share.BytesPerMs() == 0);
+}
+
+TEST_CASE("LinkShare: jobs that want the link share it by weight", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  CHECK(world.share.phase() == Phase::kMeasuring);
+  world.Run(150, {kA, kB});
+  CHECK(world.came[kA] == world.came[kB]);
+  world.Measure({kA, kB});
+  // Half a MiB each millisecond: a slice, and its result.
+  CHECK(static_cast<double>(world.share.BytesPerMs()) == Approx(8.0 * kSlice).epsilon(0.01));
+  world.Run(1000, {kA, kB});
+  CHECK(world.came[kA] + world.came[kB] == 4000);
+  CHECK(world.came[kA] >= 780);
+  CHECK(world.came[kA] <= 820);
+}
+
+TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(1)}});
+  world.Measure({kA, kB});
+  // Each slice of B's goes to ten members.
+  int a = 0;
+  int b = 0;
+  for (int i = 0; i < 8000; ++i) {
+    world.now_ns += kMs / 4;
+    if (world.Come(kA)) ++a;
+    if (!world.Come(kB)) continue;
+    ++b;
+    world.share.OnSent(kB, 9 * kSlice, world.now_ns);
+  }
+  // 2 slices over the link, and 11.
+  CHECK(static_cast<double>(a) / b > 4.5);
+  CHECK(static_cast<double>(a) / b < 6.5);
+}
+
+TEST_CASE("LinkShare: parts are of priorities, then tenants, then jobs", "[aggregation]") {
+  LinkShare share;
+  constexpr JobId kD{4};
+  share.Set(kA, Quota(1, "t", 3));
+  share.Set(kB, Quota(2, "t", 3));
+  share.Set(kC, Quota(1));
+  share.Set(kD, Quota(7, "", 1, view::Priority::kHigh));
+  for (const JobId job : {kA, kB, kC}) share.SetWants(job, true, 0);
+  CHECK(share.PartOf(kA) == Approx(0.25));
+  CHECK(share.PartOf(kB) == Approx(0.5));
+  CHECK(share.PartOf(kC) == Approx(0.25));
+  CHECK(share.PartOf(kD) == 0);
+  share.SetWants(kD, true, 0);
+  CHECK(share.PartOf(kD) == Approx(16.0 / 17));
+  CHECK(share.PartOf(kB) == Approx(0.5 / 17));
+  // Who does not want it leaves it to those nearest.
+  share.SetWants(kA, false, 0);
+  CHECK(share.PartOf(kB) == Approx(0.75 / 17));
+  share.Set(kB, Quota(1, "t", 1));
+  CHECK(share.PartOf(kB) == Approx(0.5 / 17));
+  share.Remove(kD);
+  CHECK(share.PartOf(kC) == Approx(0.5));
+}
+
+TEST_CASE("LinkShare: who stops leaves the link to the others at once", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  world.Measure({kA, kB});
+  while (world.share.RoomBytes(kA, world.now_ns) >= kSlice) world.Come(kA);
+  SECTION("when it says that nothing waits") {
+    world.share.SetWants(kB, false, world.now_ns);
+    CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
+  }
+  SECTION("when it is gone") {
+    world.share.Remove(kB);
+    CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
+  }
+  SECTION("soon, when nothing moves though it says that more waits") {
+    world.now_ns += LinkShare::kSilenceNs / 4;
+    CHECK(world.share.RoomBytes(kA, world.now_ns) < kSlice);
+    world.now_ns += LinkShare::kSilenceNs;
+    CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
+    CHECK(world.share.phase() == Phase::kAlone);
+  }
+}
+
+TEST_CASE("LinkShare: who waits for others is not silent", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(2000)}});
+  world.Measure({kA, kB});
+  world.Run(8000, {kA, kB});
+  // It has a slice in half a second.
+  CHECK(world.came[kA] > 10);
+  CHECK(world.came[kA] < 20);
+}
+
+TEST_CASE("LinkShare: who has not wanted the link has no credit for it", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(1)}, {kC, Quota(1)}});
+  world.Measure({kA, kB, kC});
+  world.share.SetWants(kC, false, world.now_ns);
+  world.Run(1000, {kA, kB});
+  world.share.SetWants(kC, true, world.now_ns);
+  world.Run(400, {kA, kB, kC});
+  // A third, and what it may be ahead and behind.
+  const int slack = static_cast<int>(world.share.SlackBytes() / kSlice);
+  CHECK(world.came[kC] >= 533 - slack);
+  CHECK(world.came[kC] <= 533 + slack);
+}
+
+TEST_CASE("LinkShare: nobody waits for a job that is slow for another reason", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  // B sends a slice in 2 ms, A as fast as it may.
+  int a = 0;
+  int last_a = 0;
+  int most_a = 0;
+  for (int second = 0; second < 60; ++second) {
+    last_a = a;
+    for (int i = 0; i < 4000; ++i) {
+      world.now_ns += kMs / 4;
+      if (i % 8 == 0) {
+        world.Come(kB);
+      } else if (world.Come(kA)) {
+        ++a;
+      }
+    }
+    most_a = std::max(most_a, a - last_a);
+  }
+  CHECK(most_a == 3500);
+  CHECK(a >= 60 * 3500 * 95 / 100);
+  // When B is quick again they share; of a second 200 ms may go to a measurement.
+  world.Run(20'000, {kA, kB});
+  world.Run(1000, {kA, kB});
+  CHECK(world.came[kA] < 1100);
+}
+
+TEST_CASE("LinkShare: a link that gets slower is measured again", "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  world.Measure({kA, kB});
+  for (int i = 0; i < 8000; ++i) {
+    world.now_ns += kMs;
+    if (i % 2 == 0 ? !world.Come(kA) : false) world.Come(kB);
+    if (i % 2 == 1) world.Come(kB);
+  }
+  CHECK(world.share.BytesPerMs() == 2 * kSlice);
+  CHECK(world.share.phase() == Phase::kSharing);
+}
+
+TEST_CASE("LinkShare: a job that nobody has told of has all the room", "[aggregation]") {
+  LinkShare share;
+  share.SetWants(kA, true, 0);
+  share.OnReceived(kA, 1, 0);
+  share.OnSent(kA, 1, 0);
+  share.OnGiven(kA, 1);
+  share.Remove(kA);
+  CHECK(share.RoomBytes(kA, 0) == LinkShare::kNoBound);
+  CHECK(share.PartOf(kA) == 0);
+}
+
+}  // namespace
+}  // namespace talweg::aggregation

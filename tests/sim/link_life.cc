@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/link_life.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/aggregation/link_share.h"
+#include "libs/base/bytes.h"
+#include "libs/base/random.h"
+
+namespace talweg::sim {
+namespace {
+
+using aggregation::LinkShare;
+
+constexpr int64_t kNsPerMs = 1'000'000;
+constexpr double kSlice = 64.0 * kKiB;
+// A member has at most so many slices of which no result has come: two rounds of its tensors.
+constexpr uint64_t kAheadSlices = 128;
+// Before anything is judged.
+constexpr int64_t kWarmUpMs = 10'000;
+constexpr int64_t kLifeMs = 40'000;
+
+// What a life is about.
+enum class Kind : uint8_t {
+  kBusy,     // Everybody always wants the link.
+  kSlow,     // One job of large weight has slow members.
+  kPausing,  // Jobs come and go, as trainers compute.
+};
+
+struct Member {
+  double tcp = 1;       // How TCP sees its connection beside others.
+  double own_link = 0;  // Bytes a millisecond; 0: as fast as the aggregator's.
+  double window = 0;    // So much may be in flight, credit that is held included.
+  double in_flight = 0;
+  double queue_in = 0;   // On its way here.
+  double queue_out = 0;  // Results on their way to it.
+  double part_in = 0;    // Of a slice that has not come whole.
+  double part_out = 0;
+  uint64_t slices_sent = 0;
+  uint64_t slices_in = 0;
+  uint64_t slices_out = 0;
+  double held = 0;
+};
+
+struct Job {
+  JobId id;
+  view::JobQuota quota;
+  std::vector<Member> members;
+  uint64_t summed = 0;
+  bool is_on = true;
+  int64_t turns_at_ms = 0;
+  bool wants = false;
+  double moved = 0;  // Since the warm-up, both ways.
+};
+
+class Life {
+ public:
+  explicit Life(uint64_t seed) : random_(seed) {
+    kind_ = static_cast<Kind>(random_.Below(3));
+    link_ = Pick({6'250, 25'000, 125'000});
+    const size_t job_count = 2 + random_.Below(3);
+    for (size_t i = 0; i < job_count; ++i) jobs_.push_back(MakeJob(i));
+    if (kind_ == Kind::kSlow) {
+      jobs_.front().quota.weight = jobs_.front().quota.tenant_weight = 8;
+      for (Member& member : jobs_.front().members) {
+        member.own_link = link_ / static_cast<double>(8 * jobs_.front().members.size());
+      }
+    }
+    for (const Job& job : jobs_) share_.Set(job.id, job.quota);
+  }
+
+  LinkResult Run() {
+    for (now_ms_ = 1; now_ms_ <= kLifeMs && result_.violation.empty(); ++now_ms_) Pass();
+    if (result_.violation.empty()) CheckAfterwards();
+    return result_;
+  }
+
+ private:
+  double Pick(const std::vector<double>& of) { return of[random_.Below(of.size())]; }
+
+  Job MakeJob(size_t index) {
+    Job job{.id = JobId{index + 1}};
+    job.quota.weight = static_cast<uint32_t>(1 + random_.Below(5));
+    job.quota.tenant_weight = job.quota.weight;
+    // Two levels, so that the least of all still moves a slice in a life.
+    if (random_.OneIn(4)) job.quota.priority = view::Priority::kHigh;
+    if (random_.OneIn(3)) {
+      job.quota.tenant = "tenant";
+      job.quota.tenant_weight = 2;
+    }
+    const size_t members = 1 + random_.Below(4);
+    for (size_t i = 0; i < members; ++i) {
+      job.members.push_back({.tcp = Pick({0.7, 1, 1.4}),
+                             .window = Pick({4, 8}) * kSlice + Pick({0, 10, 20}) * link_});
+    }
+    return job;
+  }
+
+  int64_t NowNs() const { return now_ms_ * kNsPerMs; }
+
+  void Pass() {
+    for (Job& job : jobs_) {
+      if (kind_ == Kind::kPausing && now_ms_ >= job.turns_at_ms) {
+        job.is_on = !job.is_on;
+        job.turns_at_ms = now_ms_ + static_cast<int64_t>(50 + random_.Below(1500));
+      }
+      Send(job);
+    }
+    const double in = Carry(&Member::queue_in, &Member::part_in);
+    const double out = Carry(&Member::queue_out, &Member::part_out);
+    bool wanted = false;
+    size_t wanting = 0;
+    for (Job& job : jobs_) {
+      Receive(job);
+      const bool wants = MoreWaits(job);
+      if (wants) ++wanting;
+      wanted |= job.is_on;
+      if (wants != job.wants) share_.SetWants(job.id, job.wants = wants, NowNs());
+    }
+    for (Job& job : jobs_) {
+      if (!Is(job.members, 0)) Give(job);
+    }
+    if (now_ms_ <= kWarmUpMs) return;
+    if (wanted) {
+      carried_ += in + out;
+      ++judged_ms_;
+    }
+    Cover(wanting);
+  }
+
+  bool MoreWaits(const Job& job) const {
+    return std::any_of(job.members.begin(), job.members.end(), [&](const Member& member) {
+      return (job.is_on && member.slices_sent < member.slices_out + kAheadSlices) ||
+             member.queue_out > 0;
+    });
+  }
+
+  void Send(Job& job) const {
+    for (Member& member : job.members) {
+      while (job.is_on && member.in_flight + kSlice <= member.window &&
+             member.slices_sent < member.slices_out + kAheadSlices) {
+        member.in_flight += kSlice;
+        member.queue_in += kSlice;
+        ++member.slices_sent;
+      }
+    }
+  }
+
+  // One direction of the link, for a millisecond: connections have as much as TCP gives them.
+  double Carry(double Member::*queue, double Member::*part) {
+    double room = link_;
+    double carried = 0;
+    std::vector<std::pair<Member*, double>> busy;  // And how much its own link still takes.
+    for (Job& job : jobs_) {
+      for (Member& member : job.members) {
+        if (member.*queue > 0)
+          busy.emplace_back(&member, member.own_link > 0 ? member.own_link : link_);
+      }
+    }
+    while (!busy.empty() && room > 1) {
+      double tcp = 0;
+      for (const auto& [member, own] : busy) tcp += member->tcp;
+      const double each = room / tcp;
+      for (auto& [member, own] : busy) {
+        const double bytes = std::min({each * member->tcp, own, member->*queue});
+        member->*queue -= bytes;
+        member->*part += bytes;
+        own -= bytes;
+        room -= bytes;
+        carried += bytes;
+      }
+      std::erase_if(busy,
+                    [&](const auto& each) { return each.second < 1 || each.first->*queue < 1; });
+    }
+    return carried;
+  }
+
+  void Receive(Job& job) {
+    for (Member& member : job.members) {
+      while (member.part_in >= kSlice - 1) {
+        member.part_in -= kSlice;
+        ++member.slices_in;
+        member.held += kSlice;
+        Moved(job);
+        share_.OnReceived(job.id, static_cast<uint64_t>(kSlice), NowNs());
+      }
+      while (member.part_out >= kSlice - 1) {
+        member.part_out -= kSlice;
+        ++member.slices_out;
+        Moved(job);
+        share_.OnSent(job.id, static_cast<uint64_t>(kSlice), NowNs());
+      }
+    }
+    const auto least = [](const Member& a, const Member& b) { return a.slices_in < b.slices_in; };
+    const uint64_t all = std::min_element(job.members.begin(), job.members.end(), least)->slices_in;
+    for (; job.summed < all; ++job.summed) {
+      for (Member& member : job.members) member.queue_out += kSlice;
+    }
+  }
+
+  void Moved(Job& job) const {
+    if (now_ms_ > kWarmUpMs) job.moved += kSlice;
+  }
+
+  void Give(Job& job) {
+    for (Member& member : job.members) {
+      const double room = static_cast<double>(share_.RoomBytes(job.id, NowNs()));
+      const double bytes = std::min(member.held, room);
+      if (bytes <= 0) continue;
+      share_.OnGiven(job.id, static_cast<uint64_t>(bytes));
+      member.held -= bytes;
+      member.in_flight -= bytes;
+    }
+    const bool is_alone = std::none_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
+      return &other != &job && other.wants;
+    });
+    if (is_alone && !Is(job.members, 0)) Fail("a job that is alone waits for credit");
+  }
+  static bool Is(const std::vector<Member>& members, double held) {
+    return std::all_of(members.begin(), members.end(),
+                       [&](const Member& member) { return member.held <= held; });
+  }
+
+  void Cover(size_t wanting) {
+    const auto holds = [](const Job& job) { return !Is(job.members, 0); };
+    if (std::any_of(jobs_.begin(), jobs_.end(), holds)) ++result_.coverage["credit is held"];
+    if (wanting == 1) ++result_.coverage["a job is alone"];
+    if (wanting < 2) return;
+    ++result_
+          .coverage[share_.phase() == LinkShare::Phase::kSharing ? "jobs share the link"
+                                                                 : "what it carries is measured"];
+    if (kind_ == Kind::kSlow) ++result_.coverage["a job is slow for another reason"];
+  }
+
+  void CheckAfterwards() {
+    const double possible = 2 * link_ * static_cast<double>(judged_ms_);
+    const double used = carried_ / possible;
+    // Jobs that come and go do not fill both directions at their beginnings and ends.
+    if (used < (kind_ == Kind::kPausing ? 0.6 : 0.75)) {
+      Fail("the link carries " + Percent(used) + " of what it could");
+    }
+    if (kind_ != Kind::kBusy) return;
+    for (const Job& job : jobs_) {
+      const double part = PartOf(job);
+      const double got = job.moved / carried_;
+      // What is given as whole slices may be a few of them less.
+      if (got < 0.6 * part - 8 * kSlice / carried_) {
+        Fail("job " + std::to_string(job.id.value()) + " has " + Percent(got) +
+             " of the link, and should have " + Percent(part));
+      }
+    }
+  }
+
+  // By the rules, while everybody wants the link: high has 16 times the weight of normal.
+  double PartOf(const Job& of) const {
+    std::map<view::Priority, double> levels;
+    std::map<std::string, double> tenants;  // Of its priority.
+    double jobs = 0;                        // Of its tenant.
+    const auto tenant_of = [](const Job& job) {
+      return job.quota.tenant.empty() ? std::to_string(job.id.value()) : job.quota.tenant;
+    };
+    for (const Job& job : jobs_) {
+      levels[job.quota.priority] = job.quota.priority == view::Priority::kHigh ? 16 : 1;
+      if (job.quota.priority != of.quota.priority) continue;
+      tenants[tenant_of(job)] = job.quota.tenant_weight;
+      if (tenant_of(job) == tenant_of(of)) jobs += job.quota.weight;
+    }
+    const auto sum = [](const auto& weights) {
+      double all = 0;
+      for (const auto& [name, weight] : weights) all += weight;
+      return all;
+    };
+    return levels.at(of.quota.priority) / sum(levels) * of.quota.tenant_weight / sum(tenants) *
+           of.quota.weight / jobs;
+  }
+
+  static std::string Percent(double of) {
+    return std::to_string(static_cast<int>(of * 1000) / 10.0).substr(0, 4) + " %";
+  }
+  void Fail(const std::string& text) {
+    if (result_.violation.empty()) {
+      result_.violation = text + " at " + std::to_string(now_ms_) + " ms";
+    }
+  }
+
+  Random random_;
+  Kind kind_ = Kind::kBusy;
+  double link_ = 0;  // Bytes a millisecond, each way.
+  std::vector<Job> jobs_;
+  LinkShare share_;
+  int64_t now_ms_ = 0;
+  double carried_ = 0;
+  int64_t judged_ms_ = 0;  // While somebody wanted the link.
+  LinkResult result_;
+};
+
+}  // namespace
+
+LinkResult LiveOnLink(uint64_t seed) { return Life(seed).Run(); }
+
+}  // namespace talweg::sim

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_LINK_LIFE_H_
+#define TALWEG_TESTS_SIM_LINK_LIFE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+// Jobs of any weights that meet on the link of one aggregator, which shares it (docs/quotas.md).
+// TCP gives each connection what it likes, members' own links may be slow, and jobs pause.
+namespace talweg::sim {
+
+struct LinkResult {
+  std::string violation;  // "" when every promise held.
+  // How often each of these was so.
+  std::map<std::string, uint64_t> coverage;
+};
+
+// Everything follows from the seed.
+LinkResult LiveOnLink(uint64_t seed);
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_LINK_LIFE_H_

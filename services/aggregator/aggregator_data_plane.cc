@@ -54,6 +54,7 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
   }
   std::unique_ptr<ServedJob>& slot = jobs_[view.job];
   if (slot != nullptr && slot->core.closed()) {
+    link_share_.Remove(view.job);
     fair_share_.Remove(view.job);  // It begins again with nothing that waits.
     leaving_.push_back(std::move(slot));
   }
@@ -104,6 +105,7 @@ void AggregatorDataPlane::SetQuota(ServedJob& job, const view::JobQuota& quota) 
   }
   job.core.SetQuota(quota, std::move(tenant));
   fair_share_.Set(job.core.config().job, quota);
+  link_share_.Set(job.core.config().job, quota);
 }
 
 void AggregatorDataPlane::OnJobClosed(JobId id, const std::string& text) {
@@ -118,6 +120,7 @@ void AggregatorDataPlane::Restart(Incarnation incarnation, const std::string& te
   for (auto& [id, job] : jobs_) {
     CloseJob(*job, text);
     fair_share_.Remove(id);
+    link_share_.Remove(id);
     leaving_.push_back(std::move(job));
   }
   jobs_.clear();
@@ -137,6 +140,7 @@ void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
 int AggregatorDataPlane::Poll() {
   int work = transport_->Poll(*this, options_.events_per_poll);
   work += SumSome();
+  GiveHeldCredit();
   Flush();
   return work;
 }
@@ -171,6 +175,7 @@ void AggregatorDataPlane::Tick() {
                        wire::WelcomeStatus::kUnknownJob, WhyUnknown(connection.held_job));
     }
   }
+  GiveHeldCredit();
   TellKeptCredit();
   Flush();
   ForgetFinishedJobs();
@@ -205,6 +210,7 @@ void AggregatorDataPlane::ForgetFinishedJobs() {
   std::erase_if(jobs_, [&](const auto& entry) {
     if (!finished(*entry.second)) return false;
     fair_share_.Remove(entry.first);
+    link_share_.Remove(entry.first);
     return true;
   });
   std::erase_if(leaving_, [&](const auto& job) { return finished(*job); });
@@ -236,6 +242,7 @@ void AggregatorDataPlane::OnAccepted(ConnectionId id) {
       connections_.try_emplace(id, options_.results_window_bytes).first->second;
   connection.deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
   connection.host = transport_->PeerHost(id);
+  connection.over_link = !connection.host.empty();
   LimitConnections(id, connection);
 }
 
@@ -280,7 +287,7 @@ void AggregatorDataPlane::OnDisconnected(ConnectionId id, const std::string& rea
   if (found == connections_.end()) return;
   telemetry::Log(telemetry::LogLevel::kInfo, "connection ", id, " is over: ", reason);
   ServedJob* const job = found->second.job;
-  connections_.erase(found);
+  Forget(found);
   if (job == nullptr) return;
   job->core.OnDisconnect(id, job->effects);
   Perform(*job);
@@ -313,6 +320,13 @@ void AggregatorDataPlane::OnFrame(ConnectionId id, std::span<const std::byte> by
   connection.traffic.received_bytes += taken_bytes;
   totals_.received_bytes += taken_bytes;
   fair_share_.Charge(job.core.config().job, bytes.size() + taken_bytes);
+  if (SharesLink(connection)) {
+    link_share_.OnReceived(job.core.config().job, bytes.size() + taken_bytes, clock_->NowNs());
+    if (contributions_ != nullptr) {
+      connection.more_wait = (frame.header.flags & wire::kFlagMore) != 0;
+      UpdateWants(connection);
+    }
+  }
   Perform(job);
   contributions_ = nullptr;
   contributor_ = nullptr;
@@ -326,8 +340,13 @@ void AggregatorDataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
   if (job == nullptr) return;
   const auto write = connection.writes.find(context);
   if (write == connection.writes.end() || !write->second.has_left) return;
-  connection.results.OnWritten(write->second.length_bytes);
+  const uint32_t length_bytes = write->second.length_bytes;
+  connection.results.OnWritten(length_bytes);
   connection.writes.erase(write);
+  if (SharesLink(connection)) {
+    link_share_.OnSent(job->core.config().job, length_bytes, clock_->NowNs());
+    UpdateWants(connection);
+  }
   while (const auto next = connection.results.Take()) PostResult(connection, *next);
   job->core.OnWriteDone(aggregation::WriteId{context}, job->effects);
   Perform(*job);
@@ -379,12 +398,15 @@ void AggregatorDataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
                  hello.node_name, ") of job '", record.core.config().name, "', epoch ",
                  frame.header.epoch);
   connection.job = &record;
-  connection.outbox = std::make_unique<Outbox>(frame.header.job,
-                                               [this, id, &connection](std::vector<std::byte> out) {
-                                                 connection.traffic.sent_bytes += out.size();
-                                                 totals_.sent_bytes += out.size();
-                                                 transport_->PostFrame(id, std::move(out));
-                                               });
+  connection.outbox = std::make_unique<Outbox>(
+      frame.header.job, [this, id, &connection](std::vector<std::byte> out) {
+        connection.traffic.sent_bytes += out.size();
+        totals_.sent_bytes += out.size();
+        if (SharesLink(connection)) {
+          link_share_.OnSent(connection.job->core.config().job, out.size(), clock_->NowNs());
+        }
+        transport_->PostFrame(id, std::move(out));
+      });
   record.core.OnFrame(id, frame, clock_->NowNs(), record.effects);
   Perform(record);
 }
@@ -423,7 +445,14 @@ void AggregatorDataPlane::RefuseConnection(ConnectionId id, Connection& connecti
 void AggregatorDataPlane::CloseConnection(ConnectionId id, const std::string& reason) {
   telemetry::Log(telemetry::LogLevel::kInfo, "closing connection ", id, ": ", reason);
   transport_->Close(id);
-  connections_.erase(id);
+  if (const auto found = connections_.find(id); found != connections_.end()) Forget(found);
+}
+
+void AggregatorDataPlane::Forget(std::map<ConnectionId, Connection>::iterator connection) {
+  connection->second.writes.clear();
+  connection->second.more_wait = false;
+  UpdateWants(connection->second);
+  connections_.erase(connection);
 }
 
 void AggregatorDataPlane::MarkUnflushed(ConnectionId id, Connection& connection) {

@@ -15,6 +15,7 @@
 
 #include "libs/aggregation/aggregator_core.h"
 #include "libs/aggregation/fair_share.h"
+#include "libs/aggregation/link_share.h"
 #include "libs/aggregation/result_queue.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
@@ -76,6 +77,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
     uint64_t connections_over_limit = 0;  // Closed or refused, as there were as many as may be.
     uint64_t results_queued = 0;          // Did not leave at once.
     uint64_t results_hurried = 0;         // Were queued, and left before a FenceAck.
+    uint64_t credit_held_bytes = 0;       // Came back later, as jobs share the link.
     aggregation::Counters ended;          // What jobs that are gone have counted.
   };
 
@@ -135,6 +137,11 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
     SlotPool result_pool;
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
     std::deque<PendingSum> sums;
+    // Connections over the link: those whose member has more to send, or gets results; those whose
+    // credit is held, in the order in which it is given back.
+    size_t wanting_count = 0;
+    std::deque<ConnectionId> held;
+    bool is_held = false;  // There was no room for all of them when it was looked at.
   };
   // A result that is written to a member, or waits to be.
   struct ResultWrite {
@@ -158,6 +165,10 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
     std::unordered_map<uint64_t, ResultWrite> writes;  // By WriteId.
     aggregation::ResultQueue results;
     ConnectionTraffic traffic;
+    bool over_link = false;  // Else it comes through this machine's memory.
+    bool more_wait = false;  // Its member has said so with its last contributions.
+    bool wants_link = false;
+    uint64_t held_credit_bytes = 0;
   };
 
   // transport::EventSink
@@ -183,6 +194,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   // The text that refuses a Hello for a job that is not served here.
   std::string WhyUnknown(JobId job) const;
   void CloseConnection(ConnectionId id, const std::string& reason);
+  void Forget(std::map<ConnectionId, Connection>::iterator connection);
   void MarkUnflushed(ConnectionId id, Connection& connection);
   void Flush();
   void TellKeptCredit();
@@ -203,6 +215,15 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   SlotPool& SlotPoolOf(ServedJob& job, const view::MemberIdentity& member);
   SlotMemory MemoryOf(const ServedJob& job, aggregation::AllocationId id) const;
   void AddSum(ServedJob& job, PendingSum sum);
+  // What the connection has moved over the link, while jobs may have to share that.
+  bool SharesLink(const Connection& connection) const {
+    return connection.over_link && link_share_.job_count() > 1;
+  }
+  void UpdateWants(Connection& connection);
+  void GiveCredit(ConnectionId id, Connection& connection, uint64_t bytes);
+  // Gives back the credit for which there is room.
+  void GiveHeldCredit();
+  void GiveHeldCredit(ServedJob& job);
   int SumSome();
   void SumOne(ServedJob& job);
   void CloseJob(ServedJob& job, const std::string& text);
@@ -225,7 +246,9 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   std::map<ConnectionId, Connection> connections_;
   std::vector<ConnectionId> unflushed_;
   aggregation::FairShare fair_share_;  // Whose sum is next, by jobs_.
+  aggregation::LinkShare link_share_;  // Whose credit waits, by jobs_.
   std::map<std::string, std::shared_ptr<aggregation::PlaceBudget>> tenants_;
+  bool has_held_credit_ = false;
   size_t sums_pending_ = 0;
   // The contributions of the frame that is being handled, for StoreInline.
   const std::vector<wire::Contribute>* contributions_ = nullptr;

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
+#include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/telemetry/log.h"
 #include "services/aggregator/aggregator_data_plane.h"
 
 // What the cores ask for, done.
 namespace talweg::aggregator {
+namespace {
+
+constexpr uint64_t kHeldPieceBytes = 64 * kKiB;
+
+}  // namespace
 
 void AggregatorDataPlane::Perform(ServedJob& job) {
   // Events that effects cause (memory was allocated) append to job.effects.
@@ -27,6 +34,13 @@ void AggregatorDataPlane::Do(ServedJob&, const aggregation::Send& effect) {
   if (found == connections_.end()) return;
   Connection& connection = found->second;
   Outbox& outbox = *connection.outbox;
+  // After these nothing is in flight.
+  if (std::holds_alternative<wire::Welcome>(effect.entry) ||
+      std::holds_alternative<wire::FenceAck>(effect.entry)) {
+    connection.held_credit_bytes = 0;
+    connection.more_wait = false;
+    UpdateWants(connection);
+  }
   std::visit(
       [this, &connection, &outbox, &effect](const auto& entry) {
         using Entry = std::decay_t<decltype(entry)>;
@@ -56,12 +70,64 @@ void AggregatorDataPlane::Do(ServedJob&, const aggregation::Send& effect) {
   MarkUnflushed(effect.connection, connection);
 }
 
-void AggregatorDataPlane::Do(ServedJob&, const aggregation::ReturnCredit& effect) {
+void AggregatorDataPlane::Do(ServedJob& job, const aggregation::ReturnCredit& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
-  found->second.outbox->AddCredit(effect.bytes);
-  found->second.credit_meter.OnReceived(effect.bytes, clock_->NowNs());
-  MarkUnflushed(effect.connection, found->second);
+  Connection& connection = found->second;
+  connection.credit_meter.OnReceived(effect.bytes, clock_->NowNs());
+  if (!SharesLink(connection)) return GiveCredit(effect.connection, connection, effect.bytes);
+  if (effect.bytes == 0) return;
+  if (connection.held_credit_bytes == 0) job.held.push_back(effect.connection);
+  connection.held_credit_bytes += effect.bytes;
+  if (job.is_held) totals_.credit_held_bytes += effect.bytes;
+  has_held_credit_ = true;
+}
+
+void AggregatorDataPlane::GiveCredit(ConnectionId id, Connection& connection, uint64_t bytes) {
+  connection.outbox->AddCredit(bytes);
+  MarkUnflushed(id, connection);
+}
+
+void AggregatorDataPlane::UpdateWants(Connection& connection) {
+  const bool wants = connection.over_link && (connection.more_wait || !connection.writes.empty());
+  if (connection.job == nullptr || wants == connection.wants_link) return;
+  connection.wants_link = wants;
+  ServedJob& job = *connection.job;
+  job.wanting_count += wants ? 1 : -1;
+  link_share_.SetWants(job.core.config().job, job.wanting_count > 0, clock_->NowNs());
+}
+
+void AggregatorDataPlane::GiveHeldCredit() {
+  if (!has_held_credit_) return;
+  has_held_credit_ = false;
+  for (auto& [id, job] : jobs_) {
+    if (!job->held.empty()) GiveHeldCredit(*job);
+    job->is_held = !job->held.empty();
+    if (job->is_held) has_held_credit_ = true;
+  }
+}
+
+void AggregatorDataPlane::GiveHeldCredit(ServedJob& job) {
+  const JobId id = job.core.config().job;
+  uint64_t room_bytes = link_share_.RoomBytes(id, clock_->NowNs());
+  while (!job.held.empty()) {
+    const ConnectionId next = job.held.front();
+    const auto found = connections_.find(next);
+    if (found == connections_.end() || found->second.held_credit_bytes == 0) {
+      job.held.pop_front();
+      continue;
+    }
+    Connection& connection = found->second;
+    // Members take turns, as a sum needs all of them.
+    const uint64_t bytes = std::min({connection.held_credit_bytes, room_bytes, kHeldPieceBytes});
+    if (bytes == 0) return;
+    link_share_.OnGiven(id, bytes);
+    room_bytes -= bytes;
+    connection.held_credit_bytes -= bytes;
+    GiveCredit(next, connection, bytes);
+    job.held.pop_front();
+    if (connection.held_credit_bytes > 0) job.held.push_back(next);
+  }
 }
 
 SlotPool& AggregatorDataPlane::SlotPoolOf(ServedJob& job, const view::MemberIdentity& member) {
@@ -151,6 +217,7 @@ void AggregatorDataPlane::Do(ServedJob& job, const aggregation::SendResult& effe
   const SlotMemory result = MemoryOf(job, effect.result);
   if (entry.form == wire::Form::kWritten) {
     connection.writes.emplace(effect.write.value(), ResultWrite{result, effect.length_bytes});
+    if (SharesLink(connection)) UpdateWants(connection);
     if (connection.results.Add(effect)) return PostResult(connection, effect);
     ++totals_.results_queued;
     return;

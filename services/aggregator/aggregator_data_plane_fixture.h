@@ -4,11 +4,13 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,14 +34,16 @@ inline constexpr Incarnation kSelf{900};
 
 inline TensorKey KeyOf(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 
-// Time that goes on by itself, and that a test can move ahead.
+// Time that goes on by itself until a test stops it, and that a test can move ahead.
 class SkippingClock final : public runtime::Clock {
  public:
-  int64_t NowNs() const override { return real_.NowNs() + skipped_ns; }
+  int64_t NowNs() const override { return stopped_ns_.value_or(real_.NowNs()) + skipped_ns; }
+  void Stop() { stopped_ns_ = real_.NowNs(); }
   int64_t skipped_ns = 0;
 
  private:
   runtime::MonotonicClock real_;
+  std::optional<int64_t> stopped_ns_;
 };
 
 inline view::View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
@@ -85,7 +89,8 @@ class HandAgent : public transport::EventSink {
   }
   template <typename Entry>
   void Say(FrameType type, const std::vector<Entry>& entries) {
-    wire::FrameWriter writer(type, view_.job, view_.epoch);
+    wire::FrameWriter writer(type, view_.job, view_.epoch,
+                             type == FrameType::kContribute ? contribute_flags : uint8_t{0});
     for (const Entry& entry : entries) {
       if (writer.Add(entry)) continue;
       transport->PostFrame(connection, writer.Take());
@@ -161,6 +166,10 @@ class HandAgent : public transport::EventSink {
                 count * sizeof(float));
     return values;
   }
+  bool HasFrame(FrameType type) const {
+    return std::any_of(frames.begin(), frames.end(),
+                       [type](const wire::Frame& frame) { return frame.header.type == type; });
+  }
   template <typename Entry>
   size_t Count() const {
     size_t count = 0;
@@ -206,6 +215,7 @@ class HandAgent : public transport::EventSink {
   std::vector<wire::Frame> frames;
   std::map<TensorKey, wire::RemoteRef> slots;
   uint64_t credit_bytes = 0;
+  uint8_t contribute_flags = 0;
 
  private:
   view::View view_;

@@ -59,6 +59,80 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
   }
 }
 
+// Two jobs that share a full link, of which the first has pushed more than its part.
+struct SharedLink {
+  static constexpr uint64_t kBytes = 64 * kKiB;
+
+  SharedLink() {
+    pool.clock.Stop();
+    for (const uint64_t id : {1, 2}) {
+      const uint32_t weight = id == 1 ? 1 : 4;
+      const view::View view = MakeView(id, 1);
+      pool.data_plane->OnJobView("job", view, {.weight = weight, .tenant_weight = weight});
+      agents.push_back(&pool.AddAgent(view, 0));
+      pool.Start({agents.back()}, {"w"}, values.size());
+      agents.back()->contribute_flags = wire::kFlagMore;
+    }
+    // What the link carries is measured.
+    for (int i = 0; i < 12; ++i) {
+      Push(0);
+      Push(1);
+      pool.clock.skipped_ns += 100'000'000;
+    }
+    for (int i = 0; i < 4; ++i) Push(0);
+  }
+  void Push(size_t job) {
+    agents[job]->Push("w", ++rounds[job], values);
+    pool.Until([&] { return agents[job]->Count<wire::Result>() == rounds[job]; });
+  }
+  bool HasAllCredit() const { return agents[0]->credit_bytes == rounds[0] * kBytes; }
+
+  Pool pool;
+  const std::vector<float> values = std::vector<float>(kBytes / sizeof(float), 1.0f);
+  std::vector<HandAgent*> agents;
+  std::vector<uint64_t> rounds = {0, 0};
+};
+
+TEST_CASE("AggregatorDataPlane: of a full link a job that is ahead waits for its credit",
+          "[aggregator]") {
+  SharedLink link;
+  CHECK(link.pool.data_plane->totals().credit_held_bytes > 0);
+  CHECK_FALSE(link.HasAllCredit());
+  SECTION("until the other one has had its part") {
+    for (int i = 0; i < 16; ++i) link.Push(1);
+    link.pool.Until([&] { return link.HasAllCredit(); });
+  }
+  SECTION("until the other one has nothing more") {
+    link.agents[1]->contribute_flags = 0;
+    link.Push(1);
+    link.pool.Until([&] { return link.HasAllCredit(); });
+  }
+  SECTION("until the other one's connection is over") {
+    link.agents[1]->transport->Close(link.agents[1]->connection);
+    link.pool.Until([&] { return link.HasAllCredit(); });
+  }
+  SECTION("until a fence, and then it has none to come") {
+    const view::View next = MakeView(1, 1, 2);
+    link.pool.data_plane->OnJobView("job", next, {});
+    HandAgent& agent = *link.agents[0];
+    agent.Follow(next);
+    agent.Say(FrameType::kFence, std::vector<wire::Report>());
+    const uint64_t credit_bytes = agent.credit_bytes;
+    link.pool.Until([&] { return agent.HasFrame(FrameType::kFenceAck); });
+    link.agents[1]->contribute_flags = 0;
+    for (int i = 0; i < 4; ++i) link.Push(1);
+    CHECK(agent.credit_bytes == credit_bytes);
+  }
+}
+
+TEST_CASE("AggregatorDataPlane: a job whose members say not that more waits is not held up",
+          "[aggregator]") {
+  SharedLink link;
+  link.agents[0]->contribute_flags = 0;  // As those of older releases.
+  link.Push(0);
+  link.pool.Until([&] { return link.HasAllCredit(); });
+}
+
 TEST_CASE("AggregatorDataPlane: an address has no more connections than it may", "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
   const view::View view = MakeView(1, 3);

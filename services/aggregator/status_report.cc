@@ -108,6 +108,7 @@ void FillStatus(const AggregatorDataPlane& data_plane,
   named["impostors"] = totals.impostors;
   named["connections_over_limit"] = totals.connections_over_limit;
   named["results_queued"] = totals.results_queued;
+  named["credit_held_bytes"] = totals.credit_held_bytes;
   named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
 }
 

@@ -121,6 +121,7 @@ double LinkShare::LeastAccount(const Job* except) const {
 }
 
 void LinkShare::Refresh(int64_t now_ns) {
+  refreshed_at_ns_ = now_ns;
   size_t count = 0;
   bool has_changed = false;
   for (auto& [id, job] : jobs_) {
@@ -185,7 +186,7 @@ void LinkShare::Advance(int64_t now_ns) {
     measured_.ns += elapsed_ns;
     phase_ns_ += elapsed_ns;
   }
-  if (active_count_ > 0) Refresh(now_ns);
+  if (active_count_ > 0 && now_ns - refreshed_at_ns_ >= kNsPerMs) Refresh(now_ns);
   if (measured_.ns < kMeasureNs) return;
   const bool is_plain = phase_ == Phase::kSharing && IsIdle(measured_.BytesPerMs());
   if (is_plain || measured_.bytes >= kMeasureBytes || measured_.ns >= kMeasureNsMax) {
@@ -198,31 +199,40 @@ bool LinkShare::IsIdle(uint64_t carried_per_ms) const {
   return carried_per_ms * 2 < carried_per_ms_;
 }
 
+bool LinkShare::Pays(uint64_t sharing_per_ms, uint64_t without_per_ms) {
+  return sharing_per_ms * kPaysDenominator >= without_per_ms * kPaysNumerator;
+}
+
 void LinkShare::EndMeasurement() {
   const uint64_t carried_per_ms = std::exchange(measured_, {}).BytesPerMs();
   if (phase_ == Phase::kMeasuring) {
+    // The link carries no more without: it was not for the sharing.
+    if (pause_ns_ > 0 && Pays(poor_per_ms_, carried_per_ms)) {
+      pause_ns_ = 0;
+      next_pause_ns_ = kMeasureNs;
+    }
     if (phase_ns_ < pause_ns_) return;
     carried_per_ms_ = carried_per_ms;
-    phase_ = Phase::kSharing;
-    phase_ns_ = 0;
-    poor_count_ = 0;
+    Begin(Phase::kSharing, 0);
     return;
   }
-  const bool pays = carried_per_ms * kPaysDenominator >= carried_per_ms_ * kPaysNumerator;
-  poor_count_ = pays ? 0 : poor_count_ + 1;
-  if (pays) next_pause_ns_ = std::max(next_pause_ns_ / 2, kMeasureNs);
-  if (poor_count_ >= kPoorMax || IsIdle(carried_per_ms)) {
-    Measure(next_pause_ns_);
-    next_pause_ns_ = std::min(kPauseRatio * next_pause_ns_, kPauseNsMax);
-  } else if (phase_ns_ >= kSharingNs) {
-    Measure(0);
+  if (Pays(carried_per_ms, carried_per_ms_)) {
+    poor_count_ = 0;
+    next_pause_ns_ = std::max(next_pause_ns_ / 2, kMeasureNs);
+    if (phase_ns_ >= kSharingNs) Begin(Phase::kMeasuring, 0);
+    return;
   }
+  if (++poor_count_ < kPoorMax && !IsIdle(carried_per_ms)) return;
+  poor_per_ms_ = carried_per_ms;
+  Begin(Phase::kMeasuring, next_pause_ns_);
+  next_pause_ns_ = std::min(kPauseRatio * next_pause_ns_, kPauseNsMax);
 }
 
-void LinkShare::Measure(int64_t pause_ns) {
-  phase_ = Phase::kMeasuring;
+void LinkShare::Begin(Phase phase, int64_t pause_ns) {
+  phase_ = phase;
   phase_ns_ = 0;
   pause_ns_ = pause_ns;
+  poor_count_ = 0;
 }
 
 }  // namespace talweg::aggregation

@@ -74,7 +74,7 @@ class LinkShare {
   void OnGiven(JobId job, uint64_t bytes);
 
   Phase phase() const { return active_count_ < 2 ? Phase::kAlone : phase_; }
-  // Of the link, beside those that want it now. 0: it does not want it.
+  // Its part of the link beside those that want it now. 0: it does not want it.
   double PartOf(JobId job) const;
   uint64_t SlackBytes() const;
   // What the link carried, in both directions together, when it was last measured. 0: never.
@@ -86,7 +86,7 @@ class LinkShare {
     bool wants = false;
     bool is_active = false;
     int64_t moved_at_ns = 0;
-    // Of late.
+    // In both directions, of late.
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     double part = 0;
@@ -110,17 +110,21 @@ class LinkShare {
   double LeastAccount(const Job* except) const;
   bool IsIdle(uint64_t carried_per_ms) const;
   void EndMeasurement();
-  void Measure(int64_t pause_ns);
+  // Whether sharing costs little enough of what the link carries.
+  static bool Pays(uint64_t sharing_per_ms, uint64_t without_per_ms);
+  void Begin(Phase phase, int64_t pause_ns);
 
   std::map<JobId, Job> jobs_;
   size_t active_count_ = 0;
   int64_t now_ns_ = 0;
+  int64_t refreshed_at_ns_ = 0;
   Phase phase_ = Phase::kMeasuring;
   int64_t phase_ns_ = 0;  // How long the phase has lasted; time in kAlone does not count.
   int64_t pause_ns_ = 0;  // How long this kMeasuring lasts at least.
   int64_t next_pause_ns_ = kMeasureNs;
   Measurement measured_;
-  int poor_count_ = 0;  // Measurements in a row that say that sharing does not pay.
+  int poor_count_ = 0;        // Measurements in a row that say that sharing does not pay.
+  uint64_t poor_per_ms_ = 0;  // The last one.
   uint64_t carried_per_ms_ = 0;
 };
 

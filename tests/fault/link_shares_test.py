@@ -18,7 +18,7 @@ from permitted import network_of
 _JOBS = ("one", "other")
 _NODES = 2
 _MBIT = 1_000_000
-# Of each rank so many tensors of so many bytes are always under way: more than a link's queue.
+# Each rank always has so many tensors of so many bytes under way: more than a link's queue.
 _TENSORS, _TENSOR_BYTES = "6", str(512 << 10)
 # Rounds of the job that gets more, before anything is compared, and that are compared.
 _FIRST_ROUNDS, _ROUNDS = 30, 90
@@ -125,8 +125,8 @@ class LinkSharesTest(unittest.TestCase):
 
     def _check_weights(self, link_bits_per_s: int) -> None:
         ratio = self._ratio("job one weight=4\n", link_bits_per_s)
-        self.assertGreater(ratio, 2.6)
-        self.assertLess(ratio, 5.6)
+        self.assertGreater(ratio, 2.2)
+        self.assertLess(ratio, 6)
 
     def test_four_to_one_on_a_slow_link(self) -> None:
         self._check_weights(50 * _MBIT)

@@ -39,7 +39,7 @@ struct Member {
   double in_flight = 0;
   double queue_in = 0;   // On its way here.
   double queue_out = 0;  // Results on their way to it.
-  double part_in = 0;    // Of a slice that has not come whole.
+  double part_in = 0;    // A slice that has not come whole.
   double part_out = 0;
   uint64_t slices_sent = 0;
   uint64_t slices_in = 0;
@@ -259,8 +259,8 @@ class Life {
   // By the rules, while everybody wants the link: high has 16 times the weight of normal.
   double PartOf(const Job& of) const {
     std::map<view::Priority, double> levels;
-    std::map<std::string, double> tenants;  // Of its priority.
-    double jobs = 0;                        // Of its tenant.
+    std::map<std::string, double> tenants;  // Those of its priority.
+    double jobs = 0;                        // Those of its tenant.
     const auto tenant_of = [](const Job& job) {
       return job.quota.tenant.empty() ? std::to_string(job.id.value()) : job.quota.tenant;
     };

@@ -12,7 +12,9 @@ import talweg
 def main() -> int:
     count, size = (int(argument) for argument in sys.argv[1:])
     talweg.init()
-    arrays = [np.full(size // 4, talweg.rank() + i, np.float32) for i in range(count)]
+    arrays: list[np.ndarray] = [
+        np.full(size // 4, talweg.rank() + i, np.float32) for i in range(count)
+    ]
     for i, array in enumerate(arrays):  # All have memory before anything is counted.
         talweg.push_pull(array, op=talweg.Op.SUM, name=f"t{i}")
     print("ready", flush=True)

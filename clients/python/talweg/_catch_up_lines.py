@@ -21,10 +21,12 @@ import numpy as np
 
 from talweg import _native
 from talweg._declaration import Declaration, DType, Op
+from talweg._pace import Pace
 from talweg._replay import Call
 from talweg.errors import TalwegError
 
-# What a round takes. All its tensors take several times as much, for each line that a rank has.
+# What a round takes at most. All its tensors take several times as much, for each line that a rank
+# has.
 CHUNK_BYTES = 2 << 20
 _CHUNK = struct.Struct("<QQ")  # Bytes that follow, and whether a message begins.
 _MESSAGE = struct.Struct("<8Q")  # Kind, numbers, and bytes of a pickle that follows.
@@ -197,8 +199,11 @@ class Rounds:
         bytes_max: int,
         is_root: bool,
         lanes: int = _LANES,
+        pace: Pace | None = None,
     ) -> None:
+        """`pace` is told of the rounds that are sent."""
         self._connection = connection
+        self._pace = pace
         self._is_root = is_root
         self._bytes_max = bytes_max
         kind = Declaration(DType.U8, bytes_max, Op.BROADCAST, root, tuple(ranks))
@@ -217,6 +222,7 @@ class Rounds:
             for lane in range(lanes)
         ]
         self._open: list[int | None] = [None] * lanes
+        self._sent = [(0, 0.0)] * lanes  # How many bytes, and when.
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
         self._turn = 0
         if not is_root:
@@ -229,6 +235,7 @@ class Rounds:
             return False
         tensor = self._tensors[self._turn]
         address = int(chunk.ctypes.data)
+        self._sent[self._turn] = chunk.size, time.monotonic()
         round_ = self._connection.push_parts(tensor, address, [chunk.size], PRIORITY)
         self._open[self._turn] = round_
         self._turn = (self._turn + 1) % len(self._tensors)
@@ -263,6 +270,8 @@ class Rounds:
             if is_over():
                 return False
         self._open[lane] = None
+        if self._is_root and self._pace is not None:
+            self._pace.on_round(*self._sent[lane], time.monotonic())
         return True
 
     def close(self) -> None:
@@ -283,8 +292,12 @@ class Writer:
     Steps may be shorter than a round takes. So a chunk holds as many messages as there are and fit.
     """
 
-    def __init__(self, rounds: Rounds, bytes_max: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, rounds: Rounds, bytes_max: int = CHUNK_BYTES, pace: Pace | None = None
+    ) -> None:
+        """`pace` says how long the next chunk is; None: as long as may be."""
         self._rounds = rounds
+        self._pace = pace
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
         # How much of the chunk is there, and whether it begins a message anew.
         self._position, self._begins = _CHUNK.size, True
@@ -296,12 +309,21 @@ class Writer:
         """
         for piece in pieces(message):
             while piece.size > 0:
-                count = min(piece.size, self._chunk.size - self._position)
+                room = self._chunk_bytes - self._position
+                if room <= 0:  # It has become less.
+                    if not self._leave(is_over):
+                        return False
+                    continue
+                count = min(piece.size, room)
                 self._chunk[self._position : self._position + count] = piece[:count]
                 piece, self._position = piece[count:], self._position + count
-                if self._position == self._chunk.size and not self._leave(is_over):
+                if count == room and not self._leave(is_over):
                     return False
         return has_next or self._position == _CHUNK.size or self._leave(is_over)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return self._chunk.size if self._pace is None else self._pace.chunk_bytes
 
     def _leave(self, is_over: Callable[[], bool]) -> bool:
         head = _CHUNK.pack(self._position - _CHUNK.size, self._begins)

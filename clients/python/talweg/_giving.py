@@ -42,6 +42,7 @@ from talweg._catch_up_lines import (
     Writer,
     line_name,
 )
+from talweg._pace import Pace
 from talweg._replay import Recording, Replay
 from talweg.errors import TalwegError
 
@@ -159,7 +160,10 @@ class _Given:
         )
         ranks = [number, *standby.ranks]
         self._ask = Rounds(connection, f"{name}.ask", standby.ranks[0], ranks, 8, False, lanes=1)
-        self._rounds = Rounds(connection, name, number, ranks, CHUNK_BYTES, is_root=True)
+        self._pace = Pace(CHUNK_BYTES)
+        self._rounds = Rounds(
+            connection, name, number, ranks, CHUNK_BYTES, is_root=True, pace=self._pace
+        )
         self._thread = threading.Thread(target=self._run, name="talweg-giver", daemon=True)
         self._thread.start()
 
@@ -173,7 +177,7 @@ class _Given:
                 if outbox.is_over:
                     return
             self._has_heard = True
-            if outbox.send_all(Writer(self._rounds)):
+            if outbox.send_all(Writer(self._rounds, pace=self._pace)):
                 self._rounds.finish(lambda: outbox.is_over)
         except TalwegError:  # A rank of the standby is gone, or this one's agent.
             self._is_broken = True

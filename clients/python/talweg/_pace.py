@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the rounds are by which a survivor sends its state: docs/elastic.md."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# What is under way stands before the others' gradients wherever links meet, as only this host's own
+# agent knows priorities. So a round takes the time of so much, and half of what it takes at least.
+_ROUND_S = 0.008
+# As few as it begins with, so that other lines' rounds do not pass for the way's own time.
+_BYTES_MIN = 16 << 10
+# A rate is that of so many whole rounds, one after another. The best one of the last few counts: a
+# line that gradients have kept back is as fast as before when they are over.
+_ROUNDS = 4
+_RATES = 16
+
+
+class Pace:
+    """Follows the rate of a line. No clock: whoever sends tells of it.
+
+    Lines that share a link each get a part of its rate, so what all have under way there takes as
+    long as if there were one.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.chunk_bytes = min(_BYTES_MIN, bytes_max)
+        self._rates: deque[float] = deque(maxlen=_RATES)
+        self._least_s = float("inf")  # Of all rounds.
+        self._last_s = 0.0  # When the last one was over.
+        self._since_s = 0.0  # The rounds that are counted: their begin, number and bytes.
+        self._count = self._bytes = 0
+
+    def on_round(self, nbytes: int, begun_s: float, over_s: float) -> None:
+        """A round of so many bytes has been under way from then to then. In their order."""
+        self._least_s = min(self._least_s, over_s - begun_s)
+        last_s, self._last_s = self._last_s, over_s
+        if nbytes < self.chunk_bytes or begun_s > last_s:
+            # There was no more to send, or nothing was under way.
+            self._count = self._bytes = 0
+        if nbytes < self.chunk_bytes:
+            return
+        if self._count == 0:
+            self._since_s = max(begun_s, last_s)
+        self._count, self._bytes = self._count + 1, self._bytes + nbytes
+        elapsed_s = over_s - self._since_s
+        if self._count < _ROUNDS or elapsed_s <= 0.0:
+            return
+        self._rates.append(self._bytes / elapsed_s)
+        wanted = int(max(self._rates) * (_ROUND_S + self._least_s / 2))
+        wanted = min(max(wanted, self.chunk_bytes // 2), self.chunk_bytes * 2)
+        self.chunk_bytes = min(max(wanted, _BYTES_MIN), self._bytes_max)
+        self._count = self._bytes = 0

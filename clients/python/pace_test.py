@@ -18,7 +18,7 @@ class _Seen:
     """What was under way on the link, when the lines have found their pace."""
 
     longest_queue_s: float
-    share: float  # Of the link's bytes.
+    share: float  # How much of the link was used.
 
 
 def _simulate(

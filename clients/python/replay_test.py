@@ -102,23 +102,39 @@ class _NumpyProgram:
         state.step += 1
 
 
-def _hand_over(survivors: Sequence[Any], joiner: Any, steps: int) -> None:
-    """As survivors and a joiner do it, without a job."""
+def _hand_over(survivors: Sequence[Any], joiner: Any, steps: int, slices: int = 0) -> None:
+    """As survivors and a joiner do it, without a job.
+
+    `slices`: so many of each stripe a survivor's thread has copied before the step that follows.
+    """
     replays = [survivor.state.replay() for survivor in survivors]
     taker = joiner.state.replay()
     count = len(survivors)
     given = [replay.snapshot() for replay in replays]
-    sizes = [buffer.size for buffer in given[0][1]]
-    buffers: list[np.ndarray] = [np.zeros(size, np.uint8) for size in sizes]
-    for place, (_, own) in enumerate(given):
+    sizes = [buffer.size for buffer in given[0].buffers]
+    copies = []
+    for place, snapshot in enumerate(given):
         begin, end = _stripes.stripe_of(sum(sizes), place, count)
-        _stripes.copy_in(buffers, begin, _stripes.copy_out(own, begin, end))
-    recordings = [replay.record(place, count) for place, replay in enumerate(replays)]
-    taker.load(given[0][0], buffers)
+        copies.append(_stripes.Copying(snapshot.buffers, begin, end, steady=snapshot.steady))
+        for _ in range(slices):
+            copies[-1].copy_some()
+    recordings = [
+        replay.record(place, count, copying.finish)
+        for place, (replay, copying) in enumerate(zip(replays, copies))
+    ]
+    made: list[list[list[Call]]] = []
     for _ in range(steps):
         for survivor in survivors:
             survivor.step()
-        taken = [recording.take() for recording in recordings]
+        made.append([recording.take() for recording in recordings])
+    buffers: list[np.ndarray] = [np.zeros(size, np.uint8) for size in sizes]
+    for place, copying in enumerate(copies):
+        begin, _ = _stripes.stripe_of(sum(sizes), place, count)
+        if steps == 0:
+            copying.finish()
+        _stripes.copy_in(buffers, begin, copying.stripe)
+    taker.load(given[0].header, buffers)
+    for taken in made:
         for calls in zip(*taken):
             taker.apply(calls[0].header, _whole(list(calls)))
     assert not any(recording.problem for recording in recordings)
@@ -158,6 +174,35 @@ class ReplayTest(unittest.TestCase):
                     for program in (survivors[0], joiner):  # And they go on alike.
                         program.step()
                     self._check_equal(survivors[0], joiner)
+
+    def test_a_thread_has_copied_some(self) -> None:
+        make = _OPTIMIZERS["adam"]
+        for slices in range(5):
+            survivors, joiner = [_Program(make, seed=1) for _ in range(2)], _Program(make, seed=2)
+            for survivor in survivors:
+                survivor.step()
+            _hand_over(survivors, joiner, steps=3, slices=slices)
+            self._check_equal(survivors[0], joiner)
+
+    def test_the_end_of_a_step_copies_nothing(self) -> None:
+        """What the thread has copied until the optimizer's step nobody waits for."""
+        survivor = _Program(_OPTIMIZERS["adam"], seed=1)
+        survivor.step()
+        for is_copied in (False, True):
+            _, buffers, steady = survivor.state.replay().snapshot()
+            total = sum(buffer.size for buffer in buffers)
+            room: np.ndarray = np.full(total, 77, np.uint8)
+            copying = _stripes.Copying(buffers, 0, total, room, steady)
+            self.assertTrue((copying.stripe == 77).all())
+            while is_copied and not copying.is_over:
+                copying.copy_some()
+            wanted = np.concatenate(buffers)
+            recording = survivor.state.replay().record(0, 1, copying.finish)
+            survivor.step()
+            recording.close()
+            self.assertFalse(np.array_equal(wanted, np.concatenate(buffers)))
+            np.testing.assert_array_equal(copying.stripe, wanted)
+            self.assertEqual(copying.hurried_bytes, 0 if is_copied else total)
 
     def test_hooks_are_not_called_again(self) -> None:
         make = _OPTIMIZERS["adam"]
@@ -210,14 +255,14 @@ class ReplayTest(unittest.TestCase):
     def test_what_cannot_be_recorded(self) -> None:
         model = nn.Embedding(5, 2, sparse=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recording = talweg.torch.Elastic(model, optimizer).replay().record(0, 1)
+        recording = talweg.torch.Elastic(model, optimizer).replay().record(0, 1, lambda: None)
         model(torch.tensor([1])).sum().backward()
         optimizer.step()
         self.assertIn("sparse", recording.problem or "")
         self.assertEqual(recording.take(), [])
         dense = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
-        recording = talweg.torch.Elastic(dense, optimizer).replay().record(0, 1)
+        recording = talweg.torch.Elastic(dense, optimizer).replay().record(0, 1, lambda: None)
         optimizer.step(lambda: torch.zeros(()))
         self.assertIn("closure", recording.problem or "")
 
@@ -270,7 +315,7 @@ class StateReplayTest(unittest.TestCase):
         state = talweg.State(apply=lambda *_: None, weights=np.zeros(3))
         replay = state.replay()
         assert replay is not None
-        recording = replay.record(0, 1)
+        recording = replay.record(0, 1, lambda: None)
         state.apply(lambda: None)
         self.assertIn("cannot be pickled", recording.problem or "")
         self.assertEqual(recording.take(), [])

@@ -34,6 +34,18 @@ class CatchUpTest(unittest.TestCase):
                 begun = self._joins([f"--optimizer={optimizer}", f"--frozen={_FROZEN_MB}"], 10)
                 self.assertTrue(begun.endswith("True None"), begun)
 
+    def test_the_end_of_a_step_copies_nothing(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
+            job.add(2)
+            for rank in job.ranks[:2]:
+                # A half of it each.
+                copied = rank.wait_for("copies ").split()
+                self.assertEqual(copied[1], "0")
+                self.assertGreater(int(copied[3]), _FROZEN_MB << 19)
+            job.ranks[2].wait_for("begins ")
+            job.end(self, [0, 1, 2])
+
     def test_a_program_without_a_framework(self) -> None:
         for option, steps, why in (
             ("--touch=0", 10, "True None"),

@@ -19,7 +19,7 @@ from typing import Union
 
 import numpy as np
 
-from talweg import _native
+from talweg import _native, _stripes
 from talweg._declaration import Declaration, DType, Op
 from talweg._pace import Pace
 from talweg._replay import Call
@@ -54,6 +54,8 @@ class Snapshot:
     header: bytes  # The first survivor's.
     sizes: tuple[int, ...]  # All buffers'.
     stripe: np.ndarray  # Empty where it has come: whoever reads it has said where it is to be.
+    # How the stripe comes about, before it is sent; None: it is there.
+    copying: _stripes.Copying | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A survivor gives its state to standbys, beside its steps: docs/elastic.md.
 
-The rank's own thread decides at the ends of steps, and copies. A thread for each standby, which is
-there only while the standby is one, sends.
+The rank's own thread decides at the ends of steps. A thread for each standby, which is there only
+while the standby is one, copies the state while the next step computes, and sends. What it has not
+copied when the optimizer is about to change it the rank's own thread copies then.
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ class _Outbox:
             message = queued.message
             if isinstance(message, Entry):
                 message = replace(message, newest=newest)
+            if isinstance(message, Snapshot) and message.copying is not None:
+                while not message.copying.is_over:
+                    message.copying.copy_some()
+                message.copying.finish()
             writer.send(message, partial(self._has_dropped, drops), has_next)
             with self._condition:
                 if self._drops == drops:
@@ -142,6 +147,7 @@ class _Given:
         self.giver = Giver(own)
         self._replay = replay
         self._recording: Recording | None = None
+        self._copying: _stripes.Copying | None = None
         self._log_bytes_max = _LOG_BYTES_MIN
         self._outbox = _Outbox()
         # Where the stripe is copied to, whose pages the thread has the kernel give before.
@@ -222,18 +228,21 @@ class _Given:
         outbox, replay = self._outbox, self._replay
         if isinstance(effect, CopySnapshot):
             room = self._room
-            self._stop_recording()
             outbox.drop()
+            self._stop_recording()
             assert replay is not None
-            header, buffers = replay.snapshot()
+            header, buffers, steady = replay.snapshot()
             sizes = tuple(buffer.size for buffer in buffers)
             begin, end = _stripes.stripe_of(sum(sizes), effect.place, effect.count)
-            stripe = _stripes.copy_out(buffers, begin, end, room)
+            copying = self._copying = _stripes.Copying(buffers, begin, end, room, steady)
+            stripe = copying.stripe
             if effect.place > 0:
                 header = b""
             self._log_bytes_max = stripe.size + max(stripe.size, _LOG_BYTES_MIN)
-            self._recording = replay.record(effect.place, effect.count)
-            snapshot = Snapshot(effect.step, effect.place, effect.count, header, sizes, stripe)
+            self._recording = replay.record(effect.place, effect.count, copying.finish)
+            snapshot = Snapshot(
+                effect.step, effect.place, effect.count, header, sizes, stripe, copying
+            )
             outbox.add(snapshot, stripe.size)
         elif isinstance(effect, SendEntry):
             assert self._recording is not None
@@ -248,18 +257,23 @@ class _Given:
             if effect.is_first:
                 assert replay is not None
                 payload = b"".join(replay.rest())
+            if self._copying is not None:
+                self._copying.finish()
             self._stop_recording()
             outbox.add(Rest(effect.step, memoryview(payload)), len(payload), is_last=True)
         elif isinstance(effect, SendUnable):
-            self._stop_recording()
             outbox.drop()
+            self._stop_recording()
             outbox.add(Unable(effect.reason), 0, is_last=True)
         elif isinstance(effect, Drop):
-            self._stop_recording()
             outbox.drop(is_over=True)
+            self._stop_recording()
 
     def _stop_recording(self) -> None:
         self._room = None
+        if self._copying is not None:
+            self._copying.drop()
+            self._copying = None
         if self._recording is not None:
             self._recording.close()
             self._recording = None

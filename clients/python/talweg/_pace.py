@@ -27,7 +27,7 @@ class Pace:
         self._bytes_max = bytes_max
         self.chunk_bytes = min(_BYTES_MIN, bytes_max)
         self._rates: deque[float] = deque(maxlen=_RATES)
-        self._least_s = float("inf")  # Of all rounds.
+        self._least_s = float("inf")  # The shortest round's.
         self._last_s = 0.0  # When the last one was over.
         self._since_s = 0.0  # The rounds that are counted: their begin, number and bytes.
         self._count = self._bytes = 0

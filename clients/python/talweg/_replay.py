@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,15 @@ class Call:
     header: bytes  # What is small, and the same at all ranks.
     total: int  # Bytes of all that is large.
     stripe: np.ndarray  # This rank's part of them.
+
+
+class Snapshot(NamedTuple):
+    """What steps change."""
+
+    header: bytes
+    buffers: list[np.ndarray]  # Where they lie.
+    # The first so many stay as they are until the next call of the optimizer.
+    steady: int
 
 
 class Recording(Protocol):
@@ -38,14 +47,16 @@ class Replay(Protocol):
     def problem(self) -> str | None:
         """Why steps of this State cannot be replayed; None: they can."""
 
-    def snapshot(self) -> tuple[bytes, list[np.ndarray]]:
-        """What steps change: a header, and buffers where they lie. The same at all survivors."""
+    def snapshot(self) -> Snapshot:
+        """What steps change. The same at all survivors."""
 
     def nbytes(self) -> int:
         """About how many bytes those buffers have."""
 
-    def record(self, place: int, count: int) -> Recording:
-        """Keeps this stripe, of so many, of what is applied."""
+    def record(self, place: int, count: int, before: Callable[[], None]) -> Recording:
+        """Keeps this stripe, of so many, of what is applied. `before` is called whenever the buffers
+        of a snapshot are about to be changed.
+        """
 
     def rest(self) -> Sequence[bytes | memoryview]:
         """All else that the State has."""

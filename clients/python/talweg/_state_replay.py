@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _objects, _stripes
-from talweg._replay import Call
+from talweg._replay import Call, Snapshot
 
 # What travels with each call, as it costs little: a hook may read it, and the program change it.
 _SMALL = (int, float, complex, str, type(None), np.generic)
@@ -29,8 +29,15 @@ def small_values(values: dict[str, Any]) -> dict[str, Any]:
 class Recorder:
     """talweg._replay.Recording of one State."""
 
-    def __init__(self, place: int, count: int, on_close: Callable[[Recorder], None]) -> None:
+    def __init__(
+        self,
+        place: int,
+        count: int,
+        before: Callable[[], None],
+        on_close: Callable[[Recorder], None],
+    ) -> None:
         self.problem: str | None = None
+        self._before = before
         self._place, self._count = place, count
         self._calls: list[Call] = []
         self._on_close = on_close
@@ -45,6 +52,7 @@ class Recorder:
 
     def record(self, given: Any, values: dict[str, Any]) -> None:
         """The hook is about to be called with what is given, and reads these values."""
+        self._before()
         if self.problem is not None:
             return
         try:
@@ -104,16 +112,21 @@ class StateReplay:
     def _names_replayed(self) -> list[str]:
         return [name for name, value in self._values.items() if _are_arrays(value)]
 
-    def snapshot(self) -> tuple[bytes, list[np.ndarray]]:
+    def snapshot(self) -> Snapshot:
+        replayed = self._names_replayed()
         values = {name: self._captured(value) for name, value in self._values.items()}
-        stream, *buffers = _objects.pickled(values)
-        return bytes(stream), [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        others = {name: values.pop(name) for name in list(values) if name not in replayed}
+        stream, *steady = _objects.pickled(values)
+        stream_of_others, *more = _objects.pickled(others)
+        header = pickle.dumps((bytes(stream), bytes(stream_of_others), len(steady)))
+        buffers = [np.frombuffer(buffer, np.uint8) for buffer in (*steady, *more)]
+        return Snapshot(header, buffers, len(steady))
 
     def nbytes(self) -> int:
-        return sum(buffer.size for buffer in StateReplay.snapshot(self)[1])
+        return sum(buffer.size for buffer in StateReplay.snapshot(self).buffers)
 
-    def record(self, place: int, count: int) -> Recorder:
-        recorder = Recorder(place, count, self._recorders.remove)
+    def record(self, place: int, count: int, before: Callable[[], None]) -> Recorder:
+        recorder = Recorder(place, count, before, self._recorders.remove)
         self._recorders.append(recorder)
         return recorder
 
@@ -123,7 +136,9 @@ class StateReplay:
         return _objects.pieces_of(kept)
 
     def load(self, header: bytes, buffers: list[np.ndarray]) -> None:
-        self._take(_objects.unpickled([header, *buffers]), ())
+        replayed, others, steady = pickle.loads(header)
+        values = _objects.unpickled([replayed, *buffers[:steady]])
+        self._take({**values, **_objects.unpickled([others, *buffers[steady:]])}, ())
 
     def apply(self, header: bytes, data: np.ndarray) -> None:
         stream, sizes, small = pickle.loads(header)

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 # Stripes begin where the bytes of no element are cut, whatever its dtype.
 _ALIGNMENT = 64
+# A thread copies so much at once: whoever waits for it waits for no more.
+_SLICE_BYTES = 1 << 20
 
 
 def stripe_of(total: int, place: int, count: int) -> tuple[int, int]:
@@ -40,6 +43,71 @@ def copy_out(
         copied[position : position + part.size] = part
         position += part.size
     return copied
+
+
+class Copying:
+    """A copy of such a stripe that a thread makes beside the program, while the buffers stay as they
+    are. Whoever is about to change them calls finish() before.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[np.ndarray],
+        begin: int,
+        end: int,
+        room: np.ndarray | None = None,
+        steady: int | None = None,
+    ) -> None:
+        """`room`: where it comes to, if it fits. All but the first `steady` buffers (None: no one)
+        may change from now on, so they are copied at once.
+        """
+        if room is None or room.size < end - begin:
+            room = np.empty(end - begin, np.uint8)
+        self.stripe = room[: end - begin]
+        # Bytes that the thread has left to others.
+        self.hurried_bytes = 0
+        self._lock = threading.Lock()
+        self._is_hurried = False
+        self._left: list[tuple[np.ndarray, np.ndarray]] = []  # From the last one on.
+        lazy_bytes = sum(buffer.size for buffer in buffers[:steady])
+        position = 0
+        for part in parts_of(buffers, begin, end):
+            target = self.stripe[position : position + part.size]
+            lazy = min(max(lazy_bytes - begin - position, 0), part.size)
+            target[lazy:] = part[lazy:]
+            for first in range(0, lazy, _SLICE_BYTES):
+                last = min(first + _SLICE_BYTES, lazy)
+                self._left.append((target[first:last], part[first:last]))
+            position += part.size
+        self._left.reverse()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is there, or finish() sees to it."""
+        return self._is_hurried or not self._left
+
+    def copy_some(self) -> None:
+        """Copies a slice. For the thread."""
+        with self._lock:
+            if self._left:
+                self._copy_slice()
+
+    def finish(self) -> None:
+        """Returns when all is there."""
+        self._is_hurried = True
+        with self._lock:
+            while self._left:
+                self.hurried_bytes += self._copy_slice()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        with self._lock:
+            self._left = []
+
+    def _copy_slice(self) -> int:
+        target, source = self._left.pop()
+        target[:] = source
+        return target.size
 
 
 def copy_in(buffers: Sequence[np.ndarray], begin: int, data: np.ndarray) -> None:

@@ -5,13 +5,14 @@
                 [--begins-when FILE] [--dies-in PHASE] [--stops-in PHASE] [--fails-in PHASE]
 
 Lines: "begins STEP: JOINED WHY", "step STEP of RANKS ranks", with "beside NODE" while that node is a
-standby, "gives" when this rank's state is copied for one, "stops" before it does, at last "weights
-DIGEST". `--frozen`: so much of the model is not trained, so that the state is large and a step's
-gradients are small. `--trained`: so much more is trained. `--touch`: parameters are also changed
-without the optimizer, in each step from that one on. `--begins-when`: begin() is called when that
-file is there. The process kills itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go on)
-when its state is asked for, or is taken over, so. `--fails-in`: the rank that is the second of its
-node raises an error there. The file STOP ends all ranks.
+standby, "gives" when this rank's state is copied for one, "stops" before it does, "copies N of M" for
+the bytes that the end of the step has copied of it, at last "weights DIGEST". `--frozen`: so much of
+the model is not trained, so that the state is large and a step's gradients are small. `--trained`:
+so much more is trained. `--touch`: parameters are also changed without the optimizer, in each step
+from that one on. `--begins-when`: begin() is called when that file is there. The process kills
+itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go on) when its state is asked for, or is
+taken over, so. `--fails-in`: the rank that is the second of its node raises an error there. The file
+STOP ends all ranks.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import talweg
 import talweg.torch
 import torch
+from talweg import _stripes
 from torch import nn
 
 _OPTIMIZERS = {
@@ -81,6 +83,15 @@ class MortalState(talweg.torch.Elastic):
         return replay
 
 
+class ToldCopying(_stripes.Copying):
+    """One that tells how much is copied before the thread begins."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        left = sum(target.size for target, _ in self._left)
+        print(f"copies {self.stripe.size - left} of {self.stripe.size}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("stop", type=Path)
@@ -93,6 +104,7 @@ def main() -> int:
         parser.add_argument(f"--{way}-in", choices=_PHASES)
     arguments = parser.parse_args()
     MortalState.told = arguments
+    _stripes.Copying = ToldCopying  # type: ignore[assignment,misc]
     torch.set_num_threads(1)
     talweg.init()
     model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from talweg import _objects, _stripes
-from talweg._replay import Call
+from talweg._replay import Call, Snapshot
 from talweg.errors import Mismatch
 from talweg.torch._optimizer import _OverlappedMethods, decides_by_loss
 
@@ -67,8 +67,15 @@ def _without_hooks(optimizer: Any) -> Iterator[None]:
 class Recorder:
     """talweg._replay.Recording of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, place: int, count: int) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        place: int,
+        count: int,
+        before: Callable[[], None],
+    ) -> None:
         self.problem: str | None = None
+        self._before = before
         self._place, self._count = place, count
         self._calls: list[Call] = []
         self._hook = optimizer.register_step_pre_hook(self._record)
@@ -82,6 +89,7 @@ class Recorder:
         self._calls = []
 
     def _record(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [parameter.grad for parameter in parameters]
         given = [each for each in gradients if each is not None]
@@ -147,18 +155,19 @@ class TorchReplay:
             return "the optimizer has parameters that the model has not"
         return None
 
-    def snapshot(self) -> tuple[bytes, list[np.ndarray]]:
+    def snapshot(self) -> Snapshot:
         parameters = {name: p.detach() for name, p in self._model.named_parameters()}
         stream, *buffers = _objects.pickled(
             {"parameters": parameters, "optimizer": self._steps.state_dict()}, self._pickler
         )
-        return bytes(stream), [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        found = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        return Snapshot(bytes(stream), found, len(found))
 
     def nbytes(self) -> int:
-        return sum(buffer.size for buffer in TorchReplay.snapshot(self)[1])
+        return sum(buffer.size for buffer in TorchReplay.snapshot(self).buffers)
 
-    def record(self, place: int, count: int) -> Recorder:
-        return Recorder(self._steps, place, count)
+    def record(self, place: int, count: int, before: Callable[[], None]) -> Recorder:
+        return Recorder(self._steps, place, count, before)
 
     def rest(self) -> Sequence[bytes | memoryview]:
         names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}

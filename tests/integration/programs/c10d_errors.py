@@ -306,6 +306,63 @@ def check_refused() -> None:
         dist.all_to_all_single(output, given, wanted, sent)
 
 
+def check_monitored_barrier() -> None:
+    short, long = timedelta(seconds=0.3), timedelta(seconds=120)
+    for _ in range(3):
+        talweg.torch.monitored_barrier()
+    # One is missing. The others hear who it is from the first one, not by a time limit of theirs.
+    if _RANK == 2:
+        _STORE.wait(["named.0", "named.1"])
+        # It comes when nobody waits any more.
+        with raises(talweg.Timeout, "monitored_barrier: rank 0 did not come within 0.3 s"):
+            talweg.torch.monitored_barrier(timeout=short)
+    else:
+        with raises(RuntimeError, "monitored_barrier: rank 2 did not come within"):
+            talweg.torch.monitored_barrier(None, long if _RANK else short)
+        _STORE.set(f"named.{_RANK}", "")
+    talweg.torch.monitored_barrier(timeout=long)
+    # All but the first one are missing.
+    for number, (waits_for_all, who) in enumerate(
+        [(False, "rank 1 did"), (True, "ranks 1, 2 did")]
+    ):
+        if _RANK == 0:
+            with raises(talweg.Timeout, f"monitored_barrier: {who} not come within 0.3 s"):
+                talweg.torch.monitored_barrier(timeout=short, wait_all_ranks=waits_for_all)
+            _STORE.set(f"all.{number}", "")
+        else:
+            _STORE.wait([f"all.{number}"])
+            with raises(talweg.Timeout, "rank 0 did not come"):
+                talweg.torch.monitored_barrier(timeout=short)
+        talweg.torch.monitored_barrier(timeout=long)
+    # A group of some of the ranks; it names the job's.
+    group = dist.new_group([1, 2])
+    talweg.torch.monitored_barrier(group)
+    if _RANK == 1:
+        with raises(talweg.Timeout, "rank 2 did not come"):
+            talweg.torch.monitored_barrier(group, short)
+        _STORE.set("named.group", "")
+    _STORE.wait(["named.group"])
+    if _RANK == 2:
+        with raises(talweg.Timeout, "rank 1 did not come"):
+            talweg.torch.monitored_barrier(group, short)
+    talweg.torch.monitored_barrier(group, long)
+    with raises(talweg.InvalidArgument, "give a time above 0"):
+        talweg.torch.monitored_barrier(timeout=timedelta(0))
+    # Another backend's is torch's own.
+    gloo = dist.new_group(backend="gloo")
+    talweg.torch.monitored_barrier(gloo)
+    dist.barrier()
+
+
+def check_what_splits() -> None:
+    """What stands for torch's split_group."""
+    own, groups = dist.new_subgroups_by_enumeration([[2, 0], [1]])
+    assert len(groups) == 2
+    tensor = torch.tensor([float(_RANK)])
+    dist.all_reduce(tensor, group=own)
+    assert tensor.item() == {0: 2, 1: 1, 2: 2}[_RANK]
+
+
 def check_devices() -> None:
     dist.destroy_process_group()
     for backends in ("cpu:talweg,cuda:gloo", "cuda:gloo,cpu:talweg"):
@@ -376,5 +433,7 @@ if __name__ == "__main__":
     check_threads()
     check_beyond_gloo()
     check_refused()
+    check_monitored_barrier()
+    check_what_splits()
     check_devices()
     talweg.barrier()

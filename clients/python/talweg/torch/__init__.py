@@ -34,6 +34,7 @@ from talweg.errors import TalwegError
 from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._elastic import Elastic
+from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
@@ -119,6 +120,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "monitored_barrier",
     "poll",
     "push_pull",
     "push_pull_async",

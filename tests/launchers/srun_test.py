@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -13,6 +16,18 @@ from typing import ClassVar
 from launcher_site import RANK, SiteTest
 from permitted import needs
 from slurm_cluster import SlurmCluster
+
+_EXAMPLES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples"
+# What torch's env:// wants to know.
+_TORCHS = (
+    "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=2 "
+    "GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES"
+)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 class SrunTest(SiteTest):
@@ -49,6 +64,26 @@ class SrunTest(SiteTest):
         output = self.run_line(["srun", "--nodes=2", "--ntasks=2", *RANK, "again"])
         self.require_ranks(output, [1, 1])
         self.require_nothing_left()
+
+    def test_the_examples(self) -> None:
+        for example, variables, said in (
+            ("ddp.py", _TORCHS, r"on 4 ranks, weights alike: True"),
+            ("fsdp.py", _TORCHS, r"on 4 ranks, each keeps 2[45678] % of"),
+            ("elastic.py --epochs=1", "", r"weights (\w+) accuracy"),
+        ):
+            with self.subTest(example=example):
+                line = f"{variables} exec {sys.executable} -P {_EXAMPLES}/{example}"
+                output = self.run_line(
+                    ["srun", "--nodes=2", "--ntasks-per-node=2", "sh", "-c", line],
+                    MASTER_ADDR="127.0.0.1" if variables else "",
+                    MASTER_PORT=str(_free_port()) if variables else "",
+                )
+                found = re.findall(said, output)
+                if variables:
+                    self.assertEqual(len(found), 1, output)
+                else:
+                    self.assertEqual((len(found), len(set(found))), (4, 1), output)
+                self.require_nothing_left()
 
     def test_two_steps_of_one_allocation(self) -> None:
         step = ["srun", "--nodes=2", "--ntasks=2", "--exact", "--overlap", *RANK, "sum"]

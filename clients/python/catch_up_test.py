@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import unittest
 from collections import deque
@@ -35,6 +36,7 @@ from talweg._catch_up_lines import (
     Message,
     Reader,
     Rest,
+    Rounds,
     Snapshot,
     Unable,
     Writer,
@@ -384,6 +386,27 @@ class _Pipe:
         return True
 
 
+class _Connection:
+    """Where each round is over when it is waited for, and has brought a chunk."""
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.length = 0
+
+    def declare_collective(self, *_: Any, **__: Any) -> int:
+        self.open.append(0)
+        return len(self.open) - 1
+
+    def push_parts(self, tensor: int, *_: Any) -> int:
+        self.open[tensor] += 1
+        return 1
+
+    def wait_parts(self, tensor: int, round_: int, address: int, *_: Any) -> bool:
+        self.open[tensor] -= 1
+        ctypes.memmove(address, self.length.to_bytes(8, "little"), 8)
+        return True
+
+
 def _random_message(draw: random.Random) -> Message:
     def large() -> np.ndarray:
         return np.frombuffer(draw.randbytes(draw.choice([0, 1, 100, 3000])), np.uint8)
@@ -437,6 +460,33 @@ class LinesTest(unittest.TestCase):
                 ]
                 self.assertEqual([_words(each) for each in got], [_words(each) for each in sent])
                 self.assertEqual(len(begun), sum(isinstance(each, Snapshot) for each in sent))
+
+    def test_the_end_of_a_line(self) -> None:
+        """As many empty chunks as rounds are waited for; they are no message, and void none."""
+        pipe: Any = _Pipe()
+        writer = Writer(pipe, 1000)
+        writer.send(Unable("why"), lambda: False)
+        self.assertTrue(writer.end(lambda: False))
+        self.assertEqual([chunk[:8].any() for chunk in pipe.chunks], [True, False, False])
+        reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
+        got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
+        self.assertEqual(got, [Unable("why")])
+
+    def test_no_round_stays_open(self) -> None:
+        """At a rank that receives, when the line is over."""
+        connection: Any = _Connection()
+        rounds = Rounds(connection, "line", 0, [0, 1], 64, is_root=False)
+        self.assertEqual(connection.open, [1, 1])
+        for length in (5, 7, 0, 0):
+            connection.length = length
+            self.assertFalse(rounds.is_over)
+            self.assertIsNotNone(rounds.receive(0.0))
+        self.assertEqual(connection.open, [0, 0])
+        self.assertTrue(rounds.is_over)
+        self.assertIsNone(rounds.receive(0.0))
+        asked = Rounds(connection, "ask", 0, [0, 1], 8, False, lanes=1, is_line=False)
+        self.assertIsNotNone(asked.receive(0.0))
+        self.assertTrue(asked.is_over)
 
     def test_a_message_that_is_dropped_in_its_middle(self) -> None:
         for count in range(6):

@@ -3,7 +3,8 @@
 
 A line is a stream of messages, cut into chunks of one round each, of which two are under way at
 once. A chunk begins with its length and with whether it begins a message anew: then the message
-before, which was not whole, is void.
+before, which was not whole, is void. After the last message come empty chunks, one for each round
+that the others wait for then: so none stays open.
 """
 
 from __future__ import annotations
@@ -202,11 +203,15 @@ class Rounds:
         is_root: bool,
         lanes: int = _LANES,
         pace: Pace | None = None,
+        is_line: bool = True,
     ) -> None:
-        """`pace` is told of the rounds that are sent."""
+        """`pace` is told of the rounds that are sent. `is_line`: what travels are chunks; otherwise it
+        is one round.
+        """
         self._connection = connection
         self._pace = pace
         self._is_root = is_root
+        self._is_line = is_line
         self._bytes_max = bytes_max
         kind = Declaration(DType.U8, bytes_max, Op.BROADCAST, root, tuple(ranks))
         self._tensors = [
@@ -252,11 +257,20 @@ class Rounds:
     def receive(self, end: float) -> np.ndarray | None:
         """The next chunk, which stays until the next call; None: time.monotonic() passed `end`."""
         turn = self._turn
+        if self.is_over:
+            time.sleep(max(end - time.monotonic(), 0.0))
+            return None
         if not self._await(turn, end, lambda: True):
             return None
-        self._open[turn] = self._connection.push_parts(self._tensors[turn], 0, [], PRIORITY)
+        if self._is_line and _CHUNK.unpack(self._chunk[: _CHUNK.size].tobytes())[0] > 0:
+            self._open[turn] = self._connection.push_parts(self._tensors[turn], 0, [], PRIORITY)
         self._turn = (turn + 1) % len(self._tensors)
         return self._chunk
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be received."""
+        return self._open[self._turn] is None
 
     def finish(self, is_over: Callable[[], bool]) -> bool:
         """Returns when all that was sent has come. False: `is_over` says so before."""
@@ -322,6 +336,10 @@ class Writer:
                 if count == room and not self._leave(is_over):
                     return False
         return has_next or self._position == _CHUNK.size or self._leave(is_over)
+
+    def end(self, is_over: Callable[[], bool]) -> bool:
+        """No message follows. False: `is_over` says so, before all was sent."""
+        return all(self._leave(is_over) for _ in range(_LANES))
 
     @property
     def _chunk_bytes(self) -> int:

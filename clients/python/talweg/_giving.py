@@ -165,7 +165,8 @@ class _Given:
             (standby.node, standby.incarnation), (member.node, member.incarnation), own[1]
         )
         ranks = [number, *standby.ranks]
-        self._ask = Rounds(connection, f"{name}.ask", standby.ranks[0], ranks, 8, False, lanes=1)
+        asks = standby.ranks[0]
+        self._ask = Rounds(connection, f"{name}.ask", asks, ranks, 8, False, lanes=1, is_line=False)
         self._pace = Pace(CHUNK_BYTES)
         self._rounds = Rounds(
             connection, name, number, ranks, CHUNK_BYTES, is_root=True, pace=self._pace
@@ -183,7 +184,8 @@ class _Given:
                 if outbox.is_over:
                     return
             self._has_heard = True
-            if outbox.send_all(Writer(self._rounds, pace=self._pace)):
+            writer = Writer(self._rounds, pace=self._pace)
+            if outbox.send_all(writer) and writer.end(lambda: outbox.is_over):
                 self._rounds.finish(lambda: outbox.is_over)
         except TalwegError:  # A rank of the standby is gone, or this one's agent.
             self._is_broken = True

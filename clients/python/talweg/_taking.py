@@ -55,7 +55,9 @@ class _Line:
         )
         ranks = [number, *own.ranks]
         asks = client.local_rank == 0
-        self.ask = Rounds(connection, f"{name}.ask", own.ranks[0], ranks, 8, asks, lanes=1)
+        self.ask = Rounds(
+            connection, f"{name}.ask", own.ranks[0], ranks, 8, asks, lanes=1, is_line=False
+        )
         self.rounds = Rounds(connection, name, number, ranks, CHUNK_BYTES, is_root=False)
         if asks:
             self.ask.send(np.zeros(8, np.uint8), lambda: False)
@@ -215,7 +217,8 @@ class Taking:
     def _take(self) -> None:
         """What has come, or comes soon."""
         ready = [place for place, line in self._lines.items() if line.rounds.is_ready]
-        for place in ready or list(self._lines)[:1]:
+        open_ = [place for place, line in self._lines.items() if not line.rounds.is_over]
+        for place in ready or open_[:1] or list(self._lines)[:1]:
             line = self._lines.get(place)
             if line is None:
                 continue

@@ -218,6 +218,8 @@ class SmokeTest(unittest.TestCase):
         for name, figures in data["tiny, batch 2"].items():
             self.assertGreater(figures["step_s"], 0, name)
         self.assertEqual(sorted(data["all_reduce, 4 KiB"]), ["Gloo", "Talweg"])
+        for figures in data.get("2 hosts, 1 Gb/s", {}).values():  # Where there may be networks.
+            self.assertGreater(figures["optimum_s"], 0)
 
     def test_a_result_names_its_circumstances(self) -> None:
         for key in ("commit", "cpu", "kernel", "load_at_start"):

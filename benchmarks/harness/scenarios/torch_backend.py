@@ -6,11 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from harness.contenders import GLOO, TALWEG, Programs, python_ranks
-from harness.figures import format_seconds
+from netns import Network
+
+from harness import hosts
+from harness.contender import Contender
+from harness.contenders import GLOO, TALWEG, Programs, python_ranks, talweg_python
+from harness.figures import format_seconds, optimum_s
+from harness.goodput import goodput_bytes_per_s
+from harness.hosts import Cluster
 from harness.measure import Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, find, ratio_bar, run_beside
+from harness.scenario import Context, Make, Section, find, noted, ratio_bar, run_beside
 from harness.scenarios import collectives, training_step
 
 TITLE = "A backend of torch.distributed"
@@ -22,6 +28,10 @@ _FSDP_GLOO, _FSDP = "FSDP2 over Gloo", "FSDP2 over Talweg"
 # Ours, theirs, and the bar for our share of what theirs adds.
 _PAIRS = ((_DDP, _DDP_GLOO, 1 / 3), (_FSDP, _FSDP_GLOO, 1 / 2))
 _LATENCY_OF_GLOO = 1 / 8
+_BETWEEN_HOSTS = "2 hosts, 1 Gb/s"
+_LINK = 1000  # Mb/s
+_OF_OPTIMUM = 1.05
+_PARAMETERS = {"tiny": 314, "mlp": 24_922_442, "resnet18": 11_173_962}
 
 _CASES: dict[str, tuple[tuple[str, int], ...]] = {
     "smoke": (("tiny", 2),),
@@ -54,6 +64,53 @@ def makers(programs: Programs, variables: Mapping[str, str]) -> list[tuple[str, 
         for name, manner in ((_DDP_GLOO, "ddp"), (_FSDP_GLOO, "fsdp"))
     ]
     return found
+
+
+def _between_hosts(context: Context, section: Section) -> None:
+    """DDP over shaped links: what it adds, over the time that the links need at least."""
+    programs, names = context.programs, ("host0", "host1")
+    with Network(names, programs.congestion_control) as network:
+        for host in names:
+            network.shape(host, _LINK * 1_000_000)
+        context.progress(f"{_BETWEEN_HOSTS}: one TCP stream")
+        goodput = goodput_bytes_per_s(network, *names, _LINK)
+        cluster = Cluster(network, names, names)
+
+        def ours(name: str, manner: str, index: int) -> Contender:
+            rank = talweg_python(programs, str(programs.peers / "training_step.py"), manner)
+            rank.environment.update({"OMP_NUM_THREADS": "1", **training_step.STEADY_HEAP})
+            return hosts.talweg(programs, cluster, name, index, rank)
+
+        contenders: list[tuple[str, Make]] = [
+            (_BARRIER, partial(ours, _BARRIER, "barrier", 0)),
+            (_DDP, partial(ours, _DDP, "ddp_talweg", 1)),
+        ]
+        cases = _CASES[context.mode]
+        steps = training_step.measure_steps(
+            context, "torch_backend", _BETWEEN_HOSTS, contenders, cases
+        )
+    section.failed = section.failed or any(result.failure for result in steps)
+    rows = []
+    data = section.data.setdefault(_BETWEEN_HOSTS, {})
+    for model, batch in cases:
+        case = f"{model}, batch {batch}"
+        barrier, ddp = (find(steps, _BETWEEN_HOSTS, case, name) for name in (_BARRIER, _DDP))
+        if barrier is None or ddp is None:
+            continue
+        added_s = ddp.median_s - barrier.median_s
+        least_s = optimum_s(len(names), 0, 4 * _PARAMETERS[model], goodput)
+        over = added_s / least_s
+        data[case] = {"step_s": ddp.median_s, "added_s": added_s, "optimum_s": least_s}
+        times = (barrier.median_s, ddp.median_s, added_s, least_s)
+        rows.append([case, *map(format_seconds, times), f"{over:.3f}"])
+        text = f"{_BETWEEN_HOSTS}, {case}, {_DDP}: added time over the links' optimum"
+        section.bars.append(Bar(text, f"<= {_OF_OPTIMUM:g}", over, over <= _OF_OPTIMUM))
+    head = ["between hosts", _BARRIER, _DDP, "added", "optimum", "added over it"]
+    section.text += "\n" + markdown_table(head, rows)
+    section.text += (
+        f"\n{_BETWEEN_HOSTS}, each with a rank and an aggregator. `optimum`: the least time in which the\n"
+        "links carry the gradients' sum. A part of it passes during the backward pass.\n"
+    )
 
 
 def run(context: Context) -> Section:
@@ -94,6 +151,8 @@ def run(context: Context) -> Section:
         "each layer and the model (`fully_shard`). Talweg and Gloo are named in `init_process_group`;\n"
         "nothing else differs between the programs.\n"
     )
+    with noted(context, section, ", between hosts"):
+        _between_hosts(context, section)
     return section
 
 

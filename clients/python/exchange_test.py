@@ -6,7 +6,7 @@ from __future__ import annotations
 import unittest
 from unittest import mock
 
-from model_framework import Framework, Gradient, Ticket
+from model_framework import Framework, Gradient, Ticket, said
 from talweg._exchange_adapter import Refusal
 from talweg._exchange_states import State
 from talweg.errors import Busy, InvalidArgument, Mismatch
@@ -326,7 +326,7 @@ class ParametersTest(unittest.TestCase):
 class NamesTest(unittest.TestCase):
     def test_the_first_that_differs_is_named_before_anybody_waits_for_it(self) -> None:
         it = Framework("abc")
-        it.others_names = "axc"
+        it.others_names = said("axc")
         it.backward(0, 1, 2)
         it.log.clear()
         text = "'x': parameter 1 is 'b' at rank 0, but 'x' at rank 1: build the same model"
@@ -337,7 +337,7 @@ class NamesTest(unittest.TestCase):
 
     def test_a_rank_that_does_not_say_its_names_is_not_waited_for(self) -> None:
         it = Framework("abc")
-        it.others_names, it.others_say_names = "cba", False
+        it.others_names, it.others_say_names = said("cba"), False
         it.backward(0, 1, 2)
         with self.assertRaisesRegex(
             Mismatch, "have other names or shapes here than at another rank"
@@ -346,7 +346,7 @@ class NamesTest(unittest.TestCase):
 
     def test_later_exchanges_need_not_wait_for_it(self) -> None:
         it = Framework("ab")
-        it.others_names = "ab"
+        it.others_names = said("ab")
         for first in ("take x.used", "take x.gradient.a"):
             it.backward(0, 1)
             it.log.clear()
@@ -357,13 +357,13 @@ class NamesTest(unittest.TestCase):
 
     def test_names_that_are_added_count(self) -> None:
         it = Framework("a")
-        it.others_names = "a"
+        it.others_names = said("a")
         it.backward(0)
         it.exchange.synchronize()
         it.exchange.on_step()
         it.zero_grad()
         it.add("b")
-        it.others_names = "ac"
+        it.others_names = said("ac")
         it.backward(0, 1)
         with self.assertRaisesRegex(Mismatch, "parameter 1 is 'b' at rank 0, but 'c' at rank 1"):
             it.exchange.synchronize()

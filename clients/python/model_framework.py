@@ -35,6 +35,11 @@ class Ticket:
     is_open: bool = True
 
 
+def said(names: Iterable[str]) -> list[str]:
+    """What a rank says that has parameters of these names."""
+    return [str(Parameter(name, 4, "f32")) for name in names]
+
+
 class Framework(Adapter):
     """A model of numbers at one of two ranks; tests say what the other rank does."""
 

@@ -97,7 +97,7 @@ class TensorMemory {
   void DropNicRegions();
   // Whether a rank may push it from a GPU: not if it was first declared for where it lies.
   bool TakesDevices(pipeline::TensorIndex tensor) const;
-  // Of a tensor on a GPU. None when nothing is sent.
+  // Only a tensor that was declared on a GPU has one, where something is sent.
   std::span<std::byte> SendBuffer(pipeline::TensorIndex tensor) const;
   // What holds the results of a tensor that was declared on a GPU, by parity: whole pages, that
   // nothing else lies in. Else none.

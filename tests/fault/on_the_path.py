@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cluster import DEADLINE_S, Daemon
 
-# Of a piece of bytes. What raises OSError breaks that connection at both ends.
+# Makes a piece of bytes another. One that raises OSError breaks that connection at both ends.
 Change = Callable[[bytes], bytes]
 
 

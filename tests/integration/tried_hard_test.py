@@ -37,16 +37,19 @@ class TriedHardTest(unittest.TestCase):
             with self.subTest(nodes=nodes):
                 told = self._mismatches("names_that_differ", nodes, ranks)
                 text = (
-                    "mismatch: 'optimizer': parameter 2 is 'head.weight' at rank 0, but "
-                    "'classifier.weight' at rank 2: build the same model, with its parameters in "
-                    "one order, at every rank"
+                    "mismatch: 'optimizer': parameter 2 is 'head.weight' of shape [4, 4] at rank "
+                    "0, but 'classifier.weight' of shape [4, 4] at rank 2: build the same model, "
+                    "with its parameters in one order, at every rank"
                 )
                 self.assertEqual(told, [f"[{rank}] {text}" for rank in range(3)])
 
     def test_parameters_in_another_order(self) -> None:
         told = self._mismatches("names_in_another_order", 1, (2,))
         self.assertEqual(len(told), 2, told)
-        self.assertIn("parameter 0 is 'weight' at rank 0, but 'bias' at rank 1", told[0])
+        self.assertIn(
+            "parameter 0 is 'weight' of shape [4, 4] at rank 0, but 'bias' of shape [4] at rank 1",
+            told[0],
+        )
 
 
 if __name__ == "__main__":

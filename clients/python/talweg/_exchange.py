@@ -308,8 +308,8 @@ class GradientExchange:
             )
             if place is not None:
                 text = (
-                    f"parameter {place} is '{reference[place]}' at rank {first}, but "
-                    f"'{names[place]}' at rank {rank}"
+                    f"parameter {place} is {reference[place]} at rank {first}, but "
+                    f"{names[place]} at rank {rank}"
                 )
                 break
         self._mismatch = Mismatch(

@@ -31,7 +31,8 @@ class Parameter:
 
     def __str__(self) -> str:
         """What ranks compare."""
-        return self.name if self.shape is None else f"{self.name} of shape {list(self.shape)}"
+        text = f"'{self.name}'"
+        return text if self.shape is None else f"{text} of shape {list(self.shape)}"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Arena {
   Config config_;
   ArenaBudget* budget_;
   uint32_t* next_segment_;
-  uint64_t used_ = 0;  // Of the budget.
+  uint64_t used_ = 0;  // How much of the budget.
   std::vector<Part> parts_;
 };
 

@@ -71,7 +71,7 @@ struct Connection {
   std::optional<uint32_t> early;
   bool writes_wanted = false;  // EPOLLOUT is on.
   std::optional<RankControl> control;
-  ArenaBudget budget;  // Of the next two.
+  ArenaBudget budget;  // What the next two may have together.
   std::optional<Arena> contributions;
   std::optional<Arena> one_places;
   SharedArena shared;

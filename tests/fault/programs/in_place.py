@@ -16,7 +16,9 @@ _COUNT = 3_000_000  # Many pieces, so that most of a round is summing.
 def main() -> int:
     talweg.init()
     client = _client.current()
-    client.tensors.declare_all([("t", Declaration(DType.I32, _COUNT, Op.SUM, 0), 0)], in_place=True)
+    client.tensors.declare_all(
+        [("t", Declaration(DType.I32, _COUNT, Op.SUM, 0, shape=(_COUNT,)), 0)], in_place=True
+    )
     declared = client.tensors.declared_on_host("t")
     assert declared is not None
     buffer = declared.buffer

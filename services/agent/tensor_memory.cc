@@ -256,8 +256,10 @@ const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorInde
 }
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
+  // One that there was no memory for has failed here, and is declared so: nobody writes to it.
+  const bool has_memory = tensor.value() < tensors_.size() && tensors_[tensor.value()] != nullptr;
+  if (transport_ == nullptr || !has_memory) return {};
   const Entry& entry = At(tensor);
-  if (transport_ == nullptr) return {};
   const auto& regions = entry.nic ? entry.nic->results : entry.results.regions;
   return {regions[entry.results.Of(Round{0})].Ref(), regions[entry.results.Of(Round{1})].Ref()};
 }

@@ -160,6 +160,14 @@ TEST_CASE("TensorMemory: a GPU's tensor has two results in every job", "[agent]"
   CHECK(f.memory->SendBuffer(TensorIndex{0}).size() == f.spec.bytes());
 }
 
+TEST_CASE("TensorMemory: what there is no memory for can be declared, to say that it has failed",
+          "[agent]") {
+  Fixture f;
+  f.spec.collective.element_count = 64 * kMiB;
+  CHECK_FALSE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
+  CHECK(f.memory->ResultRefs(TensorIndex{0})[0] == wire::RemoteRef{});
+}
+
 TEST_CASE("TensorMemory: of a rank that is gone a tensor is not in one place", "[agent]") {
   Fixture f(true, 1, /*one_view=*/true);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());

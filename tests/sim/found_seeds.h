@@ -37,6 +37,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kRecovery, 215},
     // After a gap, when no broken stream is a loss, a job has too few ready members for a while.
     {Kind::kUsual, 974'052'000'613},
+    // An agent has no memory for a tensor, and declares it to say that it has failed.
+    {Kind::kStandbys, 326'532'003'606},
     // A rank that breaks the rules pushes what is right by chance.
     {Kind::kGroups, 9'228'287},
 };

@@ -51,9 +51,14 @@ bool TensorMemory::RanksSum(uint32_t rank_count) {
   return rank_count <= std::min(shm::kSummingRanksMax, std::max(kFew, cpus));
 }
 
+const TensorMemory::Entry* TensorMemory::Find(pipeline::TensorIndex tensor) const {
+  return tensor.value() < tensors_.size() ? tensors_[tensor.value()].get() : nullptr;
+}
+
 const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const {
-  TALWEG_CHECK(tensor.value() < tensors_.size() && tensors_[tensor.value()] != nullptr);
-  return *tensors_[tensor.value()];
+  const Entry* const entry = Find(tensor);
+  TALWEG_CHECK(entry != nullptr);
+  return *entry;
 }
 
 absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, bool on_device) {
@@ -257,11 +262,10 @@ const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorInde
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
   // One that there was no memory for has failed here, and is declared so: nobody writes to it.
-  const bool has_memory = tensor.value() < tensors_.size() && tensors_[tensor.value()] != nullptr;
-  if (transport_ == nullptr || !has_memory) return {};
-  const Entry& entry = At(tensor);
-  const auto& regions = entry.nic ? entry.nic->results : entry.results.regions;
-  return {regions[entry.results.Of(Round{0})].Ref(), regions[entry.results.Of(Round{1})].Ref()};
+  const Entry* const entry = Find(tensor);
+  if (transport_ == nullptr || entry == nullptr) return {};
+  const auto& regions = entry->nic ? entry->nic->results : entry->results.regions;
+  return {regions[entry->results.Of(Round{0})].Ref(), regions[entry->results.Of(Round{1})].Ref()};
 }
 
 std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes& slice,

@@ -163,6 +163,8 @@ class TensorMemory {
   };
 
   void CountContribution(const Entry& entry, LocalRank rank);
+  // Null: there was no memory for it.
+  const Entry* Find(pipeline::TensorIndex tensor) const;
   const Entry& At(pipeline::TensorIndex tensor) const;
   // Whether contribution and result now are in one place.
   absl::StatusOr<bool> AllocateOnePlace(Entry& entry, const Wishes& wishes);

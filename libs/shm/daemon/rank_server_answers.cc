@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "libs/base/check.h"
@@ -11,6 +12,17 @@
 #include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
+namespace {
+
+Outcome<Arena::Buffer> AllocateFrom(Connection* connection, std::optional<Arena> Connection::*arena,
+                                    uint64_t bytes) {
+  if (connection == nullptr || !(connection->*arena)) {
+    return Failure{RankStatus::kClosed, "the rank is gone"};
+  }
+  return (connection->*arena)->Allocate(bytes);
+}
+
+}  // namespace
 
 // ---- What the agent says ------------------------------------------------------------------------
 
@@ -72,21 +84,13 @@ void RankServerImpl::RefuseWith(Connection& connection, RankStatus status, std::
 
 Outcome<ContributionBuffer> RankServerImpl::AllocateContribution(RankConnectionId id,
                                                                  uint64_t bytes) {
-  Connection* connection = FindOpen(id);
-  if (connection == nullptr || !connection->contributions) {
-    return Failure{RankStatus::kClosed, "the rank is gone"};
-  }
-  Outcome<Arena::Buffer> buffer = connection->contributions->Allocate(bytes);
+  Outcome<Arena::Buffer> buffer = AllocateFrom(FindOpen(id), &Connection::contributions, bytes);
   if (!buffer.ok()) return buffer.failure();
   return ContributionBuffer{buffer.value().location, buffer.value().bytes};
 }
 
 Outcome<ResultBuffer> RankServerImpl::AllocateOnePlace(RankConnectionId id, uint64_t bytes) {
-  Connection* connection = FindOpen(id);
-  if (connection == nullptr || !connection->one_places) {
-    return Failure{RankStatus::kClosed, "the rank is gone"};
-  }
-  Outcome<Arena::Buffer> buffer = connection->one_places->Allocate(bytes);
+  Outcome<Arena::Buffer> buffer = AllocateFrom(FindOpen(id), &Connection::one_places, bytes);
   if (!buffer.ok()) return buffer.failure();
   return ResultBuffer{buffer.value().location, buffer.value().bytes};
 }

@@ -9,6 +9,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/aggregation/quota_testing.h"
 #include "libs/base/bytes.h"
 
 namespace talweg::aggregation {
@@ -16,14 +17,6 @@ namespace {
 
 constexpr JobId kA{1}, kB{2}, kC{3};
 constexpr uint64_t kSlice = 256 * kKiB;
-
-view::JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_weight = 1,
-                     view::Priority priority = view::Priority::kNormal) {
-  return {.tenant = tenant,
-          .priority = priority,
-          .weight = weight,
-          .tenant_weight = tenant.empty() ? weight : tenant_weight};
-}
 
 struct World {
   explicit World(const std::map<JobId, view::JobQuota>& quotas) {

@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/aggregation/quota_testing.h"
 #include "libs/base/bytes.h"
 
 // tests/sim/link_test has whole lives of jobs on one link.
@@ -19,14 +20,6 @@ using Phase = LinkShare::Phase;
 constexpr JobId kA{1}, kB{2}, kC{3};
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kSlice = 64 * kKiB;
-
-view::JobQuota Quota(uint32_t weight, const std::string& tenant = "", uint32_t tenant_weight = 1,
-                     view::Priority priority = view::Priority::kNormal) {
-  return {.tenant = tenant,
-          .priority = priority,
-          .weight = weight,
-          .tenant_weight = tenant.empty() ? weight : tenant_weight};
-}
 
 // Jobs whose slices come over a link as fast as they may, and are results at once.
 struct World {

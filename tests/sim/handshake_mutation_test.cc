@@ -1,56 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Somebody between the ends of a connection finds each of these bugs in what they prove.
 #include <cstdint>
-#include <cstdio>
-#include <set>
 #include <string>
 
 #include <catch2/catch.hpp>
 
 #include "tests/sim/handshake_life.h"
-#include "tests/sim/mutation.h"
+#include "tests/sim/planted_bugs.h"
 
 namespace talweg::sim {
 namespace {
 
 enum class Kind : uint8_t { kHandshake };
 
-struct Mutation {
-  const char* name;
-  const char* breaks;
-  Kind kind;
-  uint64_t seeds_max;  // So many lives, at most, find it.
-};
-
 // Written from handshake_mutations.txt.
-constexpr Mutation kMutations[] = {
+constexpr PlantedBug<Kind> kBugs[] = {
 #include "tests/sim/handshake_mutations.inc"
 };
 
+std::string Live(uint64_t seed) { return LiveHandshakes(seed).violation; }
+
 TEST_CASE("Every deliberate bug lets somebody in, or nobody", "[sim]") {
-  for (const Mutation& mutation : kMutations) {
-    TurnOnMutation(mutation.name);
-    uint64_t seed = 0;
-    std::string violation;
-    while (seed < mutation.seeds_max && violation.empty()) {
-      violation = LiveHandshakes(seed++).violation;
-    }
-    CAPTURE(mutation.name, mutation.breaks);
-    CHECK(!violation.empty());
-    std::printf("%5llu seeds  %-24s %s\n             found as: %s\n",
-                static_cast<unsigned long long>(seed), mutation.name, mutation.breaks,
-                violation.empty() ? "NOT FOUND" : violation.c_str());
-  }
-  TurnOnMutation("");
+  CheckThatLivesFind(kBugs, Live);
 }
 
 TEST_CASE("Lives come to every one of them, and without it break nothing", "[sim]") {
-  TurnOnMutation("");
-  for (uint64_t seed = 0; seed < 100; ++seed) CHECK(LiveHandshakes(seed).violation == "");
-  for (const Mutation& mutation : kMutations) {
-    CAPTURE(mutation.name);
-    CHECK(MutationsSeen().contains(mutation.name));
-  }
+  CheckThatLivesComeTo(kBugs, Live);
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
-#include <map>
-#include <string>
 
 #include <catch2/catch.hpp>
 
+#include "tests/sim/covering_lives.h"
 #include "tests/sim/handshake_life.h"
 
 namespace talweg::sim {
@@ -31,17 +30,7 @@ constexpr const char* kCoverage[] = {
 };
 
 TEST_CASE("Handshakes: nobody passes for another, and nothing is good twice", "[sim]") {
-  std::map<std::string, uint64_t> coverage;
-  for (uint64_t seed = 0; seed < kLives; ++seed) {
-    const HandshakeResult result = LiveHandshakes(seed);
-    CAPTURE(seed);
-    REQUIRE(result.violation == "");
-    for (const auto& [what, count] : result.coverage) coverage[what] += count;
-  }
-  for (const char* what : kCoverage) {
-    CAPTURE(what);
-    CHECK(coverage[what] > 0);
-  }
+  CheckThatLivesReach(kCoverage, kLives, LiveHandshakes);
 }
 
 }  // namespace

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_PLANTED_BUGS_H_
+#define TALWEG_TESTS_SIM_PLANTED_BUGS_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "tests/sim/mutation.h"
+
+// What tests do whose lives are of one kind, and follow from a seed alone, to the deliberate bugs
+// of a list. `live(seed)` returns what was broken, "" if nothing was.
+namespace talweg::sim {
+
+// As a list's table has it: mutate.py writes it.
+template <typename Kind>
+struct PlantedBug {
+  const char* name;
+  const char* breaks;
+  Kind kind;
+  uint64_t seeds_max;  // So many lives, at most, find it.
+};
+
+template <typename Bugs, typename Live>
+void CheckThatLivesFind(const Bugs& bugs, const Live& live) {
+  for (const auto& bug : bugs) {
+    TurnOnMutation(bug.name);
+    uint64_t seed = 0;
+    std::string violation;
+    while (seed < bug.seeds_max && violation.empty()) violation = live(seed++);
+    CAPTURE(bug.name, bug.breaks);
+    CHECK(!violation.empty());
+    std::printf("%5llu seeds  %-24s %s\n             found as: %s\n",
+                static_cast<unsigned long long>(seed), bug.name, bug.breaks,
+                violation.empty() ? "NOT FOUND" : violation.c_str());
+  }
+  TurnOnMutation("");
+}
+
+template <typename Bugs, typename Live>
+void CheckThatLivesComeTo(const Bugs& bugs, const Live& live) {
+  TurnOnMutation("");
+  for (uint64_t seed = 0; seed < 100; ++seed) CHECK(live(seed) == "");
+  for (const auto& bug : bugs) {
+    CAPTURE(bug.name);
+    CHECK(MutationsSeen().contains(bug.name));
+  }
+}
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_PLANTED_BUGS_H_

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import unittest
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ class TorchFakeGpusTest(unittest.TestCase):
         for rank in ranks:
             rank.wait_for("done")
             self.assertEqual(rank.process.wait(DEADLINE_S), 0)
-        return [sum(_SAID in line for line in rank.seen) for rank in ranks]
+        said = [[line for line in rank.seen if _SAID in line] for rank in ranks]
+        print(*itertools.chain.from_iterable(said), sep="\n")  # Why, for whoever reads the log.
+        return [len(lines) for lines in said]
 
     def _run_alone(self, gpus: Sequence[int], what: str, *options: str) -> list[int]:
         with Cluster() as cluster:

@@ -122,6 +122,9 @@ def shapes() -> None:
     for name, last_on_cpu in (("both on GPUs", False), ("one on a CPU", True)):
         ones = torch.ones(mine)
         on_gpu = not (last_on_cpu and tw.rank() == ranks - 1)
+        if on_gpu:  # First, else the ranks of a lone node sum the tensor in host memory.
+            tw.declare(name, gpu.put(ones))
+        tw.barrier()
         for _ in range(2):  # Then by the name's control rounds.
             try:
                 tw.push_pull(gpu.put(ones) if on_gpu else ones, name=name)

@@ -2,7 +2,6 @@
 
 // The agent's side against ranks that do not keep to the protocol, spoken by hand.
 
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -432,113 +431,6 @@ TEST_CASE_METHOD(
   rank.Push(0, 3);
   CHECK(server->PollRings(sink) == 1);
   CHECK(sink.pushes.size() == 3);
-}
-
-TEST_CASE_METHOD(RankServerFixture,
-                 "The doorbell: a push before the sleep forbids it, one after it rings") {
-  RawRank rank(*this);
-  rank.Join();
-  rank.Declare("t");
-  Settle();
-  rank.Push(0, 1);
-  CHECK_FALSE(server->PrepareToSleep(RankServer::Until::kPushed));
-  CHECK(server->PollRings(sink) == 1);
-  CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
-  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
-  CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 1);
-  pollfd polled{server->WaitDescriptor(), POLLIN, 0};
-  CHECK(::poll(&polled, 1, 0) == 0);
-  rank.Push(0, 2);
-  rank.Send({.body = Doorbell{}});
-  CHECK(::poll(&polled, 1, -1) == 1);
-  Settle();
-  CHECK(sink.pushes.size() == 2);
-  CHECK(server->counters().doorbells_received == 1);
-  CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
-}
-
-TEST_CASE_METHOD(RankServerFixture, "A sleep that lasts until somebody waits") {
-  using Until = RankServer::Until;
-  RawRank pusher(*this);
-  pusher.Join();
-  pusher.Declare("t");
-  Settle();
-  const auto lasts_until_awaited = [&] {
-    const AgentLine& line = pusher.control().agent_line();
-    return line.sleeps_until_awaited.load() == line.sleep_sequence.load();
-  };
-  CHECK(server->PrepareToSleep(Until::kAwaited));
-  CHECK(lasts_until_awaited());
-  SECTION("is over with the next poll, and need not be the next") {
-    CHECK(server->PollRings(sink) == 0);
-    CHECK_FALSE(lasts_until_awaited());
-    CHECK(server->PrepareToSleep(Until::kPushed));
-    CHECK_FALSE(lasts_until_awaited());
-  }
-  SECTION("is for ranks alone that ring when they wait") {
-    RawRank older(*this);
-    older.Join(kRingsToAwaitMinor - 1);
-    Settle();
-    CHECK(server->PrepareToSleep(Until::kAwaited));
-    CHECK_FALSE(lasts_until_awaited());
-  }
-  SECTION("is not begun over a push, nor while a thread waits for a round or for room") {
-    pusher.Push(0, 1);
-    CHECK_FALSE(server->PrepareToSleep(Until::kAwaited));
-    CHECK(server->PollRings(sink) == 1);
-    for (std::atomic<uint32_t>* waiters :
-         {&pusher.control().rank_line().waiters, &pusher.control().rank_line().push_waiters}) {
-      waiters->store(1);
-      CHECK(server->PrepareToSleep(Until::kAwaited));
-      CHECK_FALSE(lasts_until_awaited());
-      waiters->store(0);
-      CHECK(server->PollRings(sink) == 0);
-      CHECK(server->PrepareToSleep(Until::kAwaited));
-      CHECK(lasts_until_awaited());
-    }
-  }
-}
-
-TEST_CASE_METHOD(RankServerFixture,
-                 "One Wake is under way at a time, and none when nobody sleeps") {
-  RawRank rank(*this);
-  rank.Join();
-  rank.Declare("a");
-  rank.Declare("b");
-  rank.Push(0, 1);
-  rank.Push(1, 1);
-  Settle();
-  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  CHECK(server->counters().wakes_sent == 0);
-  rank.control().rank_line().waiters.store(1);
-  server->PublishCompletion({.tensor = TensorIndex(1), .round = Round(1)});
-  CHECK(server->counters().wakes_sent == 1);
-  rank.Push(0, 2);
-  Settle();
-  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(2)});
-  CHECK(server->counters().wakes_sent == 1);  // The first has not been read.
-  rank.control().rank_line().wakes_seen.store(1);
-  rank.Push(0, 3);
-  Settle();
-  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(3)});
-  CHECK(server->counters().wakes_sent == 2);
-}
-
-TEST_CASE_METHOD(RankServerFixture, "Who says what it sleeps for is not woken for other tensors") {
-  RawRank rank(*this);
-  rank.Join();
-  rank.Declare("a");
-  rank.Declare("b");
-  rank.Push(0, 1);
-  rank.Push(1, 1);
-  Settle();
-  rank.control().rank_line().awaited.store(1 + 1);
-  rank.control().rank_line().waiters.store(1);
-  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  CHECK(server->counters().wakes_sent == 0);
-  server->PublishCompletion({.tensor = TensorIndex(1), .round = Round(1)});
-  CHECK(server->counters().wakes_sent == 1);
 }
 
 TEST_CASE_METHOD(RankServerFixture,

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of `talweg run` by signals, kills and readers that go: nothing is left."""
+
+import os
+import signal
+import time
+import unittest
+
+from run_testing import TIMEOUT_S, Run, RunTestCase
+
+
+class RunEndTest(RunTestCase):
+    def test_interrupt_at_any_moment(self) -> None:
+        # Before anything, while daemons start, while ranks run. Whatever the moments turn out to be, the
+        # outcome is the same.
+        for wait_s in (0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+            run = Run("--nodes=2", "--ranks-per-node=2", "--", "sh", "-c", "echo up; sleep 1000")
+            time.sleep(wait_s)
+            run.process.send_signal(signal.SIGINT)
+            status, _, errors = run.end()
+            self.assertIn(status, (130, -signal.SIGINT), (wait_s, errors))
+
+    def test_interrupt_reaches_the_ranks(self) -> None:
+        script = "trap 'echo interrupted; exit 5' INT; echo up; sleep 1000 & wait"
+        run = Run("--", "bash", "-c", script)
+        run.until_output("up")
+        run.process.send_signal(signal.SIGINT)
+        status, output, _ = run.end()
+        self.assertEqual(status, 130)
+        self.assertIn("[0] interrupted", output)
+
+    def test_a_second_interrupt_does_not_wait(self) -> None:
+        script = "trap 'echo no' INT; echo up; while :; do sleep 1000; done"
+        run = Run("--grace-ms=3600000", "--", "bash", "-c", script)
+        run.until_output("up")
+        run.process.send_signal(signal.SIGINT)
+        run.until_output("no")
+        run.process.send_signal(signal.SIGINT)
+        self.assertEqual(run.end()[0], 130)
+
+    def test_killing_talweg_run_leaves_nothing(self) -> None:
+        script = "(setsid sleep 1000 &); echo up; sleep 1000"
+        run = Run("--nodes=2", "--grace-ms=100", "--", "bash", "-c", script)
+        run.until_output("[1] up")
+        run.process.kill()
+        self.assertEqual(run.end()[0], -signal.SIGKILL)
+
+    def test_killing_the_supervisor_leaves_nothing(self) -> None:
+        run = Run("--nodes=2", "--", "bash", "-c", "(setsid sleep 1000 &); echo up; sleep 1000")
+        run.until_output("[1] up")
+        os.kill(run.supervisor(), signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGKILL)
+        self.assertIn("the supervisor was killed by signal 9", errors)
+
+    def test_what_is_left_when_both_are_killed_the_next_run_removes(self) -> None:
+        run = Run("--", "bash", "-c", "echo up; sleep 1000")
+        run.until_output("up")
+        # The supervisor goes first: when its parent ends, the kernel continues its stopped group.
+        pids = [run.supervisor(), run.process.pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # Neither hears of the other's end.
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        run.process.wait(TIMEOUT_S)
+        [left] = run.temporary.iterdir()
+        # It takes nothing from a run that lives.
+        beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))
+        beside.until_output("up")
+        [alive] = run.temporary.iterdir()
+        self.assertNotEqual(alive, left)
+        status, _, errors = Run("--", "true", TMPDIR=str(run.temporary)).end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(list(run.temporary.iterdir()), [alive])
+        beside.process.send_signal(signal.SIGTERM)
+        beside.end()
+        self.assertEqual(list(run.temporary.iterdir()), [])
+
+    def test_a_reader_that_goes_ends_the_run(self) -> None:
+        run = Run("--", "sh", "-c", "while :; do echo line; done")
+        run.until_output("line")
+        run.output.close()
+        run.process.stdout = open(os.devnull, "rb")
+        self.assertEqual(run.end()[0], 128 + signal.SIGPIPE)
+
+    def test_an_interrupt_while_nobody_reads(self) -> None:
+        run = Run("--grace-ms=500", "--", "sh", "-c", "while :; do echo line; done")
+        run.until_output("line")
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(TIMEOUT_S)  # Without reading anything.
+        self.assertEqual(run.end()[0], 130)
+
+
+if __name__ == "__main__":
+    unittest.main()

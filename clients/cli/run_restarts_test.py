@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`talweg run` where daemons and ranks die: what is started again, and what ends the run."""
+
+import os
+import pathlib
+import re
+import signal
+import unittest
+
+from run_testing import TIMEOUT_S, Run, RunTestCase, run
+
+
+class RunRestartsTest(RunTestCase):
+    def test_a_daemon_that_fails(self) -> None:
+        for daemon in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
+            status, output, errors = run("--nodes=2", "--", "echo", "x", FAKE_DAEMON_FAILS=daemon)
+            self.assertEqual((status, output), (9, ""), errors)
+            self.assertRegex(errors, rf"{daemon}.* ended before its ranks: exit status 9")
+            self.assertIn("    no luck\n", errors)
+
+    def test_a_daemon_that_never_serves(self) -> None:
+        # Long enough for the others to serve on a busy machine.
+        status, _, errors = run(
+            "--nodes=2", "--ready-timeout-ms=5000", "--", "true", FAKE_DAEMON_SILENT="talweg-agent"
+        )
+        self.assertEqual(status, 1)
+        self.assertIn("talweg-agent of node 0, talweg-agent of node 1 did not serve", errors)
+
+    def test_a_daemon_that_dies_with_ranks_at_work(self) -> None:
+        run = Run("--nodes=2", "--", "sh", "-c", "echo up; sleep 1000")
+        run.until_output("[1] up")
+        os.kill(run.pids_of("talweg-aggregator")[0], signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGKILL)
+        self.assertIn("ended before its ranks: killed by signal 9", errors)
+
+    def test_a_scheduler_that_dies_is_started_again_where_it_was(self) -> None:
+        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done; echo done"
+        for options in ([], ["--force-distributed"]):
+            run = Run("--nodes=2", *options, "--", "bash", "-c", script)
+            run.until_output("[1] up")
+            for count in (2, 3):
+                os.kill(run.pids_of("talweg-scheduler")[-1], signal.SIGKILL)
+                run.until_started("talweg-scheduler", count)
+            started = run.arguments_of("talweg-scheduler")
+            (run.log / "go").touch()
+            status, output, errors = run.end()
+            self.assertEqual((status, output.count("done")), (0, 2), errors)
+            self.assertIn("killed by signal 9 (Killed); it is started again, steps go on", errors)
+            # The first one may choose its port, the others have its address, and all its store.
+            listens = {re.sub(".*--listen=([^ ]*).*", r"\1", line) for line in started}
+            self.assertEqual(listens, {"127.0.0.1:0", "127.0.0.1:4711"} if options else {*listens})
+            [store] = {re.sub(".*--store_path=([^ ]*).*", r"\1", line) for line in started}
+            self.assertTrue(store.endswith("/scheduler.db"), store)
+
+    def test_a_scheduler_that_dies_again_and_again_ends_the_run(self) -> None:
+        run = Run("--nodes=2", "--", "bash", "-c", "echo up; sleep 1000")
+        run.until_output("[1] up")
+        (run.directory.name / pathlib.Path("bin/talweg-scheduler")).write_text("#!/bin/sh\nexit 4")
+        os.kill(run.pids_of("talweg-scheduler")[0], signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 4, errors)
+        self.assertEqual(errors.count("it is started again"), 10)
+        self.assertIn("ended before its ranks: exit status 4; the run was ended", errors)
+
+    def test_ranks_that_outlive_their_job_get_another_agent(self) -> None:
+        script = "touch $TALWEG_RUN_NEEDS; echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        run = Run("--", "bash", "-c", script, FAKE_AGENT_ENDS_WITH="0")
+        run.until_output("up")
+        run.until_started("talweg-agent", 3)
+        (run.log / "go").touch()
+        status, _, errors = run.end()
+        self.assertEqual((status, errors.count("is started again")), (0, 0), errors)
+
+    def test_a_rank_that_is_slow_to_end_gets_no_other_agent(self) -> None:
+        # It has time enough to get one.
+        run = Run("--", "sleep", "2", FAKE_AGENT_ENDS_WITH="0")
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual(len(run.arguments_of("talweg-agent")), 1)
+        self.assertEqual(run.end()[0], 0)
+
+    # Rank 1 fails until its node has been started again twice.
+    _FAILS_TWICE = """
+        echo "up $RANK.$TALWEG_RUN_RESTARTS"
+        [ $RANK = 1 -a $TALWEG_RUN_RESTARTS -lt 2 ] && exit 7
+        until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+        echo "done $RANK.$TALWEG_RUN_RESTARTS"
+    """
+
+    def _restarted(self, *options: str) -> tuple[Run, str]:
+        shape = ["--nodes=2", "--ranks-per-node=1,2", "--restart-pause-ms=1", *options]
+        run = Run(*shape, "--", "bash", "-c", self._FAILS_TWICE)
+        seen = run.until_output("up 1.2") if "--restarts=1" not in options else ""
+        (run.log / "go").touch()
+        return run, seen
+
+    def test_a_node_that_fails_is_started_again(self) -> None:
+        run, seen = self._restarted("--restarts=2", "--loss-policy=continue")
+        started = len(run.pids_of("talweg-agent"))
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(started, 4)
+        self.assertEqual(re.findall(r"up 0\.\d", seen), ["up 0.0"])  # Node 0 works on.
+        self.assertIn("done 0.0", seen + output)
+        self.assertIn("done 1.2", seen + output)
+        self.assertIn("done 2.2", seen + output)
+        for time_ in (1, 2):
+            text = rf"node 1 is started again \({time_} of 2 times in 300 s\): rank 1 \(pid \d+\)"
+            self.assertRegex(errors, text + " failed: exit status 7")
+        self.assertNotIn("lost", errors)
+
+    def test_a_node_that_fails_too_often_is_lost(self) -> None:
+        run, _ = self._restarted("--restarts=1", "--loss-policy=continue")
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertIn("done 0.0", output)
+        self.assertIn("started again (1 of 1", errors)
+        self.assertIn("the run has ended well without node 1", errors)
+
+    def test_where_all_are_needed_all_are_started_again(self) -> None:
+        run, seen = self._restarted("--restarts=2")
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(len(re.findall(r"up 1\.", seen + output)), 3)
+        for rank in range(3):
+            self.assertIn(f"done {rank}.2", seen + output)
+        self.assertEqual(errors.count("all nodes are started again"), 2)
+
+    def test_where_all_are_needed_the_last_to_start_again_is_waited_for(self) -> None:
+        """The other node's rank has ended well before that."""
+        script = """
+            [ $RANK.$TALWEG_RUN_RESTARTS = 0.0 ] && exec sleep 1000
+            [ $RANK.$TALWEG_RUN_RESTARTS = 1.0 ] && exit 7
+            [ $RANK = 0 ] && echo done
+            [ $RANK = 0 ] || { echo $$ > $TALWEG_TEST_LOG/new; mv $TALWEG_TEST_LOG/{new,rank1}; }
+        """
+        shape = ["--nodes=2", "--restarts=1", "--restart-pause-ms=1"]
+        status, output, errors = run(*shape, "--", "bash", "-c", script, FAKE_AGENT_IS_LATE="1")
+        self.assertEqual(status, 0, errors)
+        self.assertIn("[0] done", output)
+
+    def test_where_all_are_needed_one_that_fails_too_often_ends_the_run(self) -> None:
+        script = "[ $RANK = 1 ] && exit 7; sleep 1000"
+        status, _, errors = run(
+            *["--nodes=2", "--restarts=1", "--restart-pause-ms=1", "--", "bash", "-c", script]
+        )
+        self.assertEqual(status, 7, errors)
+        self.assertEqual(errors.count("all nodes are started again"), 1)
+        self.assertIn("failed: exit status 7; all other ranks were ended", errors)
+
+    def test_an_aggregator_is_started_again_where_others_serve(self) -> None:
+        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        shape = ["--nodes=2", "--aggregators=2", "--loss-policy=continue"]
+        run = Run(*shape, "--", "bash", "-c", script)
+        run.until_output("[1] up")
+        first = run.arguments_of("talweg-aggregator")
+        os.kill(run.pids_of("talweg-aggregator")[0], signal.SIGKILL)
+        run.until_started("talweg-aggregator", 3)
+        again = run.arguments_of("talweg-aggregator")
+        (run.log / "go").touch()
+        status, _, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertIn("it is started again, the others serve on", errors)
+        plain = [re.sub(" --ready_fd=.*", "", line) for line in again]
+        self.assertEqual({*plain}, {re.sub(" --ready_fd=.*", "", line) for line in first})
+
+    def test_an_agent_may_end_well_before_its_ranks(self) -> None:
+        status, output, errors = run(
+            "--", "sh", "-c", "sleep 0.1; echo x", FAKE_AGENT_ENDS_WITH="0"
+        )
+        self.assertEqual((status, output), (0, "[0] x\n"), errors)
+
+    def test_an_agent_that_ends_with_its_rank_is_not_blamed(self) -> None:
+        status, _, errors = run("--", "sh", "-c", "sleep 0.1; exit 7", FAKE_AGENT_ENDS_WITH="1")
+        self.assertEqual(status, 7)
+        self.assertIn("rank 0", errors)
+        status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
+        self.assertEqual(status, 5)
+        self.assertIn("talweg-agent of node 0", errors)
+        self.assertIn("    agent ends\n", errors)
+
+
+if __name__ == "__main__":
+    unittest.main()

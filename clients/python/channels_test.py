@@ -78,16 +78,25 @@ class ChannelsTest(unittest.TestCase):
         self.channel = Channel(client, "test", group)
         self.begun: list[int] = []
 
-    def _job(self, *calls: tuple[int, ...]) -> Job:
-        """Each call is its rounds, pushed one after the other; its result is the last."""
+    def _job(
+        self,
+        *calls: tuple[int, ...],
+        overlaps: bool = False,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> Job:
+        """Each call is its rounds, pushed one after the other; its result is the last.
+
+        `overlaps`: the next call may begin when the last round is pushed.
+        """
 
         def steps(rounds: tuple[int, ...]) -> Steps:
             for round_ in rounds:
                 self.begun.append(round_)
-                yield Wait(0, round_, 0, 0, round_ != rounds[-1])
+                is_last = round_ == rounds[-1]
+                yield Wait(0, round_, 0, 0, not is_last, None, overlaps and is_last)
             return rounds[-1]
 
-        return Job(self.channel, [partial(steps, rounds) for rounds in calls])
+        return Job(self.channel, [partial(steps, rounds) for rounds in calls], is_ready)
 
     def test_a_call_of_one_round_needs_no_thread(self) -> None:
         job = self._job((1,))
@@ -133,6 +142,69 @@ class ChannelsTest(unittest.TestCase):
         self.assertTrue(first.done)
         self.rounds.end(2)
         self.assertTrue(self.channel.look(second))
+
+    def test_a_second_call_begins_beside_a_first_that_lets_it(self) -> None:
+        jobs = [self._job((each, each + 10), overlaps=True) for each in (1, 2, 3)]
+        for job in jobs:
+            self.channel.submit(job)
+        self.assertEqual(self.begun, [1])
+        self.rounds.end(1)
+        self.assertEqual(self.begun, [1, 11, 2])
+        self.rounds.end(2)  # Of a call that is not the first: nobody looks yet.
+        self.assertEqual(self.rounds.taken, [1])
+        self.rounds.end(11)
+        self.assertEqual(self.begun, [1, 11, 2, 12, 3])
+        for round_ in (12, 3, 13):
+            self.rounds.end(round_)
+        self.assertTrue(self.channel.look(jobs[2]))
+        self.assertEqual([job.results for job in jobs], [[11], [12], [13]])
+        self.assertEqual(self.rounds.taken, [1, 11, 2, 12, 3, 13])
+
+    def test_a_call_that_comes_later_begins_beside_one_that_is_under_way(self) -> None:
+        for is_async in (True, False):
+            first, second = self._job((1,), overlaps=True), self._job((2,))
+            self.channel.submit(first)
+            self.channel.submit(second, is_async)
+            self.assertEqual(self.begun, [1, 2])
+            self.rounds.end(1)
+            self.rounds.end(2)
+            self.assertTrue(self.channel.finish(second))
+            self.begun.clear()
+            self.rounds.over.clear()
+
+    def test_only_the_last_of_a_jobs_calls_lets_another_begin(self) -> None:
+        grouped, second = self._job((1,), (2,), overlaps=True), self._job((3,))
+        self.channel.submit(grouped)
+        self.channel.submit(second)
+        self.assertEqual(self.begun, [1])
+        self.rounds.end(1)
+        self.assertEqual(self.begun, [1, 2, 3])
+
+    def test_a_call_that_would_wait_for_others_begins_alone(self) -> None:
+        ready = [False]
+        first = self._job((1,), overlaps=True)
+        second = self._job((2,), overlaps=True, is_ready=lambda: ready[0])
+        third = self._job((3,), is_ready=lambda: ready[0])
+        for job in (first, second):
+            self.channel.submit(job)
+        self.assertEqual(self.begun, [1])
+        self.rounds.end(1)
+        self.assertEqual(self.begun, [1, 2])
+        self.channel.submit(third)
+        self.assertEqual(self.begun, [1, 2])
+        ready[0] = True
+        self.assertFalse(self.channel.look(third))
+        self.assertEqual(self.begun, [1, 2, 3])
+
+    def test_a_failure_is_of_the_call_alone_that_has_it(self) -> None:
+        first, second = self._job((1,), overlaps=True), self._job((2,))
+        for job in (first, second):
+            self.channel.submit(job, is_async=False)
+        self.rounds.end(1, Aborted("first"))
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(second))
+        self.assertIsInstance(first.failure, Aborted)
+        self.assertEqual(second.results, [2])
 
     def test_who_waits_for_a_later_call_carries_on_those_before_it(self) -> None:
         jobs = [self._job((each, each + 10)) for each in range(3)]

@@ -2,7 +2,9 @@
 """Calls that belong together by their order, and who carries them on.
 
 A call is a generator that pushes rounds and yields what it waits for. The calls of a *channel* run
-one after another; those of different channels at once. No thread belongs to a channel:
+one after another; those of different channels at once. The second call of a channel begins early
+where the first one says that it may (Wait.next_may_begin): it pushes what it can, so that a link
+does not rest between the two. No thread belongs to a channel:
 
 - Who makes a call begins it, if no other call of the channel is open: its first rounds are pushed
   at once.
@@ -39,6 +41,8 @@ class Wait:
     pushes_more: bool = True  # The call has rounds to push after it.
     # Where each part goes, and the room there; None: to `out`, one after another.
     places: tuple[list[int], list[int]] | None = None
+    # It is the call's last round, and the next call's first ones go through other tensors.
+    next_may_begin: bool = False
 
 
 # What the round ends with, other than a result, is raised where it was yielded.
@@ -81,6 +85,10 @@ class Channel:
             self._tensors[key] = tensor
         return tensor
 
+    def has_declared(self, *spec: Any) -> bool:
+        """Whether declare() has declared that tensor."""
+        return spec in self._tensors
+
     def submit(self, job: Job, is_async: bool = True) -> None:
         """Begins it if it is the first. `is_async`: nobody may wait for it soon."""
         with self._lock:
@@ -91,6 +99,8 @@ class Channel:
                 if self._jobs and self._jobs[0] is job:
                     job.begin()
                     self._drop_done()
+                else:
+                    self._begin_second()
                 if is_async:
                     self._see_to_rest()
             finally:
@@ -145,7 +155,7 @@ class Channel:
             if not self._carrying.acquire(timeout=left):
                 return job.done
             try:
-                while not job.done and self._jobs[0].carry_on(end):
+                while not job.done and self._carry_first(end):
                     self._drop_done()
             finally:
                 self._see_to_rest()
@@ -163,7 +173,7 @@ class Channel:
                 self._drop_done()
                 if len(self._jobs) < 2 and not (self._jobs and self._jobs[0].pushes_more):
                     return
-                if not self._jobs[0].carry_on(end):
+                if not self._carry_first(end):
                     return
             finally:
                 self._let_go()
@@ -204,9 +214,25 @@ class Channel:
             if self._jobs:
                 self._jobs[0].begin()
 
+    def _begin_second(self) -> None:
+        """Begins the call after the first one, where both let it."""
+        if len(self._jobs) > 1 and self._jobs[0].lets_next_begin:
+            second = self._jobs[1]
+            if second.is_ready():
+                second.begin()
+
+    def _carry_first(self, end: float | None) -> bool:
+        """Runs the first call to its end; False: time.monotonic() has passed `end` before."""
+        first = self._jobs[0]
+        while not first.done:
+            self._begin_second()
+            if not first.carry_on(end):
+                return False
+        return True
+
     def _carry_over(self) -> None:
         now = time.monotonic()
-        while self._jobs and self._jobs[0].carry_on(now):
+        while self._jobs and self._carry_first(now):
             self._drop_done()
 
     def _see_to_rest(self) -> None:
@@ -215,6 +241,7 @@ class Channel:
         while self._jobs:
             first = self._jobs[0]
             first.begin()
+            self._begin_second()
             wait = first.waits_for
             if wait is not None:
                 if len(self._jobs) == 1 and not first.calls and not first.pushes_more:
@@ -225,7 +252,7 @@ class Channel:
                 if self.client.completions.watch(wait.tensor, wait.round, self._carry_what_is_over):
                     return
             # Nothing tells of it; where the client's health has ended no wait is long.
-            first.carry_on(None)
+            self._carry_first(None)
             self._drop_done()
 
     def _let_go(self) -> None:
@@ -255,10 +282,20 @@ class Channel:
 
 
 class Job:
-    """One or several calls that have one handle."""
+    """One or several calls that have one handle.
 
-    def __init__(self, channel: Channel, calls: Sequence[Callable[[], Steps]]) -> None:
+    `is_ready` tells whether its first rounds can be pushed without waiting for another rank, as for
+    one that declares a tensor later. Only then is it begun beside the call before it.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        calls: Sequence[Callable[[], Steps]],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.channel = channel
+        self.is_ready = is_ready
         self.done = False
         self.results: list[Any] = []
         self.failure: BaseException | None = None
@@ -282,17 +319,22 @@ class Job:
         """Whether other ranks need more of it than has been pushed."""
         return self.waits_for is None or self.waits_for.pushes_more or len(self._left) > 1
 
+    @property
+    def lets_next_begin(self) -> bool:
+        """Whether the channel's next call may push its first rounds already."""
+        wait = self.waits_for
+        return wait is not None and wait.next_may_begin and len(self._left) == 1
+
     def begin(self) -> None:
         """Pushes its first rounds. A second call does nothing."""
         if self._steps is None and not self.done:
             self._run(self._go_on)
 
     def carry_on(self, end: float | None) -> bool:
-        """Runs it to its end; False: time.monotonic() has passed `end` before."""
-        while not self.done:
-            if not self._run(lambda: self._take(end)):
-                return False
-        return True
+        """Takes the round that it waits for, and goes on to the next; False: time.monotonic() has
+        passed `end` before.
+        """
+        return self.done or self._run(lambda: self._take(end))
 
     def _run(self, step: Callable[[], bool]) -> bool:
         """`step`, and what it raises as the call's failure."""

@@ -119,21 +119,40 @@ class CallChannel(Channel):
             self._holds_own = self.client.connection.parts_held(self.control()) == 1
         return self._holds_own
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a call may begin while the last round of the one before it is under way, so that
+        links do not rest. Where ranks read each other's contributions there are none.
+        """
+        return not self.holds_own()
+
+    def turn_of(self, control_round: int) -> int:
+        """The turn (Lane) of the call with that control round: alike at all ranks, and another one
+        than the turns of the calls before and after it.
+        """
+        return control_round % 2 if self.overlaps else 0
+
+    def read_said(self, turn: int) -> list[Said]:
+        """What the ranks have said in the control round that is over."""
+        return read(self.said, self.group, self.holds_own(), self.in_one, turn)
+
     def lane_tensor(self, lane: Lane) -> int:
         """The tensor for a lane."""
         if lane.slot > 0:
             assert self.slots is not None
             return self.slots.tensor(lane.slot)
-        kind, dtype, op, root, capacity_bytes, _ = lane
+        return self.declare(*self._spec_of(lane))
+
+    def has_lane(self, lane: Lane) -> bool:
+        """Whether the tensor for it is declared."""
+        return self.has_declared(*self._spec_of(lane))
+
+    def _spec_of(self, lane: Lane) -> tuple[str, DType, Op, tuple[int, int], int, int]:
+        kind, dtype, op, root, capacity_bytes, _, turn = lane
         words = f"{kind.gives}{kind.gets}.{dtype.name}.{op.name}.{root}"
-        return self.declare(
-            f"{self.name}.{words}.{capacity_bytes}".lower(),
-            dtype,
-            op,
-            (kind.gives, kind.gets),
-            root,
-            capacity_bytes // dtype.nbytes,
-        )
+        name = f"{self.name}.{words}.{capacity_bytes}{'.other' * turn}".lower()
+        shares = (kind.gives, kind.gets)
+        return name, dtype, op, shares, root, capacity_bytes // dtype.nbytes
 
     def same(self, words: bytes) -> bool:
         """Whether every rank has said this."""
@@ -189,7 +208,18 @@ def channel_named(
 
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
     """Calls that have one handle."""
-    return Job(channel, [partial(steps, channel, given, priority) for given in calls])
+    ready = partial(_is_ready, channel, calls[0]) if calls else lambda: True
+    return Job(channel, [partial(steps, channel, given, priority) for given in calls], ready)
+
+
+def _is_ready(channel: CallChannel, given: Given) -> bool:
+    """Whether the tensors are declared that the call's first rounds go through."""
+    if not given.kind.reduces or given.rows is None:
+        return True
+    longest = max(given.part_rows) * given.rows.row_bytes
+    of = (given.kind, given.dtype, given.op, given.root_rank, longest, channel.group.size)
+    lanes = [lane_of(*of, channel.in_one, turn=turn) for turn in (0, 1)]
+    return all(lane is None or channel.has_lane(lane) for lane in lanes)
 
 
 @dataclass(eq=False)
@@ -240,7 +270,8 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     control = channel.control()
     round_ = given.pushed or connection.push_parts(control, said, [len(said)], priority)
     own = [count * row_bytes for count in given.part_rows]
-    data = _Data(channel, given, source, own, priority)
+    turn = channel.turn_of(round_)
+    data = _Data(channel, given, source, own, priority, turn)
     if kind.reduces and not inline:
         data.push(given.slot)
     all_pushed = data.lane is not None or (inline and kind.equal)
@@ -270,7 +301,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         rows = given.rows
         got_rows = got_alike(given, group)
     else:
-        told = every = read(channel.said, group, channel.holds_own(), channel.in_one)
+        told = every = channel.read_said(turn)
         some_joined = has_joined(told)
         try:
             if some_joined:
@@ -300,11 +331,12 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         return result
     if data.lane is not None:
         room = (0, 0) if data.lies_there else (out, sum(got_bytes))
-        yield Wait(channel.lane_tensor(data.lane), data.round, *room, False)
+        tensor = channel.lane_tensor(data.lane)
+        yield Wait(tensor, data.round, *room, False, next_may_begin=channel.overlaps)
     elif every is not None:
         largest = max((max(said.part_rows, default=0) for said in every), default=0)
         nbytes = largest * rows.row_bytes
-        yield from _carry(channel, given, priority, source, own, out, got_bytes, nbytes)
+        yield from _carry(channel, given, priority, turn, source, own, out, got_bytes, nbytes)
     if given.slot == WANTS_SLOT and are_alike and channel.slots is not None:
         channel.slots.agree(given)
     finish = factors.after(client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
@@ -322,6 +354,7 @@ class _Data:
     source: int
     lengths: list[int]
     priority: int
+    turn: int
     lane: Lane | None = None  # None: it has not left; it takes several rounds, or none.
     round: int = 0
     lies_there: bool = False  # The result comes where the data lies.
@@ -333,7 +366,8 @@ class _Data:
         connection, size, longest = channel.client.connection, channel.group.size, max(self.lengths)
         dtype, op, root = given.dtype, given.op, given.root_rank
         self.lies_there = False
-        self.lane = lane = lane_of(given.kind, dtype, op, root, longest, size, channel.in_one, slot)
+        of = (given.kind, dtype, op, root, longest, size, channel.in_one)
+        self.lane = lane = lane_of(*of, slot, self.turn)
         if lane is None:
             return
         try:
@@ -359,12 +393,13 @@ def _leave_slots(channel: CallChannel, every: list[Said], priority: int, data: _
         raise data.failure
 
 
-def _lane_of_said(channel: CallChannel, said: Said) -> Lane:
+def _lane_of_said(channel: CallChannel, said: Said, turn: int) -> Lane:
     """Where the data of a reduction goes, also if it would fit into the control round."""
     assert said.rows is not None
     nbytes = max(said.part_rows) * said.rows.row_bytes
     dtype, op, size = DType(said.dtype), Op(said.op), channel.group.size
-    lane = said.lane or lane_of(said.kind, dtype, op, 0, nbytes, size, channel.in_one)
+    of = (said.kind, dtype, op, 0, nbytes, size, channel.in_one)
+    lane = said.lane or lane_of(*of, turn=turn)
     assert lane is not None
     return lane
 
@@ -380,13 +415,14 @@ def steps_of_joined(channel: CallChannel) -> Steps:
     control = channel.control()
     round_ = connection.push_parts(control, words, [len(words)])
     yield Wait(control, round_, channel.said_at, channel.said.size)
-    told = read(channel.said, group, channel.holds_own(), channel.in_one)
+    turn = channel.turn_of(round_)
+    told = channel.read_said(turn)
     if all(said.kind is JOINED for said in told):
         return
     try:
         every = with_stand_ins(channel.title, group, told)
     except Mismatch:  # The others raise it.
-        yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0))
+        yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0, turn))
         return
     stand_in = every[group.place]
     assert stand_in.rows is not None
@@ -394,7 +430,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
     own = [count * row_bytes for count in stand_in.part_rows]
     if stand_in.kind.reduces:
         if sum(own) > 0:
-            lane = _lane_of_said(channel, stand_in)
+            lane = _lane_of_said(channel, stand_in, turn)
             zeros: np.ndarray = np.zeros(sum(own), np.uint8)
             address = int(zeros.ctypes.data)
             tensor = channel.lane_tensor(lane)
@@ -405,7 +441,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
         scratch: np.ndarray = np.empty(sum(got), np.uint8)
         given = Given(stand_in.kind, 0, stand_in.rows, [0], 0, None, lambda rows, counts: (None, 0))
         out = int(scratch.ctypes.data)
-        yield from _carry(channel, given, 0, out, own, out, got, max(got))
+        yield from _carry(channel, given, 0, turn, out, own, out, got, max(got))
 
 
 def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data) -> Steps:
@@ -443,6 +479,7 @@ def _carry(
     channel: CallChannel,
     given: Given,
     priority: int,
+    turn: int,
     source: int,
     own: list[int],
     out: int,
@@ -455,7 +492,8 @@ def _carry(
     connection, size = channel.client.connection, channel.group.size
     capacity = capacity_of(given.kind, largest, size, channel.holds_own(), channel.in_one)
     root = given.root_rank if ROOT in (given.kind.gives, given.kind.gets) else 0
-    tensor = channel.lane_tensor(Lane(given.kind, given.dtype, given.op, root, capacity))
+    lane = Lane(given.kind, given.dtype, given.op, root, capacity, turn=turn)
+    tensor = channel.lane_tensor(lane)
     sources, targets = _starts(own, source), _starts(got, out)
     at_home = _own_part(given.kind, channel.group.place, own, got)
     for begin in range(0, largest, capacity):
@@ -465,7 +503,9 @@ def _carry(
         round_ = connection.push_places(tensor, places, pushed, home, priority)
         rooms = [min(max(length - begin, 0), capacity) for length in got]
         into = ([start + begin for start in targets], rooms)
-        yield Wait(tensor, round_, 0, 0, begin + capacity < largest, into)
+        pushes_more = begin + capacity < largest
+        next_may_begin = channel.overlaps and not pushes_more
+        yield Wait(tensor, round_, 0, 0, pushes_more, into, next_may_begin)
 
 
 def _own_part(kind: Kind, place: int, own: list[int], got: list[int]) -> int | None:

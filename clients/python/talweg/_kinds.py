@@ -133,7 +133,8 @@ class Lane(NamedTuple):
     op: Op
     root: int
     capacity_bytes: int  # A part's.
-    slot: int = 0  # Whose tensor it is; 0: the one for all calls of this capacity.
+    slot: int = 0  # Whose tensor it is; 0: one of those for all calls of this capacity.
+    turn: int = 0  # Which of the two, where calls that follow each other overlap.
 
 
 class Slots(Protocol):
@@ -184,6 +185,7 @@ def lane_of(
     size: int,
     in_one: bool = False,
     slot: int = NO_SLOT,
+    turn: int = 0,
 ) -> Lane | None:
     """Where parts go of which the longest has so many bytes; None: they need several rounds, or
     none.
@@ -194,4 +196,4 @@ def lane_of(
     if not 0 < largest <= capacity:
         return None
     root = root_rank if ROOT in (kind.gives, kind.gets) else 0
-    return Lane(kind, dtype, op, root, capacity)
+    return Lane(kind, dtype, op, root, capacity, turn=turn)

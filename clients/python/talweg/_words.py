@@ -104,9 +104,13 @@ def header(given: Given, total_rows: int) -> bytes:
 
 
 def read(
-    said: np.ndarray, group: Group, inlines_reductions: bool, in_one: bool = False
+    said: np.ndarray,
+    group: Group,
+    inlines_reductions: bool,
+    in_one: bool = False,
+    turn: int = 0,
 ) -> list[Said]:
-    """What each rank of the group has said."""
+    """What each rank of the group has said, in a call whose data takes this turn (Lane)."""
     at, every = 0, []
     view = memoryview(said.data)
     for place in range(group.size):
@@ -134,7 +138,7 @@ def read(
         if kind.reduces and not inline:
             largest = max(part_rows) * row_bytes
             of = (kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
-            lane = lane_of(*of, slot)
+            lane = lane_of(*of, slot, turn)
         every.append(
             Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, wire, lane)
         )

@@ -122,9 +122,10 @@ class CallChannel(Channel):
     @property
     def overlaps(self) -> bool:
         """Whether a call may begin while the last round of the one before it is under way, so that
-        links do not rest. Where ranks read each other's contributions there are none.
+        links do not rest. It takes two tensors for each lane. Where ranks read each other's
+        contributions there are no links, and a tensor of a long call's own length is large.
         """
-        return not self.holds_own()
+        return not self.holds_own() and not self.in_one
 
     def turn_of(self, control_round: int) -> int:
         """The turn (Lane) of the call with that control round: alike at all ranks, and another one

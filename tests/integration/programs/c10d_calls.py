@@ -6,6 +6,7 @@ Runs as a rank. All calls are made with Gloo, then, after destroy_process_group(
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,34 @@ def several_at_once(rank: int, size: int) -> Any:
         assert work.wait()
         assert work.is_completed()
     return tensors
+
+
+@case
+def many_under_way(rank: int, size: int) -> Any:
+    """Calls of all kinds and lengths, made in one order and waited for in each rank's own."""
+    same, own = random.Random(11), random.Random(rank)
+    found, under_way = [], []
+    for at in range(120):
+        count = same.choice((3, 900, 70_000, 400_000)) * size
+        tensor, output = _values(rank + at, count), torch.zeros(count)
+        kind = same.randrange(4)
+        if kind == 0:
+            output = tensor
+            work = dist.all_reduce(tensor, async_op=True)
+        elif kind == 1:
+            work = dist.all_gather_into_tensor(output, tensor[: count // size], async_op=True)
+        elif kind == 2:
+            output = output[: count // size]
+            work = dist.reduce_scatter_tensor(output, tensor, async_op=True)
+        else:
+            work = dist.all_to_all_single(output, tensor, async_op=True)
+        found.append(output)
+        under_way.append(work)
+        while len(under_way) > same.randrange(1, 9):
+            under_way.pop(own.randrange(len(under_way))).wait()
+    for work in under_way:
+        work.wait()
+    return [output[::97] for output in found]
 
 
 @case

@@ -213,11 +213,11 @@ class HostSetTest(unittest.TestCase):
 
     def test_it_ends_well(self) -> None:
         job = self._running("a b c")
-        self.assertEqual(job.on_ended("a", 0, "", 1), [FindEntered()])
+        self.assertEqual(job.on_ended("b", 0, "", 1), [FindEntered(1)])
         self.assertEqual(_stops(job.on_outside(["c"], 1)), ["c"])
         self.assertEqual(job.on_listed(_hosts("a b d"), 2), [])
         job.on_ended("c", 143, "it was ended", 3)
-        self.assertEqual(job.on_ended("b", 0, "", 4), [])
+        self.assertEqual(job.on_ended("a", 0, "", 4), [])
         self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
 
     def test_it_ends_well_without_some(self) -> None:

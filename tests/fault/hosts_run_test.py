@@ -43,12 +43,39 @@ class _HeldJob(_Job):
             os.kill(pid, signal.SIGCONT)
 
 
-def _is_rank(pid: int) -> bool:
+def _line_of(pid: int) -> bytes:
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # It has ended.
-        return False
-    return line.startswith(f"{sys.executable}\0-P\0".encode())
+        return b""
+
+
+def _is_rank(pid: int) -> bool:
+    return _line_of(pid).startswith(f"{sys.executable}\0-P\0".encode())
+
+
+def _is_of_launcher(pid: int) -> bool:
+    """Whether it is what the launcher has reached a host by."""
+    return b"ranks.main()" in _line_of(pid)
+
+
+# Begins, and ends where a file says so. It ends no step, so nobody enters.
+_BEGINS_AND_ENDS = (
+    "import os, sys, time, talweg; talweg.init(); directory = sys.argv[1]; "
+    "open(f'{directory}/{os.getpid()}', 'w').write('step\\n')\n"
+    "stop = f'{directory}/stop' + os.environ['GROUP_RANK']\n"
+    "while not os.path.exists(stop): time.sleep(0.01)\n"
+    "talweg.shutdown()"
+)
+
+
+class _EndlessJob(HostsJob):
+    """Its program ends no step."""
+
+    def __init__(self, test: unittest.TestCase, hosts: str) -> None:
+        program = [sys.executable, "-P", "-c", _BEGINS_AND_ENDS, "{ranks}"]
+        super().__init__(test, hosts, ["--hostfile={hosts}", "--"], program)
+        self.wait_for("all have begun", lambda: len(self.said()) == len(hosts.split()))
 
 
 class HostsRunTest(unittest.TestCase):
@@ -131,17 +158,7 @@ class HostsRunTest(unittest.TestCase):
         self.assertEqual(len(set(job.weights())), 1, output)
 
     def test_a_host_comes_too_late(self) -> None:
-        """The program ends no step, so nobody enters."""
-        program = (
-            "import os, sys, time, talweg; talweg.init(); directory = sys.argv[1]; "
-            "open(f'{directory}/{os.getpid()}', 'w').write('step\\n')\n"
-            "stop = f'{directory}/stop' + os.environ['GROUP_RANK']\n"
-            "while not os.path.exists(stop): time.sleep(0.01)\n"
-            "talweg.shutdown()"
-        )
-        options = ["--hostfile={hosts}", "--"]
-        job = HostsJob(self, "a b", options, [sys.executable, "-P", "-c", program, "{ranks}"])
-        job.wait_for("both have begun", lambda: len(job.said()) == 2)
+        job = _EndlessJob(self, "a b")
         job.name_hosts("a b c")
         # Its agent serves by then.
         job.wait_for("host c has a rank", lambda: any(map(_is_rank, job.processes("c"))))
@@ -151,6 +168,22 @@ class HostsRunTest(unittest.TestCase):
         (job.ranks / "stop1").touch()
         self.assertNotIn("without host", job.end())
         self.assertEqual(len(job.said()), 2)
+
+    def test_a_host_comes_when_the_job_has_ended(self) -> None:
+        """It would begin the job anew, and do all of its work again."""
+        job = _EndlessJob(self, "a")
+        held = list(filter(_is_of_launcher, job.processes("a")))
+        for pid in held:  # The launcher does not hear that the job has ended.
+            os.kill(pid, signal.SIGSTOP)
+        (job.ranks / "stop0").touch()
+        # What has ended has no line any more.
+        job.wait_for("no rank", lambda: [*filter(_line_of, job.processes("a"))] == held)
+        job.name_hosts("a b")
+        job.wait_for("host b begins", lambda: len(job.said()) == 2)
+        for pid in held:
+            os.kill(pid, signal.SIGCONT)
+        job.says("host b comes too late: the job is about to end")
+        job.end()
 
     def test_too_few_for_too_long(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}", "--min-nodes=2", "--hosts-wait-s=1")

@@ -85,7 +85,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class FindEntered:
-    """The job is about to end: says by on_outside() which hosts have not entered it."""
+    """The job is about to end, since a node's ranks have: says by on_outside() which hosts have not
+    entered it.
+    """
+
+    node: int
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ class HostSet:
             place.state = HostState.DONE
             if self._may_change():
                 self.state = JobState.FINISHING
-                actions.append(FindEntered())
+                actions.append(FindEntered(place.node))
         else:
             actions += self._fail(place, status, failure, now_s)
         return self._settle(actions, now_s)

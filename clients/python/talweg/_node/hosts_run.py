@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def _address_towards(host: str) -> str:
 
 # The states of members that have entered, though they may have said so of no view yet.
 _ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
+
+
+def _entered_of(members: Sequence[Any]) -> set[int]:
+    """The nodes of a job that have entered it, as the scheduler shows its members."""
+    return {
+        int(each["member"]["id"]["node_rank"])
+        for each in members
+        if each["state"] in _ENTERED or int(each["epoch_held"]) > 0
+    }
 
 
 class _Scheduler:
@@ -366,7 +376,7 @@ class HostsRun:
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):
-                self._find_entered()
+                self._find_entered(action.node)
 
     def _start(self, start: Start) -> None:
         here = hosts.is_here(start.host)
@@ -414,16 +424,18 @@ class HostsRun:
         node.on_host.ask_to_end()
         node.kill_s = time.monotonic() + hosts.GRACE_S
 
-    def _find_entered(self) -> None:
-        entered = self._entered()
+    def _find_entered(self, node: int) -> None:
+        entered = self._entered(node)
         if entered is None:
             return
         running = self._job.hosts(HostState.RUNNING)
         outside = [name for name in running if self._nodes[name].number not in entered]
         self._do(self._job.on_outside(outside, time.monotonic()))
 
-    def _entered(self) -> set[int] | None:
-        """The nodes that are in the job, or have been; None when the scheduler does not say."""
+    def _entered(self, node: int) -> set[int] | None:
+        """The nodes that are in the job of that one, or have been; None when the scheduler does not
+        say. One that came when all others had left is in a job of its own, which begins from nothing.
+        """
         assert self._scheduler is not None
         line = [self._tool, "status", f"--scheduler={self._scheduler.address}"]
         line += ["--brief", "--all", "--json"]
@@ -433,12 +445,8 @@ class HostsRun:
                 line, env=environment, capture_output=True, timeout=_ANSWER_S, check=True
             )
             jobs = json.loads(done.stdout)["jobs"]
-            members = [member for each in jobs for member in each["job"]["members"]]
-            return {
-                int(each["member"]["id"]["node_rank"])
-                for each in members
-                if each["state"] in _ENTERED or int(each["epoch_held"]) > 0
-            }
+            entered = [_entered_of(each["job"]["members"]) for each in jobs]
+            return set().union(*(nodes for nodes in entered if node in nodes))
         except (subprocess.SubprocessError, OSError, ValueError, KeyError):
             return None
 

@@ -119,8 +119,12 @@ class GradientExchange:
 
     # Parameters.
 
-    def set_passes(self, passes: int) -> None:
+    @property
+    def passes(self) -> int:
         """How many backward passes accumulate before the gradients are averaged."""
+        return self._passes
+
+    def set_passes(self, passes: int) -> None:
         if passes < 1:
             raise InvalidArgument(f"backward_passes_per_step is {passes}; it must be at least 1")
         self._passes = passes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import talweg.horovod.torch as hvd
@@ -193,13 +194,32 @@ def _optimizer(some: hvd.ProcessSet) -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), process_set=some
     )
-    for _ in range(2):
+    assert optimizer.process_set is some and optimizer.op == hvd.Average
+    assert optimizer.gradient_predivide_factor == 1.0 and not optimizer.sparse_as_dense
+    assert set(optimizer._parameter_names) == set(model.parameters())
+    for step in range(2):
         optimizer.zero_grad()
         model(torch.full((1, 2), float(rank))).sum().backward()
-        optimizer.step()
+        if step == 0:
+            optimizer.step()
+            continue
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer.set_backward_passes_per_step(2)
+    assert optimizer.backward_passes_per_step == 2
+    assert type(copy.copy(optimizer)) is torch.optim.SGD
     assert some.ranks is not None
     mean = sum(some.ranks) / len(some.ranks) if some.included() else float(rank)
     assert torch.allclose(model.weight, torch.full((1, 2), -2.0 * mean))
+    # Whatever it was, it is one of all ranks now.
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    with torch.no_grad():
+        model.weight.zero_()
+    optimizer.zero_grad()
+    model(torch.full((1, 2), float(rank))).sum().backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, torch.full((1, 2), (1.0 - hvd.size()) / 2))
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import talweg
 import talweg.horovod.torch as hvd
 import torch
 from expected_errors import expect
@@ -344,20 +346,61 @@ def passes() -> None:
     distributed = hvd.DistributedOptimizer(
         _sgd(model), model.named_parameters(), backward_passes_per_step=2
     )
+    assert distributed.backward_passes_per_step == 2
     for _ in range(2):
         for _ in range(2):
             _loss(model, hvd.rank()).backward()
-        expect(AssertionError, "more than backward", _loss(model, hvd.rank()).backward)
-        expect(AssertionError, "zero_grad", distributed.zero_grad)
+        if hvd.size() > 1:
+            expect(AssertionError, "more than backward", _loss(model, hvd.rank()).backward)
+            expect(AssertionError, "zero_grad", distributed.zero_grad)
         distributed.step()
         distributed.zero_grad()
     distributed.set_backward_passes_per_step(1)
+    assert distributed.backward_passes_per_step == 1
     _loss(model, hvd.rank()).backward()
     distributed.synchronize()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         distributed.step()
     assert any("skip_synchronize" in str(each.message) for each in caught)
+
+
+def one_rank_alone() -> None:
+    """There is nobody whose gradients could be spoilt."""
+    if hvd.size() > 1:
+        return
+    model = _model()
+    distributed = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+    for _ in range(2):
+        _loss(model, 0).backward()
+    distributed.zero_grad()
+    _loss(model, 0).backward()
+    distributed.step()
+
+
+def loaded_between_passes() -> None:
+    """Whoever goes back to a state of before begins a step anew."""
+    model, plain = _model(), _model()
+    alone = _sgd(plain)
+    distributed = hvd.DistributedOptimizer(
+        _sgd(model), model.named_parameters(), backward_passes_per_step=2
+    )
+    kept = distributed.state_dict()
+    for passes_before in (1, 2):
+        for _ in range(passes_before):
+            _loss(model, 7).backward()
+        distributed.load_state_dict(kept)
+        distributed.zero_grad()
+        for seed in (1, 2):
+            _loss(model, seed).backward()
+            _loss(plain, seed).backward()
+        distributed.step()
+        alone.step()
+        alone.zero_grad()
+        distributed.zero_grad()
+        alone.load_state_dict(_sgd(plain).state_dict())
+    for (name, a), (_, b) in zip(model.named_parameters(), plain.named_parameters()):
+        assert torch.allclose(a, b, atol=1e-6), name
 
 
 def joined() -> None:
@@ -398,6 +441,9 @@ def batch_norms() -> None:
         synchronized.eval()
         plain.eval()
         assert torch.allclose(synchronized(part), plain(part))
+        untracked = hvd.SyncBatchNorm(4, track_running_stats=False).double().eval()
+        plain = kinds[len(shape)](4, track_running_stats=False).double().eval()
+        assert torch.allclose(untracked(part), plain(whole)[mine])
     expect(ValueError, "2D", hvd.SyncBatchNorm(4), torch.ones(4))
 
 
@@ -477,6 +523,17 @@ def elastic_where_nodes_stay() -> None:
     assert sampler.processed_num == 2 * hvd.size()
     alone.sync()
     assert len(sampler) == 6
+    assert importlib.import_module("horovod.torch.elastic.state").TorchState is type(alone)
+    assert isinstance(
+        sampler, importlib.import_module("horovod.torch.elastic.sampler").ElasticSampler
+    )
+    state_module = importlib.import_module("talweg.horovod.torch.elastic.state")
+    for call in (
+        state_module.get_handler_registry,
+        lambda: state_module.set_handler_registry([]),
+        lambda: type("Mine", (state_module.StateHandler,), {}),
+    ):
+        expect(talweg.errors.Unsupported, "load_state_dict", call)
 
 
 def exception_types() -> None:
@@ -499,6 +556,8 @@ CASES = [
     sparse_gradients,
     optimizer_arguments,
     passes,
+    one_rank_alone,
+    loaded_between_passes,
     joined,
     barriers,
     batch_norms,

@@ -244,7 +244,7 @@ def distribute(
 ) -> OptimizerT:
     """DistributedOptimizer() with the averager that is made, which is told its `waits`."""
     overlaps = overlap_forward is not None
-    _take_back(optimizer)
+    take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
             "overlap_forward: this optimizer's step() is another one's already: make learning rate "
@@ -271,7 +271,7 @@ def distribute(
     return optimizer
 
 
-def _take_back(optimizer: Any) -> None:
+def take_back(optimizer: Any) -> None:
     """Undoes distribute(), of an optimizer for which it has been called before."""
     original = vars(optimizer).get("_talweg_original")
     if original is None:

@@ -4,12 +4,6 @@
 from __future__ import annotations
 
 from talweg.horovod.common import surface
-from talweg.horovod.common.exceptions import HorovodInternalError
-from talweg.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    remove_process_set,
-)
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import elastic, mpi_ops
 from talweg.horovod.torch.compression import Compression
@@ -26,16 +20,12 @@ from talweg.horovod.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "ProcessSet",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
-    "remove_process_set",
 ]
 __all__ += mpi_ops.__all__
 __all__ += surface.__all__

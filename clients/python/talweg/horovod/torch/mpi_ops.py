@@ -27,8 +27,15 @@ from talweg.horovod.common.basics import (
     internal,
     is_homogeneous,
 )
+from talweg.horovod.common.exceptions import HorovodInternalError
 from talweg.horovod.common.names import member_names, named
-from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    members_of,
+    remove_process_set,
+)
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import _starts
 from talweg.horovod.torch._handles import add, add_group, poll, synchronize
@@ -37,10 +44,13 @@ from talweg.torch import _sparse
 __all__ = [
     "Adasum",
     "Average",
+    "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -68,6 +78,7 @@ __all__ = [
     "poll",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "sparse_allreduce_async",
     "synchronize",
 ]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Average
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
-from talweg.torch._optimizer import distribute, name_parameters
+from talweg.torch._optimizer import distribute, name_parameters, take_back
 
 __all__ = ["DistributedOptimizer"]
 
@@ -36,14 +37,21 @@ _TWICE = (
 
 
 class _Rules:
-    """When Horovod's optimizer lets itself be called: what it adds to Talweg's."""
+    """When Horovod's optimizer lets itself be called: what it adds to Talweg's.
+
+    One rank alone may do what would be a race among several.
+    """
 
     def __init__(self) -> None:
         self.optimizer: Any = None
         self._told_to_wait = False  # By synchronize(), since the last step.
 
+    @property
+    def _is_among_several(self) -> bool:
+        return bool(self.optimizer._talweg.client.size > 1)
+
     def before_backward(self, is_reduced: bool) -> None:
-        if is_reduced and not self._told_to_wait:
+        if is_reduced and not self._told_to_wait and self._is_among_several:
             raise AssertionError(_TOO_MANY)
 
     def on_synchronize(self) -> None:
@@ -55,8 +63,12 @@ class _Rules:
         self._told_to_wait = False
 
     def on_zero_grad(self) -> None:
-        if self.optimizer._talweg.exchange.averaged and not self._told_to_wait:
+        is_reduced = self.optimizer._talweg.exchange.averaged
+        if is_reduced and not self._told_to_wait and self._is_among_several:
             raise AssertionError(_ZEROED)
+
+    def on_load(self) -> None:
+        self._told_to_wait = False
 
 
 class _HorovodMethods:
@@ -74,6 +86,11 @@ class _HorovodMethods:
             for index, parameter in enumerate(averager.parameters)
         }
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        passes: int = self._talweg.exchange.passes
+        return passes
+
     def synchronize(self) -> None:
         """Returns when the gradients are reduced, which they are when backward() has returned."""
         super().synchronize()  # type: ignore[misc]
@@ -82,6 +99,47 @@ class _HorovodMethods:
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         self._horovod.on_zero_grad()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer's own. Gradients of before lead to no step: a new one begins."""
+        self._horovod.on_load()
+        self._talweg.exchange.on_zero_grad()
+        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+
+class _OutsiderMethods:
+    """The same for a rank outside the process set, which steps with its own gradients."""
+
+    _horovod_passes: int
+    _talweg_original: type[torch.optim.Optimizer]
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        """Pickled, or copied, it is the optimizer that it was."""
+        return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._horovod_passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self._horovod_passes = passes
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        yield
+
+
+def _leave_outside(optimizer: Any, passes: int, arguments: dict[str, Any]) -> Any:
+    """Gives the optimizer of a rank outside the process set the methods that the others' have."""
+    take_back(optimizer)
+    original = type(optimizer)
+    optimizer.__class__ = type(original.__name__, (_OutsiderMethods, original), arguments)
+    optimizer._talweg_original, optimizer._talweg_hooks = original, []
+    optimizer._horovod_passes = passes
+    return optimizer
 
 
 def _check_groups(num_groups: int, groups: Any) -> None:
@@ -147,7 +205,9 @@ def DistributedOptimizer(
 
     It has synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When backward()
     returns, `.grad` holds what the ranks' gradients come to. A rank outside `process_set` steps
-    with its own gradients. See talweg.torch.DistributedOptimizer().
+    with its own gradients, and its optimizer has the same methods. Arguments are attributes of it:
+    backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense and process_set. See
+    talweg.torch.DistributedOptimizer().
     """
     basics.rank()
     pairs = gradients.check_names(optimizer, named_parameters)
@@ -155,12 +215,19 @@ def DistributedOptimizer(
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     choices = _choices(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
+    arguments = {
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    named = name_parameters(optimizer, pairs)
     if process_set.included() is False:
-        return optimizer
+        arguments["_parameter_names"] = {parameter: name for name, parameter in named}
+        return _leave_outside(optimizer, backward_passes_per_step, arguments)
     rules = _Rules()
     # By its ranks, which have made the same ones; another set may have had this one's id.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
-    named = name_parameters(optimizer, pairs)
     name = gradients.next_name(_client.current(), kind)
     distributed: Any = distribute(
         optimizer,
@@ -171,6 +238,6 @@ def DistributedOptimizer(
     rules.optimizer = distributed
     distributed._horovod = rules
     talwegs = type(distributed)
-    distributed.__class__ = type(talwegs.__name__, (_HorovodMethods, talwegs), {})
+    distributed.__class__ = type(talwegs.__name__, (_HorovodMethods, talwegs), arguments)
     distributed._talweg_hooks.append(distributed.register_step_pre_hook(rules.on_step))
     return distributed

@@ -21,8 +21,8 @@ _numbers = itertools.count()
 class SyncBatchNorm(_BatchNorm):
     """torch.nn.BatchNorm whose mean and variance are those of all ranks' inputs, on CPUs and GPUs.
 
-    Ranks may have batches of different lengths. In eval mode, and alone, it is the plain one. Made
-    in the same order at every rank.
+    Ranks may have batches of different lengths. In eval mode it is the plain one, unless it tracks no
+    statistics; alone it always is. Made in the same order at every rank.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> Any:
         self._check_input_dim(input)
-        if not self.training or basics.size() == 1:
+        uses_tracked = not self.training and self.track_running_stats
+        if uses_tracked or basics.size() == 1:
             return super().forward(input)
         return basics.internal(lambda: self._synchronized(input))
 

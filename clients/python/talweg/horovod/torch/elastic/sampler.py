@@ -1,60 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic: run, TorchState and ElasticSampler, over talweg.torch.Elastic."""
+"""hvd.elastic.ElasticSampler."""
 
 from __future__ import annotations
 
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Sized
-from typing import Any
+from collections.abc import Iterator, Sized
 
 import torch
 
 import talweg
-from talweg.horovod.common import elastic as _elastic
-from talweg.horovod.common.elastic import ObjectState
-from talweg.torch._elastic import Elastic
 
-__all__ = ["ElasticSampler", "ObjectState", "TorchState", "run"]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `func(state, ...)`, again after each change of the nodes, until it returns."""
-    return _elastic.run_fn(func)
-
-
-class TorchState(_elastic.State, Elastic):
-    """hvd.elastic.TorchState: a model, an optimizer, samplers and other values."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        named = {"model": model, "optimizer": optimizer}
-        given = {name: value for name, value in named.items() if value is not None}
-        self._sampler = None
-        _elastic.State.__init__(self, **given, **kwargs)
-
-    def begin(self) -> bool:
-        return talweg.State.begin(self)
-
-    def reset(self) -> None:
-        for value in self._values.values():
-            if isinstance(value, ElasticSampler):
-                value.reset()
-
-    def sync(self) -> None:
-        super().sync()
-        self.reset()
-
-    def digest(self) -> int:
-        return Elastic.digest(self) if "model" in self._values else 0
-
-    def replay(self) -> Any:
-        return Elastic.replay(self) if "model" in self._values else None
+__all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]

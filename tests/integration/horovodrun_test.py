@@ -16,7 +16,8 @@ import job
 import torch
 from talweg.horovod import _rank, runner
 from talweg.horovod._environment import TABLE
-from talweg.horovod.runner import launch
+from talweg.horovod.runner import _variables, launch
+from talweg.horovod.runner.common.util import config_parser
 from talweg.horovod.runner.util import threads
 
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
@@ -162,14 +163,78 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(sorted(line), ["--hosts=localhost:4", "--min-ranks=1", "--ranks=4"])
 
     def test_options_set_variables_that_the_table_has(self) -> None:
-        switches = [option for option in runner._SWITCHES if not option.startswith("--no-")]
-        numbers = [word for option in runner._NUMBERS for word in (option, "7")]
-        texts = [word for option in runner._TEXTS for word in (option, "info")]
-        options = runner._parser().parse_args([*switches, *numbers, *texts, "x"])
-        variables = runner.variables_of(options)
+        switches = [option for option in _variables.SWITCHES if not option.startswith("--no-")]
+        numbers = [word for option in _variables.NUMBERS for word in (option, "1")]
+        texts = [word for option in _variables.TEXTS for word in (option, "info")]
+        options = runner.parse(["-np", "2", *switches, *numbers, *texts])
+        variables = _variables.variables_of(options)
         self.assertGreater(len(variables), 20)
         TABLE.check(variables)
         self.assertEqual(TABLE.misspelt(variables), [])
+        self.assertEqual(config_parser.HOROVOD_CYCLE_TIME, "HOROVOD_CYCLE_TIME")
+        with self.assertRaises(AttributeError):
+            config_parser.HOROVOD_CYCLE_TIMES  # noqa: B018
+        given = ["--fusion-threshold-mb", "10", "--cycle-time-ms", "20", "--no-torus-allreduce"]
+        options = runner.parse(["-np", "2", *given, "--log-hide-timestamp", "x"])
+        wanted = {"FUSION_THRESHOLD": "10485760", "CYCLE_TIME": "20.0", "TORUS_ALLREDUCE": "0"}
+        wanted |= {"LOG_HIDE_TIME": "1"}
+        self.assertEqual(
+            config_parser.set_env_from_args({"OTHER": "1"}, options),
+            {"OTHER": "1", **{f"HOROVOD_{name}": value for name, value in wanted.items()}},
+        )
+        with self.assertRaisesRegex(ValueError, "FUSION_THRESHOLD is '-1048576'"):
+            runner.parse(["-np", "2", "--fusion-threshold-mb", "-1"])
+
+    def test_options_of_a_file(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "options.yaml"
+
+            def told(text: str, *options: str) -> dict[str, str]:
+                file.write_text(text)
+                line = ["-np", "2", "--config-file", str(file), *options]
+                return _variables.variables_of(runner.parse(line))
+
+            text = """
+                controller: gloo
+                params: {fusion_threshold_mb: 32, cycle_time_ms: 10, hierarchical_allreduce: true}
+                autotune: {enabled: true, log_file: log, gaussian_process_noise: 0.9}
+                timeline: {filename: trace, mark_cycles: true}
+                stall_check: {enabled: false, warning_time_seconds: 120}
+                library_options: {thread_affinity: 0, gloo_timeout_seconds: 60}
+                logging: {level: INFO, with_timestamp: false}
+            """
+            wanted = {"FUSION_THRESHOLD": str(32 << 20), "CYCLE_TIME": "10"}
+            wanted |= {"HIERARCHICAL_ALLREDUCE": "1", "AUTOTUNE": "1", "AUTOTUNE_LOG": "log"}
+            wanted |= {"AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "0.9", "TIMELINE": "trace"}
+            wanted |= {"TIMELINE_MARK_CYCLES": "1", "STALL_CHECK_DISABLE": "1"}
+            wanted |= {"STALL_CHECK_TIME_SECONDS": "120", "THREAD_AFFINITY": "0"}
+            wanted |= {"GLOO_TIMEOUT_SECONDS": "60", "LOG_LEVEL": "INFO", "LOG_HIDE_TIME": "1"}
+            named = {f"HOROVOD_{name}": value for name, value in wanted.items()}
+            self.assertEqual(told(text), named)
+            given = told(text, "--cycle-time-ms", "3", "--no-autotune")
+            self.assertEqual(given, {**named, "HOROVOD_CYCLE_TIME": "3.0", "HOROVOD_AUTOTUNE": "0"})
+            self.assertEqual(told(""), {})
+            for text, refusal in (
+                ("controller: ucx", "controller is 'ucx'"),
+                ("params: 3", "params is 3; it must be a section"),
+                ("- 3", "must have sections"),
+                ("a: [", "is no YAML"),
+                ("params: {cache_capacity: -1}", "CACHE_CAPACITY is '-1'"),
+            ):
+                with self.assertRaisesRegex(ValueError, refusal):
+                    told(text)
+            with (
+                mock.patch.dict(sys.modules, {"yaml": None}),
+                self.assertRaisesRegex(ValueError, "pip install pyyaml"),
+            ):
+                told("")
+            file.write_text("params: {cycle: 1}\nothers: {}\n")
+            done = _run("-np", "1", "--config-file", str(file), "true")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("others, params.cycle of the file of options has no effect", done.stderr)
+            done = _run("-np", "1", "--config-file", f"{file}.not", "true")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("No such file", done.stderr)
 
 
 if __name__ == "__main__":

@@ -14,52 +14,22 @@ from typing import Any
 from talweg import _programs
 from talweg._node import hosts, listed_hosts
 from talweg._version import __version__
-from talweg.errors import InvalidArgument, TalwegError, Unsupported
+from talweg.errors import InvalidArgument, TalwegError
+from talweg.horovod._environment import TABLE
 from talweg.horovod._run import run
+from talweg.horovod.runner._variables import add_options, attribute, variables_of
+from talweg.horovod.runner.common.util import config_parser
 
 __all__ = ["main", "run"]
 
-# Options that only set a variable; docs/horovod.md says what each does here.
-_NUMBERS = {
-    "--fusion-threshold-mb": "FUSION_THRESHOLD",
-    "--cycle-time-ms": "CYCLE_TIME",
-    "--cache-capacity": "CACHE_CAPACITY",
-    "--autotune-warmup-samples": "AUTOTUNE_WARMUP_SAMPLES",
-    "--autotune-steps-per-sample": "AUTOTUNE_STEPS_PER_SAMPLE",
-    "--autotune-bayes-opt-max-samples": "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-    "--autotune-gaussian-process-noise": "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-    "--stall-check-warning-time-seconds": "STALL_CHECK_TIME_SECONDS",
-    "--stall-check-shutdown-time-seconds": "STALL_SHUTDOWN_TIME_SECONDS",
-    "--num-nccl-streams": "NUM_NCCL_STREAMS",
-    "--gloo-timeout-seconds": "GLOO_TIMEOUT_SECONDS",
-    "--start-timeout": "START_TIMEOUT",
+# How Horovod's own launcher would reach ranks, by option: the attribute.
+_UNUSED_SWITCHES = {
+    "--disable-cache": "disable_cache",
+    "--gloo": "use_gloo",
+    "--mpi": "use_mpi",
+    "--jsrun": "use_jsrun",
+    "--tcp": "tcp_flag",
 }
-_TEXTS = {
-    "--autotune-log-file": "AUTOTUNE_LOG",
-    "--timeline-filename": "TIMELINE",
-    "--thread-affinity": "THREAD_AFFINITY",
-    "--log-level": "LOG_LEVEL",
-}
-_SWITCHES = {
-    "--hierarchical-allreduce": ("HIERARCHICAL_ALLREDUCE", "1"),
-    "--no-hierarchical-allreduce": ("HIERARCHICAL_ALLREDUCE", "0"),
-    "--hierarchical-allgather": ("HIERARCHICAL_ALLGATHER", "1"),
-    "--no-hierarchical-allgather": ("HIERARCHICAL_ALLGATHER", "0"),
-    "--torus-allreduce": ("TORUS_ALLREDUCE", "1"),
-    "--no-torus-allreduce": ("TORUS_ALLREDUCE", "0"),
-    "--autotune": ("AUTOTUNE", "1"),
-    "--no-autotune": ("AUTOTUNE", "0"),
-    "--timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "1"),
-    "--no-timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "0"),
-    "--no-stall-check": ("STALL_CHECK_DISABLE", "1"),
-    "--stall-check": ("STALL_CHECK_DISABLE", "0"),
-    "--mpi-threads-disable": ("MPI_THREADS_DISABLE", "1"),
-    "--no-mpi-threads-disable": ("MPI_THREADS_DISABLE", "0"),
-    "--log-without-timestamp": ("LOG_HIDE_TIME", "1"),
-    "--log-with-timestamp": ("LOG_HIDE_TIME", "0"),
-}
-# How Horovod's own launcher would reach ranks.
-_UNUSED_SWITCHES = ["--disable-cache", "--gloo", "--mpi", "--jsrun", "--tcp"]
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
 # Each makes the job elastic; the others tell more of such a job.
 _ELASTIC_SWITCHES = ("--min-np", "--host-discovery-script")
@@ -88,18 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="what is started")
     parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
-    parser.add_argument("--config-file", help="not offered: give the options themselves")
+    parser.add_argument("--config-file", help="YAML: options that are not given here")
     parser.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="no effect"
     )
-    for option in [*_NUMBERS, *_TEXTS]:
-        parser.add_argument(option, help="sets a variable: see docs/horovod.md")
-    for option in _SWITCHES:
-        parser.add_argument(
-            option, action="store_true", help="sets a variable: see docs/horovod.md"
-        )
-    for option in _UNUSED_SWITCHES:
-        parser.add_argument(option, action="store_true", help="no effect")
+    add_options(parser)
+    for option, name in _UNUSED_SWITCHES.items():
+        parser.add_argument(option, dest=name, action="store_true", help="no effect")
     for option in _UNUSED_VALUES:
         parser.add_argument(option, help="no effect")
     parser.add_argument(
@@ -127,26 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _attribute(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
-
-
-def variables_of(options: Any) -> dict[str, str]:
-    """What the options set, as Horovod's own launcher does."""
-    found = {}
-    for option, name in {**_NUMBERS, **_TEXTS}.items():
-        value = getattr(options, _attribute(option))
-        if value is not None:
-            found[f"HOROVOD_{name}"] = value
-    if "HOROVOD_FUSION_THRESHOLD" in found:
-        megabytes = float(found["HOROVOD_FUSION_THRESHOLD"])
-        found["HOROVOD_FUSION_THRESHOLD"] = str(int(megabytes * 1024 * 1024))
-    for option, (name, value) in _SWITCHES.items():
-        if getattr(options, _attribute(option)):
-            found[f"HOROVOD_{name}"] = value
-    return found
-
-
 def _hosts(options: Any) -> list[listed_hosts.Host]:
     if options.hosts and options.hostfile:
         raise InvalidArgument("--hosts and --hostfile are both given: give one of them")
@@ -158,21 +103,25 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
 
 def check(options: Any) -> None:
     """Errors name what is missing or not offered."""
-    if options.config_file:
-        raise Unsupported("--config-file is not offered by Talweg: give the options themselves")
+    check_options(options)
+    if not options.command:
+        raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
+
+
+def check_options(options: Any) -> None:
+    """The same of what stands before the program."""
+    TABLE.check(variables_of(options))
     if options.num_proc is None or options.num_proc < 1:
         raise InvalidArgument(
             f"-np is {options.num_proc}; it must be a number of ranks, at least 1"
         )
-    if not options.command:
-        raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
     if is_elastic(options):
         _check_elastic(options)
 
 
 def is_elastic(options: Any) -> bool:
     """Whether hosts may come and go."""
-    return any(getattr(options, _attribute(name)) is not None for name in _ELASTIC_SWITCHES)
+    return any(getattr(options, attribute(name)) is not None for name in _ELASTIC_SWITCHES)
 
 
 def _check_elastic(options: Any) -> None:
@@ -212,14 +161,14 @@ def _unused(options: Any) -> list[str]:
     if is_elastic(options):
         return []
     names = [*_ELASTIC_NUMBERS, "--blacklist-cooldown-range"]
-    return [name for name in names if getattr(options, _attribute(name)) is not None]
+    return [name for name in names if getattr(options, attribute(name)) is not None]
 
 
 def _elastic_line(options: Any) -> list[str]:
     """What `talweg run` is told of an elastic job."""
     least = options.min_np if options.min_np is not None else options.num_proc
     told = {"--ranks": options.num_proc, "--min-ranks": least}
-    told |= {there: getattr(options, _attribute(here)) for here, there in _ELASTIC_NUMBERS.items()}
+    told |= {there: getattr(options, attribute(here)) for here, there in _ELASTIC_NUMBERS.items()}
     told |= {
         "--host-discovery-script": options.host_discovery_script,
         "--hostfile": options.hostfile,
@@ -263,10 +212,18 @@ def defaults() -> Any:
     return _parser().parse_args([])
 
 
-def parse(arguments: list[str]) -> Any:
-    """The options, checked."""
+def _read(arguments: list[str] | None = None) -> Any:
+    """The options of a command line, and of its --config-file those that the line has not."""
     options = _parser().parse_args(arguments)
-    check(options)
+    if options.config_file:
+        config_parser.set_args_from_config(options, config_parser.read_config(options.config_file))
+    return options
+
+
+def parse(arguments: list[str]) -> Any:
+    """The options, checked. The program may follow later."""
+    options = _read(arguments)
+    check_options(options)
     return options
 
 
@@ -318,14 +275,14 @@ def environment_here(options: Any) -> dict[str, str]:
 
 
 def main() -> int:
-    options = _parser().parse_args()
-    if options.check_build:
-        print(
-            f"Talweg v{__version__}: PyTorch, TensorFlow, Keras, MXNet; sums by its own daemons, "
-            "neither MPI nor Gloo nor NCCL"
-        )
-        return 0
     try:
+        options = _read()
+        if options.check_build:
+            print(
+                f"Talweg v{__version__}: PyTorch, TensorFlow, Keras, MXNet; sums by its own daemons, "
+                "neither MPI nor Gloo nor NCCL"
+            )
+            return 0
         check(options)
         for name in _unused(options):
             print(

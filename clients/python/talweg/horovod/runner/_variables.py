@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun's options that only set a variable. docs/horovod.md says what each does here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# By option: the variable, and what its value is made of.
+NUMBERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "--fusion-threshold-mb": ("FUSION_THRESHOLD", float),
+    "--cycle-time-ms": ("CYCLE_TIME", float),
+    "--cache-capacity": ("CACHE_CAPACITY", int),
+    "--autotune-warmup-samples": ("AUTOTUNE_WARMUP_SAMPLES", int),
+    "--autotune-steps-per-sample": ("AUTOTUNE_STEPS_PER_SAMPLE", int),
+    "--autotune-bayes-opt-max-samples": ("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int),
+    "--autotune-gaussian-process-noise": ("AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float),
+    "--stall-check-warning-time-seconds": ("STALL_CHECK_TIME_SECONDS", int),
+    "--stall-check-shutdown-time-seconds": ("STALL_SHUTDOWN_TIME_SECONDS", int),
+    "--num-nccl-streams": ("NUM_NCCL_STREAMS", int),
+    "--gloo-timeout-seconds": ("GLOO_TIMEOUT_SECONDS", int),
+    "--start-timeout": ("START_TIMEOUT", int),
+}
+TEXTS: Mapping[str, str] = {
+    "--autotune-log-file": "AUTOTUNE_LOG",
+    "--timeline-filename": "TIMELINE",
+    "--thread-affinity": "THREAD_AFFINITY",
+    "--log-level": "LOG_LEVEL",
+}
+# By option: the attribute that it sets, and to what.
+SWITCHES: Mapping[str, tuple[str, bool]] = {
+    "--hierarchical-allreduce": ("hierarchical_allreduce", True),
+    "--no-hierarchical-allreduce": ("hierarchical_allreduce", False),
+    "--hierarchical-allgather": ("hierarchical_allgather", True),
+    "--no-hierarchical-allgather": ("hierarchical_allgather", False),
+    "--torus-allreduce": ("torus_allreduce", True),
+    "--no-torus-allreduce": ("torus_allreduce", False),
+    "--autotune": ("autotune", True),
+    "--no-autotune": ("autotune", False),
+    "--timeline-mark-cycles": ("timeline_mark_cycles", True),
+    "--no-timeline-mark-cycles": ("timeline_mark_cycles", False),
+    "--no-stall-check": ("no_stall_check", True),
+    "--stall-check": ("no_stall_check", False),
+    "--mpi-threads-disable": ("mpi_threads_disable", True),
+    "--no-mpi-threads-disable": ("mpi_threads_disable", False),
+    "--log-with-timestamp": ("log_with_timestamp", True),
+    "--log-without-timestamp": ("log_with_timestamp", False),
+    "--no-log-hide-timestamp": ("log_with_timestamp", True),
+    "--log-hide-timestamp": ("log_with_timestamp", False),
+}
+# By attribute: the variable, and for which value it is 1.
+_SWITCHED: Mapping[str, tuple[str, bool]] = {
+    "hierarchical_allreduce": ("HIERARCHICAL_ALLREDUCE", True),
+    "hierarchical_allgather": ("HIERARCHICAL_ALLGATHER", True),
+    "torus_allreduce": ("TORUS_ALLREDUCE", True),
+    "autotune": ("AUTOTUNE", True),
+    "timeline_mark_cycles": ("TIMELINE_MARK_CYCLES", True),
+    "no_stall_check": ("STALL_CHECK_DISABLE", True),
+    "mpi_threads_disable": ("MPI_THREADS_DISABLE", True),
+    "log_with_timestamp": ("LOG_HIDE_TIME", False),
+}
+
+
+def attribute(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """None is the value of one that is not given."""
+    text = "sets a variable: see docs/horovod.md"
+    for option, (_, kind) in NUMBERS.items():
+        parser.add_argument(option, type=kind, help=text)
+    for option in TEXTS:
+        parser.add_argument(option, help=text)
+    for option, (name, value) in SWITCHES.items():
+        parser.add_argument(option, dest=name, action="store_const", const=value, help=text)
+
+
+def variables_of(options: Any) -> dict[str, str]:
+    """What the options set, as Horovod's own launcher does."""
+    names = {**{option: name for option, (name, _) in NUMBERS.items()}, **TEXTS}
+    given = {name: getattr(options, attribute(option)) for option, name in names.items()}
+    if given["FUSION_THRESHOLD"] is not None:
+        given["FUSION_THRESHOLD"] = int(float(given["FUSION_THRESHOLD"]) * 1024 * 1024)
+    found = {f"HOROVOD_{name}": str(value) for name, value in given.items() if value is not None}
+    for each, (name, is_one) in _SWITCHED.items():
+        value = getattr(options, each)
+        if value is not None:
+            found[f"HOROVOD_{name}"] = "1" if bool(value) is is_one else "0"
+    return found

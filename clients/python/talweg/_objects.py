@@ -10,6 +10,7 @@ broadcast takes several rounds of a tensor that has the largest such length.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import pickle
 from collections.abc import Callable, Sequence
@@ -74,6 +75,21 @@ def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
+def _dumped(value: Any) -> bytes:
+    """By cloudpickle, where it is installed, what pickle does not take: a lambda, a local function."""
+    try:
+        return pickle.dumps(value, protocol=4)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        try:
+            cloudpickle = importlib.import_module("cloudpickle")
+        except ModuleNotFoundError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        data: bytes = cloudpickle.dumps(value, protocol=4)
+        return data
+
+
 def unpickled(pieces: Sequence[Any]) -> Any:
     """The value of pickled(); arrays in it refer to the pieces."""
     return pickle.loads(pieces[0], buffers=pieces[1:])
@@ -118,7 +134,8 @@ class _Failure:
 
 def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
     return InvalidArgument(
-        f"rank {rank} cannot pickle its object ({text}): pass one that pickle.dumps() takes"
+        f"rank {rank} cannot pickle its object ({text}): pass one that pickle.dumps() takes, or "
+        "install cloudpickle for a lambda or a local function"
     )
 
 
@@ -256,7 +273,7 @@ def broadcast_object(
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
-    payload = Payload.of(lambda: pickle.dumps(value, protocol=4)) if is_root else Payload()
+    payload = Payload.of(lambda: _dumped(value)) if is_root else Payload()
     data = broadcast_bytes(client, payload, root_rank, name, process_set)
     return value if is_root else pickle.loads(data.data)
 
@@ -304,7 +321,7 @@ def all_gather_object(
     take `timeout_s`.
     """
     group = Group(client, process_set, "all_gather_object")
-    own = Payload.of(lambda: pickle.dumps(value, protocol=4))
+    own = Payload.of(lambda: _dumped(value))
     payload = own.data
     if own.failure is not None:
         payload = pickle.dumps(_Failure(bytes(own.data).decode()), protocol=4)

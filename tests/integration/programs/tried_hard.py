@@ -7,8 +7,10 @@ import copy
 import functools
 import pickle
 import sys
+import types
 from collections import OrderedDict
 from typing import Any
+from unittest import mock
 
 import talweg
 import talweg.torch as tw
@@ -156,6 +158,23 @@ def objects_that_cannot_be_pickled() -> None:
     assert tw.all_gather_object(tw.rank()) == list(range(tw.size()))
 
 
+def objects_that_only_cloudpickle_takes() -> None:
+    """Where it is installed. Else a lambda is refused, with what would send it."""
+    rank, one = tw.rank(), types.ModuleType("cloudpickle")
+    one.dumps = lambda value, protocol: pickle.dumps(value(), protocol)  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, cloudpickle=one):
+        sent = tw.broadcast_object(lambda: "what it returns", 0)
+        assert (sent() if rank == 0 else sent) == "what it returns"
+        assert tw.all_gather_object(lambda: rank) == list(range(tw.size()))
+    with mock.patch.dict(sys.modules, {"cloudpickle": None}):
+        own, text = (
+            (AttributeError, "pickle")
+            if rank == 0
+            else (talweg.InvalidArgument, "install cloudpickle")
+        )
+        expect(own, text, tw.broadcast_object, lambda: 1, 0)
+
+
 def optimizer_state_that_cannot_be_pickled() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -175,6 +194,7 @@ CASES = [
     overlapped_after_plain,
     pickled,
     objects_that_cannot_be_pickled,
+    objects_that_only_cloudpickle_takes,
     optimizer_state_that_cannot_be_pickled,
 ]
 

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "libs/rpc/call_gate_access.h"
+#include "libs/rpc/credentials_access.h"
 #include "libs/rpc/secret.h"
 
 namespace talweg::rpc {
@@ -22,13 +24,15 @@ int64_t SteadyNs() {
 }
 
 // "ipv4:10.0.0.7:1234" is 10.0.0.7. Of IPv6 the first 64 bits, which are one network's: a host
-// there has as many addresses as it likes. "": a socket of this machine.
+// there has as many addresses as it likes. So has this machine of 127.0.0.0/8. "": a socket of this
+// machine.
 std::string HostOfPeer(const std::string& uri) {
   if (uri.starts_with("unix")) return "";
   const size_t begin = uri.find(':') + 1;
   const size_t end = uri.rfind(':');
   if (begin == 0 || end <= begin) return uri;
   std::string host = uri.substr(begin, end - begin);
+  if (host.starts_with("127.")) return "127.0.0.1";
   if (!uri.starts_with("ipv6")) return host;
   size_t groups = 0;
   for (size_t i = 0; i < host.size(); ++i) {
@@ -91,7 +95,8 @@ namespace {
 template <typename Impl>
 class CountedCall final : public grpc::experimental::Interceptor {
  public:
-  CountedCall(Impl* gate, grpc::experimental::ServerRpcInfo* info) : gate_(gate), info_(info) {}
+  CountedCall(Impl* gate, const Credentials* credentials, grpc::experimental::ServerRpcInfo* info)
+      : gate_(gate), credentials_(credentials), info_(info) {}
   ~CountedCall() override {
     const std::lock_guard lock(gate_->mutex);
     gate_->calls.erase(info_->server_context());
@@ -112,11 +117,11 @@ class CountedCall final : public grpc::experimental::Interceptor {
  private:
   void Begin() {
     grpc::ServerContextBase* const context = info_->server_context();
-    const std::string host = HostOfPeer(context->peer());
-    if (host.empty()) return;
+    const std::string peer = PeerOf(*context);
+    if (peer.empty()) return;
     const std::lock_guard lock(gate_->mutex);
-    call_.refusal = gate_->limits.Begin(host, SteadyNs());
-    if (call_.refusal.empty()) call_.peer = host;
+    call_.refusal = gate_->limits.Begin(peer, SteadyNs());
+    if (call_.refusal.empty()) call_.peer = peer;
     gate_->calls[context] = &call_;
     // gRPC's own services cannot be told to answer otherwise.
     if (!call_.refusal.empty() && !IsOurs(info_->method()) &&
@@ -125,7 +130,16 @@ class CountedCall final : public grpc::experimental::Interceptor {
     }
   }
 
+  // Who has a name is counted by it, wherever it calls from.
+  std::string PeerOf(const grpc::ServerContextBase& context) const {
+    const std::string host = HostOfPeer(context.peer());
+    if (host.empty()) return host;
+    const std::optional<Identity> caller = CredentialsAccess::CallerOf(context, credentials_);
+    return caller ? Describe(*caller) : host;
+  }
+
   Impl* const gate_;
+  const Credentials* const credentials_;
   grpc::experimental::ServerRpcInfo* const info_;
   typename Impl::Call call_;
 };
@@ -133,22 +147,24 @@ class CountedCall final : public grpc::experimental::Interceptor {
 template <typename Impl>
 class CallCounter final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  explicit CallCounter(Impl* gate) : gate_(gate) {}
+  CallCounter(Impl* gate, std::shared_ptr<const Credentials> credentials)
+      : gate_(gate), credentials_(std::move(credentials)) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    return new CountedCall<Impl>(gate_, info);
+    return new CountedCall<Impl>(gate_, credentials_.get(), info);
   }
 
  private:
   Impl* const gate_;
+  const std::shared_ptr<const Credentials> credentials_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGateAccess::Interceptors(
-    CallGate* gate) {
-  return std::make_unique<CallCounter<CallGate::Impl>>(gate->impl_.get());
+    CallGate* gate, std::shared_ptr<const Credentials> credentials) {
+  return std::make_unique<CallCounter<CallGate::Impl>>(gate->impl_.get(), std::move(credentials));
 }
 
 grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* context,
@@ -162,7 +178,7 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
     if (found == impl.calls.end()) return grpc::Status::OK;  // By a socket.
     CallGate::Impl::Call& call = *found->second;
     if (!session_secret.empty()) {
-      // A process that is known does not wait for what others of its address do.
+      // A process that is known does not wait for what others of its address, or of its name, do.
       const membership::SecretHash hash = HashOf(session_secret);
       if (impl.limits.IsProven(hash)) {
         if (!call.peer.empty()) impl.limits.Withdraw(call.peer);

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "libs/rpc/call_gate.h"
+#include "libs/rpc/credentials.h"
 
 // A CallGate in gRPC's terms. Includes gRPC: for sources that do as well.
 namespace talweg::rpc {
@@ -18,9 +19,10 @@ inline constexpr char kAskAgainHeader[] = "talweg-ask-again";
 
 class CallGateAccess {
  public:
-  // What has a server count its calls. The gate outlives the server.
+  // What has a server count its calls. The gate outlives the server. `credentials` say who calls;
+  // null: the port is without TLS, and callers have no names.
   static std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptors(
-      CallGate* gate);
+      CallGate* gate, std::shared_ptr<const Credentials> credentials);
 
   // For a service of ours, before it does anything: OK, or the refusal to answer with
   // (RESOURCE_EXHAUSTED). Null gate: OK.

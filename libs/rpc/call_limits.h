@@ -21,9 +21,9 @@ struct CallLimitOptions {
 // Counts the calls of each peer: those of late and those that are open.
 //
 // A peer may make twice what it may make in a second at once, and then as many as time gives back.
-// A peer is an address, or a process that has proven who it is (Prove). What is remembered is
-// bounded: beyond kPeersMax peers that have calls under way, or have made some just now, all new
-// ones are one peer together.
+// A peer is an address, the name in a certificate, or a process that has proven who it is (Prove).
+// What is remembered is bounded: beyond kPeersMax peers that have calls under way, or have made
+// some just now, all new ones are one peer together.
 //
 // No clock, lock or gRPC. One owner, or one lock around it.
 class CallLimits {

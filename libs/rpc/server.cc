@@ -242,7 +242,8 @@ bool Server::Impl::Listen(const std::string& where, const ServerOptions& options
   gate = options.gate;
   if (gate != nullptr) {
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> counters;
-    counters.push_back(CallGateAccess::Interceptors(gate.get()));
+    counters.push_back(
+        CallGateAccess::Interceptors(gate.get(), tls ? options.credentials : nullptr));
     builder.experimental().SetInterceptorCreators(std::move(counters));
   }
   std::vector<std::string> names;

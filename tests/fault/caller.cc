@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Somebody who calls a daemon without end, for tests.
 //
-//   caller ADDRESS look|renew|health|agent|aggregator   as fast as it can, from several threads
+//   caller ADDRESS look|renew|health|agent|aggregator [TLS_DIR]   as fast as it can, from several
+//                                                                 threads
 //
 // It prints "refused: TEXT" when it is refused for the first time, "other: TEXT" for the first
 // other failure, and "calls N refused M" after each thousand.
@@ -19,6 +20,8 @@
 #include <vector>
 
 #include "libs/rpc/admin_client.h"
+#include "libs/rpc/credentials.h"
+#include "libs/rpc/credentials_access.h"
 #include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
@@ -35,8 +38,10 @@ constexpr auto kPatience = std::chrono::seconds(30);
 
 class Caller {
  public:
-  Caller(std::string address, std::string what)
-      : address_(std::move(address)), what_(std::move(what)) {}
+  Caller(std::string address, std::string what, std::shared_ptr<const rpc::Credentials> credentials)
+      : address_(std::move(address)),
+        what_(std::move(what)),
+        credentials_(std::move(credentials)) {}
 
   [[noreturn]] void Run() {
     std::vector<std::thread> threads;
@@ -49,8 +54,8 @@ class Caller {
   [[noreturn]] void Flood() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // A connection of its own.
-    const auto channel =
-        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+    const auto channel = grpc::CreateCustomChannel(
+        address_, rpc::CredentialsAccess::Channel(credentials_, address_, {}), arguments);
     while (true) Note(CallOnce(channel));
   }
 
@@ -76,7 +81,7 @@ class Caller {
       return aggregator::v1::AdminService::NewStub(channel)->GetStatus(&context, {}, &response);
     }
     if (what_ == "health") {
-      const absl::Status status = rpc::CheckHealth(address_, "", 30'000'000'000);
+      const absl::Status status = rpc::CheckHealth(address_, "", 30'000'000'000, credentials_);
       return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
     }
     std::fprintf(stderr, "caller: no such thing: %s\n", what_.c_str());
@@ -99,6 +104,7 @@ class Caller {
 
   const std::string address_;
   const std::string what_;
+  const std::shared_ptr<const rpc::Credentials> credentials_;  // Null: without TLS.
   std::mutex mutex_;
   uint64_t calls_ = 0;
   uint64_t refused_ = 0;
@@ -109,9 +115,15 @@ class Caller {
 }  // namespace talweg
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "caller ADDRESS look|renew|health|agent|aggregator\n");
+  if (argc != 3 && argc != 4) {
+    std::fprintf(stderr, "caller ADDRESS look|renew|health|agent|aggregator [TLS_DIR]\n");
     return 2;
   }
-  talweg::Caller(argv[1], argv[2]).Run();
+  const auto credentials =
+      talweg::rpc::Credentials::Load({.tls_directory = argc == 4 ? argv[3] : ""});
+  if (!credentials.ok()) {
+    std::fprintf(stderr, "caller: %s\n", credentials.status().ToString().c_str());
+    return 2;
+  }
+  talweg::Caller(argv[1], argv[2], *credentials).Run();
 }

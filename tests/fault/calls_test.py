@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import unittest
 
-from cluster import RUNFILES, Cluster, Job, Rank
+from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
 # The members of a job renew their leases five times in each. What a caller takes away from them is
 # seen within two.
@@ -13,8 +15,16 @@ _LEASE_MS = 1000
 _LIMITS = ["--peer_calls_per_second_max=50", "--peer_calls_open_max=20"]
 
 
-def _caller(cluster: Cluster, address: str, what: str) -> Rank:
-    return Rank(cluster.process([str(RUNFILES / "tests/fault/caller"), address, what]))
+def _caller(cluster: Cluster, address: str, what: str, *tls_dir: str) -> Rank:
+    return Rank(cluster.process([str(RUNFILES / "tests/fault/caller"), address, what, *tls_dir]))
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 class CallsTest(unittest.TestCase):
@@ -60,6 +70,46 @@ class CallsTest(unittest.TestCase):
             rank = cluster.rank(agent, "steady.py")
             caller.process.kill()
             rank.wait_for("step 3")
+
+    def test_with_certificates_names_are_counted_and_not_addresses(self) -> None:
+        with Cluster() as cluster:
+            pki = cluster.directory / "pki"
+            roles = ("scheduler", "node:default", "operator", "viewer")
+            subprocess.run(
+                [str(TOOL), "certs", "--days=2", str(pki), *roles],
+                check=True,
+                capture_output=True,
+                timeout=DEADLINE_S,
+            )
+            # One call when it comes, and another in each second: a flood leaves nobody room.
+            scheduler = cluster.start(
+                "scheduler",
+                "scheduler",
+                [
+                    f"--listen={'[::]' if _has_ipv6() else '127.0.0.1'}:0",
+                    "--in_memory",
+                    "--secret_file=none",
+                    f"--tls_dir={pki}/scheduler",
+                    "--peer_calls_per_second_max=1",
+                ],
+            )
+            port = scheduler.addresses["listen"].rpartition(":")[2]
+            addresses = [f"127.0.0.1:{port}"] + [f"[::1]:{port}"] * _has_ipv6()
+            # One client, wherever it calls from.
+            for address in addresses:
+                caller = _caller(cluster, address, "look", f"{pki}/viewer")
+                caller.wait_for("refused: viewer has made the peer_calls_per_second_max=1 calls")
+            # Another client of the same address.
+            agent = cluster.agent(
+                0,
+                [
+                    f"--scheduler={addresses[0]}",
+                    "--min_members=1",
+                    f"--tls_dir={pki}/node-default",
+                ],
+            )
+            cluster.wait_for_log(agent, "joined job")
+            self.assertNotIn("not let in yet", cluster.log(agent))
 
     def test_every_port_counts(self) -> None:
         with Cluster() as cluster:

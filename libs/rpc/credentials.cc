@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "libs/rpc/authorization.h"
 #include "libs/rpc/credentials_access.h"
+#include "libs/rpc/tls_copies.h"
 #include "libs/rpc/tls_files.h"
 #include "libs/rpc/tokens.h"
 #include "libs/status/status.h"
@@ -39,7 +40,8 @@ std::string_view View(grpc::string_ref text) { return {text.data(), text.size()}
 // certificate of any aggregator could otherwise pass for the scheduler of its machine.
 class PeerVerifier final : public tls::ExternalCertificateVerifier {
  public:
-  explicit PeerVerifier(std::vector<Role> peers) : peers_(std::move(peers)) {}
+  PeerVerifier(std::shared_ptr<const Credentials> credentials, std::vector<Role> peers)
+      : credentials_(std::move(credentials)), peers_(std::move(peers)) {}
 
   bool Verify(tls::TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
@@ -67,6 +69,7 @@ class PeerVerifier final : public tls::ExternalCertificateVerifier {
             "its certificate is that of " + Describe(*peer) + ", not of " + wanted};
   }
 
+  const std::shared_ptr<const Credentials> credentials_;  // They watch files while gRPC uses them.
   const std::vector<Role> peers_;
 };
 
@@ -126,7 +129,8 @@ absl::StatusOr<std::optional<Identity>> IdentifyCaller(const Metadata& metadata,
 // Admits calls by the table.
 class Gatekeeper final : public grpc::AuthMetadataProcessor {
  public:
-  explicit Gatekeeper(std::shared_ptr<const Tokens> tokens) : tokens_(std::move(tokens)) {}
+  Gatekeeper(std::shared_ptr<const Credentials> credentials, std::shared_ptr<const Tokens> tokens)
+      : credentials_(std::move(credentials)), tokens_(std::move(tokens)) {}
 
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
@@ -144,6 +148,7 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
     return MayCall(View(path->second), caller);
   }
 
+  const std::shared_ptr<const Credentials> credentials_;  // As above.
   const std::shared_ptr<const Tokens> tokens_;
 };
 
@@ -151,15 +156,16 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
 
 struct Credentials::Impl {
   TlsFiles files;
+  std::unique_ptr<TlsCopies> copies;
   std::string token_file;
   std::shared_ptr<const Tokens> tokens;
 
   std::shared_ptr<tls::CertificateProviderInterface> Provider() const {
     if (files.certificate.empty()) {
-      return std::make_shared<tls::FileWatcherCertificateProvider>(files.authority, kRefreshS);
+      return std::make_shared<tls::FileWatcherCertificateProvider>(copies->authority(), kRefreshS);
     }
-    return std::make_shared<tls::FileWatcherCertificateProvider>(files.key, files.certificate,
-                                                                 files.authority, kRefreshS);
+    return std::make_shared<tls::FileWatcherCertificateProvider>(
+        copies->key(), copies->certificate(), copies->authority(), kRefreshS);
   }
 };
 
@@ -175,6 +181,8 @@ absl::StatusOr<std::shared_ptr<const Credentials>> Credentials::Load(
   }
   auto impl = std::make_unique<Impl>();
   TALWEG_ASSIGN_OR_RETURN(impl->files, CheckTlsFiles(sources.tls_directory));
+  TALWEG_ASSIGN_OR_RETURN(impl->copies,
+                          TlsCopies::Make(sources.tls_directory, impl->files, sources.on_refused));
   TALWEG_ASSIGN_OR_RETURN(Tokens tokens, Tokens::Parse(sources.accepted_tokens, sources.token_keys,
                                                        sources.token_audience));
   impl->tokens = std::make_shared<const Tokens>(std::move(tokens));
@@ -195,7 +203,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsAccess::Server(
   // Who shows none may still show a token. A call without an identity is refused by the table.
   options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   std::shared_ptr<grpc::ServerCredentials> server = tls::TlsServerCredentials(options);
-  server->SetAuthMetadataProcessor(std::make_shared<Gatekeeper>(impl.tokens));
+  server->SetAuthMetadataProcessor(std::make_shared<Gatekeeper>(credentials, impl.tokens));
   return server;
 }
 
@@ -213,7 +221,7 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsAccess::Channel(
   options.set_verify_server_certs(true);
   options.set_check_call_host(false);
   options.set_certificate_verifier(tls::ExternalCertificateVerifier::Create<PeerVerifier>(
-      std::vector<Role>(peers.begin(), peers.end())));
+      credentials, std::vector<Role>(peers.begin(), peers.end())));
   const std::shared_ptr<grpc::ChannelCredentials> channel = tls::TlsCredentials(options);
   if (impl.token_file.empty()) return channel;
   return grpc::CompositeChannelCredentials(

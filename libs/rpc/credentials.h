@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_RPC_CREDENTIALS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,11 +23,13 @@ struct CredentialSources {
   std::string accepted_tokens = {};
   std::string token_keys = {};
   std::string token_audience = {};
+  // Is told, on a thread of the credentials, why certificates that have changed are not used.
+  std::function<void(const std::string& text)> on_refused = {};
 };
 
 // What a process shows its peers on TCP connections, and what it demands of them. Certificates are
-// read anew when their files change. On Unix sockets nothing of this is used: the directory's mode
-// says who may connect.
+// read anew when their files change; while the new ones are defective, those before are used. On
+// Unix sockets nothing of this is used: the directory's mode says who may connect.
 //
 // Immutable; any thread.
 class Credentials {

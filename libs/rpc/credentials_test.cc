@@ -9,9 +9,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <ctime>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +43,11 @@ constexpr std::array kAllRoles = {Role::kScheduler, Role::kAggregator, Role::kNo
                                   Role::kViewer};
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
 
 bool Contains(const std::string& text, const std::string& part) {
   UNSCOPED_INFO("text: " << text);
@@ -443,6 +453,51 @@ TEST_CASE("TLS: a new certificate is taken up", "[credentials]") {
   } while (!status.ok() && std::time(nullptr) < end);
   INFO(status);
   CHECK(status.ok());
+}
+
+TEST_CASE("TLS: while new certificates are defective, those before are used", "[credentials]") {
+  Authority authority;
+  Authority other;
+  const std::string directory = authority.Certify({Role::kNode, "job"}, "daemon");
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string refused;
+  const auto loaded =
+      Credentials::Load({.tls_directory = directory, .on_refused = [&](const std::string& text) {
+                           const std::lock_guard lock(mutex);
+                           refused = text;
+                           changed.notify_all();
+                         }});
+  REQUIRE(loaded.ok());
+  AdminDaemon daemon(*loaded);
+  const auto viewer = authority.Load({Role::kViewer}, "viewer");
+  const std::string stranger = other.Certify({Role::kNode, "job"}, "daemon");
+  const std::map<std::string, std::string> defects = {
+      {"", "tls.crt holds no certificate"},
+      {"garbage", "tls.crt holds no certificate"},
+      {TextOf(stranger + "/tls.crt"), "tls.key is not the private key of"},
+  };
+  for (const auto& [text, why] : defects) {
+    INFO(why);
+    {
+      const std::lock_guard lock(mutex);
+      refused.clear();
+    }
+    // Not by another file in its place.
+    std::ofstream(directory + "/tls.crt") << text;
+    {
+      std::unique_lock lock(mutex);
+      REQUIRE(changed.wait_for(lock, std::chrono::seconds(60), [&] { return !refused.empty(); }));
+      CHECK(Contains(refused, why));
+      CHECK_FALSE(Contains(refused, "PRIVATE KEY"));
+    }
+    // A connection of its own.
+    const absl::Status status =
+        AgentAdminClient(daemon.address(), kTimeoutNs, viewer).GetStatus({}).status();
+    INFO(status);
+    CHECK(status.ok());
+    authority.Certify({Role::kNode, "job"}, "daemon");
+  }
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ namespace {
 
 using Store = Owned<X509_STORE, X509_STORE_free>;
 using StoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
+using OwnedBio = Owned<BIO, BIO_free>;
+
+constexpr size_t kFileBytesMax = size_t{1} << 20;
 
 absl::StatusOr<OwnedFile> Open(const std::string& path) {
   OwnedFile file(std::fopen(path.c_str(), "re"));
@@ -28,17 +31,32 @@ absl::StatusOr<OwnedFile> Open(const std::string& path) {
   return file;
 }
 
-absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string& path) {
+absl::StatusOr<std::string> ReadText(std::FILE* file, const std::string& path) {
+  std::string text(kFileBytesMax + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  if (std::ferror(file) != 0) return status::ErrnoStatus(errno, "read " + path);
+  if (text.size() <= kFileBytesMax) return text;
+  return absl::InvalidArgumentError(path + " is too large to be a certificate or a key");
+}
+
+OwnedBio ReaderOf(const std::string& text) {
+  return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string& path,
+                                                               std::string& text) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
+  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file.get(), path));
+  const OwnedBio reader = ReaderOf(text);
   std::vector<OwnedCertificate> certificates;
-  while (OwnedCertificate next{PEM_read_X509(file.get(), nullptr, nullptr, nullptr)}) {
+  while (OwnedCertificate next{PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr)}) {
     certificates.push_back(std::move(next));
   }
   if (!certificates.empty()) return certificates;
   return absl::InvalidArgumentError(path + " holds no certificate in PEM format");
 }
 
-absl::StatusOr<OwnedKey> ReadKey(const std::string& path) {
+absl::StatusOr<OwnedKey> ReadKey(const std::string& path, std::string& text) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
   struct stat status;
   if (fstat(fileno(file.get()), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
@@ -47,9 +65,11 @@ absl::StatusOr<OwnedKey> ReadKey(const std::string& path) {
                                        " is a private key that every user may use; run chmod 600 "
                                        "on it, or chmod 640 for its group");
   }
+  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file.get(), path));
+  const OwnedBio reader = ReaderOf(text);
   // Never asks a terminal for a passphrase.
-  OwnedKey key(PEM_read_PrivateKey(
-      file.get(), nullptr, [](char*, int, int, void*) { return 0; }, nullptr));
+  OwnedKey key(PEM_read_bio_PrivateKey(
+      reader.get(), nullptr, [](char*, int, int, void*) { return 0; }, nullptr));
   if (key != nullptr) return key;
   return absl::InvalidArgumentError(path +
                                     " holds no private key in PEM format without a passphrase");
@@ -127,19 +147,20 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
   TlsFiles files;
   files.authority = directory + "/ca.crt";
   TALWEG_ASSIGN_OR_RETURN(const std::vector<OwnedCertificate> authorities,
-                          ReadCertificates(files.authority));
+                          ReadCertificates(files.authority, files.texts.authority));
   TALWEG_RETURN_IF_ERROR(CheckTime(files.authority, authorities.front().get()));
   files.expires_unix_s = UnixSeconds(X509_get0_notAfter(authorities.front().get()));
 
   const std::string certificate = directory + "/tls.crt";
-  const absl::StatusOr<std::vector<OwnedCertificate>> chain = ReadCertificates(certificate);
+  const absl::StatusOr<std::vector<OwnedCertificate>> chain =
+      ReadCertificates(certificate, files.texts.certificate);
   if (absl::IsNotFound(chain.status())) return files;
   TALWEG_RETURN_IF_ERROR(chain.status());
   files.certificate = certificate;
   files.key = directory + "/tls.key";
   const X509* own = chain->front().get();
   TALWEG_RETURN_IF_ERROR(CheckTime(certificate, own));
-  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadKey(files.key));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadKey(files.key, files.texts.key));
   if (X509_check_private_key(own, key.get()) != 1) {
     return absl::InvalidArgumentError(files.key + " is not the private key of " + certificate);
   }

@@ -12,12 +12,22 @@
 // A directory with certificates, under the names that Kubernetes gives them in a TLS secret.
 namespace talweg::rpc {
 
+// What is in them.
+struct TlsTexts {
+  std::string authority;
+  std::string certificate;
+  std::string key;
+
+  friend bool operator==(const TlsTexts&, const TlsTexts&) = default;
+};
+
 struct TlsFiles {
   std::string authority;               // ca.crt: the certificate authorities that are trusted.
   std::string certificate;             // tls.crt, or "": this process shows no certificate.
   std::string key;                     // tls.key, as above.
   std::optional<Identity> identity;    // What tls.crt says.
   int64_t expires_unix_s = INT64_MAX;  // When tls.crt or the authority ends, whichever is first.
+  TlsTexts texts;                      // What was checked: the files may change meanwhile.
 };
 
 // Finds and checks them: they can be read, nobody but owner and group may read the key, the key

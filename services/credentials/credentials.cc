@@ -3,6 +3,7 @@
 
 #include "libs/config/secret_file.h"
 #include "libs/status/status.h"
+#include "libs/telemetry/log.h"
 
 namespace talweg::credentials {
 
@@ -13,7 +14,10 @@ absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
                                  .token_file = config.token_file,
                                  .accepted_tokens = tokens.table,
                                  .token_keys = tokens.keys,
-                                 .token_audience = config.token_audience});
+                                 .token_audience = config.token_audience,
+                                 .on_refused = [](const std::string& text) {
+                                   telemetry::Log(telemetry::LogLevel::kWarning, text);
+                                 }});
 }
 
 }  // namespace talweg::credentials

@@ -163,6 +163,24 @@ class TlsTest(unittest.TestCase):
             for rank in job.all_ranks():  # Nobody's job was harmed.
                 rank.goes_on()
 
+    def test_defective_new_certificates_change_nothing(self) -> None:
+        with Cluster() as cluster:
+            job, pki = self._job(cluster)
+            daemons = {
+                "scheduler": job.scheduler,
+                "aggregator-a0": job.aggregators[0],
+                "node-default": job.agents[0],
+            }
+            for directory, daemon in daemons.items():
+                # As somebody does who writes them in place, and stops in the middle.
+                (pki / directory / "tls.crt").write_text("")
+                cluster.wait_for_log(daemon, "changed certificates are not used, and those before")
+            shown = self._status(job, f"--tls-dir={pki}/viewer")
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            self.assertNotIn("does not answer", shown.stdout + shown.stderr)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
     def test_a_network_without_tls_is_asked_for(self) -> None:
         scheduler = RUNFILES / "services" / "scheduler" / "talweg-scheduler"
         refused = subprocess.run(

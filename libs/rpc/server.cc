@@ -9,7 +9,9 @@
 #include <grpcpp/impl/server_initializer.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -24,6 +26,7 @@
 #include "libs/base/descriptor.h"
 #include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/credentials_access.h"
+#include "libs/rpc/listener.h"
 #include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
 #include "proto/grpc/health/v1/health.pb.h"
@@ -31,10 +34,16 @@
 namespace talweg::rpc {
 namespace {
 
-constexpr int kListenBacklog = 128;
 constexpr int kMessageBytesMax = 64 << 20;
 // A server's own, and its first connections'.
 constexpr size_t kDescriptorsMin = 16;
+// Where it may have any number.
+constexpr size_t kDescriptorsMax = 65'536;
+// Connections of a port may have half of them, and those of one peer a quarter.
+constexpr size_t kOfAll = 2;
+constexpr size_t kOfOnePeer = 4;
+// Whoever has said nothing for so long has his connection closed.
+constexpr int kHandshakeTimeoutMs = 10'000;
 
 struct BindAddress {
   sockaddr_storage address{};
@@ -87,27 +96,55 @@ absl::StatusOr<BindAddress> Resolve(const std::string& host) {
   return bind_address;
 }
 
-// 0, or the errno of listening there: gRPC itself only says that something failed.
-int TryListen(BindAddress bind_address, uint16_t port) {
+// A socket that listens there, or the errno.
+int ListenOn(BindAddress bind_address, uint16_t port, int64_t keepalive_ns, Descriptor* listening) {
+  // All addresses are those of both families, where the machine has both.
+  if (bind_address.any && bind_address.address.ss_family == AF_INET) {
+    BindAddress both = bind_address;
+    both.address = {};
+    both.address.ss_family = AF_INET6;
+    both.length = sizeof(sockaddr_in6);
+    const int error = ListenOn(both, port, keepalive_ns, listening);
+    if (error != EAFNOSUPPORT && error != EADDRNOTAVAIL) return error;
+  }
   auto* in = reinterpret_cast<sockaddr_in*>(&bind_address.address);
   auto* in6 = reinterpret_cast<sockaddr_in6*>(&bind_address.address);
-  if (bind_address.address.ss_family == AF_INET) {
-    in->sin_port = htons(port);
-  } else {
-    in6->sin6_port = htons(port);
-  }
-  const int fd = socket(bind_address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return errno;
+  const bool is_ipv6 = bind_address.address.ss_family == AF_INET6;
+  (is_ipv6 ? in6->sin6_port : in->sin_port) = htons(port);
+  Descriptor made(
+      socket(bind_address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made.valid()) return errno;
   const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  int error = 0;
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&bind_address.address), bind_address.length) !=
-          0 ||
-      listen(fd, kListenBacklog) != 0) {
-    error = errno;
+  const int off = 0;
+  // What a peer does not acknowledge for so long ends its connection. Accepted ones inherit it.
+  const unsigned silence_ms = static_cast<unsigned>(keepalive_ns / 1'000'000);
+  setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  setsockopt(made.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
+  if (is_ipv6) setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  const auto* address = reinterpret_cast<const sockaddr*>(&bind_address.address);
+  if (bind(made.get(), address, bind_address.length) != 0 || listen(made.get(), SOMAXCONN) != 0) {
+    return errno;
   }
-  close(fd);
-  return error;
+  *listening = std::move(made);
+  return 0;
+}
+
+uint16_t PortOf(const Descriptor& listening) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  getsockname(listening.get(), reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// How many descriptors this process may have.
+size_t DescriptorsMax() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > kDescriptorsMax) {
+    return kDescriptorsMax;
+  }
+  return static_cast<size_t>(limit.rlim_cur);
 }
 
 // 0: nobody serves at this path; what a process that was killed has left there is gone. EADDRINUSE:
@@ -192,14 +229,20 @@ class Server::Impl {
  public:
   std::shared_ptr<CallGate> gate;  // Outlives the server.
   std::unique_ptr<grpc::Server> server;
+  // A port's connections come by these two; a Unix socket has neither.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  std::unique_ptr<Listener> listener;
   int port = 0;
   std::string address;
   std::string warning;
   bool shut_down = false;
 
-  // Builds a server that listens at `where`, in gRPC's words. False: it cannot.
-  bool Listen(const std::string& where, const ServerOptions& options,
-              const std::vector<grpc::Service*>& services);
+  // Builds a server that listens at the Unix socket `where`, in gRPC's words. "": it is given its
+  // connections. False: it cannot.
+  bool Build(const std::string& where, const ServerOptions& options,
+             const std::vector<grpc::Service*>& services);
+  // Has the server serve who connects there.
+  void Accept(Descriptor listening);
   absl::Status ListenUnix(const ServerOptions& options,
                           const std::vector<grpc::Service*>& services);
 };
@@ -215,20 +258,37 @@ absl::Status Server::Impl::ListenUnix(const ServerOptions& options,
   }
   address = "unix:" + options.unix_path;
   const PrivateFiles made;
-  if (Listen(address, options, services)) {
-    port = 0;  // gRPC gives sockets 1.
-    return absl::OkStatus();
-  }
+  if (Build(address, options, services)) return absl::OkStatus();
   return absl::FailedPreconditionError(what +
                                        ": is its directory there, and may this user write to it?");
 }
 
-bool Server::Impl::Listen(const std::string& where, const ServerOptions& options,
-                          const std::vector<grpc::Service*>& services) {
+void Server::Impl::Accept(Descriptor listening) {
+  port = PortOf(listening);
+  const size_t descriptors_max = DescriptorsMax();
+  listener = std::make_unique<Listener>(
+      std::move(listening), descriptors_max / kOfOnePeer, descriptors_max / kOfAll,
+      [this](int from, Descriptor connection) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters accepted;
+        accepted.listener_fd = from;
+        accepted.fd = connection.Release();
+        acceptor->HandleNewConnection(&accepted);
+      });
+}
+
+bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
+                         const std::vector<grpc::Service*>& services) {
   grpc::ServerBuilder builder;
-  const bool tls = options.unix_path.empty() && options.credentials != nullptr;
-  builder.AddListeningPort(where, CredentialsAccess::Server(tls ? options.credentials : nullptr),
-                           &port);
+  const bool tls = where.empty() && options.credentials != nullptr;
+  const auto credentials = CredentialsAccess::Server(tls ? options.credentials : nullptr);
+  int bound = 1;
+  if (where.empty()) {
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, credentials);
+  } else {
+    builder.AddListeningPort(where, credentials, &bound);
+  }
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   const int keepalive_ms = static_cast<int>(options.keepalive_ns / 1'000'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
@@ -249,7 +309,7 @@ bool Server::Impl::Listen(const std::string& where, const ServerOptions& options
   std::vector<std::string> names;
   builder.SetOption(std::make_unique<ServiceNames>(&names));
   server = builder.BuildAndStart();
-  if (!server || port == 0) {
+  if (!server || bound == 0) {
     server.reset();
     return false;
   }
@@ -288,16 +348,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         "makes certificates), or insecure, or listen on 127.0.0.1");
   }
   int error = EADDRINUSE;
-  for (uint32_t port = options.port_min; port <= options.port_max && !impl->server; ++port) {
-    error = TryListen(bind_address, static_cast<uint16_t>(port));
-    if (error == EADDRINUSE) continue;
-    if (error != 0) break;
-    // False: somebody was faster since TryListen.
-    if (!impl->Listen(bind_address.host + ":" + std::to_string(port), options, services)) {
-      error = EADDRINUSE;
-    }
+  Descriptor listening;
+  for (uint32_t port = options.port_min; port <= options.port_max && !listening.valid(); ++port) {
+    error = ListenOn(bind_address, static_cast<uint16_t>(port), options.keepalive_ns, &listening);
+    if (error != 0 && error != EADDRINUSE) break;
   }
-  if (!impl->server) {
+  if (!listening.valid()) {
     const std::string ports =
         options.port_min == options.port_max
             ? std::to_string(options.port_min)
@@ -309,6 +365,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         " taken; stop the process that holds it (ss -tlnp shows which) or give another port or a "
         "range");
   }
+  if (!impl->Build("", options, services)) {
+    return absl::InternalError("gRPC cannot build a server; its log says why");
+  }
+  impl->Accept(std::move(listening));
   std::string advertise = options.advertise_host;
   if (advertise.empty()) advertise = bind_address.any ? runtime::HostName() : bind_address.host;
   impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
@@ -340,6 +400,7 @@ void Server::SetServing(const std::string& service, bool serving) {
 
 void Server::Shutdown(int64_t timeout_ns) {
   if (std::exchange(impl_->shut_down, true)) return;
+  impl_->listener.reset();  // Others find nobody there.
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout_ns));
   impl_->server->Wait();
 }

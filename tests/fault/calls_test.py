@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
+import threading
 import unittest
 
+import other_user
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
 # The members of a job renew their leases five times in each. What a caller takes away from them is
@@ -17,6 +20,52 @@ _LIMITS = ["--peer_calls_per_second_max=50", "--peer_calls_open_max=20"]
 
 def _caller(cluster: Cluster, address: str, what: str, *tls_dir: str) -> Rank:
     return Rank(cluster.process([str(RUNFILES / "tests/fault/caller"), address, what, *tls_dir]))
+
+
+# Counts the connections that are still there when all have been tried.
+_HOLDER = """
+import select, socket, sys
+host, port = sys.argv[1].rsplit(":", 1)
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.create_connection((host, int(port))))
+    held[-1].sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(3) + b"\\x04" + bytes(5))
+def stays(connection):
+    connection.settimeout(60)
+    try:
+        return bool(connection.recv(1))
+    except OSError:
+        return False
+print("held", sum(map(stays, held)), flush=True)
+sys.stdin.read()
+"""
+
+
+class _Relay:
+    """Hands connections on, as from another address of this machine."""
+
+    def __init__(self, target: str, source: str) -> None:
+        host, port = target.rsplit(":", 1)
+        self._target = (host, int(port))
+        self._source = source
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            source = (self._source, 0)
+            server = socket.create_connection(self._target, DEADLINE_S, source_address=source)
+            for one, other in ((client, server), (server, client)):
+                threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
+
+    def _copy(self, one: socket.socket, other: socket.socket) -> None:
+        one.settimeout(None)
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
 
 
 def _has_ipv6() -> bool:
@@ -110,6 +159,37 @@ class CallsTest(unittest.TestCase):
             )
             cluster.wait_for_log(agent, "joined job")
             self.assertNotIn("not let in yet", cluster.log(agent))
+
+    def test_all_of_loopback_is_one_address(self) -> None:
+        with Cluster() as cluster:
+            options = ["--in_memory", "--peer_calls_per_second_max=1"]
+            scheduler = cluster.scheduler(options)
+            relay = _Relay(scheduler.addresses["listen"], "127.0.0.9")
+            caller = _caller(cluster, relay.address, "look")
+            caller.wait_for("refused: 127.0.0.1 has made")
+
+    def test_connections_of_another_user_leave_room_for_others(self) -> None:
+        """He holds as many as he gets, and says what a client of gRPC says first."""
+        reason = other_user.why_not()
+        if reason:
+            self.skipTest(reason)
+        few = ("prlimit", "--nofile=256:256", "--")
+        with Cluster() as cluster:
+            scheduler = cluster.start(
+                "scheduler",
+                "scheduler",
+                ["--listen=127.0.0.1:0", "--in_memory", "--secret_file=none"],
+                few,
+            )
+            address = scheduler.addresses["listen"]
+            line = [*other_user.BECOME, "/usr/bin/python3", "-c", _HOLDER, address, "600"]
+            holder = Rank(cluster.process(line))
+            # A quarter of what the scheduler may open.
+            self.assertEqual(holder.wait_for("held "), "held 64")
+            # And one who comes now is served.
+            agent = cluster.agent(0, [f"--scheduler={address}", "--min_members=1"])
+            cluster.wait_for_log(agent, "joined job")
+            holder.process.kill()
 
     def test_every_port_counts(self) -> None:
         with Cluster() as cluster:

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/listener.h"
+
+#include <arpa/inet.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace talweg::rpc {
+namespace {
+
+// How long to wait where this process has no descriptor left.
+constexpr int kPauseMs = 100;
+
+// One end of a TCP connection; IPv4 addresses as themselves, also on sockets of IPv6.
+struct End {
+  int family = AF_UNSPEC;
+  std::array<uint32_t, 4> address{};
+  uint16_t port = 0;  // As on the network.
+
+  bool IsLoopback() const {
+    if (family == AF_INET) return ntohl(address[0]) >> 24 == 127;
+    return std::memcmp(address.data(), &in6addr_loopback, sizeof address) == 0;
+  }
+};
+
+End EndOf(const sockaddr_storage& storage) {
+  End end;
+  end.family = storage.ss_family;
+  if (storage.ss_family == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(storage);
+    end.address[0] = in.sin_addr.s_addr;
+    end.port = in.sin_port;
+  } else if (storage.ss_family == AF_INET6) {
+    const auto& in6 = reinterpret_cast<const sockaddr_in6&>(storage);
+    std::memcpy(end.address.data(), &in6.sin6_addr, sizeof end.address);
+    end.port = in6.sin6_port;
+    if (IN6_IS_ADDR_V4MAPPED(&in6.sin6_addr)) {
+      end.family = AF_INET;
+      end.address = {end.address[3]};
+    }
+  }
+  return end;
+}
+
+// Whose socket this machine's other end of a connection is.
+std::optional<uint32_t> UserOf(const End& other, const End& own) {
+  const Descriptor diag(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!diag.valid()) return std::nullopt;
+  struct {
+    nlmsghdr header;
+    inet_diag_req_v2 request;
+  } ask{};
+  ask.header.nlmsg_len = sizeof ask;
+  ask.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  ask.header.nlmsg_flags = NLM_F_REQUEST;
+  ask.request.sdiag_family = static_cast<uint8_t>(other.family);
+  ask.request.sdiag_protocol = IPPROTO_TCP;
+  ask.request.idiag_states = ~uint32_t{0};
+  ask.request.id.idiag_sport = other.port;
+  ask.request.id.idiag_dport = own.port;
+  std::memcpy(ask.request.id.idiag_src, other.address.data(), sizeof other.address);
+  std::memcpy(ask.request.id.idiag_dst, own.address.data(), sizeof own.address);
+  ask.request.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
+  ask.request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+  if (send(diag.get(), &ask, sizeof ask, 0) != static_cast<ssize_t>(sizeof ask)) {
+    return std::nullopt;
+  }
+  // The kernel answers before send returns.
+  alignas(nlmsghdr) std::array<char, 8192> bytes{};
+  const ssize_t count = recv(diag.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (count < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) return std::nullopt;
+  const auto* header = reinterpret_cast<const nlmsghdr*>(bytes.data());
+  if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
+  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header))->idiag_uid;
+}
+
+// "": it has gone already.
+std::string PeerOf(int connection) {
+  sockaddr_storage other_storage{};
+  sockaddr_storage own_storage{};
+  socklen_t other_length = sizeof other_storage;
+  socklen_t own_length = sizeof own_storage;
+  if (getpeername(connection, reinterpret_cast<sockaddr*>(&other_storage), &other_length) != 0 ||
+      getsockname(connection, reinterpret_cast<sockaddr*>(&own_storage), &own_length) != 0) {
+    return "";
+  }
+  const End other = EndOf(other_storage);
+  const End own = EndOf(own_storage);
+  if (other.IsLoopback() || (other.family == own.family && other.address == own.address)) {
+    const std::optional<uint32_t> user = UserOf(other, own);
+    return user ? "user " + std::to_string(*user) : "this machine";
+  }
+  // As calls are counted: the first 64 bits of IPv6.
+  const size_t bytes = other.family == AF_INET ? 4 : 8;
+  return {reinterpret_cast<const char*>(other.address.data()), bytes};
+}
+
+ino_t SocketOf(int descriptor) {
+  struct stat found {};
+  return fstat(descriptor, &found) == 0 && S_ISSOCK(found.st_mode) ? found.st_ino : 0;
+}
+
+}  // namespace
+
+Listener::Listener(Descriptor listening, size_t peer_connections_max, size_t connections_max,
+                   OnAccepted on_accepted)
+    : listening_(std::move(listening)),
+      peer_connections_max_(peer_connections_max),
+      connections_max_(connections_max),
+      on_accepted_(std::move(on_accepted)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Run(); }) {}
+
+Listener::~Listener() { Stop(); }
+
+void Listener::Stop() {
+  if (!thread_.joinable()) return;
+  eventfd_write(stop_.get(), 1);
+  thread_.join();
+}
+
+void Listener::Run() {
+  std::array<pollfd, 2> polled = {pollfd{stop_.get(), POLLIN, 0},
+                                  pollfd{listening_.get(), POLLIN, 0}};
+  while (true) {
+    if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
+    if (polled[0].revents != 0) return;
+    if (polled[1].revents != 0) Accept();
+  }
+}
+
+void Listener::Accept() {
+  Descriptor connection(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection.valid()) {
+    // What waits is still there.
+    pollfd stop{stop_.get(), POLLIN, 0};
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) poll(&stop, 1, kPauseMs);
+    return;
+  }
+  const std::string peer = PeerOf(connection.get());
+  if (peer.empty() || !MayStay(peer)) return;
+  const int on = 1;
+  setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  peers_[peer].push_back({connection.get(), SocketOf(connection.get())});
+  ++held_count_;
+  on_accepted_(listening_.get(), std::move(connection));
+}
+
+bool Listener::MayStay(const std::string& peer) {
+  const auto forget_closed = [this](std::vector<Held>& held) {
+    held_count_ -= std::erase_if(
+        held, [](const Held& each) { return SocketOf(each.descriptor) != each.socket; });
+  };
+  const auto found = peers_.find(peer);
+  if (found != peers_.end()) forget_closed(found->second);
+  const size_t count = found == peers_.end() ? 0 : found->second.size();
+  if (count >= peer_connections_max_) return false;
+  if (held_count_ < connections_max_) return true;
+  for (auto each = peers_.begin(); each != peers_.end();) {
+    forget_closed(each->second);
+    each = each->second.empty() ? peers_.erase(each) : std::next(each);
+  }
+  return held_count_ < connections_max_ || count < kFewConnections;
+}
+
+}  // namespace talweg::rpc

@@ -116,6 +116,39 @@ class ControlRoundTest(unittest.TestCase):
         with self.assertRaisesRegex(Mismatch, r"in parts of \[2, 0\], but rank 5 in .* \[1, 1\]"):
             _check(group, _read([_block(one), _block(other)], group))
 
+    def test_rows_of_any_shape_fit_those_of_as_many_bytes(self) -> None:
+        group = _group((2, 5, 7), 5)
+        flat, cube = c.Rows("f32", (12,), 48, True), c.Rows("f32", (2, 2, 3), 48)
+        square, double = c.Rows("f32", (3, 4), 48), c.Rows("f64", (6,), 48, True)
+
+        def read(*rows: c.Rows) -> list[Any]:
+            blocks = [_block(_given(c.ALL_GATHER, each, [1]), bytes(48)) for each in rows]
+            return _read(blocks, group)
+
+        every = read(flat, cube, flat)
+        self.assertEqual([said.rows for said in every], [flat, cube, flat])
+        self.assertEqual(_check(group, every), flat)
+        for rows, text in (
+            ((cube, flat, square), "[2, 2, 3], but rank 7 calls all_gather of f32 rows of [3, 4]"),
+            ((flat, flat, double), "f32 rows of [12], but rank 7 calls all_gather of f64 rows"),
+        ):
+            with self.assertRaisesRegex(Mismatch, text.replace("[", r"\[")):
+                _check(group, read(*rows))
+
+    def test_the_lines_of_those_that_differ_are_named(self) -> None:
+        group = _group((2, 5, 7), 5)
+        wide = c.Rows("f32", (4,), 16)
+        calls = [_given(c.GATHER, each, [1], 2) for each in (_F32, _F32, wide)]
+        blocks = [_block(each, bytes(n)) for each, n in zip(calls, (12, 12, 16))]
+        every = _read(blocks, group)
+        for sites, text in (
+            (["a.py:1", "b.py:2", "c.py:3"], r"order \(rank 2 at a.py:1, rank 7 at c.py:3\)$"),
+            (["a.py:1", "b.py:2", ""], r"order \(rank 2 at a.py:1\)$"),
+            ([], "order$"),
+        ):
+            with self.assertRaisesRegex(Mismatch, text):
+                words.check_alike("x", group, every, None, sites)
+
     def test_what_differs_is_named(self) -> None:
         group = _group((2, 5), 5)
         wide = c.Rows("f32", (4,), 16)

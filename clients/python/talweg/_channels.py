@@ -27,7 +27,7 @@ from typing import Any
 from talweg._client import Client
 from talweg._declaration import DType, Op
 from talweg._process_sets import Group
-from talweg.errors import Mismatch, TalwegError
+from talweg.errors import Mismatch, TalwegError, Timeout
 
 
 @dataclass(eq=False)
@@ -43,6 +43,8 @@ class Wait:
     places: tuple[list[int], list[int]] | None = None
     # It is the call's last round, and the next call's first ones go through other tensors.
     next_may_begin: bool = False
+    # By then, of time.monotonic(), Timeout is raised where it was yielded.
+    until: float | None = None
 
 
 # What the round ends with, other than a result, is raised where it was yielded.
@@ -249,7 +251,9 @@ class Channel:
                 if first.watched is wait:
                     return
                 first.watched = wait
-                if self.client.completions.watch(wait.tensor, wait.round, self._carry_what_is_over):
+                if wait.until is None and self.client.completions.watch(
+                    wait.tensor, wait.round, self._carry_what_is_over
+                ):
                     return
             # Nothing tells of it; where the client's health has ended no wait is long.
             self._carry_first(None)
@@ -368,13 +372,17 @@ class Job:
         if wait is None or steps is None:
             return self._go_on()
         connection = self.channel.client.connection
+        if wait.until is not None:
+            end = wait.until if end is None else min(end, wait.until)
         try:
             if wait.places is not None:
                 over = connection.wait_places(wait.tensor, wait.round, *wait.places, end)
             else:
                 over = connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes, end)
             if not over:
-                return False
+                if wait.until is None or time.monotonic() < wait.until:
+                    return False
+                raise Timeout("its time is over")
         except TalwegError as failure:
             self.waits_for = None
             self.waits_for = steps.throw(failure)

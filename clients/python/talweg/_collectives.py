@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _native, _native_arguments
+from talweg._call_site import call_site
 from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
@@ -85,6 +86,17 @@ from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 # As many words as a channel remembers.
 _ONE_ROUNDS_MAX = 256
+# What a rank tells of where it made a call that does not fit: how long a text, and how long others
+# wait for it.
+_SITE_BYTES, _SITES_S = 448, 1.0
+
+
+@dataclass
+class _Sites:
+    """The rounds in which ranks tell where they made calls that do not fit together."""
+
+    left_round: int = 0  # One that this rank has not waited for to its end.
+    has_failed: bool = False  # This rank has missed one.
 
 
 class CallChannel(Channel):
@@ -107,6 +119,7 @@ class CallChannel(Channel):
         self._holds_own: bool | None = None
         self._one_rounds: dict[bytes, OneRound] = {}  # By the words.
         self.slots: Slots | None = None  # For tensors that are reduced again and again.
+        self.sites = _Sites()
 
     def control(self) -> int:
         """The tensor in which ranks say what they call."""
@@ -304,13 +317,19 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     else:
         told = every = channel.read_said(turn)
         some_joined = has_joined(told)
+        are_apart = False
         try:
             if some_joined:
                 every = with_stand_ins(channel.title, group, told)
             rows = check_alike(channel.title, group, every)
         except Mismatch:
+            are_apart = True
+        if are_apart:
             yield from _settle(channel, told, priority, data)
-            raise
+            sites = yield from _call_sites(channel, given)
+            if some_joined:
+                every = with_stand_ins(channel.title, group, told, sites)
+            rows = check_alike(channel.title, group, every, None, sites)  # Raises.
         if any(said.lane != data.lane for said in every):
             yield from _leave_slots(channel, every, priority, data)
         got = got_parts(given, group, every)
@@ -424,6 +443,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
         every = with_stand_ins(channel.title, group, told)
     except Mismatch:  # The others raise it.
         yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0, turn))
+        yield from _call_sites(channel, given)
         return
     stand_in = every[group.place]
     assert stand_in.rows is not None
@@ -458,6 +478,41 @@ def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data)
             parts = [0] * lane.kind.parts_given(channel.group.place, 0, size)
             round_ = connection.push_parts(channel.lane_tensor(lane), 0, parts, priority)
         yield from _drop(channel, lane, round_)
+
+
+def _call_sites(channel: CallChannel, given: Given) -> Steps:
+    """After calls that do not fit together: where each rank of the group has made its own.
+
+    Empty texts where it is not known. A rank may be busy elsewhere, as its call needs nobody until
+    it is waited for. So the others wait for a moment only. A rank tells before it begins its next
+    call of the channel, so what it has told of the last one is there by the next one at the latest.
+    """
+    sites, size = channel.sites, channel.group.size
+    if sites.has_failed:
+        return []
+    every: np.ndarray = np.zeros(size * _SITE_BYTES, np.uint8)
+    place = (int(every.ctypes.data), every.size, False)
+    shares, until = (OWN, WHOLE), time.monotonic() + _SITES_S
+    text = b"" if given.site is None else str(given.site).encode()[-_SITE_BYTES:]
+    try:
+        tensor = channel.declare(
+            f"{channel.name}.sites", DType.U8, Op.BROADCAST, shares, 0, _SITE_BYTES
+        )
+        if sites.left_round:
+            yield Wait(tensor, sites.left_round, *place, until=until)
+        own = text.ljust(_SITE_BYTES, b"\0")
+        round_ = channel.client.connection.push_parts(tensor, own, [len(own)])
+        sites.left_round = round_
+    except TalwegError:
+        sites.has_failed = True
+        return []
+    try:
+        yield Wait(tensor, round_, *place, until=until)
+    except TalwegError:
+        return []
+    sites.left_round = 0
+    rows = every.reshape(size, _SITE_BYTES)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def _drop(channel: CallChannel, lane: Lane, round_: int) -> Steps:
@@ -528,6 +583,9 @@ def start(
     """Starts calls; they have one handle. `is_async`: it may not be waited for soon."""
     _native_arguments.check_name_and_priority("" if name is None else name, priority)
     channel = channel_of(client, name, group)
+    site = call_site()
+    for call in calls:
+        call.site = site
     job = job_of(channel, calls, priority)
     channel.submit(job, is_async)
     return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)

@@ -145,6 +145,12 @@ def shape_signature(shape: Sequence[int]) -> int:
     return _SHAPE | len(shape) << _DIMENSIONS_SHIFT | packed
 
 
+def shapes_signature(shapes: Sequence[Sequence[int]]) -> int:
+    """The same of a tensor in which tensors of those shapes lie one after another."""
+    words = ";".join(",".join(str(length) for length in shape) for shape in shapes).encode()
+    return _SHAPE_DIGEST | int.from_bytes(hashlib.sha256(words).digest()[:7], "little")
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What all ranks must agree on for a tensor's name."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from talweg._call_site import CallSite
 from talweg._declaration import DType, Op
 from talweg._scaling import NO_FACTORS, Factors
 
@@ -101,6 +102,8 @@ class Rows:
     dtype: str
     row_shape: tuple[int, ...]
     row_bytes: int
+    # Whether other ranks' rows may have any shape of as many bytes.
+    any_shape: bool = False
 
 
 @dataclass
@@ -123,6 +126,7 @@ class Given:
     pushed: int = 0
     # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
     slot: int = NO_SLOT
+    site: CallSite | None = None  # Where the program makes the call, for texts of errors.
 
 
 class Lane(NamedTuple):

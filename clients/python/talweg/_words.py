@@ -39,8 +39,8 @@ HEADER = struct.Struct("<BBBBiq16s11qq")
 _SLOT = struct.Struct("<q")
 DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All but the rows.
-_CALL_BYTES = 8  # The kind, and what is not of the tensor.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
+_ANY_SHAPE = 64  # Added to it: other ranks may have other shapes.
 
 
 @dataclass
@@ -93,7 +93,7 @@ def header(given: Given, total_rows: int) -> bytes:
     return HEADER.pack(
         given.kind.number,
         given.op,
-        len(rows.row_shape),
+        len(rows.row_shape) + _ANY_SHAPE * rows.any_shape,
         given.dtype if given.kind.reduces else 0,
         given.root_rank,
         rows.row_bytes,
@@ -120,8 +120,9 @@ def read(
         kind = KINDS[number]
         rows = None
         if dimensions != _ANY_TENSOR:
+            any_shape, dimensions = divmod(dimensions, _ANY_SHAPE)
             shape = tuple(dims[:dimensions])
-            rows = Rows(dtype.rstrip(b"\0").decode(), shape, row_bytes)
+            rows = Rows(dtype.rstrip(b"\0").decode(), shape, row_bytes, any_shape > 0)
         alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
         root = group.ranks.index(root_rank) if root_rank in group.ranks else -1
         parts = kind.parts_given(place, root, group.size)
@@ -152,14 +153,17 @@ def has_joined(every: Sequence[Said]) -> bool:
     return any(said.kind is JOINED for said in every)
 
 
-def with_stand_ins(name: str, group: Group, every: list[Said]) -> list[Said]:
+def with_stand_ins(
+    name: str, group: Group, every: list[Said], sites: Sequence[str] = ()
+) -> list[Said]:
     """`every`, with what ranks that have joined give: zeros to a reduction, no rows to a gather.
 
-    Mismatch where the others differ, or where their call needs every rank.
+    Mismatch where the others differ, or where their call needs every rank. `sites` as check_alike().
     """
     callers = [rank for rank, said in zip(group.ranks, every) if said.kind is not JOINED]
     told = [said for said in every if said.kind is not JOINED]
-    check_alike(name, group, told, callers)
+    of_callers = [site for site, said in zip(sites, every) if said.kind is not JOINED]
+    check_alike(name, group, told, callers, of_callers)
     first = told[0]
     if first.kind is ALL_REDUCE and (first.lane is not None or first.inline):
         stand_in = first
@@ -171,16 +175,42 @@ def with_stand_ins(name: str, group: Group, every: list[Said]) -> list[Said]:
         raise Mismatch(
             f"'{name}{group.suffix}': rank {callers[0]} calls {first}, but {who} joined "
             "(hvd.join()): until all have, only reductions and barriers go on"
+            + _where(callers, of_callers, 0)
         )
     return [stand_in if said.kind is JOINED else said for said in every]
 
 
+def _where(ranks: Sequence[int], sites: Sequence[str], *places: int) -> str:
+    """Where ranks make their calls, in words for people; empty where none is known."""
+    known = [f"rank {ranks[place]} at {sites[place]}" for place in places if any(sites[place:][:1])]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _is_alike(one: Said, other: Said) -> bool:
+    """Whether two ranks call the same, of tensors that fit together."""
+    if one.rows is None or other.rows is None:
+        return (one.kind, one.root_rank) == (other.kind, other.root_rank)
+    if not one.rows.any_shape and not other.rows.any_shape:
+        return one.alike == other.alike
+    return (one.kind, one.root_rank, one.rows.dtype, one.rows.row_bytes) == (
+        other.kind,
+        other.root_rank,
+        other.rows.dtype,
+        other.rows.row_bytes,
+    )
+
+
 def check_alike(
-    name: str, group: Group, every: list[Said], ranks: Sequence[int] | None = None
+    name: str,
+    group: Group,
+    every: list[Said],
+    ranks: Sequence[int] | None = None,
+    sites: Sequence[str] = (),
 ) -> Rows:
     """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is.
 
-    `ranks` are those that `every` is of, unless all of the group.
+    `ranks` are those that `every` is of, unless all of the group; `sites` is where they make their
+    calls, as far as that is known.
     """
     ranks = group.ranks if ranks is None else ranks
     first = every[0]
@@ -191,15 +221,12 @@ def check_alike(
             break
     for one, place in ((first, 0), (reference, every.index(reference))):
         for other, said in enumerate(every):
-            length = _CALL_BYTES if one.rows is None or said.rows is None else len(one.alike)
-            same = said.alike[:length] == one.alike[:length]
-            if length == _CALL_BYTES:
-                same = (said.kind, said.root_rank) == (one.kind, one.root_rank)
-            if not same:
+            if not _is_alike(one, said):
                 raise Mismatch(
                     f"'{name}{group.suffix}': rank {ranks[place]} calls {one}, but "
                     f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
                     "of tensors that fit together, in the same order"
+                    + _where(ranks, sites, place, other)
                 )
     for other, said in enumerate(every):
         if first.kind.reduces and said.part_rows != first.part_rows:
@@ -207,6 +234,7 @@ def check_alike(
                 f"'{name}{group.suffix}': rank {ranks[0]} calls {first}, in parts of "
                 f"{list(first.part_rows)}, but rank {ranks[other]} in parts of "
                 f"{list(said.part_rows)}: all ranks must cut it alike"
+                + _where(ranks, sites, 0, other)
             )
     assert reference.rows is not None
     return reference.rows

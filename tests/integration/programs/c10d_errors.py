@@ -8,8 +8,10 @@ import gc
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import talweg
@@ -63,6 +65,128 @@ def check_mismatch() -> None:
     # The group goes on.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
+    assert tensor.tolist() == [_SIZE] * 3
+
+
+# What rank 1 has, and the others: as many elements.
+_SHAPES = {True: (3, 4), False: (2, 6)}
+
+
+def _mine(factor: int = 1) -> torch.Tensor:
+    rows, columns = _SHAPES[_RANK == 1]
+    return torch.ones(rows * factor, columns)
+
+
+def _calls_of_one_shape() -> dict[str, Callable[[int], Any]]:
+    """Those in which torch has all ranks give tensors of one shape; by how many times the rows."""
+
+    def coalesced(factor: int) -> None:
+        with dist._coalescing_manager():
+            dist.all_reduce(_mine(factor))
+            dist.all_reduce(_mine(factor))
+
+    def gather(factor: int) -> None:
+        outputs = [_mine(factor) for _ in range(_SIZE)] if _RANK == 0 else None
+        dist.gather(_mine(factor), outputs, 0)
+
+    def scatter(factor: int) -> None:
+        inputs = [torch.ones(2 * factor, 6) for _ in range(_SIZE)] if _RANK == 0 else None
+        dist.scatter(_mine(factor), inputs, 0)
+
+    return {
+        "all_reduce sum": lambda factor: dist.all_reduce(_mine(factor)),
+        "all_reduce": coalesced,
+        "reduce sum": lambda factor: dist.reduce(_mine(factor), 0),
+        "all_gather": lambda factor: dist.all_gather(
+            [_mine(factor) for _ in range(_SIZE)], _mine(factor)
+        ),
+        "all_gather of": lambda factor: dist.all_gather_into_tensor(
+            torch.ones(_SIZE, factor * 12), _mine(factor)
+        ),
+        "reduce_scatter": lambda factor: dist.reduce_scatter(
+            _mine(factor), [_mine(factor) for _ in range(_SIZE)]
+        ),
+        "reduce_scatter sum": lambda factor: dist.reduce_scatter_tensor(
+            _mine(factor), torch.ones(_SIZE * factor * 12)
+        ),
+        "gather": gather,
+        "scatter": scatter,
+    }
+
+
+def check_shapes() -> None:
+    for name, call in _calls_of_one_shape().items():
+        for factor in (1, 1000):
+            both = rf"rank 0 calls {name}.*\[.*{2 * factor}, 6\].*, but rank 1 calls {name}.*"
+            for _ in range(2):  # The second time it is known, if it is small.
+                with raises(talweg.Mismatch, rf"{both}\[.*{3 * factor}, 4\]"):
+                    call(factor)
+    with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[\], but rank 1 .*f32\[1\]"):
+        dist.all_reduce(torch.ones(1) if _RANK == 1 else torch.tensor(1.0))
+    tensor = torch.ones(3, 4)
+    dist.all_reduce(tensor)
+    assert (tensor == _SIZE).all()
+
+
+def check_any_shapes() -> None:
+    """Those in which ranks may have tensors of several shapes, if they have as many elements."""
+    for factor in (1, 1000):
+        numbers = torch.arange(12.0 * factor)
+        tensor = numbers.view(_mine(factor).shape) + (_RANK != 0)
+        dist.broadcast(tensor, 0)
+        assert torch.equal(tensor.flatten(), numbers)
+        if _RANK == 0:
+            dist.send(numbers.view(2 * factor, 6), 1)
+        elif _RANK == 1:
+            dist.recv(tensor.fill_(0), 0)
+            assert torch.equal(tensor.flatten(), numbers)
+        outputs = [torch.zeros(_SHAPES[rank == 1]) for rank in range(_SIZE)]
+        outputs = [output.repeat(factor, 1) for output in outputs]
+        dist.all_gather(outputs, _mine(factor) * _RANK)
+        assert all(bool((output == rank).all()) for rank, output in enumerate(outputs))
+        # What one tensor holds of all ranks is joined at some, and stacked at others.
+        own, every = torch.ones(2 * factor, 6), torch.zeros(_SIZE * 2 * factor, 6)
+        every = every.view(_SIZE, 2 * factor, 6) if _RANK == 1 else every
+        dist.all_gather_into_tensor(every, own * _RANK)
+        assert every.view(_SIZE, -1)[:, -1].tolist() == list(range(_SIZE))
+        dist.reduce_scatter_tensor(own, every)
+        assert own.eq(_RANK * _SIZE).all()
+        received = torch.zeros(_SIZE, 4 * factor)
+        dist.all_to_all_single(received, (numbers * 0 + _RANK).view(_SIZE, -1, *[1] * _RANK))
+        assert received[:, 0].tolist() == list(range(_SIZE))
+
+
+def check_call_sites() -> None:
+    """Each side's line of the program, also where somebody waits later, or makes another call."""
+
+    def line_of(marker: str) -> str:
+        lines = Path(__file__).read_text().splitlines()
+        [found] = [n for n, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
+        return re.escape(f"{__file__}:{found}")
+
+    for factor in (1, 1000):
+        where = rf"\(rank 0 at {line_of('Zero')}, rank 1 at {line_of('One')}\)$"
+        with raises(talweg.Mismatch, where):
+            if _RANK == 1:
+                dist.all_reduce(torch.ones(3 * factor, 4))  # One
+            else:
+                dist.all_reduce(torch.ones(2 * factor, 6))  # Zero
+        work = dist.all_reduce(_mine(factor), async_op=True)  # Later
+        with raises(talweg.Mismatch, rf"rank 0 at {line_of('Later')}, rank 1 at"):
+            work.wait()
+    # A rank that is busy elsewhere holds the others up for a moment only.
+    group = dist.new_group()
+    if _RANK == 1:
+        work = dist.all_reduce(_mine(), group=group, async_op=True)
+        _STORE.wait(["told.0", "told.2"])
+        with raises(talweg.Mismatch, "rank 0 at .*, rank 1 at .*"):
+            work.wait()
+    else:
+        with raises(talweg.Mismatch, r"rank 1 calls .*in the same order$"):
+            dist.all_reduce(_mine(), group=group)
+        _STORE.set(f"told.{_RANK}", "")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [_SIZE] * 3
 
 
@@ -424,6 +548,9 @@ if __name__ == "__main__":
     dist.init_process_group("talweg")  # env://, of talweg run.
     _STORE = dist.PrefixStore("later", dist.distributed_c10d._get_default_store())
     check_mismatch()
+    check_shapes()
+    check_any_shapes()
+    check_call_sites()
     check_small_calls_again()
     check_small_calls_of_late_ranks()
     check_without_slots()

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
@@ -84,6 +85,9 @@ class _Bucket:
     def index(self) -> int:
         return 0
 
+    def parameters(self) -> list[torch.Tensor]:
+        return [self._tensor]
+
 
 def check_after_failed_backward() -> None:
     """A bucket that was pushed before backward failed is in nobody's way afterwards."""
@@ -133,6 +137,38 @@ def check_errors_of_rounds(left: bool, manner: dict[str, bool]) -> None:
             gradients = [p.grad.numpy().tobytes() for p in inner.parameters() if p.grad is not None]
             everyone = tw.all_gather_object(gradients)
             assert all(other == everyone[0] for other in everyone)
+
+
+class _Two(nn.Module):
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(shape))
+        self.two = nn.Parameter(torch.ones(5))
+
+    def forward(self, factor: torch.Tensor) -> torch.Tensor:
+        return factor * (self.one.sum() + self.two.sum())
+
+
+def check_shapes(columns: int) -> None:
+    """Ranks with a process group each, in which torch compares nothing."""
+    own = (3, 2 * columns) if tw.rank() == 1 else (2, 3 * columns)
+    alone = dist.new_subgroups_by_enumeration([[rank] for rank in range(tw.size())])[0]
+    words = rf"of shape \[2, {3 * columns}\] at rank 0, but of shape \[3, {2 * columns}\] at rank 1"
+    for differs in (True, True, False, False):
+        inner = _Two(own if differs else (6, columns))
+        model = DistributedDataParallel(inner, process_group=alone)
+        model.register_comm_hook(f"shapes.{columns}", tw.ddp_hook)
+        for _ in range(3):
+            inner.zero_grad()
+            loss = model(torch.tensor(float(tw.rank())))
+            try:
+                loss.backward()
+                assert not differs, "nobody said that the shapes differ"
+            except talweg.Mismatch as error:
+                assert differs and re.search(words, str(error)), error
+            else:
+                for parameter in inner.parameters():
+                    assert parameter.grad.eq((tw.size() - 1) / 2).all()
 
 
 def check_states_that_are_none() -> None:
@@ -295,6 +331,8 @@ def main() -> int:
                 check_after_failed_backward()
             check_errors_of_rounds(left, manner)
     check_states_that_are_none()
+    for columns in (1, 20_000):
+        check_shapes(columns)
     if "one_node" in sys.argv[1:]:
         check_where_buckets_lie()
         check_two_models_of_one_name()

@@ -38,21 +38,30 @@ class Bucket:
         self._last_address = 0
         self._places_left = _PLACES_MAX
 
-    def start(self, tensor: torch.Tensor, priority: int) -> Handle:
-        """Starts the average of `tensor`, which finish() returns when it holds it."""
+    def start(self, tensor: torch.Tensor, priority: int, signature: int = 0) -> Handle:
+        """Starts the average of `tensor`, which finish() returns when it holds it.
+
+        Mismatch if ranks sign it with other numbers. Nothing is signed where it is on a GPU.
+        """
         client = self._client
-        if may_be_in_place(tensor):
-            declared = self._declare(tensor, priority)
-            buffer = declared.buffer
-            if buffer is not None and self._stands_at(tensor, buffer):
-                return client.push_declared(declared, buffer.address, 0, priority, tensor, tensor)
-        return start(client, tensor, tensor, Op.AVERAGE, self._name, priority, says_shape=False)
+        if not _is_plain(tensor):
+            return start(client, tensor, tensor, Op.AVERAGE, self._name, priority, says_shape=False)
+        declared = self._declare(tensor, priority)
+        declared.signature = signature
+        buffer = declared.buffer
+        if buffer is not None and self._stands_at(tensor, buffer):
+            return client.push_declared(declared, buffer.address, 0, priority, tensor, tensor)
+        address = tensor.data_ptr()
+        return client.push_declared(declared, address, address, priority, tensor, tensor)
 
     def _declare(self, tensor: torch.Tensor, priority: int) -> Declared:
         declared = self._client.tensors.declared_on_host(self._name)
         if declared is None:
             declaration = declaration_of(tensor, Op.AVERAGE)
-            self._client.tensors.declare_all([(self._name, declaration, priority)], in_place=True)
+            self._client.check_push(declaration)
+            if may_be_in_place(tensor):
+                new = (self._name, declaration, priority)
+                self._client.tensors.declare_all([new], in_place=True)
             declared = self._client.tensors.declare(self._name, declaration, priority)
         return declared
 
@@ -100,6 +109,18 @@ class Bucket:
                 attached.pop().give_back()
 
         self._client.call_when_closed(close)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are pushed as they lie, from host memory."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_complex()
+        and not tensor.is_neg()
+        and tensor.numel() > 0
+    )
 
 
 def may_be_in_place(tensor: torch.Tensor) -> bool:

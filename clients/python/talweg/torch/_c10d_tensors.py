@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of torch.distributed as Talweg's collectives give and get them.
 
-c10d compares numbers of elements, as Gloo does, and no shapes: a tensor is so many elements in a
-row. What is given must stay unchanged until the call is complete, so nothing is copied that lies
-in one piece; results go straight into outputs that do.
+Where torch has ranks give tensors of one shape, shapes are compared, else numbers of elements
+(docs/torch.md says which). What is given must stay unchanged until the call is complete, so nothing
+is copied that lies in one piece; results go straight into outputs that do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from talweg._collectives import REDUCE_SCATTER, Given, Kind, Rows
 from talweg._declaration import Op
 from talweg._reduction_calls import check_reduction
+from talweg._words import DIMENSIONS_MAX
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._collectives import TorchTensors
@@ -96,10 +98,17 @@ def require_one_dtype(tensors: Sequence[torch.Tensor], operation: str) -> None:
             )
 
 
-def whole(tensor: torch.Tensor) -> Rows:
-    """A tensor as one row: ranks whose tensors have other lengths are told."""
-    count = tensor.numel()
-    return Rows(_TORCH.dtype(tensor), (count,), count * tensor.element_size())
+def whole(
+    tensor: torch.Tensor, any_shape: bool = False, shape: Sequence[int] | None = None
+) -> Rows:
+    """A tensor as one row: ranks whose tensors have other shapes are told, with `any_shape` only
+    those whose tensors have other lengths. `shape`: instead of the tensor's own.
+    """
+    dims = tuple(tensor.shape if shape is None else shape)
+    if len(dims) > DIMENSIONS_MAX:
+        dims = (*dims[: DIMENSIONS_MAX - 1], math.prod(dims[DIMENSIONS_MAX - 1 :]))
+    nbytes = math.prod(dims) * tensor.element_size()
+    return Rows(_TORCH.dtype(tensor), dims, nbytes, any_shape)
 
 
 def elements(tensor: torch.Tensor) -> Rows:
@@ -140,7 +149,8 @@ class Outputs:
 
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         """Where a result goes: into the output, if it is one piece that has place for it."""
-        count = sum(counts) * (rows.row_shape[0] if rows.row_shape else 1)
+        per_row = math.prod(rows.row_shape)
+        count = sum(counts) * per_row
         if not counts:
             return None, 0
         if self._direct and self._tensors[0].numel() == count:
@@ -148,7 +158,7 @@ class Outputs:
         else:
             # Other ranks count on this one, also where its outputs turn out to be wrong.
             result = torch.empty(count, dtype=self._tensors[0].dtype)
-        lengths = [each * (rows.row_shape[0] if rows.row_shape else 1) for each in counts]
+        lengths = [each * per_row for each in counts]
         return (result, lengths), int(result.data_ptr())
 
     def finish(self, got: Any) -> None:
@@ -227,8 +237,11 @@ def reduced(
     root_rank: int,
     outputs: Outputs,
     size: int,
+    part_shape: Sequence[int] | None = None,
 ) -> Given:
-    """A call that combines `size` ranks' tensors; of a reduce_scatter in `parts` of so many elements."""
+    """A call that combines `size` ranks' tensors; of a reduce_scatter in `parts` of so many elements,
+    all of them of `part_shape` if one is given.
+    """
     operation = kind.name
     source = _source(inputs)
     op = reduction.op
@@ -250,8 +263,11 @@ def reduced(
         source = (source * reduction.factor).to(source.dtype)
     rows, part_rows = whole(source), [1]
     if kind is REDUCE_SCATTER:
-        each = 2 if source_is_complex else 1
-        rows, part_rows = elements(source), [part * each for part in parts]
+        pair = (2,) if source_is_complex else ()
+        if part_shape is None:
+            rows, part_rows = elements(source), [part * math.prod(pair) for part in parts]
+        else:
+            rows, part_rows = whole(source, shape=(*part_shape, *pair)), [1] * size
     call = given(kind, [source], rows, part_rows, root_rank, outputs)
     call.op, call.dtype = op, dtype
     return call

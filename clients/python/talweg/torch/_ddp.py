@@ -5,6 +5,8 @@
 # with the types themselves.
 
 import contextlib
+import functools
+import itertools
 import os
 import queue
 import threading
@@ -15,10 +17,24 @@ import torch.distributed as dist
 
 from talweg import _client
 from talweg._client import Client, Handle
-from talweg.errors import AgentLost, InvalidArgument
+from talweg._declaration import shapes_signature
+from talweg._objects import all_gather_object
+from talweg.errors import AgentLost, InvalidArgument, Mismatch, TalwegError
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._buckets import Bucket
 from talweg.torch._tensors import finish
+
+# Those that the gradients in a bucket have.
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(shapes: _Shapes) -> int:
+    return shapes_signature(shapes)
+
+
+def _said(shape: Optional[tuple[int, ...]]) -> str:
+    return "not there" if shape is None else f"of shape {list(shape)}"
 
 
 class _Completer:
@@ -40,6 +56,7 @@ class _Completer:
         self._buckets: dict[str, Bucket] = {}
         self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
         self._failures: dict[str, Exception] = {}  # Since a bucket's last start.
+        self._shapes: dict[str, _Shapes] = {}  # By bucket.
         # None is the end of the thread.
         self._queue: queue.SimpleQueue[Optional[tuple[Handle, torch.futures.Future]]] = (
             queue.SimpleQueue()
@@ -54,7 +71,9 @@ class _Completer:
             self._thread.join()  # What it waits for has failed.
         _forget(self)
 
-    def start(self, name: str, tensor: torch.Tensor, priority: int) -> torch.futures.Future:
+    def start(
+        self, name: str, tensor: torch.Tensor, priority: int, shapes: _Shapes
+    ) -> torch.futures.Future:
         if name in self._pending:  # Its backward has failed.
             self._take(name)
         self._failures.pop(name, None)
@@ -64,8 +83,9 @@ class _Completer:
         # A future of a CUDA tensor has whoever waits for it go on after the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
+        self._shapes[name] = shapes
         try:
-            handle = bucket.start(tensor, priority)
+            handle = bucket.start(tensor, priority, _signature(shapes))
         except AgentLost as error:  # The model is used again with the next agent.
             self._failures[name] = error
             future.set_result(tensor)
@@ -97,9 +117,27 @@ class _Completer:
     def _fulfil(self, handle: Handle, future: torch.futures.Future) -> None:
         try:
             finish(self.client, handle)
+        except Mismatch as error:
+            self._failures[handle.name] = self._named(handle.name, error)
         except Exception as error:  # The trainer's thread raises it from backward().
             self._failures[handle.name] = error
         future.set_result(handle.result)
+
+    def _named(self, name: str, mismatch: Mismatch) -> Mismatch:
+        """The same, naming what differs, as all ranks have it."""
+        try:
+            every = all_gather_object(self.client, self._shapes[name], f"{name}.shapes")
+        except TalwegError:
+            return mismatch
+        for rank, shapes in enumerate(every):
+            for number, (first, other) in enumerate(itertools.zip_longest(every[0], shapes)):
+                if first != other:
+                    return Mismatch(
+                        f"ddp_hook: gradient {number} of bucket '{name}' is {_said(first)} at rank "
+                        f"0, but {_said(other)} at rank {rank}: give DistributedDataParallel the "
+                        "same model at all ranks"
+                    )
+        return mismatch
 
     def _hand_over(self, handle: Handle, future: torch.futures.Future) -> None:
         if self._thread is None:
@@ -159,4 +197,6 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     # DDP cuts its buckets anew after the first step, so their sizes belong to their names.
     name = f"ddp.{state or 'model'}.{bucket.index()}.{tensor.numel()}.{tensor.dtype}"
     # Backward fills the last layers' buckets first; the first layers' are needed first.
-    return _shared_completer(_client.current()).start(name, tensor, bucket.index())
+    # Ranks may each have a process group of their own, in which torch has compared nothing.
+    shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters())
+    return _shared_completer(_client.current()).start(name, tensor, bucket.index(), shapes)

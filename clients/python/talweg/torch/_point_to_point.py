@@ -207,7 +207,7 @@ class PointToPoint:
         call = tensors_.given(
             SEND,
             [tensor] if gives else [],
-            tensors_.whole(tensor),
+            tensors_.whole(tensor, any_shape=True),
             [1] if gives else [],
             self._ranks[source],
             outputs[0] if outputs else None,

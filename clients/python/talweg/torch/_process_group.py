@@ -212,7 +212,7 @@ class ProcessGroup(dist.ProcessGroup):
         key = None
         if len(tensors) == 1:
             tensor = tensors[0]
-            key = ("all_reduce", tensor.dtype, tensor.numel(), tensors_.name_of(opts.reduceOp))
+            key = ("all_reduce", tensor.dtype, tensor.shape, tensors_.name_of(opts.reduceOp))
             work = self._small_call(key, tensor, tensor, tensors, opts)
             if work is not None:
                 return work
@@ -262,7 +262,11 @@ class ProcessGroup(dist.ProcessGroup):
                     f"give {size} parts, of which part {self._place} has the output's length"
                 )
             target = Outputs(real([output]), operation)
-            calls.append(reduced(REDUCE_SCATTER, parts, counts, reduction, 0, target, size))
+            # What scatters one tensor may have it joined or stacked.
+            shapes = {part.shape for part in parts} if len(parts) == size > 1 else {output.shape}
+            shape = shapes.pop() if len(shapes) == 1 else None
+            call = reduced(REDUCE_SCATTER, parts, counts, reduction, 0, target, size, shape)
+            calls.append(call)
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
         if key is not None:
@@ -277,7 +281,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
         opts, operation = _options(c10d.ReduceScatterOptions, opts), "reduce_scatter_tensor"
-        sizes = (input_.dtype, input_.numel(), output.dtype, output.numel())
+        sizes = (input_.dtype, input_.numel(), output.dtype, output.shape)
         key = (operation, *sizes, tensors_.name_of(opts.reduceOp))
         work = self._small_call(key, input_, output, output, opts)
         if work is not None:
@@ -305,7 +309,7 @@ class ProcessGroup(dist.ProcessGroup):
         call = given(
             BROADCAST,
             [tensor] if gives else [],
-            tensors_.whole(tensor),
+            tensors_.whole(tensor, any_shape=True),
             [1] if gives else [],
             root,
             output,
@@ -336,7 +340,9 @@ class ProcessGroup(dist.ProcessGroup):
             if any(each.numel() != inputs[0].numel() for each in inputs):
                 raise InvalidArgument("scatter: the tensors have several lengths: give one length")
         output = Outputs([tensor], "scatter")
-        rows = tensors_.whole(inputs[0] if inputs else tensor)
+        # Ranks must have outputs of one shape, as long as what the root has for them.
+        of_root = inputs[0] if inputs and inputs[0].numel() != tensor.numel() else tensor
+        rows = tensors_.whole(of_root)
         call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
         return self._submit("scatter", [call], [tensor], output_tensors, [output], opts)
 
@@ -374,7 +380,9 @@ class ProcessGroup(dist.ProcessGroup):
         for each, tensor in zip(outputs, inputs):
             target = Outputs(each, operation)
             alike = len({output.numel() for output in each}) == 1
-            rows = tensors_.whole(tensor) if alike else tensors_.elements(tensor)
+            # Ranks may give tensors of several shapes, for which they have outputs.
+            any_shape = len(each) > 1 and any(output.shape != tensor.shape for output in each)
+            rows = tensors_.whole(tensor, any_shape) if alike else tensors_.elements(tensor)
             count = 1 if alike else tensor.numel()
             calls.append(given(ALL_GATHER, [tensor], rows, [count], 0, target))
             targets.append(target)
@@ -384,7 +392,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
         opts, operation = _options(c10d.AllgatherOptions, opts), "all_gather_into_tensor"
-        key = (operation, input_.dtype, input_.numel(), output.dtype, output.numel())
+        key = (operation, input_.dtype, input_.shape, output.dtype, output.numel())
         work = self._small_call(key, input_, output, output, opts)
         if work is not None:
             return work

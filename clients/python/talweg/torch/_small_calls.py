@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from talweg._call_site import call_site
 from talweg._channels import Job
 from talweg._collectives import CallChannel, Given
 from talweg._one_round import OneRound
@@ -93,6 +94,7 @@ class SmallCalls:
                 keep=tensor,
                 allocate=target[0].allocate,
                 pushed=round_,
+                site=call_site(),
             )
 
         channel = self._channel

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from talweg._call_site import call_site
 from talweg._channels import Job
 from talweg._collectives import CallChannel, Given, job_of
 from talweg.errors import Timeout
@@ -60,6 +61,10 @@ class Work(dist.Work):
         self._fails_later = False
         self._channel = channel
         self._job = begun or job_of(channel, calls, 0)
+        if calls:
+            site = call_site()
+            for call in calls:
+                call.site = site
         if begun is None:
             channel.submit(self._job, is_async)
 

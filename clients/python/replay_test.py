@@ -204,6 +204,27 @@ class ReplayTest(unittest.TestCase):
             np.testing.assert_array_equal(copying.stripe, wanted)
             self.assertEqual(copying.hurried_bytes, 0 if is_copied else total)
 
+    def test_a_digest_is_of_what_was_there_before_the_step(self) -> None:
+        for with_thread in (True, False):
+            with self.subTest(with_thread=with_thread):
+                program = _Program(_OPTIMIZERS["adam"], seed=1)
+                wanted = program.state.digest()
+                hashing = program.state.hashing()
+                assert hashing is not None
+                if with_thread:
+                    hashing.start()
+                    self.assertEqual(hashing.finish(), wanted)
+                program.step()
+                self.assertNotEqual(program.state.digest(), wanted)
+                self.assertEqual(hashing.finish(), wanted)
+                hashing.close()
+                program.step()
+
+    def test_a_state_that_changes_at_any_time_is_hashed_at_once(self) -> None:
+        model = nn.Linear(3, 1)
+        self.assertIsNone(talweg.torch.Elastic(model).hashing())
+        self.assertIsNone(talweg.State(step=0).hashing())
+
     def test_hooks_are_not_called_again(self) -> None:
         make = _OPTIMIZERS["adam"]
         survivor, joiner = _Program(make, seed=1), _Program(make, seed=2)

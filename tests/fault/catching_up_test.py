@@ -46,6 +46,31 @@ class CatchUpTest(unittest.TestCase):
             job.ranks[2].wait_for("begins ")
             job.end(self, [0, 1, 2])
 
+    def test_nobody_waits_for_digests_but_the_joiners(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
+            joiner = job.add(2)
+            joiner.wait_for("begins ")
+            for rank in job.ranks:
+                rank.wait_for("of 3 ranks")
+                rank.goes_on()
+            job.end(self, [0, 1, 2])
+            for rank in job.ranks[:2]:
+                self.assertNotIn("digests", rank.seen[rank.seen.index("gives") :])
+            self.assertEqual(joiner.seen.count("digests"), 1)
+
+    def test_a_joiner_strays_in_its_first_step(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
+            joiner = job.add(2, ["--strays"])
+            begun = joiner.wait_for("begins ")
+            self.assertTrue(begun.endswith("True None"), begun)
+            for rank in job.ranks:
+                self.assertRegex(rank.wait_for("error "), "ranks .2. hold other parameters than")
+                self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+            # Its first step's end is compared at the next one's.
+            self.assertEqual(sum(line.startswith("step ") for line in joiner.seen), 1)
+
     def test_a_program_without_a_framework(self) -> None:
         for option, steps, why in (
             ("--touch=0", 10, "True None"),

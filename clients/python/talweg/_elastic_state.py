@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _client, _objects, _outlive
-from talweg._digest import Digest
+from talweg._digest import Digest, Hashing
 from talweg._replay import Replay
 from talweg._sampler import ElasticSampler
 from talweg._state_replay import Recorder, StateReplay, is_of_jax
@@ -20,7 +20,7 @@ from talweg.errors import AgentLost, InvalidArgument, Mismatch
 
 _RESERVED = (
     *("apply", "begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
-    *("pack", "unpack", "digest", "replay", "joined", "took_whole", "change"),
+    *("pack", "unpack", "digest", "hashing", "replay", "joined", "took_whole", "change"),
 )
 
 
@@ -270,6 +270,10 @@ class State:
             np.copyto(own, value)
         else:
             self._values[name] = value
+
+    def hashing(self) -> Hashing | None:
+        """None: the program may change the values at any time."""
+        return None
 
     def digest(self) -> int:
         total = Digest()

@@ -27,6 +27,7 @@ from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, U
 
 if TYPE_CHECKING:
     from talweg._client import Client
+    from talweg._digest import Hashing
 
 # How often ranks of which there are too few look for others.
 _LOOK_S = 0.1
@@ -36,6 +37,12 @@ _NOT_SYNCHRONIZED = (
     "call begin() of a talweg.State (or talweg.torch.Elastic) first, or talweg.enter() if the "
     "program takes over their state in a way of its own"
 )
+
+
+def _started(hashing: Hashing | None) -> Hashing | None:
+    if hashing is not None:
+        hashing.start()
+    return hashing
 
 
 class Standing(Enum):
@@ -85,6 +92,12 @@ class Membership:
         self._standing = Standing.MEMBER
         # The state has travelled: whether all go on from it alike shows in the next step.
         self._is_first_step = False
+        # The same where joiners have caught up. A thread hashes what all have at that step's end, and
+        # all compare it at the end of the next one.
+        self._hashes_first_step = False
+        self._hashing: Hashing | None = None
+        # Hashes what this rank has while it waits for joiners at the end of a step.
+        self._waiting: Hashing | None = None
         self._steps_base = 0
         everybody = (Member(0, 0, range(client.size)),)
         beginning = View(0, everybody, client.rank, client.size)
@@ -114,6 +127,7 @@ class Membership:
     def follow_on(self, lost: Membership) -> None:
         """This rank was in `lost` before its agent was lost."""
         self.callbacks = lost.callbacks
+        lost._end_hashing()
         # It may be lost again before it has begun.
         self.rejoined = lost.rejoined or lost.view
 
@@ -191,14 +205,15 @@ class Membership:
                 return
             if not agreed.wanted:
                 try:
-                    _state_rounds.compare(client, self.holder)
+                    digest = None if self._waiting is None else self._waiting.finish
+                    _state_rounds.compare(client, self.holder, digest=digest)
                 except Mismatch:
                     # What the optimizer has not done is not replayed: it takes the whole.
                     if has_caught_up:
                         self.took_whole = "its parameters were not those of the others"
                         wants_state, has_caught_up = True, False
                     continue
-                self._is_first_step = True
+                self._hashes_first_step = True
                 return
             if agreed.source is None:
                 if not wants_state:
@@ -293,6 +308,26 @@ class Membership:
         every = self.holder.digest_steps
         return self._is_first_step or (every > 0 and step % every == 0)
 
+    def _digest_of_step(self, is_compared: bool) -> int:
+        """What this rank tells of its state where a step ends; 0: nothing."""
+        hashed, self._hashing = self._hashing, None
+        hashes, self._hashes_first_step = self._hashes_first_step, False
+        if hashed is not None:
+            hashed.close()
+        if self.holder is None:
+            return 0
+        if hashes and not is_compared:
+            self._hashing = _started(self.holder.hashing())
+            is_compared = self._hashing is None
+        if is_compared:
+            return _state_rounds.digest_of(self.holder)
+        return 0 if hashed is None else _state_rounds.told(hashed.finish())
+
+    def _end_hashing(self) -> None:
+        hashed, self._hashing = self._hashing, None
+        if hashed is not None:
+            hashed.close()
+
     def _end_one_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None
     ) -> Change | None:
@@ -315,15 +350,15 @@ class Membership:
         lanes: np.ndarray = np.zeros(count, np.uint64)
         newest = connection.newest_epoch()
         lanes[0], lanes[1] = newest, U64_MAX - newest
-        if is_compared and self.holder is not None:
-            digest = _state_rounds.digest_of(self.holder)
+        digest = self._digest_of_step(is_compared)
+        if digest:
             lanes[2], lanes[3] = digest, U64_MAX - digest
         lanes[4 + self.client.rank] = 1
         beside = 4 + self.client.size
         lanes[beside:] = self._agreement.giving.look(self.view)
         greatest(self.client, name, lanes)
         ended = tuple(bool(lane) for lane in lanes[4:beside])
-        self._require_none_joined(ended, is_compared)
+        self._require_none_joined(ended, bool(digest))
         if lanes[2] and int(lanes[2]) != U64_MAX - int(lanes[3]):
             _state_rounds.compare(self.client, self.holder)  # Says who differs.
         if commit is not None:
@@ -339,7 +374,14 @@ class Membership:
         if int(lanes[0]) == self.view.epoch and not has_joiner:
             return None
         before = self.view
-        self._resynchronize(wants_state=False)
+        if has_joiner and self._agreement.giving.is_busy and self.holder is not None:
+            self._waiting = _started(self.holder.hashing())
+        try:
+            self._resynchronize(wants_state=False)
+        finally:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                waiting.close()
         return self._tell(before)
 
     def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:

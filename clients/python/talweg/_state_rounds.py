@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from talweg.errors import Aborted, InvalidArgument, Mismatch
 
 if TYPE_CHECKING:
     from talweg._client import Client
+    from talweg._digest import Hashing
 
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
@@ -30,6 +31,11 @@ class StateHolder(Protocol):
 
     def digest(self) -> int: ...
 
+    def hashing(self) -> Hashing | None:
+        """A digest of the same, that a thread may make beside the next step; None: it may change at
+        any time.
+        """
+
     def replay(self) -> Replay | None:
         """How a joiner catches up with it beside the steps; None: it takes the whole."""
 
@@ -40,9 +46,14 @@ class StateHolder(Protocol):
         """
 
 
+def told(digest: int) -> int:
+    """A digest as ranks tell it: never 0."""
+    return (digest & (2**62 - 1)) | 2**62
+
+
 def digest_of(holder: StateHolder) -> int:
-    """Never 0."""
-    return (holder.digest() & (2**62 - 1)) | 2**62
+    """As ranks tell it."""
+    return told(holder.digest())
 
 
 def transfer(
@@ -73,8 +84,15 @@ def transfer(
     return None
 
 
-def compare(client: Client, holder: StateHolder | None, failure: Exception | None = None) -> None:
+def compare(
+    client: Client,
+    holder: StateHolder | None,
+    failure: Exception | None = None,
+    digest: Callable[[], int] | None = None,
+) -> None:
     """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
+
+    `digest`: of the holder, where it is made already.
 
     Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
     it could not be sent.
@@ -82,9 +100,9 @@ def compare(client: Client, holder: StateHolder | None, failure: Exception | Non
     lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
     lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
     if holder is not None and failure is None:
-        digest = digest_of(holder)
-        lanes[0], lanes[1] = digest, U64_MAX - digest
-        lanes[_DIGESTS + client.rank] = digest
+        own = digest_of(holder) if digest is None else told(digest())
+        lanes[0], lanes[1] = own, U64_MAX - own
+        lanes[_DIGESTS + client.rank] = own
     greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
     if lanes[3]:
         raise failure or InvalidArgument(

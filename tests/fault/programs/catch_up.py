@@ -2,16 +2,19 @@
 """Trains with torch until it is told to stop; a node that joins catches up beside the steps.
 
     catch_up.py STOP [--optimizer NAME] [--frozen MB] [--trained MB] [--touch STEP]
-                [--begins-when FILE] [--dies-in PHASE] [--stops-in PHASE] [--fails-in PHASE]
+                [--strays] [--begins-when FILE] [--dies-in PHASE] [--stops-in PHASE]
+                [--fails-in PHASE]
 
 Lines: "begins STEP: JOINED WHY", "step STEP of RANKS ranks", with "beside NODE" while that node is a
 standby, "gives" when this rank's state is copied for one, "stops" before it does, "copies N of M" for
-the bytes that the end of the step has copied of it, at last "weights DIGEST". `--frozen`: so much of
-the model is not trained, so that the state is large and a step's gradients are small. `--trained`:
-so much more is trained. `--touch`: parameters are also changed without the optimizer, in each step
-from that one on. `--begins-when`: begin() is called when that file is there. The process kills
-itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go on) when its state is asked for, or is
-taken over, so. `--fails-in`: the rank that is the second of its node raises an error there. The file
+the bytes that the end of the step has copied of it, "digests" where the parameters are hashed while
+others wait, at last "weights DIGEST", or "error WHY". `--frozen`: so much of the model is not trained,
+so that the state is large and a step's gradients are small. `--trained`: so much more is trained.
+`--touch`: parameters are also changed without the optimizer, in each step from that one on.
+`--strays`: a weight is changed so in a joiner's first step. `--begins-when`: begin() is called when
+that file is there. The process kills itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go
+on) when its state is asked for, or is taken over, so. `--fails-in`: the rank that is the second of
+its node raises an error there. The file
 STOP ends all ranks.
 """
 
@@ -48,6 +51,10 @@ class MortalState(talweg.torch.Elastic):
 
     told: argparse.Namespace
     has_stopped = False
+
+    def digest(self) -> int:
+        print("digests", flush=True)
+        return super().digest()
 
     def replay(self) -> Any:
         told = MortalState.told
@@ -99,6 +106,7 @@ def main() -> int:
     parser.add_argument("--frozen", type=int, default=0)
     parser.add_argument("--trained", type=int, default=0)
     parser.add_argument("--touch", type=int, default=0)
+    parser.add_argument("--strays", action="store_true")
     parser.add_argument("--begins-when", type=Path)
     for way in ("dies", "stops", "fails"):
         parser.add_argument(f"--{way}-in", choices=_PHASES)
@@ -121,7 +129,7 @@ def main() -> int:
         time.sleep(0.005)
     state.begin()
     print(f"begins {state.step}: {state.joined} {state.took_whole}", flush=True)
-    is_stopped = False
+    is_stopped, strays = False, arguments.strays and state.joined
     while not is_stopped:
         generator = torch.Generator().manual_seed(1000 * state.step + talweg.rank())
         inputs = torch.randn(8, 20, generator=generator)
@@ -142,11 +150,19 @@ def main() -> int:
         if 0 < arguments.touch <= state.step:
             with torch.no_grad():
                 model[0].weight.mul_(0.999)
+        if strays:
+            strays = False
+            with torch.no_grad():
+                model.frozen[-1] += 1
         scheduler.step()
         state.step += 1
         own = np.array([arguments.stop.exists()], np.int32)
         is_stopped = bool(talweg.push_pull(own, op=talweg.Op.MAX, name="stop")[0])
-        state.end_step()
+        try:
+            state.end_step()
+        except talweg.Mismatch as mismatch:
+            print(f"error {mismatch}", flush=True)
+            return 3
         beside = "".join(f" beside {each.node}" for each in talweg.members() if each.standby)
         print(f"step {state.step} of {talweg.size()} ranks{beside}", flush=True)
     digest = hashlib.sha256()

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from talweg import _client, _objects
-from talweg._digest import Digest
+from talweg._digest import Hashing
 from talweg._elastic_state import State
 from talweg._sampler import ElasticSampler
 from talweg.errors import InvalidArgument, Mismatch
@@ -168,9 +168,24 @@ class Elastic(State):
                 )
         own.load_state_dict(value)
 
-    def _add_all_to_digest(self, total: Digest) -> None:
+    def _parameters_bytes(self) -> Iterator[Any]:
         model: torch.nn.Module | None = self._values.get("model")
         for name, parameter in model.named_parameters() if model is not None else ():
-            total.update(name.encode())
+            yield name.encode()
             host = parameter.detach().cpu().contiguous().reshape(-1)
-            total.update(host.view(torch.uint8).numpy().data)
+            yield host.view(torch.uint8).numpy().data
+
+    def digest(self) -> int:
+        return Hashing(self._parameters_bytes()).finish()
+
+    def hashing(self) -> Hashing | None:
+        """Where updates can be replayed parameters stay as they are until the optimizer's step."""
+        if "model" not in self._values or self.replay().problem() is not None:
+            return None
+
+        def before(*_: Any) -> None:
+            hashing.finish()
+
+        hook = self._values["optimizer"].register_step_pre_hook(before)
+        hashing = Hashing(self._parameters_bytes(), hook.remove)
+        return hashing

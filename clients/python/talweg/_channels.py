@@ -47,6 +47,9 @@ class Wait:
     until: float | None = None
 
 
+# How soon whoever waits for a round sees that its channel is aborted.
+_SLICE_S = 0.25
+
 # What the round ends with, other than a result, is raised where it was yielded.
 Steps = Generator[Wait, None, Any]
 
@@ -65,6 +68,7 @@ class Channel:
         # What is to be called for jobs that are done, without _carrying.
         self._calls: list[Callable[[], None]] = []
         self._told = False  # A round is over that somebody may have to carry on.
+        self._aborted: TalwegError | None = None
         self.calls = 0  # That have been made in it.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
@@ -138,6 +142,18 @@ class Channel:
             if self._jobs:
                 self._see_to_rest()
             self._let_go()
+
+    @property
+    def aborted(self) -> TalwegError | None:
+        """What each call fails with; None: the channel is not aborted."""
+        return self._aborted
+
+    def abort(self, failure: TalwegError) -> None:
+        """Ends all its calls with `failure`, soon, and those that are made later. Other ranks wait for
+        this one until their time is over, or it has left.
+        """
+        self._aborted = self._aborted or failure
+        self._carry_what_is_over()  # Whoever carries them on sees it too.
 
     def waits_for(self) -> str:
         """Whom the first open call waits for, in words for people; empty: nobody that is known."""
@@ -359,6 +375,8 @@ class Job:
         return True
 
     def _go_on(self) -> bool:
+        if self.channel.aborted is not None:
+            raise self.channel.aborted
         if self._steps is None:
             if not self._left:
                 self.done = True
@@ -369,20 +387,26 @@ class Job:
 
     def _take(self, end: float | None) -> bool:
         wait, steps = self.waits_for, self._steps
+        if self.channel.aborted is not None:
+            if steps is not None:
+                steps.close()
+            raise self.channel.aborted
         if wait is None or steps is None:
             return self._go_on()
         connection = self.channel.client.connection
-        if wait.until is not None:
-            end = wait.until if end is None else min(end, wait.until)
+        ends = [each for each in (end, wait.until) if each is not None]
+        slice_end = min([time.monotonic() + _SLICE_S, *ends])
         try:
             if wait.places is not None:
-                over = connection.wait_places(wait.tensor, wait.round, *wait.places, end)
+                over = connection.wait_places(wait.tensor, wait.round, *wait.places, slice_end)
             else:
-                over = connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes, end)
+                room = (wait.out, wait.out_bytes)
+                over = connection.wait_parts(wait.tensor, wait.round, *room, slice_end)
             if not over:
-                if wait.until is None or time.monotonic() < wait.until:
-                    return False
-                raise Timeout("its time is over")
+                now = time.monotonic()
+                if wait.until is not None and now >= wait.until:
+                    raise Timeout("its time is over")
+                return end is None or now < end
         except TalwegError as failure:
             self.waits_for = None
             self.waits_for = steps.throw(failure)

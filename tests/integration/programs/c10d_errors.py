@@ -478,6 +478,56 @@ def check_monitored_barrier() -> None:
     dist.barrier()
 
 
+def check_abort() -> None:
+    """A rank's calls end, whoever waits for them, and however."""
+    group, other = dist.new_group(), dist.new_group()
+    if _RANK == 0:
+        works = [dist.all_reduce(torch.ones(5), group=group, async_op=True) for _ in range(3)]
+        future = works[1].get_future()
+        receive = dist.irecv(torch.ones(3), 1, group=group)
+        failures: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                works[0].wait()
+            except BaseException as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        group.abort()
+        thread.join()
+        words = "rank 0 has aborted the process group"
+        assert [type(each) for each in failures] == [talweg.Aborted], failures
+        for work in (*works, receive):
+            with raises(talweg.Aborted, words):
+                work.wait()
+        with raises(RuntimeError, words):
+            future.wait()
+        for call in (dist.barrier, lambda group: dist.all_reduce(torch.ones(5), group=group)):
+            with raises(talweg.Aborted, words):
+                call(group)
+        with raises(talweg.Aborted, words):
+            dist.send(torch.ones(3), 1, group=group)
+        _STORE.set("aborted", "")
+    else:
+        _STORE.wait(["aborted"])
+        # What rank 0 has begun, so that nothing of it is open when ranks leave.
+        dist.all_reduce(torch.ones(5), group=group)
+        if _RANK == 1:
+            dist.send(torch.ones(3), 0, group=group)
+    dist.destroy_process_group(group)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=other)  # It is another one.
+    assert tensor.tolist() == [_SIZE] * 3
+    dist.distributed_c10d._abort_process_group()
+    dist.init_process_group(
+        "talweg", store=dist.PrefixStore("again", _STORE), rank=_RANK, world_size=_SIZE
+    )
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [_SIZE**2] * 3
+
+
 def check_what_splits() -> None:
     """What stands for torch's split_group."""
     own, groups = dist.new_subgroups_by_enumeration([[2, 0], [1]])
@@ -562,5 +612,6 @@ if __name__ == "__main__":
     check_refused()
     check_monitored_barrier()
     check_what_splits()
+    check_abort()
     check_devices()
     talweg.barrier()

@@ -117,6 +117,15 @@ def unused_parameters(rank: int, size: int) -> Any:
 
 
 @case
+def static_graph(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(_Model(), static_graph=True)
+    optimizer = _sgd(model)
+    for step in range(4):
+        _step(model, optimizer, rank, step)
+    return _weights(model)
+
+
+@case
 def no_sync(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model())
     optimizer = _sgd(model)
@@ -231,6 +240,79 @@ def hybrid_sharded(rank: int, size: int) -> Any:
     for step in range(3):
         _step(model, optimizer, rank, step)
     return _full(model)
+
+
+@case
+def hybrid_sharded_by_two_backends(rank: int, size: int) -> Any:
+    """The copies over the backend, the shards over Gloo."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shards = 2 if size % 2 == 0 else 1
+    mesh = init_device_mesh(
+        "cpu",
+        (size // shards, shards),
+        mesh_dim_names=("copies", "shards"),
+        backend_override={"copies": dist.get_backend(), "shards": "gloo"},
+    )
+    assert dist.get_backend(mesh.get_group("copies")) == dist.get_backend()
+    assert dist.get_backend(mesh.get_group("shards")) == "gloo"
+    model, optimizer = _sharded(mesh)
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+    return _full(model)
+
+
+@case
+def distributed_tensors(rank: int, size: int) -> Any:
+    """Lengths that the ranks do not divide evenly."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size,))
+    generator = torch.Generator().manual_seed(1)
+    left = torch.randn(5, 7, generator=generator)
+    right = torch.randn(7, 3, generator=generator)
+    found = []
+    for placement in (Shard(0), Shard(1), Replicate()):
+        tensor = distribute_tensor(right, mesh, [placement])
+        for other in (Shard(0), Shard(1), Replicate()):
+            found.append(tensor.redistribute(mesh, [other]).full_tensor())
+        found.append((distribute_tensor(left, mesh, [Replicate()]) @ tensor).full_tensor())
+    partial = DTensor.from_local(left * (rank + 1), mesh, [Partial()])
+    return [*found, partial.redistribute(mesh, [Shard(0)]).full_tensor()]
+
+
+@case
+def tensor_parallel(rank: int, size: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel
+
+    model = _Model()
+    plan = {"first": parallel.ColwiseParallel(), "seldom": parallel.RowwiseParallel()}
+    parallel.parallelize_module(model, init_device_mesh("cpu", (size,)), plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        _step(model, optimizer, 0, step)
+    weights = [*model.first.parameters(), *model.seldom.parameters()]
+    return [each.full_tensor().detach() for each in weights]
+
+
+@case
+def compiled(rank: int, size: int) -> Any:
+    """Collectives within what torch.compile traces, as one graph."""
+    import torch.distributed._functional_collectives as functional
+
+    def call(tensor: torch.Tensor) -> Any:
+        group = dist.group.WORLD
+        summed = functional.all_reduce(tensor * 2, "sum", group)
+        every = functional.all_gather_tensor(summed + rank, 0, group)
+        own = functional.reduce_scatter_tensor(every, "sum", 0, group)
+        last = tensor + 1
+        dist.all_reduce(last)
+        return every, own, last
+
+    traced = torch.compile(call, fullgraph=True, backend="aot_eager")
+    return [[each.clone() for each in traced(torch.arange(6.0) + rank + turn)] for turn in range(2)]
 
 
 @case

@@ -33,7 +33,7 @@ from talweg._collectives import (
 )
 from talweg._kinds import WANTS_SLOT
 from talweg._process_sets import Group, ProcessSet
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.errors import Aborted, InvalidArgument, Unsupported
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
@@ -67,6 +67,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._place = rank
         self._lane = lane
         self._channel = channel_of(self._client, lane, self._group)
+        self._channels: set[Any] = set()  # Of sends and receives.
         self._small = SmallCalls(self._channel)
         self._messages = PointToPoint(self._client, self._ranks, rank, self._submit)
         if not self._group.listed and self._client.size == self._client.local_size > 1:
@@ -116,6 +117,9 @@ class ProcessGroup(dist.ProcessGroup):
         channel = self._channel
         if lane or group is not None:
             channel = channel_of(self._client, f"{self._lane}{lane}", group or self._group)
+            self._channels.add(channel)
+            if self._channel.aborted is not None:
+                channel.abort(self._channel.aborted)
         is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
         return Work(
             channel,
@@ -133,6 +137,20 @@ class ProcessGroup(dist.ProcessGroup):
     def _has_old_numbers(self) -> bool:
         return self._client.connection.view_suffix != self._view
 
+    def abort(self) -> None:
+        """Ends this rank's calls of the group with Aborted, those that are made later too."""
+        what = (
+            f"the process group of ranks {self._ranks}"
+            if self._group.listed
+            else "the process group"
+        )
+        failure = Aborted(
+            f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
+        )
+        for channel in [self._channel, *self._channels]:
+            channel.abort(failure)
+        super().abort()
+
     def _require_numbers(self, operation: str) -> None:
         if self._has_old_numbers:
             raise InvalidArgument(
@@ -147,7 +165,7 @@ class ProcessGroup(dist.ProcessGroup):
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True) or self._has_old_numbers:
+        if getattr(opts, "asyncOp", True) or self._has_old_numbers or self._channel.aborted:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:

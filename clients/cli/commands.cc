@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "clients/cli/begin_command.h"
 #include "clients/cli/bench.h"
 #include "clients/cli/command.h"
 #include "clients/cli/completion.h"
@@ -132,6 +133,7 @@ const std::vector<Command>& Commands() {
       CompletionCommand(),
       VersionCommand(),
       BenchRankCommand(),
+      BeginWithCommand(),
   };
   return *commands;
 }

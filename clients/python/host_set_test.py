@@ -12,6 +12,7 @@ from talweg._node.host_set import (
     Action,
     Begin,
     Bounds,
+    Expect,
     FindEntered,
     HostSet,
     HostState,
@@ -36,6 +37,10 @@ def _starts(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
 
 def _stops(actions: Sequence[Action]) -> list[str]:
     return [each.host for each in actions if isinstance(each, Stop)]
+
+
+def _expected(actions: Sequence[Action]) -> list[int]:
+    return [each.nodes for each in actions if isinstance(each, Expect)]
 
 
 def _said(actions: Sequence[Action]) -> str:
@@ -92,6 +97,31 @@ class HostSetTest(unittest.TestCase):
         actions = job.on_ended("b", 1, "ssh to it failed", 2)
         self.assertIn("needs 2 nodes to go on, and has 1 (a); b has failed", _said(actions))
         self.assertIn(Begin("a", 1), actions)
+
+    def test_a_host_is_lost_before_it_has_joined(self) -> None:
+        """The others wait for it no longer, unless they have begun."""
+        for loss in ("ends", "unlisted"):
+            job = self._running("a b c")
+            if loss == "ends":
+                actions = job.on_ended("b", 1, "killed", 1)
+            else:
+                actions = job.on_listed(_hosts("a c"), 1)
+            self.assertEqual([each for each in actions if isinstance(each, Expect)], [Expect(2)])
+            self.assertEqual(_expected(job.on_ended("c", 1, "killed", 2)), [1])
+            # One that comes instead begins as the others have.
+            self.assertEqual(_starts(job.on_listed(_hosts("a d"), 3)), [("d", 3, 1)])
+            self.assertEqual(job.on_here("d", 4), [Begin("d", 3)])
+            self.assertEqual(_expected(job.on_ended("d", 1, "killed", 5)), [])
+            job = self._running("a b c")
+            job.on_begun()
+            self.assertEqual(_expected(job.on_ended("b", 1, "killed", 1)), [])
+
+    def test_a_host_is_lost_that_was_not_reached(self) -> None:
+        job = HostSet(Bounds(), Policy(meet_s=30), 0)
+        job.on_listed(_hosts("a b"), 0)
+        job.on_here("b", 10)
+        job.on_time(30)
+        self.assertEqual(_expected(job.on_ended("a", 255, "ssh to it failed", 31)), [])
 
     def test_no_host_is_reached(self) -> None:
         job = HostSet(Bounds(), Policy(meet_s=30), 0)

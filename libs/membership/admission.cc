@@ -39,7 +39,8 @@ uint64_t SchedulerCore::MembersMax(const LiveJob& job) const {
 
 // With so many it waits for nobody else.
 uint64_t SchedulerCore::MembersToBegin(const LiveJob& job) const {
-  return std::min<uint64_t>(job.spec.BeginMembers(), QuotaOf(job).members_max);
+  const uint64_t enough = std::min<uint64_t>(job.spec.BeginMembers(), QuotaOf(job).members_max);
+  return std::min<uint64_t>(enough, job.begin_members_most.value_or(UINT32_MAX));
 }
 
 TenantUse SchedulerCore::UseOf(const std::string& tenant, std::optional<JobId> except) const {

@@ -384,6 +384,28 @@ Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const st
   });
 }
 
+Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t begin_members,
+                                          bool& has_begun, int64_t now_ns,
+                                          std::vector<Effect>& out) {
+  std::optional<JobId> found;
+  const Answer answer = Perform(now_ns, out, [&](Turn& turn) {
+    for (auto& [id, job] : jobs_) {
+      if (job.Over() || job.name != job_name) continue;
+      found = id;
+      if (job.state != JobState::kForming) return Answer{};
+      job.begin_members_most = std::min(begin_members, job.begin_members_most.value_or(UINT32_MAX));
+      turn.Touch(job);
+      turn.Log("job '" + job.name + "': no more than " + std::to_string(*job.begin_members_most) +
+               " members come to begin it");
+      return Answer{};
+    }
+    return Refuse(Code::kUnknown, "no job '" + job_name + "' forms or runs");
+  });
+  const auto job = found ? jobs_.find(*found) : jobs_.end();
+  has_begun = job != jobs_.end() && job->second.view != nullptr;
+  return answer;
+}
+
 Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                                    int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {

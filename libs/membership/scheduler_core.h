@@ -294,6 +294,8 @@ struct LiveJob {
   std::vector<Complaint> complaints;  // The latest few.
   int64_t join_deadline_ns = 0;
   std::optional<int64_t> gather_end_ns;  // kForming: while min_members are ready.
+  // kForming: it waits for no more, whatever its spec says. Known to this life of the scheduler.
+  std::optional<uint32_t> begin_members_most;
   int64_t over_at_ns = 0;  // When the last member of a job that is over went; 0: not yet.
 
   bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }
@@ -333,6 +335,9 @@ class SchedulerCore {
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                       int64_t now_ns, std::vector<Effect>& out);
+  // No more than so many members come to begin the job. `has_begun`: whether it has a view then.
+  Answer OnLowerBeginMembers(const std::string& job_name, uint32_t begin_members, bool& has_begun,
+                             int64_t now_ns, std::vector<Effect>& out);
   // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);

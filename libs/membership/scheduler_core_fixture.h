@@ -103,6 +103,11 @@ class Fixture {
     Drain();
     return answer;
   }
+  Answer LowerBeginMembers(const std::string& job, uint32_t members, bool& has_begun) {
+    const Answer answer = core->OnLowerBeginMembers(job, members, has_begun, now_ns, out_);
+    Drain();
+    return answer;
+  }
   Answer ReportLost(JobId job, view::MemberIdentity id, Lost lost, const std::string& text) {
     const Answer answer =
         core->OnReportLost({job, id, Epoch{0}, Shown(id.incarnation)}, lost, text, now_ns, out_);

@@ -118,6 +118,25 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(view_size(job) == 1);
   }
+  SECTION("and with those that are there when no more come") {
+    bool has_begun = true;
+    CHECK(f.LowerBeginMembers("other", 1, has_begun).code == Code::kUnknown);
+    CHECK_FALSE(has_begun);
+    CHECK(f.LowerBeginMembers("mnist", 3, has_begun).ok());
+    CHECK_FALSE(has_begun);
+    CHECK(f.StateOf(job) == JobState::kForming);
+    CHECK(f.LowerBeginMembers("mnist", 1, has_begun).ok());
+    CHECK(has_begun);
+    REQUIRE(f.StateOf(job) == JobState::kRunning);
+    CHECK(view_size(job) == 1);
+    // Who comes later says what the others did.
+    f.Enter("mnist", 1, 11, spec);
+    f.QuiesceAll(job);
+    CHECK(view_size(job) == 2);
+    CHECK(f.LowerBeginMembers("mnist", 1, has_begun).ok());
+    CHECK(has_begun);
+    CHECK(view_size(job) == 2);
+  }
   SECTION("and not with one that has joined and not opened its stream") {
     REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
     CHECK(f.StateOf(job) == JobState::kForming);

@@ -120,6 +120,10 @@ absl::StatusOr<scheduler::v1::GetSchedulerResponse> SchedulerAdminClient::GetSch
   return impl_->Call(&scheduler::v1::AdminService::Stub::GetScheduler,
                      scheduler::v1::GetSchedulerRequest());
 }
+absl::StatusOr<scheduler::v1::LowerBeginMembersResponse> SchedulerAdminClient::LowerBeginMembers(
+    const scheduler::v1::LowerBeginMembersRequest& request) {
+  return impl_->Call(&scheduler::v1::AdminService::Stub::LowerBeginMembers, request);
+}
 
 AggregatorAdminClient::AggregatorAdminClient(const std::string& address, int64_t timeout_ns,
                                              std::shared_ptr<const Credentials> credentials)

@@ -28,6 +28,8 @@ class SchedulerAdminClient {
   absl::StatusOr<scheduler::v1::GetJobResponse> GetJob(const scheduler::v1::GetJobRequest& request);
   absl::StatusOr<scheduler::v1::ListAggregatorsResponse> ListAggregators();
   absl::StatusOr<scheduler::v1::GetSchedulerResponse> GetScheduler();
+  absl::StatusOr<scheduler::v1::LowerBeginMembersResponse> LowerBeginMembers(
+      const scheduler::v1::LowerBeginMembersRequest& request);
 
  private:
   class Impl;

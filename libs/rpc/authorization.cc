@@ -33,6 +33,7 @@ constexpr std::array kRules = {
     Rule{"/talweg.scheduler.v1.AdminService/GetJob", kReaders},
     Rule{"/talweg.scheduler.v1.AdminService/ListAggregators", kReaders},
     Rule{"/talweg.scheduler.v1.AdminService/GetScheduler", kReaders},
+    Rule{"/talweg.scheduler.v1.AdminService/LowerBeginMembers", kOperators},
     Rule{"/talweg.aggregator.v1.AdminService/GetStatus", kReaders},
     Rule{"/talweg.agent.v1.AdminService/GetStatus", kReaders},
     Rule{"/talweg.agent.v1.AdminService/GetTrace", kReaders},

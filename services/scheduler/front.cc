@@ -294,6 +294,11 @@ class AdminService final : public v1::AdminService::CallbackService {
                                          v1::GetSchedulerResponse* response) override {
     return gate_->Answer(context, request, response, &SchedulerDriver::GetScheduler);
   }
+  grpc::ServerUnaryReactor* LowerBeginMembers(grpc::CallbackServerContext* context,
+                                              const v1::LowerBeginMembersRequest* request,
+                                              v1::LowerBeginMembersResponse* response) override {
+    return gate_->Answer(context, request, response, &SchedulerDriver::LowerBeginMembers);
+  }
 
  private:
   Gate* const gate_;

@@ -241,9 +241,7 @@ void SchedulerDriver::SetJobSecret(const std::string& secret) {
   if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
 }
 
-template <typename Request>
-absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::string& who) {
-  const std::string& shown = request.job_secret();
+absl::Status SchedulerDriver::CheckJobSecret(const std::string& shown, const std::string& who) {
   if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
     telemetry::Log(telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
                    shown.empty() ? "no" : "another", " job secret");
@@ -253,6 +251,12 @@ absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::st
                          "; give it a copy of the scheduler's secret file (option secret_file, "
                          "TALWEG_SECRET_FILE, or ~/.config/talweg/secret)"});
   }
+  return absl::OkStatus();
+}
+
+template <typename Request>
+absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::string& who) {
+  TALWEG_RETURN_IF_ERROR(CheckJobSecret(request.job_secret(), who));
   const std::string& session = request.session_secret();
   if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
   return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
@@ -504,6 +508,22 @@ absl::Status SchedulerDriver::ListAggregators(const v1::ListAggregatorsRequest&,
                                               v1::ListAggregatorsResponse* response) {
   *response = AggregatorsOf(*membership_, clock_->NowNs());
   return absl::OkStatus();
+}
+
+absl::Status SchedulerDriver::LowerBeginMembers(const v1::LowerBeginMembersRequest& request,
+                                                v1::LowerBeginMembersResponse* response) {
+  TALWEG_RETURN_IF_ERROR(CheckJobSecret(request.job_secret(), "a launcher"));
+  if (request.begin_members() == 0) {
+    return ToStatus({Code::kInvalid, "begin_members is 0; say with how many the job may begin"});
+  }
+  Answer answer;
+  bool has_begun = false;
+  TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
+    answer = core.OnLowerBeginMembers(request.job_name(), request.begin_members(), has_begun,
+                                      now_ns, out);
+  }));
+  response->set_has_begun(has_begun);
+  return ToStatus(answer);
 }
 
 absl::Status SchedulerDriver::GetScheduler(const v1::GetSchedulerRequest&,

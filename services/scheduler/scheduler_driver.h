@@ -73,6 +73,8 @@ class SchedulerDriver {
 
   absl::Status ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response);
   absl::Status GetJob(const v1::GetJobRequest& request, v1::GetJobResponse* response);
+  absl::Status LowerBeginMembers(const v1::LowerBeginMembersRequest& request,
+                                 v1::LowerBeginMembersResponse* response);
   absl::Status ListAggregators(const v1::ListAggregatorsRequest& request,
                                v1::ListAggregatorsResponse* response);
   absl::Status GetScheduler(const v1::GetSchedulerRequest& request,
@@ -109,6 +111,7 @@ class SchedulerDriver {
                v1::WatchViewsResponse& response);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
+  absl::Status CheckJobSecret(const std::string& shown, const std::string& who);
   // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
   template <typename Request>
   absl::Status CheckSecrets(const Request& request, const std::string& who);

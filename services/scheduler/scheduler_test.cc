@@ -532,6 +532,24 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
   events.Next<rpc::Registered>();
   TestMember member(link, Spec(0, 1, 1));
   member.events.Next<rpc::ViewPublished>();
+  // Nor does another one say with how many a job begins.
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::LowerBeginMembersRequest lower;
+  lower.set_job_name("mnist");
+  lower.set_begin_members(1);
+  for (const std::string& shown : {std::string(), std::string(64, 't')}) {
+    lower.set_job_secret(shown);
+    CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kPermissionDenied);
+  }
+  lower.set_job_secret(options.job_secret);
+  const auto lowered = admin.LowerBeginMembers(lower);
+  REQUIRE(lowered.ok());
+  CHECK(lowered->has_begun());
+  lower.set_begin_members(0);
+  CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kInvalidArgument);
+  lower.set_begin_members(1);
+  lower.set_job_name("another");
+  CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kNotFound);
 }
 
 TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one", "[scheduler]") {

@@ -138,6 +138,20 @@ class HostsRunTest(unittest.TestCase):
         self.assertEqual(begun[0], "begins 0 False 0 1")
         self.assertRegex(begun[1], "^begins [1-9][0-9]* True 0 2$")
 
+    def test_a_host_dies_before_it_has_joined(self) -> None:
+        """However long the others would wait for it."""
+        job = _HeldJob(self, "--gather-ms=3600000")
+        job.kill_host("a")
+        job.says("host a (node 0) is lost")
+        job.go_on(1)
+        job.name_hosts("slow c")
+        job.go_on(2)
+        job.stop()
+        job.end()
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(begun[0], "begins 0 False 0 1")
+        self.assertRegex(begun[1], "^begins [1-9][0-9]* True 1 2$")
+
     def test_a_host_dies_and_too_few_are_left(self) -> None:
         job = _Job(self, "a b", "--host-discovery-script={script}", "--min-nodes=2")
         job.go_on(2)

@@ -32,6 +32,7 @@ _MAY_CALL = {
     f"{_SCHEDULER}.AdminService/GetJob": _READERS,
     f"{_SCHEDULER}.AdminService/ListAggregators": _READERS,
     f"{_SCHEDULER}.AdminService/GetScheduler": _READERS,
+    f"{_SCHEDULER}.AdminService/LowerBeginMembers": {"operator"},
     "talweg.aggregator.v1.AdminService/GetStatus": _READERS,
     "talweg.agent.v1.AdminService/GetStatus": _READERS,
     "talweg.agent.v1.AdminService/GetTrace": _READERS,

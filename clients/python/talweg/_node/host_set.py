@@ -79,6 +79,15 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Expect:
+    """Tells those that have been told to begin that no more than so many come. Says by on_begun() if
+    the job has begun.
+    """
+
+    nodes: int
+
+
+@dataclass(frozen=True)
 class Stop:
     host: str
 
@@ -97,7 +106,7 @@ class Say:
     text: str
 
 
-Action = Union[Start, Begin, Stop, FindEntered, Say]
+Action = Union[Start, Begin, Expect, Stop, FindEntered, Say]
 
 
 @dataclass
@@ -129,7 +138,9 @@ class HostSet:
     _is_empty: bool = False  # The list, of late.
     _short_s: float = field(init=False)
     _met_s: float = 0.0  # When the job begins with the hosts that were reached.
-    _first_nodes: int = 0  # With how many it has begun.
+    _first_nodes: int = 0  # How many were told to begin at first.
+    _has_begun: bool = False  # It needs no more: it has made a view.
+    _expected: int = 0  # How many those that wait for each other wait for.
     _failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -224,6 +235,10 @@ class HostSet:
             actions += self._fail(place, status, failure, now_s)
         return self._settle(actions, now_s)
 
+    def on_begun(self) -> None:
+        """The job has begun: nobody waits for others any more."""
+        self._has_begun = True
+
     def on_outside(self, hosts: Sequence[str], now_s: float) -> list[Action]:
         """These have not entered the job, which is about to end."""
         actions: list[Action] = []
@@ -306,6 +321,7 @@ class HostSet:
                 text = f"hosts have come or gone {self._changes} times, and the limit is {limit}"
                 return actions + self.end(1, text)
             actions += self._meet(now_s)
+            actions += self._expect()
             actions += self._follow_count(now_s)
         if self.state in (JobState.GATHERING, JobState.SHORT):
             if now_s - self._short_s >= self.policy.wait_s:
@@ -331,11 +347,25 @@ class HostSet:
         if not here:
             return self.end(1, f"no host has been reached within {self.policy.meet_s:g} s")
         self._first_nodes = len(here)
+        self._expected = len(here)
         actions: list[Action] = [Begin(name, len(here)) for name in here]
         if late:
             text = f"host {', '.join(late)} has not been reached within {self.policy.meet_s:g} s"
             actions.append(Say(f"{text}: the job begins without it"))
         return actions
+
+    def _expect(self) -> list[Action]:
+        """Those that have been told to begin wait for no host that is lost. One that is reached later
+        may come instead.
+        """
+        if self.state is JobState.MEETING or self._has_begun:
+            return []
+        begun = [each for each in self._places.values() if each.is_here]
+        count = sum(each.state is HostState.RUNNING for each in begun)
+        if not 0 < count < self._expected:
+            return []
+        self._expected = count
+        return [Expect(count)]
 
     def _follow_count(self, now_s: float) -> list[Action]:
         if self.state is JobState.MEETING:

@@ -31,6 +31,7 @@ from talweg._node.host_set import (
     Action,
     Begin,
     Bounds,
+    Expect,
     FindEntered,
     HostSet,
     HostState,
@@ -47,6 +48,8 @@ from talweg.errors import InvalidArgument, TalwegError
 _TURN_S = 0.2
 _SAY_S = 10.0
 _ANSWER_S = 10.0
+# How often it is asked again, while nobody has joined the job.
+_ASK_S = 0.5
 # After so long without a word from a host it counts as lost, and ends what runs there itself.
 _SILENCE_S = 30.0
 _SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
@@ -238,6 +241,10 @@ class HostsRun:
         self._said = ""
         self._said_s = 0.0
         self._job = HostSet(self._bounds, _policy_of(options), time.monotonic())
+        # With how many the job is to begin; 0: as its members say, or it has been told.
+        self._expected = 0
+        self._telling: subprocess.Popen[str] | None = None
+        self._told_s = 0.0
         told = "TALWEG_LOG_LEVEL" in os.environ
         # Daemons of a run are its own affair: they are heard of when something is amiss.
         self._log_level = [] if told else ["--log_level=warning"]
@@ -260,6 +267,9 @@ class HostsRun:
             for node in self._nodes.values():
                 node.on_host.kill()
             self._list.close()
+            if self._telling is not None:
+                self._telling.kill()
+                self._telling.wait()
             if self._scheduler is not None:
                 self._scheduler.end()
         if self._job.report:
@@ -292,7 +302,33 @@ class HostsRun:
         for node in self._nodes.values():
             if node.kill_s is not None and now_s >= node.kill_s:
                 node.on_host.kill()
+        self._tell_expected(now_s)
         self._say_waiting(now_s)
+
+    def _tell_expected(self, now_s: float) -> None:
+        """Has the scheduler know that fewer nodes come; again as long as it knows no such job."""
+        if self._telling is not None:
+            if self._telling.poll() is None:
+                return
+            said, _ = self._telling.communicate()
+            if self._telling.returncode == 0:
+                self._expected = 0
+                if said.strip() == "begun":
+                    self._job.on_begun()
+            self._telling = None
+        if not self._expected or now_s - self._told_s < _ASK_S:
+            return
+        assert self._scheduler is not None
+        self._told_s = now_s
+        line = [self._tool, "begin-with", f"--scheduler={self._scheduler.address}"]
+        line += [f"--job={self._options.job or 'run'}", f"--members={self._expected}"]
+        self._telling = subprocess.Popen(
+            line,
+            env={**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def _take_signals(self) -> None:
         while self._signals:
@@ -373,6 +409,8 @@ class HostsRun:
                 self._start(action)
             elif isinstance(action, Begin):
                 self._nodes[action.host].on_host.begin(f"{action.nodes}")
+            elif isinstance(action, Expect):
+                self._expected, self._told_s = action.nodes, 0.0
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):

@@ -67,7 +67,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._place = rank
         self._lane = lane
         self._channel = channel_of(self._client, lane, self._group)
-        self._channels: set[Any] = set()  # Of sends and receives.
+        self._channels: set[Any] = set()  # For sends and receives.
         self._small = SmallCalls(self._channel)
         self._messages = PointToPoint(self._client, self._ranks, rank, self._submit)
         if not self._group.listed and self._client.size == self._client.local_size > 1:

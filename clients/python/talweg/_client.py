@@ -48,7 +48,7 @@ class NamesWatcher(Protocol):
         """Tensors with their priorities."""
 
     def on_channel(self, channel: Any) -> None:
-        """A channel of collectives (_collectives.CallChannel)."""
+        """A channel of collectives (_call_channel.CallChannel)."""
 
     def agree(self) -> None:
         """All ranks call it, if all have one, where the membership has changed."""

@@ -44,9 +44,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from talweg import _client, _collectives, _objects
+from talweg._call_channel import CallChannel, channel_named
 from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
-from talweg._collectives import CallChannel
 from talweg._declaration import Declaration, DType, Op
 from talweg._kinds import ALL_GATHER, WHOLE, Given, Rows
 from talweg._process_sets import Group, ProcessSet
@@ -203,7 +203,7 @@ def channel_of_names(client: Client, group: Group) -> Channel:
     name = f"{_OWN}.names"
     if client.membership.changes:
         return _channel_of_maxima(client, name, group)
-    return _collectives.channel_named(client, name, group, name)
+    return channel_named(client, name, group, name)
 
 
 # ----- Gathers that go on without ranks that are gone -----
@@ -475,7 +475,7 @@ class _Joined:
         client = self.client
         if name.declaration is None:
             group = Group(client, ProcessSet(name.ranks) if name.ranks else None, "join")
-            channel = _collectives.channel_named(client, name.name, group, name.title, name.in_one)
+            channel = channel_named(client, name.name, group, name.title, name.in_one)
             return _stream_of_calls(channel, name)
         try:
             if not client.tensors.is_free(name.name):

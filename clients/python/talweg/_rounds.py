@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _collectives, _native, _native_arguments
+from talweg._call_channel import CallChannel, channel_named
 from talweg._channels import Job, Steps, Wait
 from talweg._client import Client, Declared, Handle
 from talweg._collectives import Given, JobHandle, Rows
@@ -372,7 +373,7 @@ def _as_collective(
         declaration.dtype,
         brought.factors,
     )
-    channel = _collectives.channel_named(client, channel_name, group, title, in_one=True)
+    channel = channel_named(client, channel_name, group, title, in_one=True)
     job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
     channel.submit(job, brought.is_async)
     return JobHandle(
@@ -396,9 +397,7 @@ def _row_shape(brought: Brought) -> tuple[int, ...]:
     return (brought.declaration.count,)
 
 
-def _call(
-    leaving: Steps | None, channel: _collectives.CallChannel, given: Given, priority: int
-) -> Steps:
+def _call(leaving: Steps | None, channel: CallChannel, given: Given, priority: int) -> Steps:
     if leaving is not None:
         yield from leaving
     return (yield from _collectives.steps(channel, given, priority))

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from talweg import _client
+from talweg._call_channel import channel_of
 from talweg._channels import Job
 from talweg._collectives import (
     ALL_GATHER,
@@ -29,7 +30,6 @@ from talweg._collectives import (
     REDUCE_SCATTER,
     SCATTER,
     Given,
-    channel_of,
 )
 from talweg._kinds import WANTS_SLOT
 from talweg._process_sets import Group, ProcessSet

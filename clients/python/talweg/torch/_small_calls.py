@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from talweg._call_channel import CallChannel
 from talweg._call_site import call_site
 from talweg._channels import Job
-from talweg._collectives import CallChannel, Given
+from talweg._collectives import Given, job_of
 from talweg._one_round import OneRound
 from talweg._words import block
 from talweg.torch import _cuda
@@ -86,9 +87,9 @@ class SmallCalls:
             return None
         target: list[Outputs] = []
 
-        def later(round_: int) -> Given:
+        def later(round_: int) -> Job:
             target.append(known.outputs(output))
-            return replace(
+            given = replace(
                 known.given,
                 address=tensor.data_ptr(),
                 keep=tensor,
@@ -96,6 +97,7 @@ class SmallCalls:
                 pushed=round_,
                 site=call_site(),
             )
+            return job_of(channel, [given], 0)
 
         channel = self._channel
         job = channel.run_at_once(known.call, tensor.data_ptr(), output.data_ptr(), later)

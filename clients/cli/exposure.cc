@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/exposure.h"
 
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
+#include <absl/strings/strip.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -24,12 +27,23 @@ std::vector<std::string> Words(const std::filesystem::path& path) {
   return absl::StrSplit(text, '\0', absl::SkipEmpty());
 }
 
+bool IsFalse(absl::string_view word) {
+  bool value = true;
+  return absl::SimpleAtob(word, &value) ? !value : absl::EqualsIgnoreCase(word, "off");
+}
+
+// As a daemon reads its options: a word that means true in one of its ways, or is none, is true.
 bool SaysInsecure(const std::filesystem::path& process) {
-  for (const std::string& word : Words(process / "cmdline")) {
-    if (word == "--insecure" || word == "--insecure=true") return true;
+  for (const std::string& each : Words(process / "cmdline")) {
+    absl::string_view word = each;
+    if (!absl::ConsumePrefix(&word, "--insecure") && !absl::ConsumePrefix(&word, "-insecure")) {
+      continue;
+    }
+    if (word.empty() || (absl::ConsumePrefix(&word, "=") && !IsFalse(word))) return true;
   }
-  for (const std::string& word : Words(process / "environ")) {
-    if (word == "TALWEG_INSECURE=true" || word == "TALWEG_INSECURE=1") return true;
+  for (const std::string& each : Words(process / "environ")) {
+    absl::string_view word = each;
+    if (absl::ConsumePrefix(&word, "TALWEG_INSECURE=") && !IsFalse(word)) return true;
   }
   return false;
 }

@@ -196,6 +196,22 @@ class TlsTest(unittest.TestCase):
         with Cluster() as cluster:
             daemon = cluster.scheduler(["--in_memory", "--listen=0.0.0.0:0", "--insecure"])
             cluster.wait_for_log(daemon, "insecure: listening on 0.0.0.0:[0-9]+ without TLS")
+            # The doctor finds it, in whichever words it was told.
+            other = cluster.start(
+                "scheduler",
+                "other",
+                ["--in_memory", "--listen=0.0.0.0:0"],
+                ("env", "TALWEG_INSECURE=yes"),
+            )
+            doctor = subprocess.run(
+                [str(TOOL), "doctor"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=DEADLINE_S,
+            )
+            for each in (daemon, other):
+                self.assertIn(f"talweg-scheduler (process {each.process.pid})", doctor.stdout)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,16 @@ class TlsTest(unittest.TestCase):
                             denied = code == "PERMISSION_DENIED" and _ROLE_DENIED.search(text)
                             self.assertEqual(not denied, role in _MAY_CALL[method], text)
                         seen.add(method)
+                    # Reflection, which the tool asks as a reader, with the role itself.
+                    own = pki / _directory(role)
+                    listed = subprocess.run(
+                        [_GENERIC_TOOL, address, own, own],
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                        timeout=DEADLINE_S,
+                    )
+                    self.assertEqual("service " in listed.stdout, role in _READERS, role)
             self.assertEqual(seen, set(_MAY_CALL))
             for rank in job.all_ranks():  # Nobody's job was harmed.
                 rank.goes_on()

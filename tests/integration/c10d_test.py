@@ -39,6 +39,14 @@ class C10dTest(unittest.TestCase):
     def test_errors_and_what_gloo_has_not(self) -> None:
         job.run(job.command("c10d_errors.py", ranks=3, forks=self.forks))
 
+    def test_calls_that_do_not_fit_together_on_three_nodes(self) -> None:
+        arguments = ["disagreements"]
+        job.run(
+            job.command(
+                "c10d_errors.py", arguments, nodes=3, ranks=1, aggregators=1, forks=self.forks
+            )
+        )
+
     def test_senders_that_leave(self) -> None:
         job.run(job.command("c10d_any_source.py", ranks=3, forks=self.forks))
         job.run(

@@ -63,6 +63,12 @@ def signatures() -> None:
         assert _parameters(function) == text, f"{function}: {_parameters(function)}"
 
 
+def calls_of_unreleased_branches() -> None:
+    for name, remedy in (("allgather", "all_gather"), ("alltoall", "all_to_all")):
+        assert not hasattr(bps, name)
+        expect(AttributeError, f"use talweg.tensorflow.{remedy}", getattr, bps, name)
+
+
 def sums() -> None:
     size, rank = bps.size(), bps.rank()
     total, mean = size * (size - 1) / 2, (size - 1) / 2
@@ -213,6 +219,7 @@ def main() -> int:
     bps.init()
     for case in (
         signatures,
+        calls_of_unreleased_branches,
         sums,
         tapes_and_optimizers,
         graphs_of_version_1,

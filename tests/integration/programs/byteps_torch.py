@@ -75,6 +75,19 @@ def modules_in_its_place() -> None:
             assert name in module.__all__, name
 
 
+def calls_of_unreleased_branches() -> None:
+    """BytePS's own tests of them fail with the name of what to use instead."""
+    for module in (bps, cross_barrier, imagenet18):
+        for name, remedy in (
+            ("allgather", "talweg.torch.all_gather"),
+            ("alltoall", "talweg.torch.all_to_all"),
+            ("SyncBatchNorm", "talweg.horovod.torch.SyncBatchNorm"),
+        ):
+            assert not hasattr(module, name)
+            expect(AttributeError, f"use {remedy}", getattr, module, name)
+        expect(AttributeError, "has no attribute 'nothing'", getattr, module, "nothing")
+
+
 def averages_and_sums() -> None:
     for dtype in (torch.float16, torch.float32, torch.float64):
         own = torch.full((3, 4), float(bps.rank()), dtype=dtype)
@@ -348,6 +361,7 @@ def speed() -> None:
 CASES = [
     signatures,
     modules_in_its_place,
+    calls_of_unreleased_branches,
     averages_and_sums,
     positions,
     handles,

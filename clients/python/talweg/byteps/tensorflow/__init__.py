@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
+from talweg.byteps.common.unreleased import remedies
 from talweg.byteps.tensorflow import distribute, ops
 from talweg.byteps.tensorflow.compression import Compression
 from talweg.byteps.tensorflow.gradients import DistributedGradientTape, DistributedOptimizer
@@ -21,3 +22,9 @@ __all__ = [
 ]
 __all__ += ops.__all__
 __all__ += surface.__all__
+
+_REMEDIES = {
+    "allgather": "talweg.tensorflow.all_gather",
+    "alltoall": "talweg.tensorflow.all_to_all",
+}
+__getattr__ = remedies("byteps.tensorflow", _REMEDIES)

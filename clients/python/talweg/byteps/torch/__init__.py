@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
+from talweg.byteps.common.unreleased import remedies
 from talweg.byteps.torch import ops, parallel
 from talweg.byteps.torch._optimizer import DistributedOptimizer
 from talweg.byteps.torch._state import (
@@ -25,3 +26,10 @@ __all__ = [
 ]
 __all__ += ops.__all__
 __all__ += surface.__all__
+
+_REMEDIES = {
+    "SyncBatchNorm": "talweg.horovod.torch.SyncBatchNorm",
+    "allgather": "talweg.torch.all_gather",
+    "alltoall": "talweg.torch.all_to_all",
+}
+__getattr__ = remedies("byteps.torch", _REMEDIES)

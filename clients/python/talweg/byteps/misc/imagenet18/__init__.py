@@ -34,6 +34,7 @@ __all__ = [
 ]
 __all__ += ops.__all__
 __all__ += surface.__all__
+__getattr__ = bps.__getattr__
 
 
 class _HalfPrecision:

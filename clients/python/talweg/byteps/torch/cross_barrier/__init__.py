@@ -16,6 +16,7 @@ from talweg.torch._optimizer import distribute
 
 __all__ = ["CrossBarrier"]
 __all__ += bps.__all__
+__getattr__ = bps.__getattr__
 
 
 def CrossBarrier(

@@ -9,7 +9,7 @@ is copied that lies in one piece; results go straight into outputs that do.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,3 +276,20 @@ def reduced(
 def real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Complex tensors as pairs of real numbers, for reductions."""
     return [_real(tensor) for tensor in tensors]
+
+
+def outputs_of(operation: str) -> Callable[[torch.Tensor], Outputs]:
+    """What makes the outputs of calls of that operation with one output tensor."""
+    return lambda output: Outputs(real([output]), operation)
+
+
+def options_of(kind: Any, given: Any) -> Any:
+    """The options of a call, of which torch's callers give all, an operation, or none."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if given is not None:
+        if not hasattr(options, "reduceOp"):
+            raise InvalidArgument(f"{given!r} are no {kind.__name__}: call torch.distributed's own")
+        options.reduceOp = given
+    return options

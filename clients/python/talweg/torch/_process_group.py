@@ -8,7 +8,7 @@ do not fit together are a Mismatch at every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +36,16 @@ from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, InvalidArgument, Unsupported
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
-from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
+from talweg.torch._c10d_tensors import (
+    Outputs,
+    Reduction,
+    given,
+    options_of,
+    outputs_of,
+    real,
+    reduced,
+    said,
+)
 from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
@@ -220,13 +229,13 @@ class ProcessGroup(dist.ProcessGroup):
             for tensor, output in zip(tensors, outputs)
         ]
         if key is not None:
-            self._small.learn(key, calls[0], tensors[0], outputs[0], _outputs_of("all_reduce"))
+            self._small.learn(key, calls[0], tensors[0], outputs[0], outputs_of("all_reduce"))
             if is_reducer() and calls[0].address == tensors[0].data_ptr():
                 calls[0].slot = WANTS_SLOT
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllreduceOptions, opts)
+        opts = options_of(c10d.AllreduceOptions, opts)
         key = None
         if len(tensors) == 1:
             tensor = tensors[0]
@@ -245,13 +254,13 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("all_reduce", calls, [tensor], [tensor], outputs, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllreduceCoalescedOptions, opts)
+        opts = options_of(c10d.AllreduceCoalescedOptions, opts)
         if self._is_elsewhere(tensors[:1], "all_reduce_coalesced"):
             return super().allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce_coalesced")
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.ReduceOptions, opts)
+        opts = options_of(c10d.ReduceOptions, opts)
         if self._is_elsewhere(tensors, "reduce"):
             return super().reduce(tensors, opts)
         tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
@@ -288,17 +297,17 @@ class ProcessGroup(dist.ProcessGroup):
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
         if key is not None:
-            self._small.learn(key, calls[0], shown[0], targets[0], _outputs_of(operation))
+            self._small.learn(key, calls[0], shown[0], targets[0], outputs_of(operation))
         return self._submit(operation, calls, shown, outputs, targets, opts)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.ReduceScatterOptions, opts)
+        opts = options_of(c10d.ReduceScatterOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors[0]], "reduce_scatter"):
             return super().reduce_scatter(output_tensors, input_tensors, opts)
         return self._reduce_scatter(output_tensors, input_tensors, opts, "reduce_scatter")
 
     def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts, operation = _options(c10d.ReduceScatterOptions, opts), "reduce_scatter_tensor"
+        opts, operation = options_of(c10d.ReduceScatterOptions, opts), "reduce_scatter_tensor"
         sizes = (input_.dtype, input_.numel(), output.dtype, output.shape)
         key = (operation, *sizes, tensors_.name_of(opts.reduceOp))
         work = self._small_call(key, input_, output, output, opts)
@@ -309,7 +318,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter([output], [[input_]], opts, operation, key)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.ReduceScatterOptions, opts)
+        opts = options_of(c10d.ReduceScatterOptions, opts)
         if self._is_elsewhere(outputs[:1], "reduce_scatter_tensor_coalesced"):
             return super().reduce_scatter_single_coalesced(outputs, inputs, opts)
         parts = [[each] for each in inputs]
@@ -318,7 +327,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies from one rank, or to one -----
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.BroadcastOptions, opts)
+        opts = options_of(c10d.BroadcastOptions, opts)
         if self._is_elsewhere(tensors, "broadcast"):
             return super().broadcast(tensors, opts)
         tensor, root = self._only(tensors, "broadcast"), self._root(opts, "broadcast")
@@ -335,7 +344,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("broadcast", [call], [tensor], tensors, [output], opts)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.GatherOptions, opts)
+        opts = options_of(c10d.GatherOptions, opts)
         if self._is_elsewhere(input_tensors, "gather"):
             return super().gather(output_tensors, input_tensors, opts)
         tensor, root = self._only(input_tensors, "gather"), self._root(opts, "gather")
@@ -348,7 +357,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("gather", [call], [tensor], output_tensors, targets, opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.ScatterOptions, opts)
+        opts = options_of(c10d.ScatterOptions, opts)
         if self._is_elsewhere(output_tensors, "scatter"):
             return super().scatter(output_tensors, input_tensors, opts)
         tensor, root = self._only(output_tensors, "scatter"), self._root(opts, "scatter")
@@ -378,7 +387,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies to all ranks -----
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options_of(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_tensors, "all_gather"):
             return super().allgather(output_tensors, input_tensors, opts)
         tensor = self._only(input_tensors, "all_gather")
@@ -405,11 +414,11 @@ class ProcessGroup(dist.ProcessGroup):
             calls.append(given(ALL_GATHER, [tensor], rows, [count], 0, target))
             targets.append(target)
         if key is not None:
-            self._small.learn(key, calls[0], inputs[0], targets[0], _outputs_of(operation))
+            self._small.learn(key, calls[0], inputs[0], targets[0], outputs_of(operation))
         return self._submit(operation, calls, inputs, result, targets, opts)
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts, operation = _options(c10d.AllgatherOptions, opts), "all_gather_into_tensor"
+        opts, operation = options_of(c10d.AllgatherOptions, opts), "all_gather_into_tensor"
         key = (operation, input_.dtype, input_.shape, output.dtype, output.numel())
         work = self._small_call(key, input_, output, output, opts)
         if work is not None:
@@ -438,7 +447,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
         """`output_lists` has a list for each rank, of a tensor for each input."""
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options_of(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
             return super().allgather_coalesced(output_lists, input_list, opts)
         size, counts = len(self._ranks), [len(each) for each in output_lists]
@@ -454,7 +463,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options_of(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(inputs[:1], "all_gather_into_tensor_coalesced"):
             return super().all_gather_single_coalesced(outputs, inputs, opts)
         return self._all_gather_single(
@@ -476,11 +485,11 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         call = given(ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs)
         if key is not None and outputs.expects([counts[self._place]] * len(counts)):
-            self._small.learn(key, call, like, outputs, _outputs_of(operation))
+            self._small.learn(key, call, like, outputs, outputs_of(operation))
         return self._submit(operation, [call], inputs, result, [outputs], opts)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllToAllOptions, opts)
+        opts = options_of(c10d.AllToAllOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors], "all_to_all"):
             return super().alltoall(output_tensors, input_tensors, opts)
         for lists in (output_tensors, input_tensors):
@@ -498,7 +507,7 @@ class ProcessGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Any, input_: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Any:
-        opts = _options(c10d.AllToAllOptions, opts)
+        opts = options_of(c10d.AllToAllOptions, opts)
         operation = "all_to_all_single"
         key = None
         if not output_splits and not input_splits:
@@ -548,7 +557,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- The group -----
 
     def barrier(self, opts: Any = None) -> Any:
-        opts = _options(c10d.BarrierOptions, opts)
+        opts = options_of(c10d.BarrierOptions, opts)
         device = getattr(opts, "device", None)
         if device is not None and any(each.type == device.type for each in self._device_types):
             return super().barrier(opts)
@@ -589,19 +598,3 @@ class ProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-
-def _outputs_of(operation: str) -> Callable[[torch.Tensor], Outputs]:
-    return lambda output: Outputs(real([output]), operation)
-
-
-def _options(kind: Any, given: Any) -> Any:
-    """The options of a call, of which torch's callers give all, an operation, or none."""
-    if isinstance(given, kind):
-        return given
-    options = kind()
-    if given is not None:
-        if not hasattr(options, "reduceOp"):
-            raise InvalidArgument(f"{given!r} are no {kind.__name__}: call torch.distributed's own")
-        options.reduceOp = given
-    return options

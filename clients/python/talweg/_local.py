@@ -56,7 +56,10 @@ class LocalConnection(_native.Connection):
         self._lock = threading.Lock()
         self._declared: list[tuple[str, Declaration]] = []
         self._rounds: list[int] = []
-        self._open: dict[int, bytes] = {}
+        # What an open round has been given, and how much that is. A tensor keeps its memory: new
+        # memory costs more than the copies.
+        self._given: dict[int, bytearray] = {}
+        self._open: dict[int, int] = {}
         self._closed = False
         self._pid = os.getpid()
 
@@ -145,7 +148,11 @@ class LocalConnection(_native.Connection):
                 raise errors.Busy(
                     f"tensor '{name}' has an open round: synchronize it before the next push_pull"
                 )
-            self._open[tensor] = ctypes.string_at(address, nbytes) if nbytes else b""
+            if nbytes > len(self._given.get(tensor, b"")):
+                self._given[tensor] = bytearray(nbytes)
+            if nbytes:
+                ctypes.memmove(self._memory(tensor), address, nbytes)
+            self._open[tensor] = nbytes
             self._rounds[tensor] += 1
             return self._rounds[tensor]
 
@@ -155,9 +162,13 @@ class LocalConnection(_native.Connection):
     def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
         self.check_health()
         with self._lock:
-            data = self._open.pop(tensor)
-        if out:
-            ctypes.memmove(out, data, len(data))
+            nbytes = self._open.pop(tensor)
+            if out and nbytes:
+                ctypes.memmove(out, self._memory(tensor), nbytes)
+
+    def _memory(self, tensor: int) -> Any:
+        given = self._given[tensor]
+        return (ctypes.c_char * len(given)).from_buffer(given)
 
     def wait_parts(
         self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None

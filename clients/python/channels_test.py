@@ -150,7 +150,7 @@ class ChannelsTest(unittest.TestCase):
         self.assertEqual(self.begun, [1])
         self.rounds.end(1)
         self.assertEqual(self.begun, [1, 11, 2])
-        self.rounds.end(2)  # Of a call that is not the first: nobody looks yet.
+        self.rounds.end(2)  # It is not the first call's: nobody looks yet.
         self.assertEqual(self.rounds.taken, [1])
         self.rounds.end(11)
         self.assertEqual(self.begun, [1, 11, 2, 12, 3])

@@ -10,7 +10,7 @@ import unittest
 from run_testing import TIMEOUT_S, Run, RunTestCase, run
 
 
-class RunRestartsTest(RunTestCase):
+class RunDeathsTest(RunTestCase):
     def test_a_daemon_that_fails(self) -> None:
         for daemon in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
             status, output, errors = run("--nodes=2", "--", "echo", "x", FAKE_DAEMON_FAILS=daemon)

@@ -3,8 +3,9 @@
 
     collectives.py talweg|gloo [RANK SIZE STORE]
 
-"dtype" is the call: ar, ag, rs or a2a. "bytes" is what a rank has of it at its larger end: the
-result of an all_gather, the input of the others. Elements are f32.
+"dtype" is the call: ar, ag, rs or a2a, or "ars": all_reduces that are all under way at once.
+"bytes" is what a rank has of it at its larger end: the result of an all_gather, the input of the
+others. Elements are f32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from control import Control, Order
 from torch import distributed as dist
 
-_Call = Callable[[torch.Tensor, torch.Tensor], object]
+_Call = Callable[[torch.Tensor, torch.Tensor], object]  # Work, if it is still under way.
 
 # How large output and input are, by the ranks; the call.
 _CALLS: dict[str, tuple[bool, bool, _Call]] = {
@@ -25,12 +26,13 @@ _CALLS: dict[str, tuple[bool, bool, _Call]] = {
     "ag": (True, False, dist.all_gather_into_tensor),
     "rs": (False, True, dist.reduce_scatter_tensor),
     "a2a": (True, True, dist.all_to_all_single),
+    "ars": (True, True, lambda output, tensor: dist.all_reduce(output, async_op=True)),
 }
 
 
 def _expected(call: str, rank: int, size: int, part: int) -> float:
     """What the part-th part of a rank's result is, where rank r gives r + 1 everywhere."""
-    if call in ("ar", "rs"):
+    if call in ("ar", "ars", "rs"):
         return size * (size + 1) / 2
     return part + 1
 
@@ -50,8 +52,9 @@ def main() -> int:
     now: list[tuple[_Call, torch.Tensor, torch.Tensor]] = []
 
     def run_round() -> None:
-        for call, output, tensor in now:
-            call(output, tensor)
+        for work in [call(output, tensor) for call, output, tensor in now]:
+            if isinstance(work, dist.Work):
+                work.wait()
 
     def prepare(order: Order) -> None:
         """New tensors, after one round that is known to be right."""

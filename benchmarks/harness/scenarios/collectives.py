@@ -36,6 +36,8 @@ _PEER = "collectives.py"
 CALLS = {"all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "all_reduce": "ar"}
 # What a host must receive, or send, of the bytes that a rank has: all but its own part.
 _BETWEEN_HOSTS = ("all_gather", "reduce_scatter", "all_to_all")
+# So many all_reduces that a rank makes one after another without waiting, as DDP does.
+_AT_ONCE = 4
 
 _RANKS: dict[str, tuple[int, ...]] = {"smoke": (2,), "quick": (2, 4), "default": (2, 4)}
 _SIZES: dict[str, tuple[str, ...]] = {"smoke": ("4KiB", "64KiB"), "default": ("4KiB", "25MB")}
@@ -45,6 +47,18 @@ _HOSTS: dict[str, tuple[int, ...]] = {"smoke": (2,), "quick": (2,), "default": (
 
 def case_of(call: str, size: int) -> Case:
     return Case(f"{call}, {format_bytes(size)}", (size,), CALLS[call])
+
+
+def at_once(size: int) -> Case:
+    return Case(f"{_AT_ONCE} all_reduces at once, {format_bytes(size)}", (size,) * _AT_ONCE, "ars")
+
+
+def least_s(case: Case, hosts_: int, goodput_bytes_per_s: float) -> float:
+    """Of the bytes that a host must receive, or send: an all_reduce's are those of a reduce_scatter
+    and an all_gather.
+    """
+    each = (2 if case.dtype == "ars" else 1) * (hosts_ - 1) / hosts_
+    return each * case.total_bytes / goodput_bytes_per_s
 
 
 def talweg_rank(programs: Programs) -> Command:
@@ -105,11 +119,13 @@ def between_hosts(context: Context, links: _Links, size: int) -> list[Result]:
                 partial(hosts.python_ranks, cluster, GLOO, [str(programs.peers / _PEER), "gloo"]),
             ),
         ]
-        cases = [case_of(call, size) for call in _BETWEEN_HOSTS]
+        cases = [*(case_of(call, size) for call in _BETWEEN_HOSTS), at_once(size)]
         results = run_beside(context, "collectives", links.setting, makers, links.count, cases)
-    least_s = size * (links.count - 1) / links.count / goodput
-    for result in add_optimum(results, goodput, least_s):
-        result.extra["over_link"] = result.median_s / least_s
+    for case in cases:
+        best_s = least_s(case, links.count, goodput)
+        of_case = [result for result in results if result.case == case.label]
+        for result in add_optimum(of_case, goodput, best_s):
+            result.extra["over_link"] = result.median_s / best_s
     return results
 
 
@@ -131,8 +147,9 @@ def run(context: Context) -> Section:
         "Talweg and Gloo are backends of torch.distributed: the same program makes the same calls.\n"
         "OpenMPI's ranks are written in C. Bytes are those of a rank's larger end: the result of an\n"
         "all_gather, the input of the others. Between hosts each has a rank and an aggregator. The\n"
-        "least time is that of the bytes that a host must receive or send, (n-1)/n of these, at B,\n"
-        "the goodput of one TCP stream over these links in this run.\n\n"
+        "least time is that of the bytes that a host must receive or send, (n-1)/n of these, twice\n"
+        "as many for an all_reduce, at B, the goodput of one TCP stream over these links in this\n"
+        "run.\n\n"
     ) + (markdown_table(head, rows) if rows else "")
     return section
 

@@ -54,8 +54,8 @@ def at_once(size: int) -> Case:
 
 
 def least_s(case: Case, hosts_: int, goodput_bytes_per_s: float) -> float:
-    """Of the bytes that a host must receive, or send: an all_reduce's are those of a reduce_scatter
-    and an all_gather.
+    """How long a link needs at least for what a host must receive, or send. An all_reduce's bytes
+    are those of a reduce_scatter and an all_gather.
     """
     each = (2 if case.dtype == "ars" else 1) * (hosts_ - 1) / hosts_
     return each * case.total_bytes / goodput_bytes_per_s

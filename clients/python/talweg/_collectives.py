@@ -96,10 +96,18 @@ def _is_ready(channel: CallChannel, given: Given) -> bool:
     """Whether the tensors are declared that the call's first rounds go through."""
     if not given.kind.reduces or given.rows is None:
         return True
+    lanes = [_lane_of_given(channel, given, turn) for turn in (0, 1)]
+    return all(lane is None or channel.has_lane(lane) for lane in lanes)
+
+
+def _lane_of_given(
+    channel: CallChannel, given: Given, turn: int, slot: int = NO_SLOT
+) -> Lane | None:
+    """Where the data of a reduction goes that this rank makes; None: in several rounds, or none."""
+    assert given.rows is not None
     longest = max(given.part_rows) * given.rows.row_bytes
     of = (given.kind, given.dtype, given.op, given.root_rank, longest, channel.group.size)
-    lanes = [lane_of(*of, channel.in_one, turn=turn) for turn in (0, 1)]
-    return all(lane is None or channel.has_lane(lane) for lane in lanes)
+    return lane_of(*of, channel.in_one, slot, turn)
 
 
 @dataclass(eq=False)
@@ -249,11 +257,9 @@ class _Data:
     def push(self, slot: int) -> None:
         """Pushes it through the slot's tensor, NO_SLOT: through one for all of its length."""
         channel, given = self.channel, self.given
-        connection, size, longest = channel.client.connection, channel.group.size, max(self.lengths)
-        dtype, op, root = given.dtype, given.op, given.root_rank
+        connection = channel.client.connection
         self.lies_there = False
-        of = (given.kind, dtype, op, root, longest, size, channel.in_one)
-        self.lane = lane = lane_of(*of, slot, self.turn)
+        self.lane = lane = _lane_of_given(channel, given, self.turn, slot)
         if lane is None:
             return
         try:

@@ -75,18 +75,24 @@ def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
+def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
+    """Also a lambda, a local function, or one of a notebook. None: cloudpickle is not installed."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ModuleNotFoundError:
+        return None
+    data: bytes = cloudpickle.dumps(value, protocol=protocol)
+    return data
+
+
 def _dumped(value: Any) -> bytes:
-    """By cloudpickle, where it is installed, what pickle does not take: a lambda, a local function."""
+    """By cloudpickle, where it is installed, what pickle does not take."""
     try:
         return pickle.dumps(value, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError):
-        try:
-            cloudpickle = importlib.import_module("cloudpickle")
-        except ModuleNotFoundError:
-            cloudpickle = None
-        if cloudpickle is None:
+        data = by_cloudpickle(value, protocol=4)
+        if data is None:
             raise
-        data: bytes = cloudpickle.dumps(value, protocol=4)
         return data
 
 

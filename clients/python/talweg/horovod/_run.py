@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import pickle
 import sys
@@ -13,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from talweg._node.hosts import run as start
+from talweg._objects import by_cloudpickle
 from talweg.errors import InvalidArgument, Unsupported
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
     """By cloudpickle where it is installed, so that lambdas and functions of a notebook go, too."""
-    if importlib.util.find_spec("cloudpickle") is not None:
-        data: bytes = importlib.import_module("cloudpickle").dumps((function, args, kwargs))
+    data = by_cloudpickle((function, args, kwargs))
+    if data is not None:
         return data
     try:
         data = pickle.dumps((function, args, kwargs))

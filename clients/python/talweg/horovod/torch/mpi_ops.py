@@ -6,7 +6,7 @@ Argument errors raise at the call; where ranks disagree synchronize() raises Hor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from talweg.horovod.common.process_sets import (
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import _starts
 from talweg.horovod.torch._handles import add, add_group, poll, synchronize
-from talweg.torch import _sparse
+from talweg.horovod.torch._sparse_allreduce import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -293,35 +293,6 @@ def grouped_allreduce_(
     wanted = basics.resolve(op, average)
     handle = _grouped(tensors, name, wanted, prescale_factor, postscale_factor, process_set, True)
     return list(synchronize(handle))
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor,
-    name: str,
-    op: int,
-    process_set: ProcessSet = global_process_set,
-) -> Callable[[], torch.Tensor]:
-    """Starts two allgathers, of indices and values; calling the result waits and returns the sum or
-    average, sparse."""
-    if op not in (Average, Sum):
-        raise NotImplementedError(
-            "sparse_allreduce_async: only hvd.Average and hvd.Sum of sparse tensors"
-        )
-
-    def gather(rows: torch.Tensor, what: str) -> int:
-        own = named("allgather", f"{name}.{what}")
-        return add(lambda: _starts.gather(rows, own, process_set, "sparse_allreduce", of_some=True))
-
-    own_indices, own_values = _sparse.rows_of(tensor)
-    indices, values = gather(own_indices, "indices"), gather(own_values, "values")
-
-    def wait() -> torch.Tensor:
-        all_indices, all_values = synchronize(indices), synchronize(values)
-        if op == Average:
-            all_values = all_values / (process_set.size() or 1)
-        return _sparse.of_rows(all_indices, all_values, tensor.size())
-
-    return wait
 
 
 # ----- allgather -----

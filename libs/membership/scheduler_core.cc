@@ -202,6 +202,13 @@ std::optional<JoinAnswer> SchedulerCore::JoinedBefore(const JoinRequest& request
   return std::nullopt;
 }
 
+LiveJob* SchedulerCore::OpenJob(const std::string& name) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
+    return entry.second.name == name && !entry.second.Over();
+  });
+  return found == jobs_.end() ? nullptr : &found->second;
+}
+
 JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
   const std::string problem = ProblemOf(request);
   if (!problem.empty()) return {Refuse(Code::kInvalid, problem), JobId{0}};
@@ -214,14 +221,10 @@ JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
   }
   const Quota quota = quotas_.For(request.job_name, request.spec.tenant);
   if (const Answer tenant = CheckTenant(request, quota); !tenant.ok()) return {tenant, JobId{0}};
-  LiveJob* job = nullptr;
-  size_t open_jobs = 0;
-  for (auto& [id, candidate] : jobs_) {
-    if (candidate.Over()) continue;
-    ++open_jobs;
-    if (candidate.name == request.job_name) job = &candidate;
-  }
+  LiveJob* job = OpenJob(request.job_name);
   if (job == nullptr) {
+    const auto open_jobs = static_cast<size_t>(std::count_if(
+        jobs_.begin(), jobs_.end(), [](const auto& entry) { return !entry.second.Over(); }));
     if (open_jobs >= config_.jobs_max) {
       return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
                                       std::to_string(config_.jobs_max) +
@@ -389,17 +392,17 @@ Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t 
                                           std::vector<Effect>& out) {
   std::optional<JobId> found;
   const Answer answer = Perform(now_ns, out, [&](Turn& turn) {
-    for (auto& [id, job] : jobs_) {
-      if (job.Over() || job.name != job_name) continue;
-      found = id;
-      if (job.state != JobState::kForming) return Answer{};
-      job.begin_members_most = std::min(begin_members, job.begin_members_most.value_or(UINT32_MAX));
-      turn.Touch(job);
-      turn.Log("job '" + job.name + "': no more than " + std::to_string(*job.begin_members_most) +
-               " members come to begin it");
-      return Answer{};
+    LiveJob* const job = OpenJob(job_name);
+    if (job == nullptr) {
+      return Refuse(Code::kUnknown, "no job '" + job_name + "' forms or runs");
     }
-    return Refuse(Code::kUnknown, "no job '" + job_name + "' forms or runs");
+    found = job->id;
+    if (job->state != JobState::kForming) return Answer{};
+    job->begin_members_most = std::min(begin_members, job->begin_members_most.value_or(UINT32_MAX));
+    turn.Touch(*job);
+    turn.Log("job '" + job_name + "': no more than " + std::to_string(*job->begin_members_most) +
+             " members come to begin it");
+    return Answer{};
   });
   const auto job = found ? jobs_.find(*found) : jobs_.end();
   has_begun = job != jobs_.end() && job->second.view != nullptr;

@@ -407,6 +407,8 @@ class SchedulerCore {
   void ForgetWaiting(int64_t now_ns);
   uint64_t MembersMax(const LiveJob& job) const;
   uint64_t MembersToBegin(const LiveJob& job) const;
+  // The job of that name that is not over; null: there is none.
+  LiveJob* OpenJob(const std::string& name);
 
   Answer MakeRoom(LiveJob& job, const JoinRequest& request, Turn& turn);
   Answer Find(const Caller& caller, Turn& turn, LiveJob*& job, LiveMember*& member);

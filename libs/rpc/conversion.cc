@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -146,7 +147,10 @@ Dealing FromProto(const scheduler::v1::Dealing& message) {
 
 namespace {
 
-scheduler::v1::View WithoutMembers(const view::View& view) {
+using ViewChange = scheduler::v1::WatchViewsResponse::ViewChange;
+using AggregatorChange = scheduler::v1::WatchViewsResponse::AggregatorChange;
+
+scheduler::v1::View WithoutProcesses(const view::View& view) {
   scheduler::v1::View message;
   message.set_job_id(view.job.value());
   message.set_epoch(view.epoch.value());
@@ -157,17 +161,22 @@ scheduler::v1::View WithoutMembers(const view::View& view) {
   return message;
 }
 
-absl::StatusOr<view::View> WithMembers(const scheduler::v1::View& message,
-                                       std::vector<view::ViewMember> members) {
-  view::View view{.job = JobId{message.job_id()},
-                  .epoch = Epoch{message.epoch()},
-                  .slice_bytes_max = message.slice_bytes_max(),
-                  .dealing = FromProto(message.dealing()),
-                  .steps = message.steps(),
-                  .members = std::move(members)};
-  for (const auto& aggregator : message.aggregators()) {
-    view.aggregators.push_back(FromProto(aggregator));
-  }
+std::vector<view::ViewAggregator> AggregatorsOf(const scheduler::v1::View& message) {
+  std::vector<view::ViewAggregator> aggregators;
+  for (const auto& each : message.aggregators()) aggregators.push_back(FromProto(each));
+  return aggregators;
+}
+
+absl::StatusOr<view::View> Complete(const scheduler::v1::View& message,
+                                    std::vector<view::ViewMember> members,
+                                    std::vector<view::ViewAggregator> aggregators) {
+  const view::View view{.job = JobId{message.job_id()},
+                        .epoch = Epoch{message.epoch()},
+                        .slice_bytes_max = message.slice_bytes_max(),
+                        .dealing = FromProto(message.dealing()),
+                        .steps = message.steps(),
+                        .members = std::move(members),
+                        .aggregators = std::move(aggregators)};
   const std::string name = "the view of epoch " + std::to_string(message.epoch()) + " of job " +
                            std::to_string(message.job_id());
   if (const std::string problem = view.Problem(); !problem.empty()) {
@@ -180,10 +189,59 @@ absl::StatusOr<view::View> WithMembers(const scheduler::v1::View& message,
   return view;
 }
 
+AggregatorChange AggregatorChangeOf(const view::View& base, const view::View& view) {
+  std::map<Incarnation, const view::ViewAggregator*> before;
+  for (const view::ViewAggregator& each : base.aggregators) before[each.incarnation] = &each;
+  std::map<uint32_t, uint32_t> reweighed;  // From a weight in the base to the new one.
+  AggregatorChange change;
+  for (const view::ViewAggregator& each : view.aggregators) {
+    const auto found = before.find(each.incarnation);
+    if (found != before.end()) {
+      view::ViewAggregator as_before = each;
+      as_before.weight = found->second->weight;
+      const bool stays =
+          as_before == *found->second &&
+          reweighed.try_emplace(as_before.weight, each.weight).first->second == each.weight;
+      if (stays) {
+        before.erase(found);
+        continue;
+      }
+    }
+    *change.add_entered() = ToProto(each);
+  }
+  for (const auto& [incarnation, unused] : before) change.add_left(incarnation.value());
+  for (const auto& [from, to] : reweighed) {
+    if (from == to) continue;
+    AggregatorChange::Reweighed& entry = *change.add_reweighed();
+    entry.set_from(from);
+    entry.set_to(to);
+  }
+  return change;
+}
+
+std::vector<view::ViewAggregator> ChangedAggregators(const view::View& base,
+                                                     const AggregatorChange& change) {
+  const std::set<uint64_t> left(change.left().begin(), change.left().end());
+  std::map<uint32_t, uint32_t> reweighed;
+  for (const auto& each : change.reweighed()) reweighed[each.from()] = each.to();
+  std::vector<view::ViewAggregator> aggregators;
+  for (const view::ViewAggregator& each : base.aggregators) {
+    if (left.contains(each.incarnation.value())) continue;
+    aggregators.push_back(each);
+    const auto found = reweighed.find(each.weight);
+    if (found != reweighed.end()) aggregators.back().weight = found->second;
+  }
+  for (const auto& each : change.entered()) aggregators.push_back(FromProto(each));
+  std::sort(
+      aggregators.begin(), aggregators.end(),
+      [](const view::ViewAggregator& a, const view::ViewAggregator& b) { return a.name < b.name; });
+  return aggregators;
+}
+
 }  // namespace
 
 scheduler::v1::View ToProto(const view::View& view) {
-  scheduler::v1::View message = WithoutMembers(view);
+  scheduler::v1::View message = WithoutProcesses(view);
   for (const view::ViewMember& member : view.members) *message.add_members() = ToProto(member);
   for (const view::ViewAggregator& aggregator : view.aggregators) {
     *message.add_aggregators() = ToProto(aggregator);
@@ -194,14 +252,14 @@ scheduler::v1::View ToProto(const view::View& view) {
 absl::StatusOr<view::View> FromProto(const scheduler::v1::View& message) {
   std::vector<view::ViewMember> members;
   for (const auto& member : message.members()) members.push_back(FromProto(member));
-  return WithMembers(message, std::move(members));
+  return Complete(message, std::move(members), AggregatorsOf(message));
 }
 
-scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
-                                                       const view::View& view) {
-  scheduler::v1::WatchViewsResponse::ViewChange change;
+ViewChange ChangeOf(const view::View& base, const view::View& view) {
+  ViewChange change;
   change.set_base_epoch(base.epoch.value());
-  *change.mutable_view() = WithoutMembers(view);
+  *change.mutable_view() = WithoutProcesses(view);
+  *change.mutable_aggregators() = AggregatorChangeOf(base, view);
   const auto is_in = [](const view::View& other, const view::ViewMember& member) {
     const std::optional<MemberIndex> index = other.IndexOf(member.id);
     return index && other.members[index->value()] == member;
@@ -215,8 +273,7 @@ scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
   return change;
 }
 
-absl::StatusOr<view::View> Changed(const view::View& base,
-                                   const scheduler::v1::WatchViewsResponse::ViewChange& change) {
+absl::StatusOr<view::View> Changed(const view::View& base, const ViewChange& change) {
   if (base.job.value() != change.view().job_id() || base.epoch.value() != change.base_epoch()) {
     return Invalid("the change to the view of epoch " + std::to_string(change.view().epoch()) +
                    " of job " + std::to_string(change.view().job_id()) + " is one of epoch " +
@@ -233,7 +290,9 @@ absl::StatusOr<view::View> Changed(const view::View& base,
   std::sort(
       members.begin(), members.end(),
       [](const view::ViewMember& a, const view::ViewMember& b) { return a.id.node < b.id.node; });
-  return WithMembers(change.view(), std::move(members));
+  return Complete(change.view(), std::move(members),
+                  change.has_aggregators() ? ChangedAggregators(base, change.aggregators())
+                                           : AggregatorsOf(change.view()));
 }
 
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {

@@ -24,11 +24,11 @@ scheduler::v1::View ToProto(const view::View& view);
 absl::StatusOr<view::View> FromProto(
     const scheduler::v1::View& view);  // Checks Problem() and digest.
 
-// What differs. `view` of it has no aggregators yet, since each member gets its own addresses.
+// What differs, also in the aggregators.
 scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
                                                        const view::View& view);
 // The view that `change` makes of `base`; checks that it is a change of that view, Problem() and
-// digest.
+// digest. Aggregators that stay keep the data address that they have in `base`.
 absl::StatusOr<view::View> Changed(const view::View& base,
                                    const scheduler::v1::WatchViewsResponse::ViewChange& change);
 

@@ -71,19 +71,31 @@ TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refuse
   CHECK_FALSE(FromProto(scheduler::v1::View()).ok());
 }
 
-// What `change` makes of `base`, with the aggregators that its receiver gets.
-absl::StatusOr<view::View> After(const view::View& base, const view::View& view) {
+// What the change from `base` to `view` makes of `base`. `whole`: with all aggregators, as a
+// receiver gets them that takes no changes of them.
+absl::StatusOr<view::View> After(const view::View& base, const view::View& view, bool whole) {
   scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
-  for (const view::ViewAggregator& aggregator : view.aggregators) {
-    *change.mutable_view()->add_aggregators() = ToProto(aggregator);
+  if (whole) {
+    change.clear_aggregators();
+    for (const view::ViewAggregator& aggregator : view.aggregators) {
+      *change.mutable_view()->add_aggregators() = ToProto(aggregator);
+    }
   }
   return Changed(base, change);
+}
+
+view::ViewAggregator Summing(uint64_t incarnation, const std::string& name, uint32_t weight) {
+  return {.incarnation = Incarnation{incarnation},
+          .name = name,
+          .weight = weight,
+          .data_address = "fi:tcp://" + name};
 }
 
 TEST_CASE("Conversion: a view comes back from what it changes of the one before", "[rpc]") {
   view::View base = SomeView();
   base.members.insert(base.members.begin() + 1,
                       {.id = {NodeRank{7}, Incarnation{70}}, .rank_count = 2, .name = "seven"});
+  base.aggregators = {Summing(1, "a", 4), Summing(2, "b", 4), Summing(3, "c", 6)};
   view::View view = base;
   view.epoch = Epoch{base.epoch.value() + 1};
   view.steps = 12;
@@ -107,17 +119,43 @@ TEST_CASE("Conversion: a view comes back from what it changes of the one before"
     view.members = {{.id = {NodeRank{1}, Incarnation{1}}, .rank_count = 1}};
     view.aggregators.clear();
   }
-  const absl::StatusOr<view::View> back = After(base, view);
-  INFO(back.status().ToString());
-  REQUIRE(back.ok());
-  CHECK(*back == view);
+  SECTION("an aggregator is lost") { view.aggregators.erase(view.aggregators.begin()); }
+  SECTION("one enters between others") {
+    view.aggregators.insert(view.aggregators.begin() + 1, Summing(9, "aa", 4));
+  }
+  SECTION("one has come back as another") { view.aggregators[1].incarnation = Incarnation{20}; }
+  SECTION("one has another address") { view.aggregators[1].data_address = "fi:tcp://elsewhere"; }
+  SECTION("two are lost, and all others have other weights") {
+    base.aggregators.push_back(Summing(4, "d", 6));
+    view.aggregators = {Summing(2, "b", 6), Summing(4, "d", 4)};
+  }
+  SECTION("of two with one weight each has another now") {
+    view.aggregators[0].weight = 7;
+    view.aggregators[1].weight = 8;
+  }
+  SECTION("of two with one weight the second has another now") { view.aggregators[1].weight = 8; }
+  for (const bool whole : {false, true}) {
+    const absl::StatusOr<view::View> back = After(base, view, whole);
+    INFO(back.status().ToString());
+    REQUIRE(back.ok());
+    CHECK(*back == view);
+  }
 }
 
 TEST_CASE("Conversion: a change names nobody who stays", "[rpc]") {
-  const view::View base = SomeView();
+  view::View base = SomeView();
+  base.aggregators = {Summing(1, "a", 4), Summing(2, "b", 4), Summing(3, "c", 4)};
   view::View view = base;
   view.members.pop_back();
+  view.aggregators = {Summing(1, "a", 3), Summing(3, "c", 3)};
   const scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
+  CHECK(change.view().aggregators_size() == 0);
+  CHECK(change.aggregators().entered_size() == 0);
+  REQUIRE(change.aggregators().left_size() == 1);
+  CHECK(change.aggregators().left(0) == 2);
+  REQUIRE(change.aggregators().reweighed_size() == 1);
+  CHECK(change.aggregators().reweighed(0).from() == 4);
+  CHECK(change.aggregators().reweighed(0).to() == 3);
   CHECK(change.view().members_size() == 0);
   CHECK(change.entered_size() == 0);
   REQUIRE(change.left_node_ranks_size() == 1);

@@ -168,6 +168,7 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_ranks_attached(ranks_attached_);
     request.set_ranks_ready(ranks_ready_);
     request.set_takes_changes(true);
+    request.set_takes_aggregator_changes(true);
     last_view_.reset();
     const auto stream = stub_->WatchViews(&context, request);
     scheduler::v1::WatchViewsResponse response;
@@ -382,6 +383,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
   grpc::Status Watch(grpc::ClientContext& context) override {
     scheduler::v1::WatchJobsRequest request;
     request.set_knows_standbys(true);
+    request.set_takes_changes(true);
+    told_.clear();
     *request.mutable_version() = ToProto(options_.version);
     request.set_incarnation(aggregator_.incarnation.value());
     request.set_session_secret(session_secret_);
@@ -417,15 +420,21 @@ class AggregatorRegistration::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        Epoch& held = held_[view->job];
-        if (view->epoch <= held) {
-          // Told again after a break of the stream; the rules may have changed meanwhile.
-          Tell(JobQuotaPublished{view->job, FromProto(response.job_view().quota())});
-          break;
+        OnJobView({response.job_view().job_name(), *std::move(view)}, response.job_view().quota());
+        break;
+      }
+      case scheduler::v1::WatchJobsResponse::kJobViewChange: {
+        const auto& change = response.job_view_change().change();
+        const auto told = told_.find(JobId{change.view().job_id()});
+        absl::StatusOr<view::View> view =
+            told != told_.end()
+                ? Changed(told->second.view, change)
+                : absl::InvalidArgumentError("a change of a view comes before any view of its job");
+        // A new stream begins with whole views.
+        if (!view.ok()) {
+          return grpc::Status(grpc::StatusCode::UNAVAILABLE, std::string(view.status().message()));
         }
-        held = view->epoch;
-        Tell(JobViewPublished{response.job_view().job_name(), *std::move(view),
-                              FromProto(response.job_view().quota())});
+        OnJobView({told->second.job_name, *std::move(view)}, response.job_view_change().quota());
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobQuota: {
@@ -437,12 +446,32 @@ class AggregatorRegistration::Impl : private Session::Peer {
       }
       case scheduler::v1::WatchJobsResponse::kJobClosed: {
         const JobId job{response.job_closed().job_id()};
+        told_.erase(job);
         if (held_.erase(job) > 0) Tell(JobClosed{job, response.job_closed().text()});
         break;
       }
       case scheduler::v1::WatchJobsResponse::EVENT_NOT_SET: break;  // From a newer minor version.
     }
     return grpc::Status::OK;
+  }
+
+  // A job, and its view that came last on this stream.
+  struct Told {
+    std::string job_name;
+    view::View view;
+  };
+
+  void OnJobView(Told told, const scheduler::v1::JobQuota& quota) {
+    const JobId job = told.view.job;
+    Epoch& held = held_[job];
+    if (told.view.epoch > held) {
+      held = told.view.epoch;
+      Tell(JobViewPublished{told.job_name, told.view, FromProto(quota)});
+    } else {
+      // Told again after a break of the stream; the rules may have changed meanwhile.
+      Tell(JobQuotaPublished{job, FromProto(quota)});
+    }
+    told_.insert_or_assign(job, std::move(told));
   }
 
   grpc::Status Renew(grpc::ClientContext& context) override {
@@ -475,7 +504,9 @@ class AggregatorRegistration::Impl : private Session::Peer {
   bool registered_ = false;
   view::ViewAggregator aggregator_;
   std::atomic<bool> left_{false};
-  std::map<JobId, Epoch> held_;  // The watching thread's.
+  // The watching thread's.
+  std::map<JobId, Epoch> held_;
+  std::map<JobId, Told> told_;
   Session session_;
   const std::unique_ptr<scheduler::v1::PoolService::Stub> stub_;
 };

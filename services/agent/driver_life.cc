@@ -8,9 +8,21 @@
 
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
+#include "libs/transport/proof/data_key.h"
 #include "services/agent/agent_driver.h"
 
 namespace talweg::agent {
+namespace {
+
+// With this member's keys of data connections in that epoch, where the scheduler gives seeds.
+view::View WithKeys(view::View view) {
+  for (view::ViewAggregator& aggregator : view.aggregators) {
+    aggregator.data_address = transport::AddressInEpoch(aggregator.data_address, view.epoch);
+  }
+  return view;
+}
+
+}  // namespace
 
 void AgentDriver::FailJob(const std::string& text) {
   Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
@@ -48,7 +60,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
           FailJob("cannot join job '" + options_.job_name + "': " + status::StatusText(e.status));
         } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
-          OnView(e.view);
+          OnView(WithKeys(e.view));
         } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||
                              std::is_same_v<E, rpc::LeaseLost>) {
           FailJob(e.text);

@@ -19,7 +19,8 @@ namespace {
 TEST_CASE("Scheduler: each member gets its own keys of data connections", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   const std::vector<std::string> places = {"tcp://127.0.0.1:1/tls/", "fi:tcp://127.0.0.1:2/"};
-  const std::vector<std::string> listeners = {std::string(64, 'a'), std::string(64, 'b')};
+  const std::vector<std::string> listeners = {"s" + std::string(64, 'a'),
+                                              "s" + std::string(64, 'b')};
   TestAggregator a0(daemon.address(), "a0", 200,
                     places[0] + listeners[0] + "," + places[1] + listeners[1] + ",local:@x");
   a0.events.Next<rpc::Registered>();
@@ -43,7 +44,8 @@ TEST_CASE("Scheduler: each member gets its own keys of data connections", "[sche
       REQUIRE(key);
       CHECK(key->identity == identity);
       const auto listener = transport::ParseAddressKey(listeners[i]);
-      CHECK(key->key == transport::MemberKey(listener->key, identity));
+      CHECK(key->is_seed);
+      CHECK(key->key == transport::MemberSeed(listener->key, identity));
       keys.insert(key->key);
       rest.erase(0, end + 1);
     }

@@ -8,7 +8,6 @@
 #include <utility>
 #include <variant>
 
-#include "libs/base/shown_address.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
@@ -54,26 +53,6 @@ template <typename Request>
 membership::PoolCaller PoolCallerOf(const Request& request) {
   return {.incarnation = Incarnation{request.incarnation()},
           .secret = rpc::HashOf(request.session_secret())};
-}
-
-// The view's aggregators as that member may have them: with its own keys of data connections.
-void SetAggregators(const view::View& view, const view::MemberIdentity& member, v1::View* message) {
-  const transport::PeerIdentity identity = {
-      .job = view.job, .epoch = view.epoch, .node = member.node, .incarnation = member.incarnation};
-  message->clear_aggregators();
-  for (const view::ViewAggregator& aggregator : view.aggregators) {
-    v1::ViewAggregator& shown = *message->add_aggregators();
-    shown = ToProto(aggregator);
-    shown.set_data_address(transport::AddressForMember(aggregator.data_address, identity));
-  }
-}
-
-// As an aggregator may have it: it connects to nobody.
-view::View ForAggregator(view::View view) {
-  for (view::ViewAggregator& aggregator : view.aggregators) {
-    aggregator.data_address = ShownAddress(aggregator.data_address);
-  }
-  return view;
 }
 
 }  // namespace
@@ -148,7 +127,7 @@ void SchedulerDriver::Tell(const membership::TellMember& tell) {
     *response.mutable_attached()->mutable_lease_duration() = Lease();
     response.mutable_attached()->set_quiesce_id(attached->quiesce.value());
   } else if (const auto* view = std::get_if<membership::SharedView>(&tell.message)) {
-    SetView(view->pointer(), stream->second, response);
+    told_views_.Write(view->pointer(), stream->second.told, response);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
     response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
     response.mutable_quiesce()->set_step(quiesce->step);
@@ -167,23 +146,6 @@ void SchedulerDriver::Tell(const membership::TellMember& tell) {
   stream->second.stream->Send(std::move(response));
 }
 
-// Whole, or as what differs from the view that was told before on that stream.
-void SchedulerDriver::SetView(const std::shared_ptr<const view::View>& view, MemberWatch& watch,
-                              v1::WatchViewsResponse& response) {
-  const std::shared_ptr<const view::View> base = std::exchange(watch.told, view);
-  if (!watch.takes_changes || base == nullptr) {
-    *response.mutable_view() = ToProto(*view);
-    SetAggregators(*view, watch.member, response.mutable_view());
-    return;
-  }
-  // Nearly all members have been told the same view before.
-  if (change_.base != base || change_.view != view) {
-    change_ = {.base = base, .view = view, .message = rpc::ChangeOf(*base, *view)};
-  }
-  *response.mutable_view_change() = change_.message;
-  SetAggregators(*view, watch.member, response.mutable_view_change()->mutable_view());
-}
-
 void SchedulerDriver::Tell(const membership::TellAggregator& tell) {
   const auto stream = aggregator_streams_.find(tell.stream);
   if (stream == aggregator_streams_.end()) return;
@@ -192,9 +154,7 @@ void SchedulerDriver::Tell(const membership::TellAggregator& tell) {
     *response.mutable_attached()->mutable_version() = ToProto(version_);
     *response.mutable_attached()->mutable_lease_duration() = Lease();
   } else if (const auto* job = std::get_if<membership::JobView>(&tell.message)) {
-    response.mutable_job_view()->set_job_name(job->job_name);
-    *response.mutable_job_view()->mutable_view() = ToProto(ForAggregator(job->view));
-    *response.mutable_job_view()->mutable_quota() = ToProto(job->quota);
+    told_views_.Write(*job, stream->second.told, response);
   } else if (const auto* quota = std::get_if<membership::JobQuotaChanged>(&tell.message)) {
     response.mutable_job_quota()->set_job_id(quota->job.value());
     *response.mutable_job_quota()->mutable_quota() = ToProto(quota->quota);
@@ -202,8 +162,9 @@ void SchedulerDriver::Tell(const membership::TellAggregator& tell) {
     const auto& closed = std::get<membership::JobClosed>(tell.message);
     response.mutable_job_closed()->set_job_id(closed.job.value());
     response.mutable_job_closed()->set_text(closed.text);
+    stream->second.told.views.erase(closed.job);
   }
-  stream->second->Send(std::move(response));
+  stream->second.stream->Send(std::move(response));
 }
 
 void SchedulerDriver::Close(const membership::CloseStream& close) {
@@ -211,13 +172,13 @@ void SchedulerDriver::Close(const membership::CloseStream& close) {
   if (const auto member = member_streams_.extract(close.stream))
     member.mapped().stream->End(status);
   if (const auto aggregator = aggregator_streams_.extract(close.stream)) {
-    aggregator.mapped()->End(status);
+    aggregator.mapped().stream->End(status);
   }
 }
 
 void SchedulerDriver::EndStreams(const absl::Status& status) {
   for (const auto& [id, watch] : member_streams_) watch.stream->End(status);
-  for (const auto& [id, stream] : aggregator_streams_) stream->End(status);
+  for (const auto& [id, watch] : aggregator_streams_) watch.stream->End(status);
   member_streams_.clear();
   aggregator_streams_.clear();
 }
@@ -375,8 +336,9 @@ void SchedulerDriver::WatchViews(membership::StreamId id,
       request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
   if (!status.ok()) return stream->End(status);
   member_streams_[id] = {.stream = stream,
-                         .member = FromProto(request.id()),
-                         .takes_changes = request.takes_changes()};
+                         .told = {.member = FromProto(request.id()),
+                                  .takes_changes = request.takes_changes(),
+                                  .takes_aggregator_changes = request.takes_aggregator_changes()}};
   Answer answer;
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnMemberAttached(
@@ -437,7 +399,7 @@ void SchedulerDriver::WatchJobs(membership::StreamId id,
   for (const auto& job : request.held_jobs()) {
     held.push_back({JobId{job.job_id()}, Epoch{job.epoch()}});
   }
-  aggregator_streams_[id] = stream;
+  aggregator_streams_[id] = {.stream = stream, .told = {.takes_changes = request.takes_changes()}};
   Answer answer;
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out,

@@ -19,6 +19,7 @@
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 #include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/pool.pb.h"
+#include "services/scheduler/told_views.h"
 
 namespace talweg::scheduler {
 
@@ -90,15 +91,11 @@ class SchedulerDriver {
  private:
   struct MemberWatch {
     std::shared_ptr<MemberStream> stream;
-    view::MemberIdentity member;
-    bool takes_changes = false;
-    std::shared_ptr<const view::View> told = nullptr;  // The last one on this stream.
+    MemberTold told;
   };
-  // The last change of a view that was told, without aggregators.
-  struct Change {
-    std::shared_ptr<const view::View> base;
-    std::shared_ptr<const view::View> view;
-    v1::WatchViewsResponse::ViewChange message;
+  struct AggregatorWatch {
+    std::shared_ptr<AggregatorStream> stream;
+    AggregatorTold told;
   };
   // Runs one event of the scheduler core and performs what follows; fails when the store does.
   template <typename Event>
@@ -107,8 +104,6 @@ class SchedulerDriver {
   absl::Status Persist(const membership::StoreWrite& write);
   void Tell(const membership::TellMember& tell);
   void Tell(const membership::TellAggregator& tell);
-  void SetView(const std::shared_ptr<const view::View>& view, MemberWatch& watch,
-               v1::WatchViewsResponse& response);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
   absl::Status CheckJobSecret(const std::string& shown, const std::string& who);
@@ -130,8 +125,8 @@ class SchedulerDriver {
   std::string data_security_ = "any";
   absl::Status failed_;  // The store's failure; nothing happens afterwards.
   std::map<membership::StreamId, MemberWatch> member_streams_;
-  Change change_;
-  std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;
+  std::map<membership::StreamId, AggregatorWatch> aggregator_streams_;
+  ToldViews told_views_;
 
   // For people.
   std::string address_;

@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#include "libs/transport/proof/data_key.h"
+
 namespace talweg {
 namespace {
 
@@ -33,6 +35,9 @@ LoneMember::LoneMember(const std::string& scheduler, const std::string& setting,
     return;
   }
   view_ = future.get();
+  for (view::ViewAggregator& aggregator : view_.aggregators) {
+    aggregator.data_address = transport::AddressInEpoch(aggregator.data_address, view_.epoch);
+  }
   is_in_ = !view_.aggregators.empty();
   if (!is_in_) std::printf("no aggregator\n");
 }

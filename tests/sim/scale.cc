@@ -167,7 +167,7 @@ class ScaleWorld final : public Peers {
       *request.mutable_aggregator() = rpc::ToProto(
           view::ViewAggregator{.incarnation = self,
                                .name = name,
-                               .data_address = "fi:tcp://10.1.0.1:7000/0123456789abcdef",
+                               .data_address = "fi:tcp://10.1.0.1:7000/s" + std::string(64, 'a'),
                                .host_id = name});
       request.set_session_secret(Secret());
       v1::RegisterAggregatorResponse response;
@@ -176,6 +176,7 @@ class ScaleWorld final : public Peers {
       *watch.mutable_version() = rpc::ToProto(rpc::Version{});
       watch.set_incarnation(self.value());
       watch.set_session_secret(Secret());
+      watch.set_takes_changes(true);
       scheduler_.WatchJobs(
           membership::StreamId{++streams_},
           std::make_shared<CountedStream<v1::WatchJobsResponse>>(
@@ -184,15 +185,23 @@ class ScaleWorld final : public Peers {
     }
   }
 
+  // Everybody is told the same, and holds one copy of it here.
+  std::shared_ptr<const view::View> Known(uint64_t epoch,
+                                          const std::function<absl::StatusOr<view::View>()>& told) {
+    std::shared_ptr<const view::View>& known = views_[Epoch{epoch}];
+    if (known == nullptr) known = std::make_shared<view::View>(*told());
+    return known;
+  }
+
   void OnJobMessage(uint32_t aggregator, const v1::WatchJobsResponse& response) {
     std::shared_ptr<const view::View> view;
     if (response.has_job_view()) {
-      // Everybody is told the same, and holds one copy of it here.
-      std::shared_ptr<const view::View>& known = views_[Epoch{response.job_view().view().epoch()}];
-      if (known == nullptr) {
-        known = std::make_shared<view::View>(*rpc::FromProto(response.job_view().view()));
-      }
-      view = known;
+      view = Known(response.job_view().view().epoch(),
+                   [&] { return rpc::FromProto(response.job_view().view()); });
+    } else if (response.has_job_view_change()) {
+      const v1::WatchViewsResponse::ViewChange& change = response.job_view_change().change();
+      view = Known(change.view().epoch(),
+                   [&] { return rpc::Changed(*views_.at(Epoch{change.base_epoch()}), change); });
     }
     time_.Send(
         scheduler_station_, aggregators_[aggregator]->station, response.ByteSizeLong(),
@@ -255,6 +264,7 @@ class ScaleWorld final : public Peers {
     Identify(member, request);
     request.set_ranks_attached(true);
     request.set_takes_changes(true);
+    request.set_takes_aggregator_changes(true);
     const membership::StreamId stream{++streams_};
     members_[member].stream = stream;
     time_.Send(members_[member].station, scheduler_station_, request.ByteSizeLong(),

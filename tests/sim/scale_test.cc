@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/scale.h"
 
+#include <utility>
+#include <vector>
+
 #include <catch2/catch.hpp>
 
 namespace talweg::sim {
 namespace {
 
-ScaleResult Measure(uint32_t members, uint32_t cores) {
-  ScaleResult result = MeasureScale({.members = members, .cores = cores});
+ScaleResult Measure(uint32_t members, uint32_t cores, uint32_t aggregators = 4) {
+  ScaleResult result =
+      MeasureScale({.members = members, .cores = cores, .aggregators = aggregators});
   INFO(result.problem);
   REQUIRE(result.problem.empty());
   return result;
@@ -29,13 +33,31 @@ void CheckGrowth(const Traffic& few, const Traffic& many, double bytes_max) {
   CHECK(static_cast<double>(many.bytes) <= bytes_max * static_cast<double>(few.bytes));
 }
 
+void CheckGrowth(const StationCost& few, const StationCost& many) {
+  CheckGrowth(few.in, many.in, 4.2);
+  CheckGrowth(few.out, many.out, 4.2);
+}
+
 void CheckGrowth(const ScaleEvent& few, const ScaleEvent& many) {
-  CheckGrowth(few.scheduler.in, many.scheduler.in, 4.2);
-  CheckGrowth(few.scheduler.out, many.scheduler.out, 4.2);
+  CheckGrowth(few.scheduler, many.scheduler);
   for (size_t i = 0; i < few.aggregators.size(); ++i) {
-    CheckGrowth(few.aggregators[i].in, many.aggregators[i].in, 4.2);
-    CheckGrowth(few.aggregators[i].out, many.aggregators[i].out, 4.2);
+    CheckGrowth(few.aggregators[i], many.aggregators[i]);
   }
+}
+
+// What one of them costs on average.
+StationCost Mean(const std::vector<StationCost>& stations) {
+  StationCost mean;
+  for (const auto& [each, sum] :
+       {std::pair(&StationCost::in, &mean.in), std::pair(&StationCost::out, &mean.out)}) {
+    for (const StationCost& station : stations) {
+      sum->messages += (station.*each).messages;
+      sum->bytes += (station.*each).bytes;
+    }
+    sum->messages /= stations.size();
+    sum->bytes /= stations.size();
+  }
+  return mean;
 }
 
 }  // namespace
@@ -52,6 +74,16 @@ TEST_CASE("Scale: what a loss and a join cost grows with the number of members",
   const ScaleResult many = Measure(200, 1);
   CheckGrowth(few.loss, many.loss);
   CheckGrowth(few.join, many.join);
+}
+
+TEST_CASE("Scale: it does where there are as many aggregators as members", "[scale]") {
+  const ScaleResult few = Measure(30, 1, 30);
+  const ScaleResult many = Measure(120, 1, 120);
+  CheckGrowth(few.loss.scheduler, many.loss.scheduler);
+  CheckGrowth(few.join.scheduler, many.join.scheduler);
+  // Each tensor is decided on by one aggregator, so they are not alike.
+  CheckGrowth(Mean(few.loss.aggregators), Mean(many.loss.aggregators));
+  CheckGrowth(Mean(few.join.aggregators), Mean(many.join.aggregators));
 }
 
 }  // namespace talweg::sim

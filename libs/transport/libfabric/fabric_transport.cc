@@ -99,7 +99,7 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
   if (host.empty())
     host = name.IsWildcard() ? AddressOfThisHost(name.family()).Host() : name.Host();
   return "fi:" + provider_->name() + "://" + JoinHostPort(host, name.port()) + "/" +
-         AddressKey{.identity = std::nullopt, .key = listener_key_}.ToString();
+         AddressKey{.identity = std::nullopt, .key = listener_key_, .is_seed = true}.ToString();
 }
 
 absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address) {

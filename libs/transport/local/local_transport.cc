@@ -178,7 +178,7 @@ absl::StatusOr<std::string> LocalTransportImpl::Listen(const ListenSpec&) {
   if (name.front() != '@') listening_path_ = name;
   TALWEG_RETURN_IF_ERROR(Watch(listener_.get(), kListenerTag));
   return kScheme + name + kLocalKeyMark +
-         AddressKey{.identity = std::nullopt, .key = listener_key_}.ToString();
+         AddressKey{.identity = std::nullopt, .key = listener_key_, .is_seed = true}.ToString();
 }
 
 absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& address) {

@@ -14,6 +14,7 @@ namespace talweg::transport {
 namespace {
 
 constexpr std::string_view kScheme = "tcp://";
+constexpr char kSeedMark = 's';  // No digit of a number or a key.
 constexpr std::string_view kDigits = "0123456789abcdef";
 
 std::string Hex(const DataKey& key) {
@@ -62,7 +63,27 @@ size_t KeyPlace(std::string_view address) {
   return slash < host + 3 ? std::string_view::npos : slash + 1;
 }
 
-std::string ForMember(const std::string& address, const PeerIdentity& identity) {
+// What a listener of an older release makes of its key.
+DataKey OlderMemberKey(const DataKey& listener, const PeerIdentity& identity) {
+  ByteWriter claim;
+  claim.Text("talweg data key");
+  WriteIdentity(identity, &claim);
+  return Hmac(listener, {claim.bytes()});
+}
+
+// What `change` makes of each of the addresses that commas join.
+template <typename Change>
+std::string EachAddress(const std::string& data_address, const Change& change) {
+  std::string result;
+  for (size_t begin = 0; begin < data_address.size();) {
+    const size_t end = std::min(data_address.find(',', begin), data_address.size());
+    result += (result.empty() ? "" : ",") + change(data_address.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return result;
+}
+
+std::string ForMember(const std::string& address, const PeerIdentity& identity, bool as_seed) {
   const size_t place = KeyPlace(address);
   if (place == std::string::npos) return address;
   std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
@@ -70,7 +91,12 @@ std::string ForMember(const std::string& address, const PeerIdentity& identity) 
   if (is_tcp && !ParseTcpAddress(address).ok()) key.reset();
   if (!key && !is_tcp) return address;                      // An older release made it.
   if (!key || key->identity) return ShownAddress(address);  // Nothing that it could open.
-  key->key = MemberKey(key->key, identity);
+  if (!key->is_seed) {
+    key->key = OlderMemberKey(key->key, identity);
+  } else {
+    key->key = as_seed ? MemberSeed(key->key, identity) : MemberKey(key->key, identity);
+    key->is_seed = as_seed;
+  }
   key->identity = identity;
   return address.substr(0, place) + key->ToString();
 }
@@ -100,11 +126,24 @@ DataKey NewDataKey() {
   return key;
 }
 
-DataKey MemberKey(const DataKey& listener, const PeerIdentity& identity) {
+DataKey MemberSeed(const DataKey& listener, const PeerIdentity& identity) {
+  PeerIdentity member = identity;
+  member.epoch = Epoch{};
+  ByteWriter claim;
+  claim.Text("talweg data seed");
+  WriteIdentity(member, &claim);
+  return Hmac(listener, {claim.bytes()});
+}
+
+DataKey KeyInEpoch(const DataKey& seed, Epoch epoch) {
   ByteWriter claim;
   claim.Text("talweg data key");
-  WriteIdentity(identity, &claim);
-  return Hmac(listener, {claim.bytes()});
+  claim.Number(epoch.value());
+  return Hmac(seed, {claim.bytes()});
+}
+
+DataKey MemberKey(const DataKey& listener, const PeerIdentity& identity) {
+  return KeyInEpoch(MemberSeed(listener, identity), identity.epoch);
 }
 
 DataKey KeyFor(const DataKey& key, std::string_view use) {
@@ -114,7 +153,7 @@ DataKey KeyFor(const DataKey& key, std::string_view use) {
 }
 
 std::string AddressKey::ToString() const {
-  std::string text;
+  std::string text(is_seed ? 1 : 0, kSeedMark);
   if (identity) {
     text += std::to_string(identity->job.value()) + "." + std::to_string(identity->epoch.value()) +
             "." + std::to_string(identity->node.value()) + "." +
@@ -125,6 +164,8 @@ std::string AddressKey::ToString() const {
 
 std::optional<AddressKey> ParseAddressKey(std::string_view text) {
   AddressKey parsed;
+  parsed.is_seed = text.starts_with(kSeedMark);
+  if (parsed.is_seed) text.remove_prefix(1);
   if (text.find('.') != std::string_view::npos) {
     PeerIdentity& identity = parsed.identity.emplace();
     if (!TakeNumber(&text, &identity.job) || !TakeNumber(&text, &identity.epoch) ||
@@ -138,7 +179,7 @@ std::optional<AddressKey> ParseAddressKey(std::string_view text) {
 
 std::string TcpAddress::ToString() const {
   return std::string(kScheme) + host_port + "/" + DataSecurityName(security) + "/" +
-         AddressKey{identity, key}.ToString();
+         AddressKey{identity, key, is_seed}.ToString();
 }
 
 absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
@@ -159,6 +200,7 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
       if (valid) {
         parsed.identity = key->identity;
         parsed.key = key->key;
+        parsed.is_seed = key->is_seed;
       }
     }
   }
@@ -170,14 +212,40 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
 }
 
 std::string AddressForMember(const std::string& data_address, const PeerIdentity& identity) {
-  std::string result;
-  for (size_t begin = 0; begin < data_address.size();) {
-    const size_t end = std::min(data_address.find(',', begin), data_address.size());
-    result +=
-        (result.empty() ? "" : ",") + ForMember(data_address.substr(begin, end - begin), identity);
-    begin = end + 1;
-  }
-  return result;
+  return EachAddress(data_address, [&identity](const std::string& address) {
+    return ForMember(address, identity, /*as_seed=*/false);
+  });
+}
+
+std::string SeedAddressForMember(const std::string& data_address, const PeerIdentity& identity) {
+  return EachAddress(data_address, [&identity](const std::string& address) {
+    return ForMember(address, identity, /*as_seed=*/true);
+  });
+}
+
+bool HasSeeds(const std::string& data_address) {
+  bool has_seeds = true;
+  EachAddress(data_address, [&has_seeds](const std::string& address) {
+    const size_t place = KeyPlace(address);
+    if (place == std::string::npos) return address;
+    const std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
+    has_seeds = has_seeds && (!key || key->is_seed);
+    return address;
+  });
+  return has_seeds;
+}
+
+std::string AddressInEpoch(const std::string& data_address, Epoch epoch) {
+  return EachAddress(data_address, [epoch](const std::string& address) {
+    const size_t place = KeyPlace(address);
+    if (place == std::string::npos) return address;
+    std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
+    if (!key || !key->identity || !key->is_seed) return address;
+    key->key = KeyInEpoch(key->key, epoch);
+    key->identity->epoch = epoch;
+    key->is_seed = false;
+    return address.substr(0, place) + key->ToString();
+  });
 }
 
 std::string SecurityOf(const std::string& data_address) {

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/transport/proof/data_key.h"
+#include "libs/transport/proof/digest.h"
 #include "libs/transport/tcp/seal.h"
 
 namespace talweg::transport {
@@ -150,12 +151,17 @@ TEST_CASE("Seal: pieces fit once, in their order and their direction", "[transpo
   SECTION("turned around") { CHECK_FALSE(Seal(keys.listening).Check(first, first_tag)); }
 }
 
+std::string OfListener(const DataKey& key) {
+  return AddressKey{.identity = std::nullopt, .key = key, .is_seed = true}.ToString();
+}
+
 TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]") {
   const Ends ends;
   const TcpAddress listening = {.host_port = "[fe80::1%eth0]:20000",
                                 .security = DataSecurity::kTls,
                                 .identity = std::nullopt,
-                                .key = ends.listener};
+                                .key = ends.listener,
+                                .is_seed = true};
   const std::string told = listening.ToString();
   // The last is of an older release, and stays as it is.
   const std::string both = told + ",local:@talweg-1,fi:tcp://a:1/0123456789abcdef";
@@ -172,11 +178,50 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
   CHECK(AddressForMember(for_member.substr(0, for_member.find(',')), kMember) ==
         "tcp://[fe80::1%eth0]:20000");
   const std::string fabric =
-      AddressForMember("fi:verbs://a:1/" + AddressKey{.key = ends.listener}.ToString(), kMember);
+      AddressForMember("fi:verbs://a:1/" + OfListener(ends.listener), kMember);
   const std::string key = AddressKey{kMember, parsed->key}.ToString();
   CHECK(fabric == "fi:verbs://a:1/" + key);
   CHECK(AddressForMember(fabric, kMember) == "fi:verbs://a:1");
   CHECK(AddressForMember("fi:tcp://a:1", kMember) == "fi:tcp://a:1");
+}
+
+TEST_CASE("Data addresses: a member makes its keys of a seed, in each epoch", "[transport]") {
+  const DataKey listener = NewDataKey();
+  const std::string both =
+      "fi:tcp://a:1/" + OfListener(listener) + ",local:@talweg-1#" + OfListener(listener);
+  CHECK(HasSeeds(both));
+  const std::string seeds = SeedAddressForMember(both, kMember);
+  PeerIdentity later = kMember;
+  later.epoch = Epoch(kMember.epoch.value() + 5);
+  for (const PeerIdentity& identity : {kMember, later}) {
+    CHECK(AddressInEpoch(seeds, identity.epoch) == AddressForMember(both, identity));
+  }
+  // The seed is one for all epochs, and no key.
+  CHECK(MemberSeed(listener, kMember) == MemberSeed(listener, later));
+  CHECK(MemberSeed(listener, kMember) != MemberKey(listener, kMember));
+  CHECK(MemberKey(listener, kMember) != MemberKey(listener, later));
+  PeerIdentity other = kMember;
+  other.incarnation = Incarnation(kMember.incarnation.value() + 1);
+  CHECK(MemberSeed(listener, kMember) != MemberSeed(listener, other));
+  // A member's address is the member's alone.
+  CHECK(SeedAddressForMember(seeds, other) == "fi:tcp://a:1,local");
+  CHECK(AddressForMember(seeds, other) == "fi:tcp://a:1,local");
+}
+
+TEST_CASE("Data addresses: a listener of an older release has no seeds", "[transport]") {
+  const DataKey listener = NewDataKey();
+  const std::string address = "fi:tcp://a:1/" + AddressKey{.key = listener}.ToString();
+  CHECK_FALSE(HasSeeds(address));
+  CHECK(HasSeeds("local:@talweg-1"));
+  const std::string own = SeedAddressForMember(address, kMember);
+  CHECK(own == AddressForMember(address, kMember));
+  CHECK(AddressInEpoch(own, Epoch(99)) == own);
+  // As that release makes the key of one epoch.
+  ByteWriter claim;
+  claim.Text("talweg data key");
+  WriteIdentity(kMember, &claim);
+  const DataKey key = Hmac(listener, {claim.bytes()});
+  CHECK(own == "fi:tcp://a:1/" + AddressKey{kMember, key}.ToString());
 }
 
 TEST_CASE("TcpAddress: what is none is refused without showing its key", "[transport]") {

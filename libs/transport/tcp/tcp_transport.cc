@@ -93,7 +93,8 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
   return TcpAddress{.host_port = JoinHostPort(host, name.port()),
                     .security = options_.security,
                     .identity = std::nullopt,
-                    .key = listener_key_}
+                    .key = listener_key_,
+                    .is_seed = true}
       .ToString();
 }
 

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/told_views.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "libs/base/shown_address.h"
+#include "libs/rpc/conversion.h"
+#include "libs/transport/proof/data_key.h"
+
+namespace talweg::scheduler {
+namespace {
+
+// An aggregator's data address as that member may have it.
+std::string AddressFor(const MemberTold& told, const view::View& view,
+                       const std::string& data_address) {
+  const transport::PeerIdentity identity = {.job = view.job,
+                                            .epoch = view.epoch,
+                                            .node = told.member.node,
+                                            .incarnation = told.member.incarnation};
+  return told.takes_aggregator_changes ? transport::SeedAddressForMember(data_address, identity)
+                                       : transport::AddressForMember(data_address, identity);
+}
+
+void SetAggregators(const view::View& view, const MemberTold& told, v1::View* message) {
+  message->clear_aggregators();
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
+    v1::ViewAggregator& shown = *message->add_aggregators();
+    shown = rpc::ToProto(aggregator);
+    shown.set_data_address(AddressFor(told, view, aggregator.data_address));
+  }
+}
+
+view::View WithoutKeys(view::View view) {
+  for (view::ViewAggregator& aggregator : view.aggregators) {
+    aggregator.data_address = ShownAddress(aggregator.data_address);
+  }
+  return view;
+}
+
+bool AllHaveSeeds(const view::View& view) {
+  return std::all_of(view.aggregators.begin(), view.aggregators.end(),
+                     [](const view::ViewAggregator& aggregator) {
+                       return transport::HasSeeds(aggregator.data_address);
+                     });
+}
+
+}  // namespace
+
+void ToldViews::Write(const ViewPointer& view, MemberTold& told, v1::WatchViewsResponse& response) {
+  const ViewPointer base = std::exchange(told.view, view);
+  if (!told.takes_changes || base == nullptr) {
+    *response.mutable_view() = rpc::ToProto(*view);
+    SetAggregators(*view, told, response.mutable_view());
+    return;
+  }
+  if (!to_members_.Is(base, view)) {
+    to_members_ = {.base = base,
+                   .view = view,
+                   .message = rpc::ChangeOf(*base, *view),
+                   .has_seeds = AllHaveSeeds(*view)};
+  }
+  v1::WatchViewsResponse::ViewChange& change = *response.mutable_view_change();
+  change = to_members_.message;
+  if (told.takes_aggregator_changes && to_members_.has_seeds) {
+    for (v1::ViewAggregator& entered : *change.mutable_aggregators()->mutable_entered()) {
+      entered.set_data_address(AddressFor(told, *view, entered.data_address()));
+    }
+  } else {
+    change.clear_aggregators();
+    SetAggregators(*view, told, change.mutable_view());
+  }
+}
+
+void ToldViews::Write(const membership::JobView& job, AggregatorTold& told,
+                      v1::WatchJobsResponse& response) {
+  ViewPointer shown = Shown(job.view);
+  const ViewPointer base = std::exchange(told.views[job.view.job], shown);
+  if (!told.takes_changes || base == nullptr) {
+    response.mutable_job_view()->set_job_name(job.job_name);
+    *response.mutable_job_view()->mutable_view() = rpc::ToProto(*shown);
+    *response.mutable_job_view()->mutable_quota() = rpc::ToProto(job.quota);
+    return;
+  }
+  if (!to_aggregators_.Is(base, shown)) {
+    to_aggregators_ = {.base = base, .view = shown, .message = rpc::ChangeOf(*base, *shown)};
+  }
+  *response.mutable_job_view_change()->mutable_change() = to_aggregators_.message;
+  *response.mutable_job_view_change()->mutable_quota() = rpc::ToProto(job.quota);
+}
+
+ViewPointer ToldViews::Shown(const view::View& view) {
+  const auto found = shown_.find(view.job);
+  if (found != shown_.end() && found->second->epoch == view.epoch) return found->second;
+  std::erase_if(shown_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  return shown_[view.job] = std::make_shared<const view::View>(WithoutKeys(view));
+}
+
+}  // namespace talweg::scheduler

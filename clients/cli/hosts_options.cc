@@ -13,6 +13,7 @@
 #include <string>
 
 #include "clients/cli/guard.h"
+#include "clients/cli/lines.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -22,16 +23,27 @@ constexpr uint64_t kCountMax = 65'536;
 constexpr uint64_t kSecondsMax = 30 * 24 * 3'600;
 constexpr const char* kLists[] = {"hosts", "hostfile", "host-discovery-script"};
 // Options of `talweg run` that have a meaning here too, beside HostsOptions().
-constexpr const char* kAlike[] = {"nodes",           "ranks-per-node",
-                                  "aggregators",     "job",
-                                  "provider",        "data-security",
-                                  "loss-policy",     "restarts",
-                                  "min-nodes",       "restart-window-s",
-                                  "max-nodes",       "restart-pause-ms",
-                                  "gather-ms",       "trace",
-                                  "no-prefix",       "master-addr",
-                                  "master-port",     "grace-ms",
-                                  "ready-timeout-ms"};
+constexpr const char* kAlike[] = {"nodes",
+                                  "ranks-per-node",
+                                  "aggregators",
+                                  "job",
+                                  "provider",
+                                  "data-security",
+                                  "loss-policy",
+                                  "restarts",
+                                  "min-nodes",
+                                  "restart-window-s",
+                                  "max-nodes",
+                                  "restart-pause-ms",
+                                  "gather-ms",
+                                  "trace",
+                                  "no-prefix",
+                                  "master-addr",
+                                  "master-port",
+                                  "grace-ms",
+                                  "ready-timeout-ms",
+                                  "line-prefix",
+                                  "output-dir"};
 constexpr const char* kOthers[] = {"scheduler", "node-rank", "force-distributed"};
 
 struct Range {
@@ -103,6 +115,7 @@ absl::Status Check(const Arguments& arguments) {
     return absl::InvalidArgumentError(
         "option --loss-policy=fail_job: a job whose hosts come and go has continue; leave it out");
   }
+  TALWEG_RETURN_IF_ERROR(CheckPrefix(arguments.Text("line-prefix", "")));
   for (const Range& range : kNumbers) {
     TALWEG_RETURN_IF_ERROR(
         arguments.Number(range.option, range.min, range.min, range.max).status());

@@ -1,17 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/lines.h"
 
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <limits.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 
 namespace talweg::cli {
+namespace {
+
+// As asctime has it.
+std::string TimeText() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  localtime_r(&now, &parts);
+  char text[64];
+  return {text, std::strftime(text, sizeof text, "%a %b %e %H:%M:%S %Y", &parts)};
+}
+
+}  // namespace
+
+absl::Status CheckPrefix(const std::string& format) {
+  for (size_t i = 0; i < format.size(); ++i) {
+    if (format[i] != '%') continue;
+    ++i;  // %% is one field.
+    if (i < format.size() && std::string_view("rst%").find(format[i]) != std::string_view::npos) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("option --line-prefix: '", format, "' has a % before '", format.substr(i, 1),
+                     "'; there are %r (the rank), %s (stdout or stderr), %t (the time) and %%"));
+  }
+  return absl::OkStatus();
+}
+
+std::string FillPrefix(const std::string& format, const std::string& field,
+                       const std::string& value) {
+  return absl::StrReplaceAll(format, {{"%%", "%%"}, {field, value}});
+}
+
+LinePrefixer::LinePrefixer(std::string prefix)
+    : prefix_(std::move(prefix)), has_time_(FillPrefix(prefix_, "%t", "") != prefix_) {
+  if (!has_time_) prefix_ = absl::StrReplaceAll(prefix_, {{"%%", "%"}});
+}
 
 void LinePrefixer::Emit(std::string_view line, std::string& out) {
-  out += prefix_;
+  out += has_time_ ? absl::StrReplaceAll(prefix_, {{"%%", "%"}, {"%t", TimeText()}}) : prefix_;
   out += line;
 }
 

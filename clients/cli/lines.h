@@ -2,12 +2,22 @@
 #ifndef TALWEG_CLIENTS_CLI_LINES_H_
 #define TALWEG_CLIENTS_CLI_LINES_H_
 
+#include <absl/status/status.h>
+
 #include <cstddef>
 #include <deque>
 #include <string>
 #include <string_view>
 
 namespace talweg::cli {
+
+// What stands in front of lines is a format: %r is the rank, %s the output's name, %t the time when
+// the line was read, as in "Thu Nov 26 19:26:35 2026", %% is a %. INVALID_ARGUMENT for another one,
+// naming the option.
+absl::Status CheckPrefix(const std::string& format);
+// The format with `value` in place of `field` (%r or %s).
+std::string FillPrefix(const std::string& format, const std::string& field,
+                       const std::string& value);
 
 // Makes whole, prefixed lines of the bytes that one process writes to one of its outputs.
 //
@@ -17,7 +27,8 @@ class LinePrefixer {
  public:
   static constexpr size_t kLineBytesMax = 1 << 20;
 
-  explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
+  // A format of which only %t and %% are left.
+  explicit LinePrefixer(std::string prefix);
 
   // What may be written now, whole lines with their prefix.
   std::string Add(std::string_view bytes);
@@ -27,7 +38,8 @@ class LinePrefixer {
  private:
   void Emit(std::string_view line, std::string& out);
 
-  const std::string prefix_;
+  std::string prefix_;
+  const bool has_time_;
   std::string partial_;
   bool ended_by_return_ = false;  // A line feed that follows belongs to it.
 };

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "clients/cli/command.h"
+#include "clients/cli/lines.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -39,6 +40,13 @@ bool SaysWhereAdminIs(const std::map<std::string, std::string>& environment) {
     if (environment.count(name) > 0) return true;
   }
   return false;
+}
+
+// With zeros in front, so that names of all ranks sort as their numbers do.
+std::string Padded(const RunPlan& plan, const std::string& number) {
+  const size_t digits = absl::StrCat(plan.world_size() - 1).size();
+  if (plan.comes_and_goes() || number.size() >= digits) return number;
+  return absl::StrCat(std::string(digits - number.size(), '0'), number);
 }
 
 }  // namespace
@@ -147,7 +155,10 @@ ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   spec.name = absl::StrCat("rank ", number);
   spec.args = plan.program;
   spec.environment = plan.environment;
-  if (plan.prefix_lines) spec.prefix = absl::StrCat("[", number, "] ");
+  spec.prefix = FillPrefix(plan.line_prefix, "%r", number);
+  if (!plan.output_directory.empty()) {
+    spec.output_directory = absl::StrCat(plan.output_directory, "/rank.", Padded(plan, number));
+  }
   auto& variables = spec.environment;
   if (plan.comes_and_goes()) {
     for (const char* name : {"RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"}) variables.erase(name);

@@ -50,8 +50,10 @@ struct RunPlan {
   std::optional<uint32_t> node_rank;
   std::string master_address = "127.0.0.1";
   uint16_t master_port = 0;
-  std::string trace_path;  // Empty: none.
-  bool prefix_lines = true;
+  std::string trace_path;             // Empty: none.
+  std::string line_prefix = "[%r] ";  // A format (lines.h).
+  // Has a directory rank.N for what each rank writes, beside our own outputs; empty: none.
+  std::string output_directory;
   uint64_t grace_ms = 5'000;
   uint64_t ready_timeout_ms = 60'000;
   uint32_t core_count = 1;  // This machine's.

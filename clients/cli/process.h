@@ -19,7 +19,9 @@ struct ChildSpec {
   std::string name;                                // For people: "rank 1".
   std::vector<std::string> args;                   // The program first; looked up in PATH.
   std::map<std::string, std::string> environment;  // All of it.
-  std::string prefix;                              // In front of each line that it writes.
+  std::string prefix;  // In front of each line that it writes: a format without %r (lines.h).
+  // Where what it writes is kept as well, as files stdout and stderr; empty: it is not.
+  std::string output_directory;
   bool is_daemon = false;  // Is given --ready_fd=N and says there that it serves.
 };
 

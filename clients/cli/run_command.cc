@@ -14,6 +14,7 @@
 
 #include "clients/cli/guard.h"
 #include "clients/cli/hosts_options.h"
+#include "clients/cli/lines.h"
 #include "clients/cli/own_address.h"
 #include "clients/cli/process.h"
 #include "clients/cli/supervisor.h"
@@ -133,6 +134,13 @@ absl::Status ReadRestarts(const Arguments& arguments, RunPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::Status ReadOutputs(const Arguments& arguments, RunPlan& plan) {
+  if (arguments.Has("no-prefix")) plan.line_prefix.clear();
+  plan.line_prefix = arguments.Text("line-prefix", plan.line_prefix);
+  plan.output_directory = arguments.Text("output-dir", "");
+  return CheckPrefix(plan.line_prefix);
+}
+
 absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   RunPlan plan;
   plan.program = arguments.operands();
@@ -166,7 +174,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
                           arguments.Number("master-port", plan.master_port, 1, 65535));
   plan.job = arguments.Text("job", "run");
   plan.trace_path = arguments.Text("trace", "");
-  plan.prefix_lines = !arguments.Has("no-prefix");
+  TALWEG_RETURN_IF_ERROR(ReadOutputs(arguments, plan));
   plan.core_count = CoreCount();
   plan.environment = config::ProcessEnvironment();
   ReadNetwork(arguments, plan);
@@ -338,6 +346,11 @@ Command RunCommand() {
       {"trace", "FILE",
        "Timeline of the first rounds, for Perfetto; with more nodes than one, FILE.<node>."},
       {"no-prefix", "", "Lines of output without the rank in front."},
+      {"line-prefix", "FORMAT",
+       "What stands in front of them: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
+       "Default: '[%r] '."},
+      {"output-dir", "DIR",
+       "Keeps what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too, on its host."},
       {"grace-ms", "MS", "What ranks and daemons get between SIGTERM and SIGKILL. Default: 5000."},
       {"ready-timeout-ms", "MS", "What daemons may take until they serve. Default: 60000."},
   };

@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -47,6 +48,36 @@ class RunTest(RunTestCase):
         self.assertIn("--scheduler=127.0.0.1:4711 --name=1", aggregators[1])
         self.assertEqual(len(agents), 2)
         self.assertIn("--node_rank=1 --rank_count=1 --min_members=2 --max_members=2", agents[1])
+
+    def test_what_stands_in_front_of_lines(self) -> None:
+        shell = ["sh", "-c", "echo a; echo b >&2"]
+        for options, before in (
+            (["--no-prefix"], ("", "")),
+            (["--line-prefix=%r%%r%%%s: "], ("0%r%stdout: ", "0%r%stderr: ")),
+        ):
+            status, output, errors = run(*options, "--", *shell)
+            self.assertEqual((status, output, errors), (0, f"{before[0]}a\n", f"{before[1]}b\n"))
+        begin = int(time.time())
+        _, output, _ = run("--line-prefix=%%%t|", "--", *shell)
+        percent, moment, text = output[0], *output[1:].split("|")
+        self.assertTrue(begin <= time.mktime(time.strptime(moment)) <= time.time(), moment)
+        self.assertEqual((percent, text), ("%", "a\n"))
+
+    def test_output_is_kept(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            kept = pathlib.Path(directory, "a", "b")
+            job = ["--nodes=2", "--ranks-per-node=6", f"--output-dir={kept}"]
+            script = 'printf "$RANK\\rx"; echo b >&2'
+            status, output, errors = run(*job, "--no-prefix", "--", "sh", "-c", script)
+            self.assertEqual((status, errors), (0, 12 * "b\n"))
+            names = [f"rank.{rank:02}" for rank in range(12)]
+            self.assertEqual(sorted(each.name for each in kept.iterdir()), names)
+            for rank, name in enumerate(names):
+                self.assertEqual((kept / name / "stdout").read_bytes(), f"{rank}\rx".encode())
+                self.assertEqual((kept / name / "stderr").read_bytes(), b"b\n")
+            self.assertEqual(output.count("x\n"), 12)  # It is shown, too.
+            self.assertEqual(run(*job, "true")[0], 0)  # Which begins anew.
+            self.assertEqual((kept / names[0] / "stdout").read_bytes(), b"")
 
     def test_one_node_needs_only_its_agent(self) -> None:
         run = Run("--ranks-per-node=2", "--", "true")
@@ -254,6 +285,10 @@ class UsageTest(unittest.TestCase):
         self.check("run", "--nodes=x", "x", expected="--nodes: 'x' is no number")
         self.check("run", "--nodes=3", "--ranks-per-node=1,2", "x", expected="has 2 numbers")
         self.check("run", "--no-prefix=1", "x", expected="takes no value")
+        self.check(
+            "run", "--line-prefix=%q", "x", expected="--line-prefix: '%q' has a % before 'q'"
+        )
+        self.check("run", "--line-prefix=%", "x", expected="--line-prefix: '%' has a % before ''")
         self.check("run", "--scheduler=a:1", "x", expected="--node-rank is missing")
         self.check("run", "--max-nodes=2", "x", expected="--max-nodes needs hosts that come and go")
         one = ["run", "--scheduler=a:1", "--node-rank=0", "--max-nodes=2"]
@@ -272,6 +307,7 @@ class UsageTest(unittest.TestCase):
         )
         self.check(*hosts, "--loss-policy=fail_job", "x", expected="has continue; leave it out")
         self.check(*hosts, "--hosts-wait-s=x", "x", expected="--hosts-wait-s: 'x' is no number")
+        self.check(*hosts, "--line-prefix=%q", "x", expected="'%q' has a % before 'q'")
         self.check(*hosts, "--nodes=2", "--max-ranks=2", "x", expected="give one or the other")
         self.check(*hosts, "--ranks=2", "--min-ranks=3", "x", expected="=3 is above --ranks=2")
         self.check(*hosts, "--nodes=3", "--max-nodes=2", "x", expected="--nodes=3 is above --max-n")

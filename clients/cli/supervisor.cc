@@ -2,6 +2,7 @@
 #include "clients/cli/supervisor.h"
 
 #include <absl/strings/str_cat.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -10,6 +11,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <filesystem>
 
 #include "libs/status/status.h"
 
@@ -21,6 +24,17 @@ constexpr size_t kReadBytes = 64 << 10;
 
 int64_t Ns(const timeval& time) {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_usec * int64_t{1'000};
+}
+
+// An empty file of that name in the directory, which is made; none where there is no directory.
+absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::string& name) {
+  if (directory.empty()) return Descriptor();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  const std::string path = absl::StrCat(directory, "/", name);
+  Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("make ", path));
+  return file;
 }
 
 }  // namespace
@@ -44,15 +58,17 @@ Supervisor::Supervisor(int signal_fd, int output_fd, int errors_fd)
 Supervisor::~Supervisor() { EndAll(10'000); }
 
 absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
+  TALWEG_ASSIGN_OR_RETURN(Descriptor output_file, MakeFile(spec.output_directory, "stdout"));
+  TALWEG_ASSIGN_OR_RETURN(Descriptor errors_file, MakeFile(spec.output_directory, "stderr"));
   TALWEG_ASSIGN_OR_RETURN(StartedChild started, StartChild(spec));
   const ChildId id(static_cast<uint32_t>(children_.size()));
   children_.push_back(std::unique_ptr<Child>(new Child{
       .spec = spec,
       .pid = started.pid,
-      .output = {std::move(started.output), LinePrefixer(spec.prefix), LastLines(kLastLines),
-                 &output_},
-      .errors = {std::move(started.errors), LinePrefixer(spec.prefix), LastLines(kLastLines),
-                 &errors_},
+      .output = {std::move(started.output), LinePrefixer(FillPrefix(spec.prefix, "%s", "stdout")),
+                 LastLines(kLastLines), &output_, std::move(output_file)},
+      .errors = {std::move(started.errors), LinePrefixer(FillPrefix(spec.prefix, "%s", "stderr")),
+                 LastLines(kLastLines), &errors_, std::move(errors_file)},
       .ready = std::move(started.ready),
   }));
   ++running_count_;
@@ -140,9 +156,22 @@ void Supervisor::Read(Stream& stream) {
     const std::string_view text(bytes, static_cast<size_t>(count));
     Pass(stream, stream.lines.Add(text));
     stream.last.Add(text);
+    Keep(stream, text);
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
     Pass(stream, stream.lines.Finish());
     stream.source.Reset();
+  }
+}
+
+void Supervisor::Keep(Stream& stream, std::string_view bytes) {
+  while (stream.file.valid() && !bytes.empty()) {
+    const ssize_t written = write(stream.file.get(), bytes.data(), bytes.size());
+    if (written >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(written));
+    } else if (errno != EINTR) {
+      Say(absl::StrCat("talweg: run: output is not kept from here on: ", std::strerror(errno)));
+      stream.file.Reset();
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "clients/cli/lines.h"
@@ -81,6 +82,7 @@ class Supervisor {
     LinePrefixer lines;
     LastLines last;
     OutputQueue* sink;
+    Descriptor file;  // What is read goes there, too, if there is one.
     bool muted = false;
   };
   struct Child {
@@ -97,6 +99,7 @@ class Supervisor {
 
   void PollOnce(SupervisorEvents& events);
   void Read(Stream& stream);
+  void Keep(Stream& stream, std::string_view bytes);
   static void Pass(Stream& stream, const std::string& lines);
   void ReadReady(ChildId id, SupervisorEvents& events);
   void TakeSignals(SupervisorEvents& events);

@@ -64,7 +64,9 @@ class Ssh:
 
 @dataclass
 class Launch:
-    """`say` gets what ranks write: rank, "stdout" or "stderr", a line."""
+    """`say` gets what ranks write: rank, "stdout" or "stderr", and a line, or a part of one that a
+    carriage return ends.
+    """
 
     command: Sequence[str]
     ranks: int
@@ -129,6 +131,11 @@ def sent(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:
     if is_here:
         return dict(environment)
     return {name: value for name, value in environment.items() if not _NOT_SENT.match(name)}
+
+
+def end_of(text: str) -> str:
+    """What follows a text that a rank has written: nothing after a part of a line."""
+    return "" if text.endswith("\r") else "\n"
 
 
 class OnHost:

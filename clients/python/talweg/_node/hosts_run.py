@@ -58,7 +58,7 @@ _NODES_MAX = 65536
 _NODE_OPTIONS = (
     *("aggregators", "data-security", "gather-ms", "grace-ms", "job", "master-addr"),
     *("master-port", "provider", "ready-timeout-ms", "restart-pause-ms", "restart-window-s"),
-    *("restarts", "trace"),
+    *("line-prefix", "output-dir", "restarts", "trace"),
 )
 # How often a scheduler is started again, and in how many seconds.
 _SCHEDULER_STARTS = 10
@@ -382,7 +382,8 @@ class HostsRun:
 
     def _pass(self, stream: str, text: str) -> None:
         try:
-            print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+            shown = sys.stderr if stream == "stderr" else sys.stdout
+            print(text, file=shown, end=hosts.end_of(text), flush=True)
         except BrokenPipeError:  # Nobody reads it any more.
             for number in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)

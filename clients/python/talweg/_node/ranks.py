@@ -2,8 +2,9 @@
 """Starts one host's ranks for a launcher on another: what horovodrun has ssh run there.
 
 It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout: {"rank", "stream",
-"text"} for what ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
+"text"} for lines that ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
 rank has left. When stdin closes, the launcher or the connection to it is gone, and ranks are ended.
+A text that ends with a carriage return is a part of a line, as of a progress bar.
 A task that waits says {"here"}, and starts its ranks when a line that starts with BEGIN comes. The
 rest of that line completes its command. One with a `silence_s` ends them when nothing has come for so
 long, not even a BEAT: a host that is cut off silently has a connection that never closes.
@@ -16,6 +17,7 @@ import collections
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -33,6 +35,8 @@ BEAT = b"\n"
 _GRACE_S = 5.0
 # What ranks have written and the launcher has not read yet. Above that they wait.
 _UNSENT_BYTES_MAX = 1 << 20
+# What ends a line, or is between the parts of one: after a carriage return more has come.
+_LINES = re.compile(rb"\r?\n|(?<=\r)(?!\n|\Z)")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -194,16 +198,17 @@ class _Ranks:
             else:
                 self._hear(part)
             return False
-        *lines, rest = (before + part).split(b"\n")
         if not part:
-            self._selector.unregister(key.fileobj)
-            lines = [rest] if rest else []
-        else:
-            self._selector.modify(key.fileobj, selectors.EVENT_READ, (rank, name, rest))
+            self._finish(key.fileobj)
+            return False
+        *lines, rest = _LINES.split(before + part)
+        self._selector.modify(key.fileobj, selectors.EVENT_READ, (rank, name, rest))
         for line in lines:
-            text = line.decode(errors="replace")
-            self._say({"rank": rank, "stream": name, "text": text})
-        return bool(part)
+            self._say_line(rank, name, line)
+        return True
+
+    def _say_line(self, rank: str, name: str, line: bytes) -> None:
+        self._say({"rank": rank, "stream": name, "text": line.decode(errors="replace")})
 
     def _hear(self, part: bytes) -> None:
         *lines, self._told = (self._told + part).split(b"\n")
@@ -239,7 +244,7 @@ class _Ranks:
             rank, name, rest = self._selector.get_key(stream).data
             self._selector.unregister(stream)
             if rest:
-                self._say({"rank": rank, "stream": name, "text": rest.decode(errors="replace")})
+                self._say_line(rank, name, rest.rstrip(b"\r"))
 
     def ask_to_end(self) -> None:
         """They have a while, then they are killed."""

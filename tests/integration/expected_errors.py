@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs of tests: a call that has to fail, saying so."""
+"""For programs of tests: a call that has to fail, or to warn, saying so."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 
@@ -16,3 +18,17 @@ def expect(
         assert text in str(error), f"'{text}' is not in: {error}"
         return
     raise AssertionError(f"{call} raised nothing, not {exception.__name__}")
+
+
+def expect_warning(
+    category: type[Warning], text: str, call: Any, *arguments: Any, **keywords: Any
+) -> Any:
+    """What the call returns. AssertionError unless it warns of the line that calls it, once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call(*arguments, **keywords)
+        line = sys._getframe().f_lineno - 1
+    found = [each for each in caught if each.category is category and text in str(each.message)]
+    places = [(each.filename, each.lineno) for each in found]
+    assert places == [(__file__, line)], f"{call}: {places or [str(each) for each in caught]}"
+    return result

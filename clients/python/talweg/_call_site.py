@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a program calls a library, for texts of errors."""
+"""Where a program calls a library, for texts of errors and for warnings."""
 
 from __future__ import annotations
 
 import sys
-from types import CodeType
+import warnings
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 # Whose functions are no part of a program.
-_LIBRARIES = ("talweg", "torch")
+_LIBRARIES = ("keras", "mxnet", "talweg", "tensorflow", "tf_keras", "torch")
 
 
 class CallSite(NamedTuple):
@@ -21,12 +22,31 @@ class CallSite(NamedTuple):
         return f"{self.code.co_filename}:{self.line}"
 
 
-def call_site() -> CallSite | None:
-    """The innermost line of this thread that is in neither Talweg nor torch, if there is one."""
-    frame = sys._getframe(1)
+def _program_frame() -> FrameType | None:
+    """The innermost of this thread that is neither Talweg's nor a framework's, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__")
         if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARIES:
-            return CallSite(frame.f_code, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+            return frame
+        frame = frame.f_back
     return None
+
+
+def call_site() -> CallSite | None:
+    """The line of this thread that has called Talweg, or a framework that has, if there is one."""
+    frame = _program_frame()
+    return None if frame is None else CallSite(frame.f_code, frame.f_lineno)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns of that line, where it can be mended, however deep in the library this is."""
+    frame = _program_frame()
+    if frame is None:
+        warnings.warn(text, category, stacklevel=2)
+        return
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        text, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"), registry
+    )

@@ -13,7 +13,7 @@ import mxnet_models as models
 import numpy as np
 import talweg
 import talweg.byteps.mxnet as bps
-from expected_errors import expect
+from expected_errors import expect, expect_warning
 from mxnet import gluon
 
 _DTYPES = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -197,7 +197,14 @@ def refusals() -> None:
     expect(TypeError, "should be str", make, compressor=1)
     expect(ValueError, "collect_params", bps.DistributedTrainer, [], "sgd")
     expect(ValueError, "Optimizer", bps.DistributedOptimizer, "sgd")
-    half = make(fp16=True)
+    half = expect_warning(
+        UserWarning,
+        "no compressor",
+        bps.DistributedTrainer,
+        params,
+        "sgd",
+        compression_params={"fp16": True},
+    )
     with mx.autograd.record():
         loss = sum(param.data().sum() for param in params.values())
     loss.backward()

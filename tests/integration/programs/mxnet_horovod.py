@@ -12,7 +12,7 @@ import mxnet_models as models
 import numpy as np
 import talweg
 import talweg.horovod.mxnet as hvd
-from expected_errors import expect
+from expected_errors import expect, expect_warning
 from mxnet import gluon
 
 _DTYPES = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -94,6 +94,12 @@ def reductions() -> None:
             assert (largest == every.max(axis=0)).all()
             back = hvd.allreduce_(tensor, average=False, name=f"{what}.in_place")
             assert back is tensor and (tensor.asnumpy() == total).all()
+    for reduce in (hvd.allreduce, hvd.allreduce_):
+        out = expect_warning(DeprecationWarning, "`average`", reduce, mx.nd.ones((1,)), False)
+        assert int(out.asscalar()) == size
+    for grouped in (hvd.grouped_allreduce, hvd.grouped_allreduce_):
+        [out] = expect_warning(DeprecationWarning, "`average`", grouped, [mx.nd.ones((1,))], False)
+        assert int(out.asscalar()) == size
     negative = hvd.allreduce(mx.nd.array([-1 if rank == 0 else 0], dtype="int32"))
     assert int(negative.asscalar()) == (-1 if size == 1 else 0)
     expect(ValueError, "supersedes", hvd.allreduce, mx.nd.ones((1,)), average=True, op=hvd.Sum)
@@ -447,6 +453,9 @@ def refusals() -> None:
     sgd = mx.optimizer.create("sgd")
     expect(ValueError, "larger than 0", hvd.DistributedOptimizer, sgd, gradient_predivide_factor=0)
     expect(ValueError, "num_groups", hvd.DistributedTrainer, params, "sgd", num_groups=-1)
+    wrapped = hvd.DistributedOptimizer(sgd)
+    trainer = expect_warning(UserWarning, "unwrapped", hvd.DistributedTrainer, params, wrapped)
+    assert trainer._optimizer is sgd
     expect(ValueError, "prefix", hvd.DistributedTrainer, params, "sgd", prefix=1)
     expect(ValueError, "Optimizer", hvd.DistributedOptimizer, "sgd")
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mxnet as mx
 
 from talweg import _client
+from talweg._call_site import warn
 from talweg._client import Client
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.compression import NoneCompressor
@@ -161,9 +161,8 @@ def unwrapped(optimizer: Any) -> Any:
     """What a trainer updates with, when it was given a DistributedOptimizer."""
     if not isinstance(optimizer, WrappedOptimizer):
         return optimizer
-    warnings.warn(
+    warn(
         "DistributedTrainer does not take DistributedOptimizer as its optimizer; it has been "
-        "unwrapped",
-        stacklevel=3,
+        "unwrapped"
     )
     return optimizer._optimizer

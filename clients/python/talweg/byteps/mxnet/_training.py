@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import mxnet as mx
 
 from talweg import _client
+from talweg._call_site import warn
 from talweg._compat.mxnet import kvstore
 from talweg._compat.mxnet.compression import Compression
 from talweg._compat.mxnet.errors import internal
@@ -142,7 +142,7 @@ def _checked(compression_params: dict[str, Any] | None) -> Any:
             "or use {'fp16': True}"
         )
     if "compressor" not in compression_params:
-        warnings.warn("compression_params names no compressor", stacklevel=3)
+        warn("compression_params names no compressor")
     return Compression.fp16 if compression_params.get("fp16") else Compression.none
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import talweg
 from talweg import _at_exit, _client, errors
+from talweg._call_site import warn
 from talweg._compat import session
 from talweg._compat.environment import logger
 from talweg._declaration import Op
@@ -226,15 +227,12 @@ def op_of(op: int | None, average: bool | None, operation: str) -> Op:
 
 def resolve(op: int | None, average: bool | None) -> int | None:
     """Horovod's rule for the two arguments: the one or the other; `average` is deprecated."""
-    import warnings
-
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if average is not None:
-        warnings.warn(
+        warn(
             "Parameter `average` has been replaced with `op` and will be removed",
             DeprecationWarning,
-            stacklevel=4,
         )
         return Average if average else Sum
     return Average if op is None else op

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from talweg._call_site import warn
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
@@ -39,9 +39,7 @@ def choices_of(
     basics.rank()
     _gradients.check_groups(num_groups, groups)
     if num_groups:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
-        )
+        warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
     wanted, before, after = _gradients.predivided(
         basics.op_of(op, None, operation),
         gradient_predivide_factor,

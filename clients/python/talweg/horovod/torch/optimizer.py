@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from talweg import _client
+from talweg._call_site import warn
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op
@@ -59,7 +59,7 @@ class _Rules:
 
     def on_step(self, *_: Any) -> None:
         if self._told_to_wait and not self.optimizer._talweg_skip:
-            warnings.warn(_TWICE, stacklevel=3)
+            warn(_TWICE)
         self._told_to_wait = False
 
     def on_zero_grad(self) -> None:
@@ -147,9 +147,7 @@ def _check_groups(num_groups: int, groups: Any) -> None:
     if not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
     if num_groups:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
-        )
+        warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
     if groups is None:
         return
     if isinstance(groups, int) and not isinstance(groups, bool):

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 import tempfile
-import warnings
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -21,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from expected_errors import expect
+from expected_errors import expect, expect_warning
 
 
 def _parameters(function: Any) -> str:
@@ -82,6 +81,12 @@ def signatures() -> None:
         hvd.size_op: "process_set_id=0, name=None",
         hvd.process_set_included_op: "process_set_id=0, name=None",
         hvd.rank_op: "name=None",
+        hvd.local_rank_op: "name=None",
+        hvd.local_size_op: "name=None",
+        hvd.SyncBatchNormalization: "fused=False, kwargs",
+        hvd.elastic.run: "func",
+        hvd.elastic.TensorFlowState: "variables=None, session=None, kwargs",
+        hvd.elastic.TensorFlowKerasState: "model, optimizer=None, backend=None, kwargs",
         hvd.DistributedOptimizer: f"optimizer, name=None, use_locking=False, {devices}, {none}, "
         "sparse_as_dense=False, backward_passes_per_step=1, op=0, gradient_predivide_factor=1.0, "
         f"average_aggregated_gradients=False, num_groups=0, groups=None, {ps}, {local}",
@@ -103,7 +108,21 @@ def signatures() -> None:
         hvd_keras.load_model: "filepath, custom_optimizers=None, custom_objects=None, "
         f"{none}, legacy_opts=False",
     }
+    wanted |= {
+        getattr(hvd_tf_keras, function.__name__): text
+        for function, text in wanted.items()
+        if function in (hvd_keras.allgather, hvd_keras.broadcast, hvd_keras.reducescatter)
+        or function is hvd_keras.load_model
+    }
     for module in (hvd_keras, hvd_tf_keras):
+        wanted |= {
+            module.broadcast_global_variables: "root_rank",
+            module.elastic.run: "func",
+            module.elastic.KerasState: "model, optimizer=None, kwargs",
+            module.elastic.CommitStateCallback: "state, batches_per_commit=1",
+            module.elastic.UpdateBatchStateCallback: "state",
+            module.elastic.UpdateEpochStateCallback: "state",
+        }
         callbacks = module.callbacks
         first = "" if module is hvd_keras else "save_weights_only=False, "
         wanted |= {
@@ -118,6 +137,21 @@ def signatures() -> None:
         }
     for function, text in wanted.items():
         assert _parameters(function) == text, f"{function}: {_parameters(function)}"
+    tape_of = hvd.DistributedGradientTape(tf.GradientTape())
+    assert _parameters(tape_of.register_local_source) == "source"
+    assert _parameters(tape_of.get_local_and_global_gradients) == (
+        "target, sources, output_gradients=None, use_generic_names=False"
+    )
+    for module in (hvd, hvd_keras, hvd_tf_keras):
+        for name in module.__all__:
+            assert hasattr(module, name), name
+    ops = {"Average", "Sum", "Adasum", "Min", "Max", "Product"}
+    assert ops & set(hvd.__all__) == ops
+    assert ops & set(hvd_keras.__all__) == {"Average", "Sum", "Adasum"}
+    assert ops & set(hvd_tf_keras.__all__) == {"Average", "Sum"}
+    sets = {"ProcessSet", "global_process_set", "add_process_set", "remove_process_set"}
+    assert sets & set(hvd_tf_keras.__all__) == sets
+    assert sets & set(hvd_keras.__all__) == {"global_process_set"}
 
 
 def reductions() -> None:
@@ -137,10 +171,14 @@ def reductions() -> None:
     assert np.allclose(hvd.allreduce(own), every.mean(0))
     half = hvd.allreduce(own, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert half.dtype == tf.float32 and np.allclose(half, every.sum(0), rtol=1e-2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert np.allclose(hvd.allreduce(own, average=False), every.sum(0))
-    assert any(issubclass(each.category, DeprecationWarning) for each in caught)
+    deprecated = partial(expect_warning, DeprecationWarning, "`average`")
+    assert np.allclose(deprecated(hvd.allreduce, own, average=False), every.sum(0))
+    [grouped] = deprecated(hvd.grouped_allreduce, [own], average=False)
+    assert np.allclose(grouped, every.sum(0))
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([1, 2]))
+    assert deprecated(hvd.allreduce, rows, average=False).indices.shape == [size]
+    for module in (hvd_keras, hvd_tf_keras):
+        assert np.allclose(deprecated(module.allreduce, own, average=False), every.sum(0))
     expect(ValueError, "supersedes average", hvd.allreduce, own, True, op=hvd.Sum)
     expect(NotImplementedError, "Adasum", hvd.allreduce, own, op=hvd.Adasum)
     group = tf.function(lambda x: hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum, name="group"))
@@ -196,7 +234,11 @@ def others() -> None:
     expect(wrong, "splits", hvd.alltoall, tf.ones(3), splits=[9] * size)
     expect(wrong, "int32", hvd.alltoall, tf.ones(3), splits=tf.ones(size, tf.int64))
     expect(wrong, "first dimension", hvd.reducescatter, tf.constant(1.0))
-    expect(wrong, "Average", hvd.reducescatter, tf.ones(size), op=hvd.Max)
+    for op in (hvd.Max, hvd.Adasum):
+        expect(wrong, "Average", hvd.reducescatter, tf.ones(size), op=op)
+        expect(wrong, "Average", hvd.grouped_reducescatter, [tf.ones(size)], op=op)
+    if size > 1:
+        expect(wrong, "splits", hvd.alltoall, tf.ones(size + 1))
     total = hvd.reducescatter(tf.range(size, dtype=tf.float32), op=hvd.Sum)
     assert total.numpy().tolist() == [float(rank * size)]
     assert hvd.broadcast_object_fn(0)({"rank": rank}) == {"rank": 0}
@@ -318,6 +360,11 @@ def optimizers() -> None:
         backward_passes_per_step=0,
     )
     expect(Exception, "no optimizer", hvd.DistributedOptimizer, object())
+    deprecated = partial(expect_warning, DeprecationWarning, "`num_groups`")
+    for module in (hvd, hvd_keras, hvd_tf_keras):
+        deprecated(module.DistributedOptimizer, keras.optimizers.SGD(1.0), num_groups=2)
+    for make in (hvd.DistributedGradientTape, hvd.PartialDistributedGradientTape):
+        deprecated(make, tf.GradientTape(), num_groups=2)
 
 
 def graphs_of_version_1() -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +16,7 @@ from unittest import mock
 import talweg
 import talweg.horovod.torch as hvd
 import torch
-from expected_errors import expect
+from expected_errors import expect, expect_warning
 from talweg.horovod.common import exceptions
 from torch import nn
 
@@ -82,11 +81,27 @@ def signatures() -> None:
         hvd.SyncBatchNorm: "num_features, eps=1e-05, momentum=0.1, affine=True, "
         "track_running_stats=True",
         hvd.start_timeline: "file_path, mark_cycles=False",
+        hvd.stop_timeline: "",
+        hvd.add_process_set: "process_set",
+        hvd.remove_process_set: "process_set",
+        hvd.elastic.run: "func",
+        hvd.elastic.TorchState: "model=None, optimizer=None, kwargs",
+        hvd.elastic.ElasticSampler: "dataset, shuffle=True, seed=0",
+        hvd.elastic.ElasticSampler.set_epoch: "self, epoch",
+        hvd.elastic.ElasticSampler.record_batch: "self, batch_idx, batch_size",
+        hvd.Compression.fp16.compress: "tensor",
+        hvd.Compression.fp16.decompress: "tensor, ctx",
     }
     for function, text in wanted.items():
         assert _parameters(function) == text, f"{function}: {_parameters(function)}"
     numbers = (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)
-    assert numbers == (0, 1, 2, 3, 4, 5)
+    assert numbers == (0, 1, 2, 3, 4, 5) and {type(each) for each in numbers} == {int}
+    for name in hvd.__all__:
+        assert hasattr(hvd, name), name
+    assert not hasattr(hvd.elastic, "State")
+    assert issubclass(exceptions.HorovodInternalError, RuntimeError)
+    assert issubclass(exceptions.HostsUpdatedInterrupt, RuntimeError)
+    assert issubclass(exceptions.HorovodVersionMismatchError, ImportError)
 
 
 def places() -> None:
@@ -140,10 +155,18 @@ def scaling() -> None:
 def op_and_average() -> None:
     one = torch.ones(2)
     expect(ValueError, "supersedes average", hvd.allreduce, one, True, op=hvd.Sum)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert (hvd.allreduce(one, False) == hvd.size()).all()
-    assert any(issubclass(each.category, DeprecationWarning) for each in caught)
+    for reduce in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_):
+        given = torch.ones(2)
+        result = expect_warning(DeprecationWarning, "`average`", reduce, given, False)
+        result = hvd.synchronize(result) if type(result) is int else result
+        assert (result == hvd.size()).all() and (result is given) == reduce.__name__.endswith("_")
+    for grouped in (
+        *(hvd.grouped_allreduce, hvd.grouped_allreduce_),
+        *(hvd.grouped_allreduce_async, hvd.grouped_allreduce_async_),
+    ):
+        result = expect_warning(DeprecationWarning, "`average`", grouped, [torch.ones(2)], False)
+        [result] = hvd.synchronize(result) if type(result) is int else result
+        assert (result == hvd.size()).all()
     expect(NotImplementedError, "Adasum", hvd.allreduce, one, op=hvd.Adasum)
     expect(ValueError, "op is 17", hvd.allreduce, one, op=17)
     expect(ValueError, "sparse", hvd.allreduce, one.to_sparse())
@@ -339,6 +362,8 @@ def optimizer_arguments() -> None:
     refused("one of the groups", groups=[[parameters[0]], [parameters[0]]])
     refused("list of lists", groups="two")
     expect(NotImplementedError, "Adasum", hvd.DistributedOptimizer, _sgd(model), op=hvd.Adasum)
+    make = hvd.DistributedOptimizer
+    expect_warning(DeprecationWarning, "`num_groups`", make, _sgd(model), num_groups=2)
 
 
 def passes() -> None:
@@ -359,10 +384,7 @@ def passes() -> None:
     assert distributed.backward_passes_per_step == 1
     _loss(model, hvd.rank()).backward()
     distributed.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        distributed.step()
-    assert any("skip_synchronize" in str(each.message) for each in caught)
+    expect_warning(UserWarning, "skip_synchronize", distributed.step)
 
 
 def one_rank_alone() -> None:

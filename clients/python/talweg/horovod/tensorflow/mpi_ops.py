@@ -16,7 +16,6 @@ import tensorflow as tf
 import talweg
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
-from talweg._declaration import Op
 from talweg.errors import InvalidArgument, NotInitialized
 from talweg.horovod.common import basics, joining, surface
 from talweg.horovod.common import process_sets as sets
@@ -275,6 +274,14 @@ def alltoall(
     return rows if splits is None else (rows, counts)
 
 
+def _scattered(
+    op: int, pre: float, post: float, process_set: ProcessSet, operation_name: str
+) -> Reduction:
+    if op not in (Average, Sum):
+        raise InvalidArgument(f"{operation_name}: op is {op!r}; it must be hvd.Average or hvd.Sum")
+    return _reduction(op, None, pre, post, process_set, operation_name)
+
+
 def _scatter(
     kind: str,
     tensors: list[Any],
@@ -282,8 +289,6 @@ def _scatter(
     compression: Any,
     how: Reduction,
 ) -> list[Any]:
-    if how.op not in (Op.AVERAGE, Op.SUM):
-        raise InvalidArgument(f"{kind}: op must be hvd.Average or hvd.Sum")
     pushed = [compression.compress(tf.convert_to_tensor(each)) for each in tensors]
     results = _ops.scatter_tensors([tensor for tensor, _ in pushed], names, how, kind)
     return [
@@ -307,7 +312,7 @@ def reducescatter(
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices are not supported")
     names = [_name("reducescatter", tensor, name, ignore_name_scope)]
-    how = _reduction(op, None, prescale_factor, postscale_factor, process_set, "reducescatter")
+    how = _scattered(op, prescale_factor, postscale_factor, process_set, "reducescatter")
     with tf.device(device_dense):
         [result] = _scatter("reducescatter", [tensor], names, compression, how)
     return result
@@ -326,9 +331,7 @@ def grouped_reducescatter(
     """reducescatter() of each tensor; differentiable."""
     tensors = list(tensors)
     names = _grouped("grouped_reducescatter", tensors, None)
-    how = _reduction(
-        op, None, prescale_factor, postscale_factor, process_set, "grouped_reducescatter"
-    )
+    how = _scattered(op, prescale_factor, postscale_factor, process_set, "grouped_reducescatter")
     with tf.device(device_dense):
         return _scatter("grouped_reducescatter", tensors, names, compression, how)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -106,6 +107,15 @@ class HorovodTest(unittest.TestCase):
             self.assertEqual(TABLE.switch(told, "HOROVOD_LOG_HIDE_TIME"), is_set, text)
         misspelt = TABLE.misspelt({"HOROVOD_TIMELIN": "x", "HOROVOD_TIMELINE": "x"})
         self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
+
+    def test_a_job_that_is_not_ended_is_warned_of(self) -> None:
+        told = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9"}
+        log = logging.getLogger("test")
+        with self.assertLogs(log, "WARNING") as caught:
+            TABLE.say({**told, "HOROVOD_TIMELIN": "x"}, log)
+        [misspelt, stall] = caught.output
+        self.assertIn("did you mean HOROVOD_TIMELINE?", misspelt)
+        self.assertIn("STALL_SHUTDOWN_TIME_SECONDS has no effect: Nothing ends a job", stall)
 
     def test_somebody_elses_launcher(self) -> None:
         """Its ranks would each train alone."""

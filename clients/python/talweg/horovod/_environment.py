@@ -97,7 +97,15 @@ _STALL = "The agent says who is waited for and on which tensor, and `talweg stat
 _OTHERS = [
     _none("STALL_CHECK_DISABLE", _FLAG, "0", _STALL),
     _none("STALL_CHECK_TIME_SECONDS", number(0, _MANY), "60", _STALL),
-    _none("STALL_SHUTDOWN_TIME_SECONDS", number(0, _MANY), "0", _STALL),
+    Variable(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        number(0, _MANY),
+        "0",
+        Effect.NONE,
+        "Nothing ends a job that waits for a rank which lives. The agent says who is waited for and "
+        "on which tensor. Said as a warning.",
+        warns=True,
+    ),
     _none("GLOO_TIMEOUT_SECONDS", number(0, _MANY), "30", "There is no Gloo."),
     _none(
         "ELASTIC_TIMEOUT", number(0, _MANY), "600", "Give horovodrun's --elastic-timeout instead."

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -48,12 +52,42 @@ class HorovodrunTest(unittest.TestCase):
             options = ["-np", "2", "--hostfile", str(hosts), "--fusion-threshold-mb", "32"]
             done = _run(*options, "--output-filename", str(output), "--gloo", *program)
             self.assertEqual(done.returncode, 0, done.stderr)
+            shown = []
             for rank in range(2):
                 text = (output / f"rank.{rank}" / "stdout").read_text()
                 places = f"{rank} 2 {rank} 2 0 1 localhost"
                 self.assertEqual(text, f"{rank} 2 {32 << 20} {places}\n")
+                shown.append(f"[{rank}]<stdout>:{text}")
+                self.assertEqual((output / f"rank.{rank}" / "stderr").read_text(), "")
+            self.assertEqual(sorted(done.stdout.splitlines(keepends=True)), shown)
         done = _run("-np", "2", sys.executable, "-c", "import sys; sys.exit(5)")
         self.assertEqual(done.returncode, 5)
+
+    def test_output_as_horovod_has_it(self) -> None:
+        program = ["sh", "-c", "echo a b; echo c >&2"]
+        self.assertEqual(_run("-np", "1", *program).stdout, "[0]<stdout>:a b\n")
+        with tempfile.TemporaryDirectory() as directory:
+            kept = Path(directory) / "there" / "output"
+            begin = int(time.time())
+            done = _run("-np", "11", "-prefix-timestamp", "--output-filename", str(kept), *program)
+            end = time.time()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for text, wanted in ((done.stdout, "<stdout>:a b"), (done.stderr, "<stderr>:c")):
+                lines = [line.partition("[") for line in text.splitlines()]
+                self.assertEqual(
+                    sorted(rest for *_, rest in lines),
+                    sorted(f"{rank}]{wanted}" for rank in range(11)),
+                )
+                for moment, *_ in lines:
+                    seconds = time.mktime(time.strptime(moment))
+                    self.assertTrue(begin <= seconds <= end, moment)
+            names = [f"rank.{rank:02}" for rank in range(11)]
+            self.assertEqual(sorted(each.name for each in kept.iterdir()), names)
+            self.assertEqual((kept / "rank.10" / "stderr").read_text(), "c\n")
+            # One of which a directory cannot be made is an error, not output that is lost.
+            done = _run("-np", "1", "--output-filename", str(kept / "rank.10" / "stderr"), *program)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, "make .*rank.10/stderr/rank.0/stdout: Not a directory")
 
     def test_a_program_that_is_not_there(self) -> None:
         done = _run("-np", "1", "no-such-program")
@@ -83,9 +117,14 @@ class HorovodrunTest(unittest.TestCase):
             f"print(*(os.environ.get('HOROVOD_' + name) for name in {_PLACES}))"
         )
         hosts = ["--min-np", "2", "-H", "localhost:1,127.0.0.1:1"]
-        done = _run("-np", "2", *hosts, sys.executable, "-P", "-c", program)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+        with tempfile.TemporaryDirectory() as directory:
+            options = [*hosts, "--output-filename", directory]
+            done = _run("-np", "2", *options, sys.executable, "-P", "-c", program)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            kept = sorted(Path(directory).glob("rank.?.0/stdout"))
+            self.assertEqual(len(kept), 2)
+            self.assertIn(f"[0.0]<stdout>:{kept[0].read_text()}", done.stdout)
+        said = sorted(line.partition("]<stdout>:")[2] for line in done.stdout.splitlines())
         wanted = ["0 2 0 1 None None localhost", "1 2 0 1 None None 127.0.0.1"]
         self.assertEqual(said, wanted)
 
@@ -112,6 +151,68 @@ class HorovodrunTest(unittest.TestCase):
         done: list[int] = []
         threads.in_thread(done.append, (1,)).join()
         self.assertEqual(done, [1])
+
+    def test_the_function_of_horovod(self) -> None:
+        wanted = "func, args=(), kwargs=None, num_proc=1"
+        for name in (
+            *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "hosts"),
+            *("hostfile", "host_discovery_script", "start_timeout", "ssh_port"),
+            *("ssh_identity_file", "disable_cache", "output_filename", "verbose", "use_gloo"),
+            *("use_mpi", "mpi_args", "network_interface", "network_interfaces", "executable"),
+            *("np", "min_np", "max_np"),
+        ):
+            wanted += f", {name}=None"
+        own = inspect.signature(runner.run).parameters.values()
+        found = (f"{p.name}={p.default}" if p.default is not p.empty else p.name for p in own)
+        self.assertEqual(", ".join(found), wanted)
+        self.assertIs(importlib.import_module("horovod").run, runner.run)
+        with self.assertWarnsRegex(DeprecationWarning, "np has been") as warned:
+            self.assertEqual(runner.run(len, ([],), np=1), [0])
+        self.assertEqual(warned.filename, __file__)
+        with self.assertWarnsRegex(DeprecationWarning, "network_interface has been") as warned:
+            self.assertEqual(runner.run(len, ([],), network_interface="lo"), [0])
+        self.assertEqual(warned.filename, __file__)
+        with self.assertRaisesRegex(ValueError, "hosts and hostfile"):
+            runner.run(len, ([],), hosts="a:1", hostfile="b")
+        with self.assertRaisesRegex(ValueError, "use_gloo and use_mpi"):
+            runner.run(len, ([],), use_gloo=True, use_mpi=True)
+
+    def test_progress_bars(self) -> None:
+        """What a carriage return ends appears at once, also of ranks that ssh has started."""
+        program = (
+            "from talweg.horovod import runner; "
+            r"runner.run(print, ('a\rb\r\nc\rd\r',), {'end': ''}, output_filename='kept')"
+        )
+        with tempfile.TemporaryDirectory() as directory:
+            line = [sys.executable, "-P", "-c", program]
+            done = subprocess.run(line, cwd=directory, capture_output=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            pieces = [b"a\r", b"b\n", b"c\r", b"d\n"]
+            self.assertEqual(done.stdout, b"".join(b"[0]<stdout>:" + each for each in pieces))
+            kept = Path(directory) / "kept/rank.0/stdout"
+            self.assertEqual(kept.read_bytes(), b"".join(pieces))
+
+    def test_what_there_is(self) -> None:
+        """Programs look for the lines of what they need."""
+        done = _run("--check-build")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [line.strip() for line in done.stdout.splitlines()]
+        self.assertRegex(lines[0], r"^Horovod v[\d.]+:$")
+        titles = ["Frameworks", "Controllers", "Tensor Operations"]
+        self.assertEqual([line[10:-1] for line in lines if line.startswith("Avail")], titles)
+        for line in ("[X] PyTorch", "[X] Gloo", "[ ] MPI", "[ ] NCCL"):
+            self.assertIn(line, lines)
+        here = "X" if importlib.util.find_spec("mxnet") else " "
+        self.assertIn(f"[{here}] MXNet", lines)
+
+    def test_parts_that_are_not_offered(self) -> None:
+        for name in ("spark", "spark.keras", "ray", "data"):
+            with self.assertRaisesRegex(ModuleNotFoundError, "is not offered by Talweg: let "):
+                importlib.import_module(f"horovod.{name}")
+
+    def test_interfaces_one_each_time(self) -> None:
+        options = runner.parse(["-np", "2", "--network-interface", "a", "--network-interface", "b"])
+        self.assertEqual(options.network_interfaces, "a,b")
 
     def test_what_is_not_offered_says_what_to_use(self) -> None:
         for arguments, text in (

@@ -45,10 +45,15 @@ class HorovodrunTest(SshTest):
         return self.run_line([*_HOROVODRUN, *reached, *arguments], status=status)
 
     def test_two_hosts(self) -> None:
-        hosts = f"{HOSTS[0]}:2,{HOSTS[1]}:2"
-        output = self.horovodrun("-np", "3", "-H", hosts, "--verbose", *RANK, "sum")
+        options = ["-H", f"{HOSTS[0]}:2,{HOSTS[1]}:2", "--verbose"]
+        options += ["--output-filename", str(self.directory / "kept"), "-prefix-timestamp"]
+        output = self.horovodrun("-np", "3", *options, *RANK, "sum")
         self.require_ranks(output, [2, 1])
-        self.assertRegex(output, r"(?m)^\[2\] rank 2 of 3, local 0 of 1: sum is right$")
+        text = "rank 2 of 3, local 0 of 1: sum is right"
+        self.assertRegex(output, rf"(?m)^[A-Z][\w :]+ \d{{4}}\[2\]<stdout>:{text}$")
+        self.assertEqual((self.directory / "kept/rank.2/stdout").read_text(), f"{text}\n")
+        for rank in range(3):
+            self.assertEqual((self.directory / f"kept/rank.{rank}/stderr").read_text(), "")
         self.require_nothing_left()
 
     def test_a_hostfile(self) -> None:

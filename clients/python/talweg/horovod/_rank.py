@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What horovodrun starts for each rank: sets HOROVOD_RANK and its kin, then becomes COMMAND.
 
-    python _rank.py HOSTS OUTPUT COMMAND...
+    python _rank.py HOSTS COMMAND...
 
 HOSTS are `name:slots,...`, which ranks fill in order; empty where hosts come and go, and the numbers
-of ranks with them: hvd.init() sets these. OUTPUT is the directory for what ranks write; empty: it is not kept.
+of ranks with them: hvd.init() sets these.
 A file, not a module: importing the package would cost every rank its start again.
 """
 
@@ -34,23 +34,10 @@ def places(hosts: str, environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _directory(output: str, found: Mapping[str, str]) -> str:
-    if "RANK" not in found:
-        return f"{output}/rank.{os.environ['GROUP_RANK']}.{found['LOCAL_RANK']}"
-    digits = len(str(int(found["SIZE"]) - 1))
-    return f"{output}/rank.{int(found['RANK']):0{digits}d}"
-
-
 def main() -> None:
-    hosts, output, *command = sys.argv[1:]
+    hosts, *command = sys.argv[1:]
     found = places(hosts, os.environ)
     os.environ.update((f"HOROVOD_{name}", value) for name, value in found.items())
-    if output:
-        directory = _directory(output, found)
-        os.makedirs(directory, exist_ok=True)
-        for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            with open(f"{directory}/{name}", "wb") as file:
-                os.dup2(file.fileno(), descriptor)
     try:
         os.execvp(command[0], command)
     except OSError as error:

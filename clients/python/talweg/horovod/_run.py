@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from talweg._call_site import warn
 from talweg._node.hosts import run as start
 from talweg._objects import by_cloudpickle
 from talweg.errors import InvalidArgument, Unsupported
@@ -99,6 +100,9 @@ def run(
         raise ValueError("horovod.run: hosts and hostfile are both given: give one of them")
     if use_gloo and use_mpi:
         raise ValueError("horovod.run: use_gloo and use_mpi are both true; neither is needed")
+    for name, instead in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+        if given[name] is not None:
+            warn(f"horovod.run: {name} has been replaced by {instead}", DeprecationWarning)
     count = np if np is not None else num_proc
     line = ["-np", str(count)]
     for option, value in (
@@ -113,7 +117,7 @@ def run(
         line += [option, str(value)] if value is not None else []
     python = executable or sys.executable
     line += [python, str(Path(__file__).with_name("_task.py"))]
-    launch = runner.launch_of(runner.parse(line), runner.say)
+    launch = runner.launch_of(runner.parse(line))
     launch.files = {"function": _pickled(func, tuple(args), dict(kwargs or {}))}
     launch.python = python
     # What this program imports, its ranks import.

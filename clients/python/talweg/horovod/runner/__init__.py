@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError
 from talweg.horovod._environment import TABLE
 from talweg.horovod._run import run
+from talweg.horovod.runner._output import Output
 from talweg.horovod.runner._variables import add_options, attribute, variables_of
 from talweg.horovod.runner.common.util import config_parser
 
@@ -41,6 +43,14 @@ _ELASTIC_NUMBERS = {
 }
 
 
+class _AddNames(argparse.Action):
+    """Adds names to those that the option had before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="horovodrun", description=__doc__, allow_abbrev=False)
     parser.add_argument("-v", "--version", action="version", version=__version__)
@@ -54,13 +64,18 @@ def _parser() -> argparse.ArgumentParser:
         "--network-interface",
         "--network-interfaces",
         dest="network_interfaces",
-        help="names with commas between them: the first that a host has carries the data",
+        action=_AddNames,
+        help="names with commas between them, or one each time: the first that a host has carries "
+        "the data",
     )
     parser.add_argument("--verbose", action="store_true", help="what is started")
     parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
     parser.add_argument("--config-file", help="YAML: options that are not given here")
     parser.add_argument(
-        "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="no effect"
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        help="lines of output begin with the time",
     )
     add_options(parser)
     for option, name in _UNUSED_SWITCHES.items():
@@ -184,17 +199,13 @@ def _elastic_line(options: Any) -> list[str]:
 
 
 def _command(options: Any, ranks_of: Sequence[listed_hosts.Host]) -> list[str]:
-    """A rank's, which learns its place by the hosts that have slots for just these ranks, and writes
-    into files of its host where that is wanted. No hosts: they come and go.
+    """A rank's, which learns its place by the hosts that have slots for just these ranks. No hosts:
+    they come and go.
     """
     told = ",".join(f"{host.name}:{host.slots}" for host in ranks_of)
     rank = str(Path(__file__).parents[1] / "_rank.py")
     python = [sys.executable, "-I", "-S", rank]
-    return [*python, told, options.output_filename or "", *options.command]
-
-
-def say(rank: int, stream: str, text: str) -> None:
-    print(f"[{rank}] {text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+    return [*python, told, *options.command]
 
 
 class _HorovodArgs:
@@ -227,14 +238,14 @@ def parse(arguments: list[str]) -> Any:
     return options
 
 
-def launch_of(options: Any, say: Callable[[int, str, str], None]) -> hosts.Launch:
+def launch_of(options: Any) -> hosts.Launch:
     """Their ranks, on their hosts."""
     dealt = hosts.deal(_hosts(options), options.num_proc)
     return hosts.Launch(
         _command(options, dealt),
         options.num_proc,
         dealt,
-        say,
+        Output(options).say,
         hosts.Ssh(options.ssh_port, options.ssh_identity_file),
         {**os.environ, **variables_of(options)},
         (options.network_interfaces or "").split(","),
@@ -242,7 +253,7 @@ def launch_of(options: Any, say: Callable[[int, str, str], None]) -> hosts.Launc
 
 
 def run_on_hosts(options: Any) -> int:
-    launch = launch_of(options, say)
+    launch = launch_of(options)
     if options.verbose:
         where = ", ".join(f"{host.name}:{host.slots}" for host in launch.hosts)
         print(f"horovodrun: {shlex.join(options.command)} on {where}", file=sys.stderr)
@@ -267,21 +278,42 @@ def line_here(options: Any) -> list[str]:
     else:
         told = [f"--ranks-per-node={options.num_proc}"]
         dealt = [listed_hosts.Host(_hosts(options)[0].name, options.num_proc)]
-    return [_programs.tool(), "run", *told, "--job=horovod", "--", *_command(options, dealt)]
+    told += [
+        "--job=horovod",
+        f"--line-prefix={'%t' * options.prefix_output_with_timestamp}[%r]<%s>:",
+    ]
+    told += [f"--output-dir={options.output_filename}"] if options.output_filename else []
+    return [_programs.tool(), "run", *told, "--", *_command(options, dealt)]
 
 
 def environment_here(options: Any) -> dict[str, str]:
     return {"TALWEG_PYTHON": sys.executable, **os.environ, **variables_of(options)}
 
 
+def _build() -> str:
+    """What there is, as Horovod's own launcher shows it: programs look for `[X] PyTorch`."""
+    here = {
+        title: importlib.util.find_spec(name) is not None
+        for title, name in (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
+    }
+    # Jobs need no MPI, as with Gloo.
+    operations = {name: name == "Gloo" for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")}
+    lines = [f"Horovod v{__version__}:"]
+    for title, found in (
+        ("Frameworks", here),
+        ("Controllers", {"MPI": False, "Gloo": True}),
+        ("Tensor Operations", operations),
+    ):
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if there else ' '}] {name}" for name, there in found.items()]
+    return "\n".join(lines)
+
+
 def main() -> int:
     try:
         options = _read()
         if options.check_build:
-            print(
-                f"Talweg v{__version__}: PyTorch, TensorFlow, Keras, MXNet; sums by its own daemons, "
-                "neither MPI nor Gloo nor NCCL"
-            )
+            print(_build())
             return 0
         check(options)
         for name in _unused(options):

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's jobs on Ray, which are not offered."""
+
+from talweg.horovod._absent import missing
+
+raise missing(
+    "horovod.ray",
+    "let horovod.run(func, num_proc=N, hosts=...) start the ranks; for hosts that come and go "
+    "horovodrun --min-np with --host-discovery-script",
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
@@ -93,6 +94,22 @@ class CommandsTest(unittest.TestCase):
         done = run(self.python, DMLC_ROLE="joint", DMLC_WORKER_ID="0", DMLC_NUM_WORKER="1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("rank 0 of 1", done.stdout)
+
+    def test_the_agent_runs_on_the_cores_of_its_ranks(self) -> None:
+        program = (
+            "import os; daemons = os.environ['TALWEG_RUN_DAEMONS'].split(','); "
+            "print(*(sorted(os.sched_getaffinity(int(each))) for each in ['0', *daemons]), sep=';')"
+        )
+        first, *others = sorted(os.sched_getaffinity(0))
+        one = [sys.executable, "-c", program]
+        done = run(one, BYTEPS_VISIBLE_CPU_CORES=f"{first}")
+        self.assertEqual(done.stdout, f"{[first]};{[first]}\n", done.stderr)
+        if not others:
+            print("SKIPPED: there is one core: none can be left out")
+            return
+        done = run(one, BYTEPS_CPU_BLACKLIST=f"{first}", BYTEPS_MULTITHREADED_CPU="0")
+        found = done.stdout.partition(";")[2]
+        self.assertEqual(found, f"{others}\n", done.stderr)
 
     def test_a_job_of_two_workers_in_any_order(self) -> None:
         """Everything ends by itself."""

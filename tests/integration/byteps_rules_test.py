@@ -267,6 +267,15 @@ class CoresTest(unittest.TestCase):
         # More GPUs at one node than it has cores for: what is left of it, and then the others'.
         self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
 
+    def test_cores_of_the_daemons(self) -> None:
+        usable = set(range(8))
+        ranks = [[0, 1], [4, 9]]
+        self.assertEqual(_cores.of_daemons({}, ranks, usable), usable)
+        left_out = {"BYTEPS_CPU_BLACKLIST": "1,7"}
+        self.assertEqual(_cores.of_daemons(left_out, ranks, usable), {0, 2, 3, 4, 5, 6})
+        visible = {**left_out, "BYTEPS_VISIBLE_CPU_CORES": "0-1:4,9"}
+        self.assertEqual(_cores.of_daemons(visible, ranks, usable), {0, 1, 4})
+
     def test_fewer_cores_than_ranks(self) -> None:
         self.assertIsNone(_cores.plan({}, 4, [[0, 1]], {0, 1}))
         self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))

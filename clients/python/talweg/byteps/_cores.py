@@ -96,6 +96,20 @@ def plan(
     return _automatic(environment, local_size, nodes, usable, near)
 
 
+def of_daemons(
+    environment: Mapping[str, str], ranks: list[list[int]], usable: set[int]
+) -> set[int]:
+    """The cores of the node's daemons: those that its ranks were told, or all but the blacklist."""
+    if TABLE.value(environment, "BYTEPS_VISIBLE_CPU_CORES"):
+        return usable.intersection(core for mine in ranks for core in mine)
+    return usable - _left_out(environment)
+
+
+def _left_out(environment: Mapping[str, str]) -> set[int]:
+    told = TABLE.value(environment, "BYTEPS_CPU_BLACKLIST")
+    return set() if told == "-1" else set(parse(told))
+
+
 def _automatic(
     environment: Mapping[str, str],
     local_size: int,
@@ -104,8 +118,7 @@ def _automatic(
     near_gpus: list[set[int]],
 ) -> list[list[int]] | None:
     threaded = TABLE.switch(environment, "BYTEPS_MULTITHREADED_CPU")
-    left_out = TABLE.value(environment, "BYTEPS_CPU_BLACKLIST")
-    usable = usable - (set() if left_out == "-1" else set(parse(left_out)))
+    usable = usable - _left_out(environment)
     physical = [cores[: len(cores) // 2] if threaded else cores for cores in nodes]
     host_cores = sum(len(cores) for cores in physical)
     free = [[core for core in cores if core in usable] for cores in physical]

@@ -353,13 +353,14 @@ _CORE = [
         "BYTEPS_CPU_BLACKLIST",
         text("-1, or a comma-separated list of cores", r"-1|\d+(,\d+)*"),
         "-1",
-        "Logical cores that the automatic assignment leaves out.",
+        "Logical cores that the automatic assignment, and the node's agent, leave out.",
     ),
     _honoured(
         "BYTEPS_VISIBLE_CPU_CORES",
         text("a list of cores for each rank, as in 1,4-5,7-11,12:20-25", f"{_CORES}(:{_CORES})*"),
         "",
-        "The cores of each rank of the node, instead of the automatic assignment.",
+        "The cores of each rank of the node, instead of the automatic assignment. The node's agent "
+        "runs on any of them.",
     ),
     _honoured(
         "BYTEPS_MULTITHREADED_CPU",
@@ -411,6 +412,8 @@ _BUILD = [
         ("BYTEPS_USE_MPI", ""),
         ("BYTEPS_MPICXX_SHOW", ""),
         ("BYTEPS_SERVER_MXNET_PATH", ""),
+        ("MXNET_SOURCE_ROOT", ""),
+        ("MXNET_USE_MKLDNN", ""),
         ("BYTEPS_BASE_PATH", "/usr/local"),
         ("BYTEPS_PATH", "/usr/local/byteps"),
         ("BYTEPS_GIT_LINK", ""),

@@ -132,6 +132,7 @@ def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
 def _plan_cores(
     environment: Mapping[str, str], local_size: int, log: logging.Logger
 ) -> list[list[int]] | None:
+    """The cores of each rank; None: they are not bound. Binds this process to the daemons' cores."""
     if not TABLE.switch(environment, "BYTEPS_NUMA_ON"):
         return None
     usable = os.sched_getaffinity(0)
@@ -145,6 +146,8 @@ def _plan_cores(
         return None
     for local_rank, mine in enumerate(cores):
         log.info("rank %d of this node is bound to cores %s", local_rank, _cores.show(mine))
+    # What is started from here on inherits them; each rank then binds itself to its own.
+    os.sched_setaffinity(0, _cores.of_daemons(environment, cores, usable))
     return cores
 
 

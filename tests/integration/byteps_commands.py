@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 import job
+import numpy as np
 
 _BYTEPS = Path(job.TOOL).parents[1] / "byteps"
 LAUNCH = [sys.executable, "-P", str(_BYTEPS / "launcher" / "launch.py")]
@@ -52,6 +54,21 @@ def start(test: unittest.TestCase, arguments: list[str], **variables: str) -> su
     test.addCleanup(process.wait)
     test.addCleanup(process.terminate)
     return process
+
+
+def make_images(directory: Path) -> None:
+    """train and val, each with two classes of small images."""
+    random = np.random.RandomState(0)
+    for part, count in (("train", 10), ("val", 3)):
+        for number, name in enumerate(("dark", "light")):
+            place = directory / part / name
+            place.mkdir(parents=True)
+            for each in range(count):
+                pixels = random.randint(0, 128, (40, 48, 3), np.uint8) + np.uint8(127 * number)
+                data = pixels.tobytes()
+                header = struct.pack("<2sIII", b"BM", 54 + len(data), 0, 54)
+                shape = struct.pack("<IiiHHIIiiII", 40, 48, 40, 1, 24, 0, len(data), 0, 0, 0, 0)
+                (place / f"{each}.bmp").write_bytes(header + shape + data)
 
 
 def free_port() -> str:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 
-from byteps_commands import PYTORCH, run
+from byteps_commands import PYTORCH, make_images, run
 
 _SMALL = ["--model", "resnet18", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
+
+_FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
 class ExamplesTest(unittest.TestCase):
@@ -27,6 +32,26 @@ class ExamplesTest(unittest.TestCase):
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
         self.assertIn("EVAL_TYPE is 'other'", done.stderr)
+
+    @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
+    def test_images(self) -> None:
+        """Two epochs, the second from the checkpoint of the first, with ranks that share a class."""
+        with tempfile.TemporaryDirectory() as directory:
+            make_images(Path(directory))
+            options = [f"--train-dir={directory}/train", f"--val-dir={directory}/val"]
+            options += [f"--checkpoint-format={directory}/{{epoch}}", f"--log-dir={directory}/log"]
+            options += ["--batch-size=4", "--image-size=32", "--batches-per-pushpull=2"]
+            start = [str(PYTORCH / "start_pytorch_byteps.sh"), *options]
+            for epochs in (1, 2):
+                done = run(
+                    [*start, f"--epochs={epochs}"],
+                    NVIDIA_VISIBLE_DEVICES="0,1",
+                    EVAL_TYPE="imagenet",
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                [line] = done.stdout.splitlines()
+                self.assertRegex(line, rf"^Epoch {epochs}: train/loss \d.*, val/accuracy [01]\.")
+            self.assertTrue((Path(directory) / "2").exists())
 
     def test_the_other_examples(self) -> None:
         for name in ("benchmark_byteps_ddp.py", "elastic_benchmark_byteps.py"):

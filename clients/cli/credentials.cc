@@ -90,11 +90,15 @@ std::vector<CommandOption> CredentialOptions() {
   };
 }
 
+OwnFiles ToolFiles(const Arguments& arguments) {
+  return {.tls_directory = OptionOrVariable(arguments, "tls-dir", "TALWEG_TLS_DIR"),
+          .token_file = OptionOrVariable(arguments, "token-file", "TALWEG_TOKEN_FILE")};
+}
+
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> ToolCredentials(
     const Arguments& arguments) {
-  return rpc::Credentials::Load(
-      {.tls_directory = OptionOrVariable(arguments, "tls-dir", "TALWEG_TLS_DIR"),
-       .token_file = OptionOrVariable(arguments, "token-file", "TALWEG_TOKEN_FILE")});
+  const OwnFiles own = ToolFiles(arguments);
+  return rpc::Credentials::Load({.tls_directory = own.tls_directory, .token_file = own.token_file});
 }
 
 Command CertsCommand() {

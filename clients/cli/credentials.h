@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "clients/cli/command.h"
+#include "clients/cli/exposure.h"
 #include "libs/rpc/credentials.h"
 
 namespace talweg::cli {
@@ -15,7 +16,9 @@ namespace talweg::cli {
 // Options of the commands that ask daemons.
 std::vector<CommandOption> CredentialOptions();
 
-// What --tls-dir and --token-file say, else $TALWEG_TLS_DIR and $TALWEG_TOKEN_FILE. Null: no TLS.
+// What --tls-dir and --token-file say, else $TALWEG_TLS_DIR and $TALWEG_TOKEN_FILE.
+OwnFiles ToolFiles(const Arguments& arguments);
+// What is in them. Null: no TLS.
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> ToolCredentials(const Arguments& arguments);
 
 // talweg certs.

@@ -275,23 +275,79 @@ void ExamineVersions(const MachineFacts& facts, std::vector<Finding>& findings) 
   }
 }
 
+std::string WithUsers(const std::string& text, const std::string& users) {
+  return users.empty() ? text : absl::StrCat(text, " (", users, ")");
+}
+
+void ExamineTls(const TlsFacts& tls, int64_t now_unix_s, std::vector<Finding>& findings) {
+  if (!tls.is_readable) return;
+  if (!tls.error.empty()) {
+    // A daemon that runs has good ones in memory.
+    findings.push_back({"certificates", tls.users.empty() ? Verdict::kBad : Verdict::kWarning,
+                        WithUsers(tls.error, tls.users),
+                        "talweg certs makes certificates; docs/security.md says how"});
+    return;
+  }
+  const int64_t days = (tls.expires_unix_s - now_unix_s) / kSecondsADay;
+  if (days < kCertificateDaysMin) {
+    findings.push_back(Warning(
+        "certificates",
+        WithUsers(absl::StrCat(tls.expires_first, ": ", tls.identity, ", ends in ", days, " days"),
+                  tls.users),
+        absl::StrCat("make a new ", tls.expires_first,
+                     " in its place (talweg certs); running daemons take it up")));
+  } else {
+    findings.push_back(
+        Good("certificates",
+             WithUsers(absl::StrCat(tls.directory, ": ", tls.identity, ", ends in ", days, " days"),
+                       tls.users)));
+  }
+}
+
+// What nobody else may do with a file.
+struct FileRule {
+  const char* what;
+  uint32_t forbidden;  // Bits of the mode.
+  const char* harm;
+  const char* remedy;  // After "run chmod MODE FILE".
+};
+constexpr uint32_t kAnyOfOthers = 07;
+constexpr uint32_t kAnyOfGroupOrOthers = 077;
+constexpr uint32_t kWriteOfOthers = 02;
+constexpr FileRule kFileRules[] = {
+    {"ca.key", kAnyOfOthers, "every user may make certificates with it",
+     "and make a new authority and new certificates (talweg certs), as others may have read it"},
+    {"tls.key", kAnyOfOthers, "every user may pass for its owner",
+     "and make a new certificate (talweg certs), as others may have read it"},
+    {"token_file", kAnyOfOthers, "every user may show this token",
+     "and draw a new token, as others may have read it; in Kubernetes, give the pod an fsGroup"},
+    {"tokens_file", kAnyOfGroupOrOthers, "others may show its tokens",
+     "and draw new tokens, as others may have read them"},
+    {"secret_file", kAnyOfGroupOrOthers, "others may join jobs with it",
+     "and draw a new secret (remove the file, run talweg secret), as others may have read it"},
+    {"token_keys_file", kWriteOfOthers, "every user may put keys there that sign tokens",
+     "and look whether its keys are the cluster's"},
+    {"ca.crt", kWriteOfOthers, "every user may put an authority there that is trusted",
+     "and look whether its certificate is yours"},
+    {"config", kWriteOfOthers, "every user may change what the daemon is told at its next start",
+     "and look whether it says what you wrote"},
+};
+
+void ExamineFile(const FileFacts& file, std::vector<Finding>& findings) {
+  for (const FileRule& rule : kFileRules) {
+    if (file.what != rule.what || (file.mode & rule.forbidden) == 0) continue;
+    const std::string mode = absl::StrFormat("%04o", file.mode & ~rule.forbidden);
+    findings.push_back(
+        Bad(file.what,
+            WithUsers(absl::StrFormat("%s has mode %04o: %s", file.path, file.mode, rule.harm),
+                      file.users),
+            absl::StrCat("run chmod ", mode, " ", file.path, ", ", rule.remedy)));
+  }
+}
+
 void ExamineExposure(const MachineFacts& facts, std::vector<Finding>& findings) {
   const ExposureFacts& exposure = facts.exposure;
-  if (!exposure.tls_directory.empty()) {
-    const int64_t days = (exposure.tls_expires_unix_s - facts.now_unix_s) / kSecondsADay;
-    const std::string value = absl::StrCat(exposure.tls_directory, ": ", exposure.tls_identity,
-                                           ", ends in ", days, " days");
-    if (!exposure.tls_error.empty()) {
-      findings.push_back(Bad("certificates", exposure.tls_error,
-                             "talweg certs makes certificates; docs/security.md says how"));
-    } else if (days < kCertificateDaysMin) {
-      findings.push_back(Warning("certificates", value,
-                                 "make a new one in its place (talweg certs); running daemons take "
-                                 "it up"));
-    } else {
-      findings.push_back(Good("certificates", value));
-    }
-  }
+  for (const TlsFacts& tls : exposure.tls) ExamineTls(tls, facts.now_unix_s, findings);
   if (!exposure.secret_file.empty()) {
     findings.push_back(exposure.secret_error.empty()
                            ? Good("secret file", exposure.secret_file)
@@ -299,10 +355,21 @@ void ExamineExposure(const MachineFacts& facts, std::vector<Finding>& findings) 
                                  "a secret that others may have read is none: remove the file and "
                                  "make another with talweg secret"));
   }
+  for (const FileFacts& file : exposure.files) ExamineFile(file, findings);
   for (const std::string& daemon : exposure.insecure_daemons) {
     findings.push_back(Warning("network without TLS", daemon,
                                "anybody on that network may read and change what it is told: give "
                                "it tls_dir in place of insecure, or keep it on loopback"));
+  }
+  for (const std::string& daemon : exposure.unread_daemons) {
+    findings.push_back(Warning("daemon's options", daemon,
+                               "it would not start again, or is of another release: mend what it "
+                               "is told, or ask the doctor of its release"));
+  }
+  if (!exposure.foreign_daemons.empty()) {
+    findings.push_back(Good("other users' daemons",
+                            absl::StrCat(absl::StrJoin(exposure.foreign_daemons, ", "),
+                                         ": their environment is hidden; root's doctor sees it")));
   }
 }
 

@@ -15,15 +15,36 @@ namespace talweg::cli {
 
 inline constexpr uint64_t kUnlimited = UINT64_MAX;
 
+// A directory with certificates.
+struct TlsFacts {
+  std::string directory;
+  std::string users;        // The daemons that use it; empty: this user's tools.
+  bool is_readable = true;  // By this user; else nothing of what follows is known.
+  std::string error;        // Empty: its files are good, and say what follows.
+  std::string identity;
+  int64_t expires_unix_s = 0;
+  std::string expires_first;  // The file that ends then.
+};
+
+// A file that says who is let in.
+struct FileFacts {
+  std::string what;  // The option that names it, or its own name: "token_file", "ca.key".
+  std::string path;
+  std::string users;  // As of TlsFacts.
+  uint32_t mode = 0;
+};
+
 // What may let strangers in.
 struct ExposureFacts {
-  std::string tls_directory;  // Empty: none was named.
-  std::string tls_error;      // Empty: its files are good, and say the next two.
-  std::string tls_identity;
-  int64_t tls_expires_unix_s = 0;
-  std::string secret_file;                    // With the job secret; empty: there is none.
-  std::string secret_error;                   // Empty: it is its owner's alone.
-  std::vector<std::string> insecure_daemons;  // Told to serve a network without TLS.
+  std::vector<TlsFacts> tls;
+  std::string secret_file;   // This user's, with the job secret; empty: there is none.
+  std::string secret_error;  // Empty: it is its owner's alone.
+  std::vector<FileFacts> files;
+  // Daemons that run: those that were told to serve a network without TLS; those whose options do
+  // not parse, with the reason; those of other users, whose environment may not be read.
+  std::vector<std::string> insecure_daemons;
+  std::vector<std::string> unread_daemons;
+  std::vector<std::string> foreign_daemons;
 };
 
 // What a machine says of itself. Unset: it does not say.

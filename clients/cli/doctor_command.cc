@@ -8,6 +8,7 @@
 #include "clients/cli/credentials.h"
 #include "clients/cli/doctor.h"
 #include "clients/cli/exposure.h"
+#include "libs/config/config.h"
 #include "libs/rpc/admin_client.h"
 
 namespace talweg::cli {
@@ -19,7 +20,7 @@ int Run(const Arguments& arguments) {
   MachineFacts facts = ReadMachineFacts(arguments.Text("provider", "tcp"));
   const char* const told = std::getenv("TALWEG_DATA_SECURITY");
   facts.data_security = arguments.Text("data-security", told == nullptr ? "none" : told);
-  facts.exposure = ReadExposure(arguments);
+  facts.exposure = ReadExposure(ToolFiles(arguments), config::ProcessEnvironment());
   facts.now_unix_s = std::time(nullptr);
   facts.scheduler = arguments.Text("scheduler", "");
   if (!facts.scheduler.empty()) {

@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/doctor.h"
 
+#include <sys/stat.h>
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
 #include <catch2/catch.hpp>
 
+#include "clients/cli/exposure.h"
 #include "libs/base/bytes.h"
+#include "libs/base/test_directory.h"
+#include "libs/rpc/make_certificates.h"
 
 namespace talweg::cli {
 namespace {
 
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using Catch::Matchers::UnorderedEquals;
 
 MachineFacts GoodMachine() {
   MachineFacts facts;
@@ -42,6 +53,17 @@ std::optional<Finding> Find(const MachineFacts& facts, const std::string& check)
   return std::nullopt;
 }
 
+// The one finding that is not good.
+Finding OnlyFinding(const MachineFacts& facts) {
+  std::vector<Finding> amiss;
+  for (const Finding& finding : Examine(facts)) {
+    CHECK(finding.remedy.empty() == (finding.verdict == Verdict::kOk));
+    if (finding.verdict != Verdict::kOk) amiss.push_back(finding);
+  }
+  REQUIRE(amiss.size() == 1);
+  return amiss[0];
+}
+
 TEST_CASE("What may let strangers in is found", "[doctor]") {
   MachineFacts facts = GoodMachine();
   facts.now_unix_s = 1'000'000;
@@ -49,15 +71,24 @@ TEST_CASE("What may let strangers in is found", "[doctor]") {
   CHECK_FALSE(Find(facts, "secret file"));
   CHECK_FALSE(Find(facts, "network without TLS"));
 
-  facts.exposure.tls_directory = "pki/operator";
-  facts.exposure.tls_identity = "operator";
-  facts.exposure.tls_expires_unix_s = facts.now_unix_s + 40 * 86'400;
+  facts.exposure.tls.push_back({.directory = "pki/operator",
+                                .identity = "operator",
+                                .expires_unix_s = facts.now_unix_s + 40 * 86'400,
+                                .expires_first = "pki/operator/tls.crt"});
+  TlsFacts& tls = facts.exposure.tls[0];
   CHECK(Find(facts, "certificates")->verdict == Verdict::kOk);
-  facts.exposure.tls_expires_unix_s = facts.now_unix_s + 4 * 86'400;
+  tls.expires_unix_s = facts.now_unix_s + 4 * 86'400;
   CHECK(Find(facts, "certificates")->verdict == Verdict::kWarning);
-  CHECK_THAT(Find(facts, "certificates")->value, Contains("ends in 4 days"));
-  facts.exposure.tls_error = "pki/operator/tls.key is a private key that every user may use";
+  CHECK(Find(facts, "certificates")->value == "pki/operator/tls.crt: operator, ends in 4 days");
+  CHECK_THAT(Find(facts, "certificates")->remedy, Contains("a new pki/operator/tls.crt"));
+  tls.users = "talweg-agent (process 7)";
+  CHECK_THAT(Find(facts, "certificates")->value, Contains("days (talweg-agent (process 7))"));
+  tls.error = "pki/operator/ca.crt holds no certificate in PEM format";
+  CHECK(Find(facts, "certificates")->verdict == Verdict::kWarning);  // It runs on.
+  tls.users.clear();
   CHECK(Find(facts, "certificates")->verdict == Verdict::kBad);
+  tls.is_readable = false;
+  CHECK_FALSE(Find(facts, "certificates"));
 
   facts.exposure.secret_file = "secret";
   CHECK(Find(facts, "secret file")->verdict == Verdict::kOk);
@@ -66,6 +97,211 @@ TEST_CASE("What may let strangers in is found", "[doctor]") {
 
   facts.exposure.insecure_daemons = {"talweg-scheduler (process 7)"};
   CHECK(Find(facts, "network without TLS")->verdict == Verdict::kWarning);
+
+  CHECK_FALSE(Find(facts, "daemon's options"));
+  facts.exposure.unread_daemons = {"talweg-agent (process 7): unknown option --x"};
+  CHECK(Find(facts, "daemon's options")->verdict == Verdict::kWarning);
+  facts.exposure.foreign_daemons = {"talweg-agent (process 8)"};
+  CHECK(Find(facts, "other users' daemons")->verdict == Verdict::kOk);
+}
+
+TEST_CASE("doctor: what others may do with a file that says who is let in", "[doctor]") {
+  struct Case {
+    const char* what;
+    uint32_t good;
+    uint32_t bad;
+    const char* remedy;
+  };
+  const auto cases = {
+      Case{"ca.key", 0640, 0644, "run chmod 0640 /etc/x, and make a new authority"},
+      Case{"tls.key", 0640, 0604, "run chmod 0600 /etc/x, and make a new certificate"},
+      Case{"token_file", 0640, 0644, "draw a new token"},
+      Case{"tokens_file", 0600, 0640, "run chmod 0600 /etc/x, and draw new tokens"},
+      Case{"secret_file", 0400, 0440, "run chmod 0400 /etc/x, and draw a new secret"},
+      // What is public others may read.
+      Case{"token_keys_file", 0664, 0666, "run chmod 0664 /etc/x, and look"},
+      Case{"ca.crt", 0644, 0646, "run chmod 0644 /etc/x, and look"},
+      Case{"config", 0644, 0646, "run chmod 0644 /etc/x, and look"},
+  };
+  for (const Case& each : cases) {
+    INFO(each.what);
+    MachineFacts facts = GoodMachine();
+    facts.exposure.files = {{.what = each.what, .path = "/etc/x", .mode = each.good}};
+    CHECK_FALSE(Find(facts, each.what));
+    facts.exposure.files[0].mode = each.bad;
+    facts.exposure.files[0].users = "talweg-agent (process 7)";
+    const std::optional<Finding> finding = Find(facts, each.what);
+    REQUIRE(finding);
+    CHECK(finding->verdict == Verdict::kBad);
+    CHECK_THAT(finding->value, Contains("/etc/x has mode 06") || Contains("/etc/x has mode 04"));
+    CHECK_THAT(finding->value, Contains("(talweg-agent (process 7))"));
+    CHECK_THAT(finding->remedy, Contains(each.remedy));
+  }
+}
+
+// What /proc shows of processes.
+class FakeProc {
+ public:
+  const std::string& path() const { return directory_.path(); }
+  // Where the processes run.
+  std::string Path(const std::string& name) const { return working_.Path(name); }
+  std::string Write(const std::string& name, const std::string& text, mode_t mode = 0600) const {
+    std::ofstream(Path(name)) << text;
+    REQUIRE(chmod(Path(name).c_str(), mode) == 0);
+    return Path(name);
+  }
+  void Start(int pid, const std::vector<std::string>& words,
+             const std::vector<std::string>& variables = {}) const {
+    const std::string process = directory_.Path(std::to_string(pid));
+    std::filesystem::create_directory(process);
+    std::filesystem::create_symlink(working_.path(), process + "/cwd");
+    std::filesystem::create_symlink("/", process + "/root");
+    WriteTexts(process + "/cmdline", words);
+    WriteTexts(process + "/environ", variables);
+  }
+  ExposureFacts Read(const config::Environment& environment = {}) const {
+    return ReadExposure({}, environment, path());
+  }
+
+ private:
+  static void WriteTexts(const std::string& path, const std::vector<std::string>& texts) {
+    std::ofstream file(path, std::ios::binary);
+    for (const std::string& text : texts) file << text << '\0';
+  }
+
+  TestDirectory directory_;
+  TestDirectory working_;
+};
+
+std::vector<std::string> PathsOf(const ExposureFacts& facts, const std::string& what) {
+  std::vector<std::string> paths;
+  for (const FileFacts& file : facts.files) {
+    if (file.what == what) paths.push_back(file.path);
+  }
+  return paths;
+}
+
+TEST_CASE("doctor: a daemon that serves without TLS is found however it was told", "[doctor]") {
+  const FakeProc proc;
+  proc.Write("insecure.conf", "insecure: true\n");
+  proc.Write("spelled.conf", "# Insecure.\n  insecure : t listen: '0.0.0.0:7447'");
+  proc.Write("secure.conf", "insecure: false\n# insecure: true");
+  const std::string agent = "/opt/talweg/talweg-agent";
+  proc.Start(1, {agent, "--insecure"});
+  proc.Start(2, {agent, "--insecure=on", "--job", "--insecure=false"});
+  proc.Start(3, {agent}, {"HOME=/root", "TALWEG_INSECURE=yes"});
+  proc.Start(4, {agent, "--config=insecure.conf"});
+  proc.Start(5, {"talweg-scheduler", "--config", proc.Path("spelled.conf")});
+  proc.Start(6, {"talweg-aggregator"}, {"TALWEG_CONFIG=insecure.conf"});
+  // These are not.
+  proc.Start(11, {agent, "--insecure", "--noinsecure"});
+  proc.Start(12, {agent, "--config=secure.conf"});
+  proc.Start(13, {agent, "--config=insecure.conf"}, {"TALWEG_INSECURE=off"});
+  proc.Start(14, {agent, "--job=--insecure"});
+  proc.Start(15, {"talweg-agents", "--insecure"});
+  proc.Start(16, {});
+  const ExposureFacts facts = proc.Read();
+  CHECK_THAT(facts.insecure_daemons,
+             UnorderedEquals(std::vector<std::string>{
+                 "talweg-agent (process 1)", "talweg-agent (process 2)", "talweg-agent (process 3)",
+                 "talweg-agent (process 4), of " + proc.Path("insecure.conf"),
+                 "talweg-scheduler (process 5), of " + proc.Path("spelled.conf"),
+                 "talweg-aggregator (process 6), of " + proc.Path("insecure.conf")}));
+  CHECK(facts.unread_daemons.empty());
+  CHECK(facts.foreign_daemons.empty());
+}
+
+TEST_CASE("doctor: a daemon whose options do not parse is named", "[doctor]") {
+  const FakeProc proc;
+  proc.Write("new.conf", "no_such_option: 1");
+  proc.Start(1, {"talweg-agent", "--config=new.conf"});
+  proc.Start(2, {"talweg-agent", "--config=gone.conf"});
+  const ExposureFacts facts = proc.Read();
+  REQUIRE(facts.unread_daemons.size() == 2);
+  for (const std::string& each : facts.unread_daemons) {
+    CHECK_THAT(each, Contains("talweg-agent (process ") && Contains(".conf'"));
+  }
+}
+
+TEST_CASE("doctor: a daemon of another user is named, and its command line is looked at",
+          "[doctor]") {
+  const FakeProc proc;
+  proc.Start(1, {"talweg-agent", "--insecure"});
+  std::filesystem::remove(proc.path() + "/1/environ");
+  const ExposureFacts facts = proc.Read();
+  CHECK(facts.insecure_daemons == std::vector<std::string>{"talweg-agent (process 1)"});
+  CHECK(facts.foreign_daemons == std::vector<std::string>{"talweg-agent (process 1)"});
+}
+
+TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor]") {
+  const FakeProc proc;
+  const std::string authority = proc.Path("pki/ca");
+  REQUIRE(std::filesystem::create_directories(proc.Path("pki")));
+  REQUIRE(rpc::MakeAuthority(authority, "example.org", 100).ok());
+  const auto make = [&](const std::string& name, const rpc::Identity& identity, int days) {
+    REQUIRE(rpc::MakeCertificate(authority, proc.Path("pki/" + name),
+                                 {.identity = identity, .days = days})
+                .ok());
+  };
+  make("node", {.role = rpc::Role::kNode, .name = "j"}, 3);
+  make("scheduler", {.role = rpc::Role::kScheduler}, 90);
+  proc.Start(1, {"talweg-agent"}, {"TALWEG_TLS_DIR=pki/node"});
+  proc.Start(2, {"talweg-agent", "--tls_dir", proc.Path("pki/node")});
+  proc.Write("scheduler.conf", "tls_dir: 'pki/scheduler'");
+  proc.Start(3, {"talweg-scheduler", "--config=scheduler.conf"});
+  MachineFacts facts = GoodMachine();
+  facts.now_unix_s = std::time(nullptr) - 3600;  // For the days that are left to be whole.
+  facts.exposure = proc.Read();
+  CHECK(facts.exposure.tls.size() == 2);
+  const Finding ending = OnlyFinding(facts);
+  CHECK(ending.check == "certificates");
+  CHECK_THAT(ending.value, StartsWith(proc.Path("pki/node/tls.crt: node of job 'j', ends in 3")));
+  CHECK_THAT(ending.value, Contains("process 1") && Contains("process 2"));
+  CHECK_THAT(FindingsText(Examine(facts)),
+             Contains("pki/scheduler: scheduler, ends in 90 days (talweg-scheduler (process 3))"));
+
+  const std::string name = GENERATE("ca/ca.key", "scheduler/tls.key", "scheduler/ca.crt");
+  const std::string path = proc.Path("pki/" + name);
+  make("node", {.role = rpc::Role::kNode, .name = "j"}, 90);
+  REQUIRE(chmod(path.c_str(), 0666) == 0);
+  facts.exposure = proc.Read();
+  const Finding open = OnlyFinding(facts);
+  CHECK(open.check == std::filesystem::path(path).filename());
+  CHECK(open.verdict == Verdict::kBad);
+  CHECK_THAT(open.value, Contains(" has mode 0666") && Contains("talweg-scheduler (process 3)"));
+  CHECK_THAT(open.remedy, Contains("run chmod 06"));
+}
+
+TEST_CASE("doctor: the secrets and tokens of daemons are looked at", "[doctor]") {
+  const FakeProc proc;
+  const char* const option =
+      GENERATE("secret_file", "token_file", "tokens_file", "token_keys_file", "config");
+  proc.Write("file", "");
+  REQUIRE(chmod(proc.Path("file").c_str(), 0666) == 0);
+  proc.Start(1, {"talweg-scheduler", std::string("--") + option + "=file"});
+  MachineFacts facts = GoodMachine();
+  facts.exposure = proc.Read();
+  const Finding finding = OnlyFinding(facts);
+  CHECK(finding.check == option);
+  CHECK_THAT(finding.value, StartsWith(proc.Path("file has mode 0666")));
+  CHECK_THAT(finding.value, Contains("(talweg-scheduler (process 1))"));
+}
+
+TEST_CASE(
+    "doctor: a secret that a daemon takes unasked, and that is also this user's, is said once",
+    "[doctor]") {
+  const FakeProc proc;
+  std::filesystem::create_directories(proc.Path("home/.config/talweg"));
+  const std::string secret = proc.Write("home/.config/talweg/secret", std::string(64, 'a'), 0644);
+  const std::string home = "HOME=" + proc.Path("home");
+  proc.Start(1, {"talweg-scheduler"}, {home});
+  proc.Start(2, {"talweg-agent", "--secret_file=none"}, {home});
+  ExposureFacts facts = proc.Read();
+  CHECK(PathsOf(facts, "secret_file") == std::vector<std::string>{secret});
+  CHECK(facts.files[0].users == "talweg-scheduler (process 1)");
+  facts = proc.Read({{"HOME", proc.Path("home")}});
+  CHECK(PathsOf(facts, "secret_file").empty());
+  CHECK_THAT(facts.secret_error, Contains("has mode 0644"));
 }
 
 // With two GPUs.
@@ -91,17 +327,6 @@ MachineFacts GpuMachine() {
                 .nccl_library = "libnccl.so.2",
                 .has_kernels = true};
   return facts;
-}
-
-// The one finding that is not good.
-Finding OnlyFinding(const MachineFacts& facts) {
-  std::vector<Finding> amiss;
-  for (const Finding& finding : Examine(facts)) {
-    CHECK(finding.remedy.empty() == (finding.verdict == Verdict::kOk));
-    if (finding.verdict != Verdict::kOk) amiss.push_back(finding);
-  }
-  REQUIRE(amiss.size() == 1);
-  return amiss[0];
 }
 
 TEST_CASE("doctor: a good machine has no remedies", "[cli]") {

@@ -1,88 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/exposure.h"
 
-#include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_split.h>
-#include <absl/strings/string_view.h>
-#include <absl/strings/strip.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include "clients/cli/daemons.h"
 #include "libs/config/secret_file.h"
 #include "libs/rpc/tls_files.h"
 
 namespace talweg::cli {
 namespace {
 
-// The words of a file of /proc, which end with NUL.
-std::vector<std::string> Words(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  return absl::StrSplit(text, '\0', absl::SkipEmpty());
-}
+// Notes what is found, each file and directory once, whoever uses it.
+class Collector {
+ public:
+  explicit Collector(ExposureFacts* facts) : facts_(facts) {}
 
-bool IsFalse(absl::string_view word) {
-  bool value = true;
-  return absl::SimpleAtob(word, &value) ? !value : absl::EqualsIgnoreCase(word, "off");
-}
-
-// As a daemon reads its options: a word that means true in one of its ways, or is none, is true.
-bool SaysInsecure(const std::filesystem::path& process) {
-  for (const std::string& each : Words(process / "cmdline")) {
-    absl::string_view word = each;
-    if (!absl::ConsumePrefix(&word, "--insecure") && !absl::ConsumePrefix(&word, "-insecure")) {
-      continue;
+  // `shown`: for people; `found`: where it is. `user`: a daemon, or "" for this user.
+  void AddTlsDirectory(const std::string& shown, const std::string& found,
+                       const std::string& user) {
+    for (const char* file : {"ca.crt", "tls.key", "ca.key"}) {
+      AddFile(file, absl::StrCat(shown, "/", file), absl::StrCat(found, "/", file), user);
     }
-    if (word.empty() || (absl::ConsumePrefix(&word, "=") && !IsFalse(word))) return true;
-  }
-  for (const std::string& each : Words(process / "environ")) {
-    absl::string_view word = each;
-    if (absl::ConsumePrefix(&word, "TALWEG_INSECURE=") && !IsFalse(word)) return true;
-  }
-  return false;
-}
-
-// Daemons that were told to serve a network without TLS, as far as this user may look.
-std::vector<std::string> InsecureDaemons() {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    int pid = 0;
-    const std::string name = entry.path().filename().string();
-    if (!absl::SimpleAtoi(name, &pid)) continue;
-    const std::vector<std::string> words = Words(entry.path() / "cmdline");
-    if (words.empty()) continue;
-    const std::string program = std::filesystem::path(words[0]).filename().string();
-    const bool daemon = program == "talweg-scheduler" || program == "talweg-aggregator" ||
-                        program == "talweg-agent";
-    if (daemon && SaysInsecure(entry.path())) {
-      found.push_back(absl::StrCat(program, " (process ", pid, ")"));
+    // Where talweg certs puts the authority's key, and where people do.
+    for (const char* file : {"../ca/ca.key", "../ca.key"}) {
+      AddFile("ca.key", absl::StrCat(shown, "/", file), absl::StrCat(found, "/", file), user);
     }
+    const std::optional<Place> place = PlaceOf(found, "");
+    if (place) {
+      if (const auto known = directories_.find(*place); known != directories_.end()) {
+        return AddUser(user, facts_->tls[known->second].users);
+      }
+      directories_.emplace(*place, facts_->tls.size());
+    }
+    TlsFacts tls;
+    tls.directory = shown;
+    tls.users = user;
+    const absl::StatusOr<rpc::TlsFiles> files = rpc::CheckTlsFiles(found);
+    // What others may do with the key is said of the file, and not every user may read one.
+    tls.is_readable = !absl::IsPermissionDenied(files.status());
+    if (tls.is_readable) tls.error = std::string(files.status().message());
+    if (files.ok()) {
+      tls.identity = files->identity ? rpc::Describe(*files->identity) : "no certificate";
+      tls.expires_unix_s = files->expires_unix_s;
+      tls.expires_first = shown + files->expires_first.substr(found.size());
+    }
+    facts_->tls.push_back(std::move(tls));
   }
-  return found;
+
+  void AddFile(const std::string& what, const std::string& shown, const std::string& found,
+               const std::string& user) {
+    struct stat status {};
+    const std::optional<Place> place = PlaceOf(found, what, &status);
+    if (!place || !S_ISREG(status.st_mode)) return;
+    const auto [known, is_new] = files_.emplace(*place, facts_->files.size());
+    if (!is_new) return AddUser(user, facts_->files[known->second].users);
+    facts_->files.push_back(
+        {.what = what, .path = shown, .users = user, .mode = status.st_mode & 07777});
+  }
+
+ private:
+  using Place = std::tuple<dev_t, ino_t, std::string>;
+
+  static std::optional<Place> PlaceOf(const std::string& path, const std::string& what,
+                                      struct stat* status = nullptr) {
+    struct stat own {};
+    if (status == nullptr) status = &own;
+    if (stat(path.c_str(), status) != 0) return std::nullopt;
+    return Place{status->st_dev, status->st_ino, what};
+  }
+
+  static void AddUser(const std::string& user, std::string& users) {
+    if (!user.empty()) absl::StrAppend(&users, users.empty() ? "" : ", ", user);
+  }
+
+  ExposureFacts* const facts_;
+  std::map<Place, size_t> directories_;
+  std::map<Place, size_t> files_;
+};
+
+void AddDaemon(const RunningDaemon& daemon, Collector& collector, ExposureFacts& facts) {
+  const config::ProcessConfig& config = daemon.config;
+  const std::string& name = daemon.name;
+  if (!daemon.environment_known) {
+    facts.foreign_daemons.push_back(name);
+    if (!daemon.status.ok()) return;
+  }
+  if (!daemon.status.ok()) {
+    facts.unread_daemons.push_back(absl::StrCat(name, ": ", daemon.status.message()));
+    return;
+  }
+  if (config.insecure) {
+    facts.insecure_daemons.push_back(
+        config.config.empty() ? name : absl::StrCat(name, ", of ", daemon.Shown(config.config)));
+  }
+  if (!config.tls_dir.empty()) {
+    collector.AddTlsDirectory(daemon.Shown(config.tls_dir), daemon.Find(config.tls_dir), name);
+  }
+  const std::pair<const char*, std::string> files[] = {
+      {"config", config.config},
+      {"secret_file", config.secret_file.empty() ? daemon.default_secret_file : config.secret_file},
+      {"token_file", config.token_file},
+      {"tokens_file", config.tokens_file},
+      {"token_keys_file", config.token_keys_file},
+  };
+  for (const auto& [what, path] : files) {
+    if (!path.empty()) collector.AddFile(what, daemon.Shown(path), daemon.Find(path), name);
+  }
 }
 
 }  // namespace
 
-ExposureFacts ReadExposure(const Arguments& arguments) {
+ExposureFacts ReadExposure(const OwnFiles& own, const config::Environment& environment,
+                           const std::string& proc) {
   ExposureFacts facts;
-  const char* told = std::getenv("TALWEG_TLS_DIR");
-  facts.tls_directory = arguments.Text("tls-dir", told == nullptr ? "" : told);
-  if (!facts.tls_directory.empty()) {
-    const absl::StatusOr<rpc::TlsFiles> files = rpc::CheckTlsFiles(facts.tls_directory);
-    facts.tls_error = std::string(files.status().message());
-    if (files.ok()) {
-      facts.tls_expires_unix_s = files->expires_unix_s;
-      facts.tls_identity = files->identity ? rpc::Describe(*files->identity) : "no certificate";
-    }
+  Collector collector(&facts);
+  if (!own.tls_directory.empty()) {
+    collector.AddTlsDirectory(own.tls_directory, own.tls_directory, "");
   }
-  const config::Environment environment = config::ProcessEnvironment();
+  if (!own.token_file.empty()) {
+    collector.AddFile("token_file", own.token_file, own.token_file, "");
+  }
   const auto named = environment.find("TALWEG_SECRET_FILE");
   facts.secret_file =
       named == environment.end() ? config::DefaultSecretPath(environment) : named->second;
@@ -91,7 +138,13 @@ ExposureFacts ReadExposure(const Arguments& arguments) {
   } else {
     facts.secret_error = std::string(config::ReadSecretFile(facts.secret_file).status().message());
   }
-  facts.insecure_daemons = InsecureDaemons();
+  for (const RunningDaemon& daemon : FindDaemons(proc)) AddDaemon(daemon, collector, facts);
+  // This user's own has been told already.
+  std::erase_if(facts.files, [&facts](const FileFacts& file) {
+    std::error_code error;
+    return file.what == "secret_file" && !facts.secret_file.empty() &&
+           std::filesystem::equivalent(file.path, facts.secret_file, error);
+  });
   return facts;
 }
 

@@ -6,6 +6,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -148,16 +149,22 @@ bool IsUnixAddress(const std::string& address);
 using Environment = std::map<std::string, std::string>;
 Environment ProcessEnvironment();
 
+// Where this process finds what another process calls `path`. Empty: by the same path.
+using FileFinder = std::function<std::string(const std::string& path)>;
+
 // `args` are what follows the program's name. INVALID_ARGUMENT names the option, where it was
 // given, its value, what is allowed and what to do; for an unknown option, the known one nearest to
-// it. Reads the file named by
-// --config, blocking. `--help` is the caller's: see HelpWanted.
+// it. Reads the file named by --config, blocking; `find` is for whoever asks what another process
+// was told. `--help` is the caller's: see HelpWanted.
 absl::StatusOr<SchedulerConfig> LoadSchedulerConfig(const std::vector<std::string>& args,
-                                                    const Environment& environment);
+                                                    const Environment& environment,
+                                                    const FileFinder& find = {});
 absl::StatusOr<AggregatorConfig> LoadAggregatorConfig(const std::vector<std::string>& args,
-                                                      const Environment& environment);
+                                                      const Environment& environment,
+                                                      const FileFinder& find = {});
 absl::StatusOr<AgentConfig> LoadAgentConfig(const std::vector<std::string>& args,
-                                            const Environment& environment);
+                                            const Environment& environment,
+                                            const FileFinder& find = {});
 
 // For main(): as Load..., but prints help when asked (and ends the process with 0), or what is
 // wrong (and ends it with 2).

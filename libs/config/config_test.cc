@@ -81,6 +81,16 @@ TEST_CASE("config: the flag's file wins over the environment's", "[config]") {
   CHECK(config.value().config == file.path());
 }
 
+TEST_CASE("config: another process's file is read where it lies", "[config]") {
+  const TemporaryFile file("insecure: true");
+  const auto config = LoadSchedulerConfig({"--config=its.conf"}, {}, [&](const std::string& path) {
+    CHECK(path == "its.conf");
+    return file.path();
+  });
+  CHECK(config.value().insecure);
+  CHECK(config.value().config == "its.conf");
+}
+
 TEST_CASE("config: spellings of flags", "[config]") {
   CHECK(LoadAgentConfig({"--standalone"}, {}).value().standalone);
   CHECK(LoadAgentConfig({"--standalone=true"}, {}).value().standalone);

@@ -249,7 +249,8 @@ absl::Status CheckTogether(const AgentConfig& config) {
 }
 
 template <typename Proto, typename Config>
-absl::StatusOr<Config> Load(const std::vector<std::string>& args, const Environment& environment) {
+absl::StatusOr<Config> Load(const std::vector<std::string>& args, const Environment& environment,
+                            const FileFinder& find) {
   TALWEG_ASSIGN_OR_RETURN(const Flags flags, ParseFlags<Config>(args));
   Config config;
   const auto apply = [&](bool only_config_path) -> absl::Status {
@@ -270,10 +271,10 @@ absl::StatusOr<Config> Load(const std::vector<std::string>& args, const Environm
   };
   TALWEG_RETURN_IF_ERROR(apply(true));
   if (!config.config.empty()) {
-    TALWEG_ASSIGN_OR_RETURN(
-        const std::string text,
-        ReadSmallFile(config.config, absl::StrCat("configuration file '", config.config, "'"),
-                      " (option --config or TALWEG_CONFIG)"));
+    TALWEG_ASSIGN_OR_RETURN(const std::string text,
+                            ReadSmallFile(find ? find(config.config) : config.config,
+                                          absl::StrCat("configuration file '", config.config, "'"),
+                                          " (option --config or TALWEG_CONFIG)"));
     TALWEG_RETURN_IF_ERROR(ApplyFile<Proto>(text, config.config, config));
   }
   TALWEG_RETURN_IF_ERROR(apply(false));
@@ -291,7 +292,8 @@ absl::StatusOr<Config> ParseFile(const std::string& text, const std::string& pat
 
 template <typename Config>
 Config OrExit(int argc, char** argv,
-              absl::StatusOr<Config> (*load)(const std::vector<std::string>&, const Environment&),
+              absl::StatusOr<Config> (*load)(const std::vector<std::string>&, const Environment&,
+                                             const FileFinder&),
               std::string (*help)()) {
   const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
   if (HelpWanted(args)) {
@@ -299,7 +301,7 @@ Config OrExit(int argc, char** argv,
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::exit(std::fflush(stdout) == 0 ? 0 : 1);
   }
-  absl::StatusOr<Config> config = load(args, ProcessEnvironment());
+  absl::StatusOr<Config> config = load(args, ProcessEnvironment(), {});
   if (!config.ok()) {
     const char* slash = argc > 0 ? std::strrchr(argv[0], '/') : nullptr;
     const std::string program = argc == 0 ? "talweg" : slash == nullptr ? argv[0] : slash + 1;
@@ -330,18 +332,21 @@ bool HelpWanted(const std::vector<std::string>& args) {
 }
 
 absl::StatusOr<SchedulerConfig> LoadSchedulerConfig(const std::vector<std::string>& args,
-                                                    const Environment& environment) {
-  return Load<v1::SchedulerConfig, SchedulerConfig>(args, environment);
+                                                    const Environment& environment,
+                                                    const FileFinder& find) {
+  return Load<v1::SchedulerConfig, SchedulerConfig>(args, environment, find);
 }
 
 absl::StatusOr<AggregatorConfig> LoadAggregatorConfig(const std::vector<std::string>& args,
-                                                      const Environment& environment) {
-  return Load<v1::AggregatorConfig, AggregatorConfig>(args, environment);
+                                                      const Environment& environment,
+                                                      const FileFinder& find) {
+  return Load<v1::AggregatorConfig, AggregatorConfig>(args, environment, find);
 }
 
 absl::StatusOr<AgentConfig> LoadAgentConfig(const std::vector<std::string>& args,
-                                            const Environment& environment) {
-  return Load<v1::AgentConfig, AgentConfig>(args, environment);
+                                            const Environment& environment,
+                                            const FileFinder& find) {
+  return Load<v1::AgentConfig, AgentConfig>(args, environment, find);
 }
 
 SchedulerConfig SchedulerConfigOrExit(int argc, char** argv) {

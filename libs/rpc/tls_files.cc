@@ -6,7 +6,6 @@
 #include <openssl/x509v3.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
@@ -150,6 +149,7 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
                           ReadCertificates(files.authority, files.texts.authority));
   TALWEG_RETURN_IF_ERROR(CheckTime(files.authority, authorities.front().get()));
   files.expires_unix_s = UnixSeconds(X509_get0_notAfter(authorities.front().get()));
+  files.expires_first = files.authority;
 
   const std::string certificate = directory + "/tls.crt";
   const absl::StatusOr<std::vector<OwnedCertificate>> chain =
@@ -172,7 +172,10 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
         " names no identity of Talweg; its subject alternative name must have one URI, such as "
         "spiffe://example.org/talweg/node/my-job (talweg certs makes such certificates)");
   }
-  files.expires_unix_s = std::min(files.expires_unix_s, UnixSeconds(X509_get0_notAfter(own)));
+  if (const int64_t ends_s = UnixSeconds(X509_get0_notAfter(own)); ends_s < files.expires_unix_s) {
+    files.expires_unix_s = ends_s;
+    files.expires_first = certificate;
+  }
   return files;
 }
 

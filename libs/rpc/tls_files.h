@@ -27,6 +27,7 @@ struct TlsFiles {
   std::string key;                     // tls.key, as above.
   std::optional<Identity> identity;    // What tls.crt says.
   int64_t expires_unix_s = INT64_MAX;  // When tls.crt or the authority ends, whichever is first.
+  std::string expires_first;           // The file of that one.
   TlsTexts texts;                      // What was checked: the files may change meanwhile.
 };
 

@@ -213,6 +213,9 @@ class TlsTest(unittest.TestCase):
                 ["--in_memory", "--listen=0.0.0.0:0"],
                 ("env", "TALWEG_INSECURE=yes"),
             )
+            written = cluster.directory / "scheduler.conf"
+            written.write_text("in_memory: true listen: '0.0.0.0:0'\n insecure : true")
+            third = cluster.start("scheduler", "third", [f"--config={written}"])
             doctor = subprocess.run(
                 [str(TOOL), "doctor"],
                 capture_output=True,
@@ -220,8 +223,10 @@ class TlsTest(unittest.TestCase):
                 check=False,
                 timeout=DEADLINE_S,
             )
-            for each in (daemon, other):
-                self.assertIn(f"talweg-scheduler (process {each.process.pid})", doctor.stdout)
+            for each in (daemon, other, third):
+                name = rf"talweg-scheduler \(process {each.process.pid}\)"
+                self.assertRegex(doctor.stdout, f"warn +network without TLS +{name}")
+            self.assertIn(f", of {written}", doctor.stdout)
 
 
 if __name__ == "__main__":

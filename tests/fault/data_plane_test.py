@@ -223,6 +223,26 @@ class DataPlaneTest(unittest.TestCase):
             # Neither of them ever came so far as to say Hello.
             self.assertEqual(len(re.findall("connection .* node", cluster.log(aggregator))), 2)
 
+    def test_strangers_who_hold_on_to_libfabrics_port_keep_nobody_out(self) -> None:
+        """They hold more connections than the aggregator may have open files, and say nothing, or
+        half a message."""
+        with Cluster() as cluster:
+            options = ["--local_transport=false"]
+            job = Job(cluster, aggregator_options=options, agent_options=options)
+            pid = job.aggregators[0].process.pid
+            subprocess.run(["prlimit", f"--pid={pid}", "--nofile=256:256"], check=True)
+            held = []
+            for number in range(400):
+                held.append(socket.create_connection(place_of(job.aggregators[0]), DEADLINE_S))
+                self.addCleanup(held[-1].close)
+                held[-1].sendall(bytes(number % 2 * 20))
+            beside = Job(cluster, agent_options=options, beside=job, name="beside")
+            for rank in (*job.all_ranks(), *beside.all_ranks()):
+                rank.goes_on()
+            # And nobody is left after a while.
+            for connection in held:
+                self.assertTrue(_is_closed(connection))
+
     def test_other_settings_are_told_both(self) -> None:
         with Cluster() as cluster:
             address = cluster.scheduler(["--in_memory"]).addresses["listen"]

@@ -18,9 +18,11 @@
 #include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
 #include "libs/telemetry/counter.h"
+#include "libs/transport/deadline_timer.h"
 #include "libs/transport/keys.h"
 #include "libs/transport/libfabric/connection.h"
 #include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/libfabric/half_open.h"
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/provider.h"
 #include "libs/transport/peer_watch.h"
@@ -44,6 +46,9 @@ class FabricTransport final : public Transport {
                 .heartbeat_ns = options.heartbeat_ns,
                 .silence_ns = options.silence_ns},
                clock),
+        half_open_({.timeout_ns = options.proof_timeout_ns,
+                    .max = options.unproven_max,
+                    .of_host_max = options.unproven_of_host_max}),
         keys_(options.key_seed),
         listener_key_(NewDataKey()),
         gate_(listener_key_),
@@ -77,10 +82,12 @@ class FabricTransport final : public Transport {
   // The tag of a descriptor in epoll_. A connection's descriptor has the connection's id instead.
   static constexpr uint64_t kEventQueueTag = 0;
   static constexpr uint64_t kTimerTag = ~uint64_t{0};
+  static constexpr uint64_t kHalfOpenTag = kTimerTag - 1;
 
   // A connection and how we look after it.
   struct Peer {
     std::unique_ptr<FabricConnection> connection;
+    std::string from;                    // The address of whoever connected to us.
     bool connecting = false;             // We connect: OnConnected is due, not OnAccepted.
     ConnectAnswer answer{};              // What we must hear then.
     std::optional<PeerIdentity> proven;  // Who connected to us.
@@ -103,6 +110,9 @@ class FabricTransport final : public Transport {
   };
 
   // fabric_transport.cc
+  // The timer or the event queue wakes us.
+  absl::Status Watch(int descriptor, uint64_t tag);
+  absl::Status WatchHalfOpen(const SocketAddress& listener);
   absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, SocketAddress address);
   // `memory`: a device's; null: the host's.
   absl::StatusOr<Region> Register(std::span<std::byte> bytes, const DeviceMemory* memory);
@@ -120,6 +130,8 @@ class FabricTransport final : public Transport {
   void OnEstablished(EventSink& sink, const PeerHandle& peer);
   void OnEventError(EventSink& sink, const PeerHandle& peer, const Event& event);
   void PollTimeouts(EventSink& sink, int* work);
+  // Ends strangers' connections, where they are too many or too old.
+  void LookAtHalfOpen(int* work);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void Deliver(EventSink& sink, const PeerHandle& peer,
                const FabricConnection::Completion& completion, int* budget);
@@ -130,6 +142,9 @@ class FabricTransport final : public Transport {
   const FabricOptions options_;
   const runtime::Clock* const clock_;
   PeerWatch watch_;
+  HalfOpen half_open_;
+  DeadlineTimer half_open_timer_;              // Open once we listen.
+  std::optional<int64_t> half_open_rings_ns_;  // When the timer does.
   KeySource keys_;
   const DataKey listener_key_;  // The same for all our listeners.
   TokenMaker tokens_;

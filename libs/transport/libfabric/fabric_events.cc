@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -49,7 +51,10 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
     ++work;
     sink.OnDisconnected(peer->connection->id(), peer->ending);
   }
-  if (!events_armed_) ReadEvents();
+  if (!events_armed_) {
+    half_open_.NoteActivity(clock_->NowNs());
+    ReadEvents();
+  }
   while (!events_.empty()) {
     Event event = std::move(events_.front());
     events_.pop_front();
@@ -57,6 +62,7 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
     OnEvent(sink, std::move(event));
   }
   PollTimeouts(sink, &work);
+  LookAtHalfOpen(&work);
 
   std::vector<PeerHandle> due;
   due.reserve(peers_.size());
@@ -78,6 +84,9 @@ void FabricTransport::NoteReadyDescriptors() {
       events_armed_ = false;
     } else if (tag == kTimerTag) {
       watch_.timer().Quieten();
+    } else if (tag == kHalfOpenTag) {
+      half_open_timer_.Quieten();
+      half_open_rings_ns_.reset();
     } else if (const auto found = peers_.find(ConnectionId(tag)); found != peers_.end()) {
       found->second->armed = false;
     }
@@ -232,6 +241,7 @@ bool FabricTransport::Accept(const Event& event, const PeerHandle& peer,
   peer->connection =
       std::make_unique<FabricConnection>(provider_.get(), ConnectionId(next_id_++),
                                          "fi:" + provider_->name() + "://" + from.ToString());
+  peer->from = from.ToString();
   peer->proven = entry.identity;
   absl::Status status = peer->connection->Open(event.info.get(), options_.receive_buffers);
   if (status.ok()) status = AddPeer(peer);
@@ -247,8 +257,8 @@ void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
     sockaddr_storage from{};
     size_t from_bytes = sizeof(from);
     if (fi_getpeer(connection.endpoint(), &from, &from_bytes) == 0) {
-      connection.set_peer("fi:" + provider_->name() + "://" +
-                          SocketAddress(&from, from_bytes).ToString());
+      peer->from = SocketAddress(&from, from_bytes).ToString();
+      connection.set_peer("fi:" + provider_->name() + "://" + peer->from);
     }
   }
   Advance(*peer);
@@ -290,6 +300,26 @@ void FabricTransport::PollTimeouts(EventSink& sink, int* work) {
     End(sink, peer, reason);
   }
   if (!over.empty()) watch_.Arm(peers_);
+}
+
+void FabricTransport::LookAtHalfOpen(int* work) {
+  const std::optional<int64_t> due_ns = half_open_.due_ns();
+  if (!due_ns) return;
+  const int64_t now_ns = clock_->NowNs();
+  if (now_ns >= *due_ns) {
+    std::unordered_set<std::string> peers;
+    for (const auto& [id, peer] : peers_) {
+      if (!peer->connecting) peers.insert(peer->from);
+    }
+    const size_t ended = half_open_.Look(peers, now_ns);
+    refused_.Add(ended);
+    if (ended > 0) ++*work;
+  }
+  if (half_open_.due_ns() == half_open_rings_ns_) return;
+  half_open_rings_ns_ = half_open_.due_ns();
+  std::optional<int64_t> left_ns = half_open_rings_ns_;
+  if (left_ns) *left_ns -= now_ns;
+  half_open_timer_.RingIn(left_ns);
 }
 
 // Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection

@@ -36,15 +36,26 @@ absl::Status FabricTransport::Start() {
   if (!epoll_.valid() || !watch_.timer().Open()) {
     return status::ErrnoStatus(errno, "descriptors of a transport");
   }
-  for (const auto& [fd, tag] : {std::pair(provider_->event_queue_descriptor(), kEventQueueTag),
-                                std::pair(watch_.timer().descriptor(), kTimerTag)}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = tag;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      return status::ErrnoStatus(errno, "epoll_ctl for a transport");
-    }
+  TALWEG_RETURN_IF_ERROR(Watch(provider_->event_queue_descriptor(), kEventQueueTag));
+  return Watch(watch_.timer().descriptor(), kTimerTag);
+}
+
+absl::Status FabricTransport::Watch(int descriptor, uint64_t tag) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = tag;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event) == 0) return absl::OkStatus();
+  return status::ErrnoStatus(errno, "epoll_ctl for a transport");
+}
+
+absl::Status FabricTransport::WatchHalfOpen(const SocketAddress& listener) {
+  // Others' sockets, where they have any, are not this process's, or not its thread's.
+  if (provider_->name() != "tcp") return absl::OkStatus();
+  if (half_open_timer_.descriptor() < 0) {
+    if (!half_open_timer_.Open()) return status::ErrnoStatus(errno, "descriptors of a transport");
+    TALWEG_RETURN_IF_ERROR(Watch(half_open_timer_.descriptor(), kHalfOpenTag));
   }
+  half_open_.AddListener(listener);
   return absl::OkStatus();
 }
 
@@ -93,6 +104,7 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
   const SocketAddress name(&bound, bound_bytes);
   if (!name.valid()) return absl::UnavailableError(where + ": the provider gave no IP address");
 
+  TALWEG_RETURN_IF_ERROR(WatchHalfOpen(name));
   listeners_.push_back(std::move(handle));
   events_armed_ = false;
   std::string host = spec.advertise_host;

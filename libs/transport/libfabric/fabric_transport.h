@@ -37,6 +37,11 @@ struct FabricOptions {
   // tests' GPUs, whose memory is in fact the host's.
   enum class Devices : uint8_t { kNone, kCuda, kFake };
   Devices devices = Devices::kNone;
+  // As in TcpOptions, of whoever connects to libfabric's tcp and has not said who he is. Nothing of
+  // other providers' is bounded.
+  int64_t proof_timeout_ns = 5'000'000'000;
+  size_t unproven_max = 256;
+  size_t unproven_of_host_max = 64;
   // How many receive buffers of kFrameBytesMax a connection posts.
   int receive_buffers = 8;
 };

@@ -15,7 +15,9 @@
 #include "libs/base/descriptor.h"
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
+#include "libs/runtime/manual_clock.h"
 #include "libs/telemetry/counter.h"
+#include "libs/transport/libfabric/half_open.h"
 #include "libs/transport/proof/connect_token.h"
 #include "libs/transport/testing/harness.h"
 #include "libs/transport/testing/test_port.h"
@@ -426,6 +428,65 @@ TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let 
       return is_over;
     }));
   }
+}
+
+bool IsOver(int socket) {
+  char byte;
+  const ssize_t got = recv(socket, &byte, 1, MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN);
+}
+
+TEST_CASE("Fabric: whoever does not say who he is in time is let go of", "[transport]") {
+  FabricHarness harness;
+  runtime::ManualClock clock{1'000'000'000};
+  telemetry::CounterSet counters;
+  Endpoint server{*NewFabricTransport({}, &clock, &counters)};
+  const auto address = server.transport->Listen({.bind_address = GENERATE("127.0.0.1", "")});
+  REQUIRE(address.ok());
+  Endpoint member{harness.NewTransport()};
+  REQUIRE(member.transport->Connect(WithHost(*address, "127.0.0.1")).ok());
+  REQUIRE(PollUntil({&server, &member}, [&] { return !server.sink.accepted.empty(); }));
+  const Descriptor silent(harness.ConnectRaw(*address));
+  PollUntilIdle({&server});
+  clock.Advance(2 * HalfOpen::kLookNs);
+  PollUntilIdle({&server});
+  clock.Advance(4'900'000'000);
+  PollUntilIdle({&server});
+  CHECK_FALSE(IsOver(silent.get()));
+  clock.Advance(200'000'000);
+  CHECK(PollUntil({&server}, [&] { return IsOver(silent.get()); }));
+  CHECK(counters.Get("transport_connections_refused").value() == 1);
+  // The member's connection stands.
+  member.transport->PostFrame(ConnectionId(1), FrameOf(1));
+  REQUIRE(PollUntil({&member, &server}, [&] { return server.sink.frames.size() == 1; }));
+  CHECK(member.sink.disconnected.empty());
+}
+
+TEST_CASE("Fabric: strangers who hold on take nobody else's place", "[transport]") {
+  FabricHarness harness;
+  runtime::ManualClock clock{1'000'000'000};
+  Endpoint server{NewTcp(&clock, {.unproven_of_host_max = 8})};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  std::vector<Descriptor> strangers;
+  const auto count = [&] {
+    return std::count_if(strangers.begin(), strangers.end(),
+                         [](const Descriptor& each) { return !IsOver(each.get()); });
+  };
+  for (int i = 0; i < 40; ++i) {
+    strangers.emplace_back(harness.ConnectRaw(*address));
+    server.Poll();
+    clock.Advance(HalfOpen::kLookNs / 4);
+  }
+  CHECK(count() < 40);  // Already.
+  CHECK(PollUntil({&server}, [&] {
+    clock.Advance(HalfOpen::kLookNs);
+    return count() == 8;
+  }));
+  CHECK_FALSE(IsOver(strangers.back().get()));  // The oldest have gone.
+  Endpoint client{harness.NewTransport()};
+  REQUIRE(client.transport->Connect(*address).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
 }
 
 TEST_CASE("Fabric: the address of the process that had this port before is refused at once",

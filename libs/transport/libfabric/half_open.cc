@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/libfabric/half_open.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace talweg::transport {
+namespace {
+
+using NameOfEnd = int (*)(int, sockaddr*, socklen_t*);
+
+// Not valid: it is no socket, or it is not connected.
+SocketAddress EndOf(int descriptor, NameOfEnd name) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (name(descriptor, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return {};
+  return {&storage, length};
+}
+
+}  // namespace
+
+void HalfOpen::AddListener(const SocketAddress& address) {
+  listeners_.push_back(address);
+  if (descriptors_ == nullptr) descriptors_.reset(opendir("/proc/self/fd"));
+}
+
+void HalfOpen::NoteActivity(int64_t now_ns) {
+  if (!listeners_.empty() && !due_ns_) due_ns_ = std::max(now_ns, next_look_ns_);
+}
+
+bool HalfOpen::IsListeners(const SocketAddress& local) const {
+  return std::any_of(listeners_.begin(), listeners_.end(), [&](const SocketAddress& listener) {
+    return listener.port() == local.port() &&
+           (listener.IsWildcard() || listener.Host() == local.Host());
+  });
+}
+
+std::vector<HalfOpen::Stranger> HalfOpen::FindAll(const std::unordered_set<std::string>& peers,
+                                                  int64_t now_ns) {
+  std::vector<Stranger> strangers;
+  std::map<Key, int64_t> since_ns;
+  int64_t descriptor_count = 0;
+  if (descriptors_ == nullptr) return strangers;
+  rewinddir(descriptors_.get());
+  while (const dirent* const entry = readdir(descriptors_.get())) {
+    ++descriptor_count;
+    if (entry->d_name[0] == '.') continue;
+    const int descriptor = std::atoi(entry->d_name);
+    const SocketAddress local = EndOf(descriptor, getsockname);
+    if (!local.valid() || !IsListeners(local)) continue;
+    const SocketAddress other = EndOf(descriptor, getpeername);
+    if (!other.valid()) continue;  // The listener's own, or it is over.
+    const Key key(descriptor, other.ToString());
+    if (peers.contains(key.second)) continue;
+    const auto known = since_ns_.find(key);
+    const int64_t since = known == since_ns_.end() ? now_ns : known->second;
+    since_ns.emplace(key, since);
+    strangers.push_back({.descriptor = descriptor, .host = other.Host(), .since_ns = since});
+  }
+  since_ns_ = std::move(since_ns);
+  pause_ns_ = kLookNs + descriptor_count * kLookNsForEach;
+  return strangers;
+}
+
+size_t HalfOpen::Look(const std::unordered_set<std::string>& peers, int64_t now_ns) {
+  std::vector<Stranger> strangers = FindAll(peers, now_ns);
+  // The youngest stay.
+  std::stable_sort(strangers.begin(), strangers.end(),
+                   [](const Stranger& a, const Stranger& b) { return a.since_ns > b.since_ns; });
+  size_t kept = 0;
+  std::map<std::string, size_t> kept_of_host;
+  for (const Stranger& each : strangers) {
+    size_t& of_host = kept_of_host[each.host];
+    if (now_ns - each.since_ns < options_.timeout_ns && kept < options_.max &&
+        of_host < options_.of_host_max) {
+      ++kept;
+      ++of_host;
+    } else {
+      shutdown(each.descriptor, SHUT_RDWR);
+    }
+  }
+  next_look_ns_ = now_ns + pause_ns_;
+  due_ns_.reset();
+  if (!strangers.empty()) due_ns_ = next_look_ns_;
+  return strangers.size() - kept;
+}
+
+}  // namespace talweg::transport

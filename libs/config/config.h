@@ -95,7 +95,7 @@ struct AggregatorConfig : ProcessConfig {
   uint64_t credit_bytes = 8 * kMiB;
   bool results_by_priority = false;
   uint64_t silence_ms = 20'000;         // As AgentConfig.
-  uint32_t peer_connections_max = 256;  // From one address; 0: any number.
+  uint32_t peer_connections_max = 256;  // One member's, or one address's; 0: any number.
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
 };

@@ -193,9 +193,10 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "Results that wait for an agent's connection leave by the priority of their tensor's "
               "push, as contributions do; else as they were summed."),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
-      Make<C>("peer_connections_max", &C::peer_connections_max, Number<uint32_t>{0, 1'000'000},
-              "How many data connections one address may hold; 0: any number. Each agent of each "
-              "job there has one."),
+      Make<C>(
+          "peer_connections_max", &C::peer_connections_max, Number<uint32_t>{0, 1'000'000},
+          "How many data connections one member of a job may hold, and one address that has not "
+          "shown a member's key; 0: any number. An agent needs one."),
   });
 }
 

@@ -242,34 +242,56 @@ void AggregatorDataPlane::OnAccepted(ConnectionId id) {
       connections_.try_emplace(id, options_.results_window_bytes).first->second;
   connection.deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
   connection.host = transport_->PeerHost(id);
+  connection.member = transport_->ProvenIdentity(id);
+  // Whoever has the listener's own key is no member of a job.
+  if (connection.member && connection.member->job == JobId{0}) connection.member.reset();
   connection.over_link = !connection.host.empty();
   LimitConnections(id, connection);
 }
 
+bool AggregatorDataPlane::IsOfPeer(const Connection& one, const Connection& other) {
+  if (!one.member || !other.member) {
+    return one.member.has_value() == other.member.has_value() && one.host == other.host;
+  }
+  return one.member->SameMember(*other.member);
+}
+
+std::string AggregatorDataPlane::WhyOverLimit(const Connection& connection) const {
+  const std::string bound =
+      " has the peer_connections_max=" + std::to_string(options_.peer_connections_max) +
+      " connections that one ";
+  const std::string place = " may have to aggregator '" + options_.name + "': ";
+  if (const auto& member = connection.member) {
+    return "node " + std::to_string(member->node.value()) + " of job " +
+           std::to_string(member->job.value()) + bound + "member" + place +
+           "an agent needs one, and one more where that breaks";
+  }
+  return (connection.host.empty() ? std::string("this machine") : connection.host) + bound +
+         "address without a member's key" + place +
+         "raise that option there, if so many agents run on one host";
+}
+
 void AggregatorDataPlane::LimitConnections(ConnectionId id, Connection& connection) {
-  size_t of_host = 0;
+  size_t of_peer = 0;
   size_t unproven = 0;
-  // Those that have not come to a job, but for the new one: the oldest of all, and of the host.
+  // Those that have not come to a job, but for the new one: the oldest of all, and of the peer.
   std::optional<ConnectionId> oldest;
-  std::optional<ConnectionId> oldest_of_host;
+  std::optional<ConnectionId> oldest_of_peer;
   for (const auto& [other, record] : connections_) {
-    const bool of_this_host = record.host == connection.host;
-    if (of_this_host) ++of_host;
+    const bool is_of_peer = IsOfPeer(record, connection);
+    if (is_of_peer) ++of_peer;
     if (record.job != nullptr) continue;
     ++unproven;
     if (other == id) continue;
     if (!oldest) oldest = other;
-    if (of_this_host && !oldest_of_host) oldest_of_host = other;
+    if (is_of_peer && !oldest_of_peer) oldest_of_peer = other;
   }
-  const size_t of_host_max = options_.peer_connections_max;
-  if (of_host_max > 0 && of_host > of_host_max) {
+  const size_t of_peer_max = options_.peer_connections_max;
+  // A member may connect again before we know that its connection broke.
+  if (of_peer_max > 0 && of_peer > of_peer_max && (!connection.member || of_peer > 2)) {
     ++totals_.connections_over_limit;
-    const std::string text =
-        (connection.host.empty() ? std::string("this machine") : connection.host) +
-        " has the peer_connections_max=" + std::to_string(of_host_max) +
-        " connections that one address may have to aggregator '" + options_.name +
-        "': raise that option there, if so many agents run on one host";
-    if (oldest_of_host) return CloseConnection(*oldest_of_host, text);
+    const std::string text = WhyOverLimit(connection);
+    if (oldest_of_peer) return CloseConnection(*oldest_of_peer, text);
     connection.over_limit = text;
     return;
   }

@@ -40,7 +40,8 @@ struct DataPlaneOptions {
   // A connection that has not said Hello by then is closed.
   int64_t hello_timeout_ns = 10'000'000'000;
   uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
-  // Connections of one address, and of all that have not come to a job. 0: any number.
+  // Connections of one member, and of one address that has shown no member's key; and of all that
+  // have not come to a job. 0: any number.
   size_t peer_connections_max = 256;
   size_t unproven_connections_max = 256;
   // What one pass does before it looks at the network again.
@@ -155,7 +156,8 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
     ServedJob* job = nullptr;  // Null before its Hello has been handed to a job.
     std::unique_ptr<Outbox> outbox;
     CreditMeter credit_meter;
-    std::string host;         // Where it comes from.
+    std::string host;                               // Where it comes from.
+    std::optional<transport::PeerIdentity> member;  // That it has proven to be.
     std::string over_limit;   // Not empty: there are too many, so it is refused with this.
     bool has_news = false;    // In unflushed_.
     int64_t deadline_ns = 0;  // While it has no job: closed then.
@@ -228,6 +230,9 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void SumOne(ServedJob& job);
   void CloseJob(ServedJob& job, const std::string& text);
   void SetQuota(ServedJob& job, const view::JobQuota& quota);
+  // Whether they count together: as one member's, or as one address's without a member's key.
+  static bool IsOfPeer(const Connection& one, const Connection& other);
+  std::string WhyOverLimit(const Connection& connection) const;
   // Closes an older connection, or has this one refused, where there are too many.
   void LimitConnections(ConnectionId id, Connection& connection);
   void ForgetFinishedJobs();

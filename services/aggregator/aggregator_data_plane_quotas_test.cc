@@ -133,40 +133,74 @@ TEST_CASE("AggregatorDataPlane: a job whose members say not that more waits is n
   link.pool.Until([&] { return link.HasAllCredit(); });
 }
 
-TEST_CASE("AggregatorDataPlane: an address has no more connections than it may", "[aggregator]") {
-  Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
-  const view::View view = MakeView(1, 3);
+TEST_CASE("AggregatorDataPlane: members behind one address do not share its bound",
+          "[aggregator]") {
+  const TransportMaker over = GENERATE(&OverLibfabric, &OverTcp);
+  Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2}, over);
+  const view::View view = MakeView(1, 4);
   pool.data_plane->OnJobView("job", view);
-  HandAgent& silent = pool.AddNobody(view);
+  // Strangers there have used it up.
+  std::vector<HandAgent*> nobodies;
+  for (uint64_t i = 0; i < 3; ++i) {
+    nobodies.push_back(&pool.AddNobody(view));
+    pool.Until([&] { return pool.data_plane->totals().connections == i + 1; });
+  }
+  pool.Until([&] { return !nobodies[0]->connected; });  // The oldest has gone.
+  CHECK(pool.data_plane->totals().connections_over_limit == 1);
+  for (uint32_t node = 0; node < 4; ++node) {
+    HandAgent& agent = pool.AddAgent(view, node);
+    agent.SayHello();
+    pool.Until([&] { return agent.Count<wire::Welcome>() == 1; });
+    CHECK(agent.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+  }
+  CHECK(pool.data_plane->totals().connections_over_limit == 1);
+  CHECK(nobodies[1]->connected);
+  CHECK(nobodies[2]->connected);
+}
+
+TEST_CASE("AggregatorDataPlane: a member has no more connections than it may", "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 3}, OverTcp);
+  const view::View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& other = pool.AddAgent(view, 1);  // Older than all of those, and silent.
   pool.Until([&] { return pool.data_plane->totals().connections == 1; });
-  HandAgent& first = pool.AddAgent(view, 0);
-  HandAgent& second = pool.AddAgent(view, 1);
-  first.SayHello();
-  second.SayHello();
-  pool.Until([&] { return first.Count<wire::Welcome>() + second.Count<wire::Welcome>() == 2; });
-  // Who has said nothing went first.
-  pool.Until([&] { return !silent.connected; });
-  CHECK(first.connected);
-  CHECK(second.connected);
-  HandAgent& third = pool.AddAgent(view, 2);
-  third.SayHello();
-  pool.Until([&] { return third.Count<wire::Welcome>() == 1; });
-  const wire::Welcome refusal = third.Last<wire::Welcome>();
-  CHECK(refusal.status == wire::WelcomeStatus::kUnknownJob);
-  CHECK(refusal.text ==
-        "127.0.0.1 has the peer_connections_max=2 connections that one address may have to "
-        "aggregator 'agg': raise that option there, if so many agents run on one host");
-  CHECK(pool.data_plane->totals().connections_over_limit == 2);
-  CHECK(first.connected);
-  // When one goes there is room.
-  first.transport->Close(first.connection);
-  first.connected = false;
-  pool.clock.skipped_ns += 10'000'000'000;
-  pool.Until([&] { return !third.connected; });
-  third.Connect(pool.address);
-  third.SayHello();
-  pool.Until([&] { return third.Count<wire::Welcome>() == 2; });
-  CHECK(third.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+  std::vector<HandAgent*> silent;
+  for (uint64_t i = 0; i < 4; ++i) {
+    silent.push_back(&pool.AddAgent(view, 0));
+    pool.Until([&] { return pool.data_plane->totals().connections == i + 2; });
+  }
+  pool.Until([&] { return !silent[0]->connected; });
+  CHECK(silent[1]->connected);
+  CHECK(other.connected);
+  // Those that wait for a view of the job are not silent: then the new one is refused.
+  const view::View next = MakeView(1, 2, 2);
+  for (size_t i = 1; i < 4; ++i) silent[i]->transport->Close(silent[i]->connection);
+  std::vector<HandAgent*> ahead;
+  for (uint64_t i = 0; i < 4; ++i) {
+    ahead.push_back(&pool.AddAgent(next, 0));
+    ahead[i]->SayHello();
+    pool.Until([&] { return pool.data_plane->JobOf(ConnectionId{6 + i}) != nullptr || i == 3; });
+  }
+  pool.Until([&] { return ahead[3]->Count<wire::Welcome>() == 1; });
+  CHECK(ahead[3]->Last<wire::Welcome>().text ==
+        "node 0 of job 1 has the peer_connections_max=3 connections that one member may have to "
+        "aggregator 'agg': an agent needs one, and one more where that breaks");
+  other.SayHello();
+  pool.Until([&] { return other.Count<wire::Welcome>() == 1; });
+  CHECK(other.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+}
+
+TEST_CASE("AggregatorDataPlane: a member may connect again beside a connection that broke",
+          "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 1}, OverTcp);
+  const view::View view = MakeView(1, 1);
+  pool.data_plane->OnJobView("job", view);
+  for (size_t i = 0; i < 2; ++i) {
+    HandAgent& agent = pool.AddAgent(view, 0);
+    agent.SayHello();
+    pool.Until([&] { return agent.Count<wire::Welcome>() == 1; });
+    CHECK(agent.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+  }
 }
 
 TEST_CASE("AggregatorDataPlane: of connections that say nothing, the oldest go", "[aggregator]") {

@@ -56,7 +56,7 @@ struct ProcessConfig {
   std::string tokens_file;
   std::string token_keys_file;
   std::string token_audience;
-  // What one address, or one process that has joined, may call at a gRPC port. 0: any number.
+  // What one peer may call at a gRPC port (docs/quotas.md, "Calls"). 0: any number.
   uint32_t peer_calls_per_second_max = 200;
   uint32_t peer_calls_open_max = 256;
 

@@ -104,9 +104,9 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "The audience that a service-account token must be for.", "none"),
       Make<C>("peer_calls_per_second_max", &C::peer_calls_per_second_max,
               Number<uint32_t>{0, 1'000'000},
-              "How many gRPC calls a second one peer may make to this daemon: one name in a "
-              "certificate or token, else one address, and each process that has joined by itself; "
-              "0: any number. Twice as many may come at once."),
+              "How many gRPC calls a second one peer may make to this daemon: one address, or one "
+              "user of this machine; with a certificate or token, one name there; and each process "
+              "that has joined by itself; 0: any number. Twice as many may come at once."),
       Make<C>("peer_calls_open_max", &C::peer_calls_open_max, Number<uint32_t>{0, 1'000'000},
               "How many gRPC calls one such peer may have open at this daemon; 0: any number."),
   };

@@ -10,6 +10,8 @@
 
 #include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/credentials_access.h"
+#include "libs/rpc/identity.h"
+#include "libs/rpc/local_users.h"
 #include "libs/rpc/secret.h"
 
 namespace talweg::rpc {
@@ -23,23 +25,43 @@ int64_t SteadyNs() {
       .count();
 }
 
-// "ipv4:10.0.0.7:1234" is 10.0.0.7. Of IPv6 the first 64 bits, which are one network's: a host
-// there has as many addresses as it likes. So has this machine of 127.0.0.0/8. "": a socket of this
-// machine.
-std::string HostOfPeer(const std::string& uri) {
+// "[::1]:1234" of "ipv6:%5B::1%5D:1234". "": a socket of this machine.
+std::string AddressOf(const std::string& uri) {
   if (uri.starts_with("unix")) return "";
-  const size_t begin = uri.find(':') + 1;
-  const size_t end = uri.rfind(':');
-  if (begin == 0 || end <= begin) return uri;
-  std::string host = uri.substr(begin, end - begin);
+  std::string address;
+  for (size_t i = uri.find(':') + 1; i < uri.size(); ++i) {
+    const std::string_view rest = std::string_view(uri).substr(i);
+    const bool opens = rest.starts_with("%5B");
+    if (opens || rest.starts_with("%5D")) {
+      address += opens ? '[' : ']';
+      i += 2;
+    } else {
+      address += uri[i];
+    }
+  }
+  return address;
+}
+
+// Without the port. Of IPv6 the first 64 bits, which are one network's: a host there has as many
+// addresses as it likes. So has this machine of 127.0.0.0/8.
+std::string HostOf(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
   if (host.starts_with("127.")) return "127.0.0.1";
-  if (!uri.starts_with("ipv6")) return host;
+  if (!host.starts_with('[')) return host;
+  host = host.substr(1, host.rfind(']') - 1);
   size_t groups = 0;
   for (size_t i = 0; i < host.size(); ++i) {
     if (host.compare(i, 2, "::") == 0 && groups < 4) return host.substr(0, i) + "::";
     if (host[i] == ':' && ++groups == 4) return host.substr(0, i) + "::";
   }
   return host;
+}
+
+// Whether one process has the identity, so that its calls count together wherever they come from.
+// Others are many: the agents of a job, those who look, whoever may be anybody ("*").
+bool IsOneProcess(const Identity& identity) {
+  const bool is_single = identity.role == Role::kAggregator || identity.role == Role::kScheduler;
+  return is_single && identity.name != "*";
 }
 
 // Ours ask Enter, and answer with its refusal.
@@ -65,9 +87,19 @@ struct CallGate::Impl {
   explicit Impl(const CallLimitOptions& options) : limits(options) {}
 
   struct Call {
-    std::string peer;     // Under which it counts as open; "": it does not.
-    std::string refusal;  // "": admitted.
+    std::optional<CallPeer> peer;  // Under which it counts as open; nullopt: it does not.
+    std::string refusal;           // "": admitted.
   };
+
+  // Begins the call as that peer's.
+  void Begin(const CallPeer& peer, Call& call) {
+    CallLimits::Begun begun = limits.Begin(peer, SteadyNs());
+    call.refusal = std::move(begun.refusal);
+    call.peer.reset();
+    if (call.refusal.empty()) call.peer = std::move(begun.peer);
+  }
+
+  LocalUsers users;
 
   std::mutex mutex;
   CallLimits limits;
@@ -100,7 +132,7 @@ class CountedCall final : public grpc::experimental::Interceptor {
   ~CountedCall() override {
     const std::lock_guard lock(gate_->mutex);
     gate_->calls.erase(info_->server_context());
-    if (!call_.peer.empty()) gate_->limits.End(call_.peer);
+    if (call_.peer) gate_->limits.End(*call_.peer);
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
@@ -117,11 +149,10 @@ class CountedCall final : public grpc::experimental::Interceptor {
  private:
   void Begin() {
     grpc::ServerContextBase* const context = info_->server_context();
-    const std::string peer = PeerOf(*context);
-    if (peer.empty()) return;
+    const std::optional<CallPeer> peer = PeerOf(*context);
+    if (!peer) return;
     const std::lock_guard lock(gate_->mutex);
-    call_.refusal = gate_->limits.Begin(peer, SteadyNs());
-    if (call_.refusal.empty()) call_.peer = peer;
+    gate_->Begin(*peer, call_);
     gate_->calls[context] = &call_;
     // gRPC's own services cannot be told to answer otherwise.
     if (!call_.refusal.empty() && !IsOurs(info_->method()) &&
@@ -130,12 +161,15 @@ class CountedCall final : public grpc::experimental::Interceptor {
     }
   }
 
-  // Who has a name is counted by it, wherever it calls from.
-  std::string PeerOf(const grpc::ServerContextBase& context) const {
-    const std::string host = HostOfPeer(context.peer());
-    if (host.empty()) return host;
+  // nullopt: by a socket of this machine.
+  std::optional<CallPeer> PeerOf(const grpc::ServerContextBase& context) const {
+    const std::string address = AddressOf(context.peer());
+    if (address.empty()) return std::nullopt;
+    const std::optional<uint32_t> user = gate_->users.Find(address);
+    const std::string place = user ? "user " + std::to_string(*user) : HostOf(address);
     const std::optional<Identity> caller = CredentialsAccess::CallerOf(context, credentials_);
-    return caller ? Describe(*caller) : host;
+    if (!caller) return CallPeer{.name = place, .place = {}};
+    return CallPeer{.name = Describe(*caller), .place = IsOneProcess(*caller) ? "" : place};
   }
 
   Impl* const gate_;
@@ -167,6 +201,8 @@ std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGateA
   return std::make_unique<CallCounter<CallGate::Impl>>(gate->impl_.get(), std::move(credentials));
 }
 
+LocalUsers* CallGateAccess::Users(CallGate* gate) { return &gate->impl_->users; }
+
 grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* context,
                                    std::string_view session_secret) {
   if (gate == nullptr) return grpc::Status::OK;
@@ -181,10 +217,8 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
       // A process that is known does not wait for what others of its address, or of its name, do.
       const membership::SecretHash hash = HashOf(session_secret);
       if (impl.limits.IsProven(hash)) {
-        if (!call.peer.empty()) impl.limits.Withdraw(call.peer);
-        call.peer = NameOfMember(hash);
-        call.refusal = impl.limits.Begin(call.peer, SteadyNs());
-        if (!call.refusal.empty()) call.peer.clear();
+        if (call.peer) impl.limits.Withdraw(*call.peer);
+        impl.Begin({.name = NameOfMember(hash), .place = {}}, call);
       }
     }
     refusal = call.refusal;

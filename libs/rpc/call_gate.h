@@ -21,7 +21,7 @@ class CallGate {
   ~CallGate();
 
   // Whoever shows this session secret is counted by itself from now on, and no more with all of
-  // its address or its certificate's name. "" is nobody's.
+  // its address, user or certificate's name. "" is nobody's.
   void Prove(std::string_view session_secret);
   uint64_t refused_count() const;
 

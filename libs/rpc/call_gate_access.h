@@ -10,6 +10,7 @@
 
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/credentials.h"
+#include "libs/rpc/local_users.h"
 
 // A CallGate in gRPC's terms. Includes gRPC: for sources that do as well.
 namespace talweg::rpc {
@@ -23,6 +24,9 @@ class CallGateAccess {
   // null: the port is without TLS, and callers have no names.
   static std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptors(
       CallGate* gate, std::shared_ptr<const Credentials> credentials);
+
+  // Which the server's listener tells who its connections of this machine are. The gate's.
+  static LocalUsers* Users(CallGate* gate);
 
   // For a service of ours, before it does anything: OK, or the refusal to answer with
   // (RESOURCE_EXHAUSTED). Null gate: OK.

@@ -9,10 +9,8 @@ namespace {
 constexpr double kNsPerS = 1e9;
 constexpr int64_t kSweepNs = 1'000'000'000;
 
-const std::string& OtherPeers() {
-  static const std::string* const name = new std::string("other peers");
-  return *name;
-}
+constexpr char kOtherPeers[] = "other peers";
+constexpr char kOtherPlaces[] = "other addresses";
 
 }  // namespace
 
@@ -21,28 +19,49 @@ double CallLimits::CallsAt(const Peer& peer, int64_t now_ns) const {
   return std::min(BurstMax(), peer.calls + elapsed_s * options_.per_second_max);
 }
 
-const std::string& CallLimits::NameOf(const std::string& peer, int64_t now_ns) {
-  if (peers_.contains(peer) || peers_.size() < kPeersMax) return peer;
-  if (now_ns - swept_ns_ >= kSweepNs) {
-    swept_ns_ = now_ns;
-    // Who has nothing open and all its calls back is as good as new.
-    std::erase_if(peers_, [&](const auto& each) {
-      return each.second.open_count == 0 && CallsAt(each.second, now_ns) >= BurstMax();
-    });
-  }
-  return peers_.size() < kPeersMax ? peer : OtherPeers();
+size_t CallLimits::PlaceCount(const std::string& name) const {
+  const auto found = place_counts_.find(name);
+  return found == place_counts_.end() ? 0 : found->second;
 }
 
-std::string CallLimits::Begin(const std::string& peer_name, int64_t now_ns) {
-  const auto [found, is_new] = peers_.try_emplace(NameOf(peer_name, now_ns));
+void CallLimits::Sweep(int64_t now_ns) {
+  if (now_ns - swept_ns_ < kSweepNs) return;
+  swept_ns_ = now_ns;
+  // Who has nothing open and all its calls back, where these are bounded.
+  std::erase_if(peers_, [&](const auto& each) {
+    const bool has_all = options_.per_second_max == 0 || CallsAt(each.second, now_ns) >= BurstMax();
+    if (each.second.open_count > 0 || !has_all) return false;
+    const auto counted = place_counts_.find(each.first.name);
+    if (!each.first.place.empty() && --counted->second == 0) place_counts_.erase(counted);
+    return true;
+  });
+}
+
+CallPeer CallLimits::CountedAs(const CallPeer& peer, int64_t now_ns) {
+  if (peers_.contains(peer)) return peer;
+  const auto has_room = [this] { return peers_.size() < kPeersMax; };
+  const auto has_place = [&] { return peer.place.empty() || PlaceCount(peer.name) < kPlacesMax; };
+  if (!has_room() || !has_place()) Sweep(now_ns);
+  if (!has_room()) return {.name = kOtherPeers, .place = {}};
+  return has_place() ? peer : CallPeer{.name = peer.name, .place = kOtherPlaces};
+}
+
+CallLimits::Begun CallLimits::Begin(const CallPeer& caller, int64_t now_ns) {
+  Begun begun = {.peer = CountedAs(caller, now_ns), .refusal = {}};
+  const auto [found, is_new] = peers_.try_emplace(begun.peer);
   Peer& peer = found->second;
-  if (is_new) peer = {.calls = BurstMax(), .at_ns = now_ns};
+  if (is_new) {
+    peer = {.calls = BurstMax(), .at_ns = now_ns};
+    if (!begun.peer.place.empty()) ++place_counts_[begun.peer.name];
+  }
   peer.calls = CallsAt(peer, now_ns);
   peer.at_ns = now_ns;
   const auto refuse = [&](const std::string& what, uint32_t max, const std::string& of) {
     ++refused_count_;
-    return found->first + " has " + what + "=" + std::to_string(max) + " calls " + of +
-           " that one peer may have here: ask less often, or raise that option of this daemon";
+    begun.refusal = begun.peer.Text() + " has " + what + "=" + std::to_string(max) + " calls " +
+                    of + " that one peer may have here: ask less often, or raise that option of " +
+                    "this daemon";
+    return begun;
   };
   if (options_.open_max > 0 && peer.open_count >= options_.open_max) {
     return refuse("the peer_calls_open_max", options_.open_max, "open");
@@ -52,17 +71,18 @@ std::string CallLimits::Begin(const std::string& peer_name, int64_t now_ns) {
   }
   peer.calls -= 1;
   ++peer.open_count;
-  return "";
+  return begun;
 }
 
-void CallLimits::End(const std::string& peer) {
-  const auto found = peers_.find(peers_.contains(peer) ? peer : OtherPeers());
+// Who has a call open is not forgotten.
+void CallLimits::End(const CallPeer& begun) {
+  const auto found = peers_.find(begun);
   if (found != peers_.end() && found->second.open_count > 0) --found->second.open_count;
 }
 
-void CallLimits::Withdraw(const std::string& peer) {
-  End(peer);
-  const auto found = peers_.find(peer);
+void CallLimits::Withdraw(const CallPeer& begun) {
+  End(begun);
+  const auto found = peers_.find(begun);
   if (found != peers_.end()) found->second.calls = std::min(BurstMax(), found->second.calls + 1);
 }
 

@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_RPC_CALL_LIMITS_H_
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -18,26 +19,39 @@ struct CallLimitOptions {
   uint32_t open_max = 256;
 };
 
+// Whose calls are counted together.
+struct CallPeer {
+  std::string name;   // An address, the name in a certificate, a process; for people.
+  std::string place;  // Where this one of several is that may have the name. Empty: one has it.
+
+  std::string Text() const { return place.empty() ? name : name + " (" + place + ")"; }
+  friend auto operator<=>(const CallPeer&, const CallPeer&) = default;
+};
+
 // Counts the calls of each peer: those of late and those that are open.
 //
 // A peer may make twice what it may make in a second at once, and then as many as time gives back.
-// A peer is an address, the name in a certificate, or a process that has proven who it is (Prove).
 // What is remembered is bounded: beyond kPeersMax peers that have calls under way, or have made
-// some just now, all new ones are one peer together.
+// some just now, all new ones are one peer together. So are, for themselves, those of one name
+// beyond kPlacesMax: whoever has a name and many addresses leaves room for other names.
 //
 // No clock, lock or gRPC. One owner, or one lock around it.
 class CallLimits {
  public:
   static constexpr size_t kPeersMax = 4096;
+  static constexpr size_t kPlacesMax = 512;
   static constexpr size_t kProvenMax = 65'536;
 
   explicit CallLimits(const CallLimitOptions& options) : options_(options) {}
 
-  // A call of `peer`. "": it is open until End. Else why it is refused.
-  std::string Begin(const std::string& peer, int64_t now_ns);
-  void End(const std::string& peer);
+  struct Begun {
+    CallPeer peer;        // Under which the call counts. It is open until End of that.
+    std::string refusal;  // Not empty: why it does not count, and is refused.
+  };
+  Begun Begin(const CallPeer& peer, int64_t now_ns);
+  void End(const CallPeer& begun);
   // A call that was begun is another peer's.
-  void Withdraw(const std::string& peer);
+  void Withdraw(const CallPeer& begun);
 
   // Whoever shows this secret is known, as its call was answered well.
   void Prove(const membership::SecretHash& secret, int64_t now_ns);
@@ -58,11 +72,15 @@ class CallLimits {
   double BurstMax() const { return 2.0 * options_.per_second_max; }
   // How many calls the peer may make now.
   double CallsAt(const Peer& peer, int64_t now_ns) const;
-  // The name under which the peer is counted.
-  const std::string& NameOf(const std::string& peer, int64_t now_ns);
+  // Under which the peer is counted.
+  CallPeer CountedAs(const CallPeer& peer, int64_t now_ns);
+  size_t PlaceCount(const std::string& name) const;
+  // Forgets who is as good as new, once a second.
+  void Sweep(int64_t now_ns);
 
   const CallLimitOptions options_;
-  std::map<std::string, Peer> peers_;
+  std::map<CallPeer, Peer> peers_;
+  std::map<std::string, size_t> place_counts_;  // How many of peers_ have the name and a place.
   std::map<std::array<uint8_t, 32>, int64_t> proven_;  // When it was last shown.
   int64_t swept_ns_ = 0;                               // When idle peers were forgotten.
   uint64_t refused_count_ = 0;

@@ -11,69 +11,119 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-int Admitted(CallLimits& limits, const std::string& peer, int calls, int64_t now_ns,
-             bool end = true) {
+CallPeer Of(const std::string& name, const std::string& place = "") {
+  return {.name = name, .place = place};
+}
+
+std::string Refusal(CallLimits& limits, const CallPeer& peer, int64_t now_ns) {
+  return limits.Begin(peer, now_ns).refusal;
+}
+
+int Admitted(CallLimits& limits, const CallPeer& peer, int calls, int64_t now_ns, bool end = true) {
   int admitted = 0;
   for (int i = 0; i < calls; ++i) {
-    if (!limits.Begin(peer, now_ns).empty()) continue;
+    const CallLimits::Begun begun = limits.Begin(peer, now_ns);
+    if (!begun.refusal.empty()) continue;
     ++admitted;
-    if (end) limits.End(peer);
+    if (end) limits.End(begun.peer);
   }
   return admitted;
 }
 
 TEST_CASE("CallLimits: a peer makes so many calls a second, twice as many at once", "[rpc]") {
   CallLimits limits({.per_second_max = 10, .open_max = 0});
-  CHECK(Admitted(limits, "a", 100, 0) == 20);
-  CHECK(Admitted(limits, "a", 100, kSecond / 2) == 5);
-  CHECK(Admitted(limits, "a", 100, kSecond) == 5);
-  CHECK(Admitted(limits, "a", 100, 100 * kSecond) == 20);
+  CHECK(Admitted(limits, Of("a"), 100, 0) == 20);
+  CHECK(Admitted(limits, Of("a"), 100, kSecond / 2) == 5);
+  CHECK(Admitted(limits, Of("a"), 100, kSecond) == 5);
+  CHECK(Admitted(limits, Of("a"), 100, 100 * kSecond) == 20);
   // Others are not touched by that.
-  CHECK(Admitted(limits, "b", 100, 100 * kSecond) == 20);
+  CHECK(Admitted(limits, Of("b"), 100, 100 * kSecond) == 20);
   CHECK(limits.refused_count() == 80 + 95 + 95 + 80 + 80);
-  CHECK(limits.Begin("a", 100 * kSecond) ==
+  CHECK(Refusal(limits, Of("a"), 100 * kSecond) ==
         "a has made the peer_calls_per_second_max=10 calls a second that one peer may have here: "
         "ask less often, or raise that option of this daemon");
 }
 
 TEST_CASE("CallLimits: a peer has so many calls open", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 3});
-  CHECK(Admitted(limits, "a", 5, 0, false) == 3);
-  CHECK(limits.Begin("a", 0) ==
+  CHECK(Admitted(limits, Of("a"), 5, 0, false) == 3);
+  CHECK(Refusal(limits, Of("a"), 0) ==
         "a has the peer_calls_open_max=3 calls open that one peer may have here: ask less often, "
         "or raise that option of this daemon");
-  CHECK(Admitted(limits, "b", 5, 0, false) == 3);
-  limits.End("a");
-  CHECK(Admitted(limits, "a", 5, 0, false) == 1);
+  CHECK(Admitted(limits, Of("b"), 5, 0, false) == 3);
+  limits.End(Of("a"));
+  CHECK(Admitted(limits, Of("a"), 5, 0, false) == 1);
 }
 
 TEST_CASE("CallLimits: without limits all may call", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 0});
-  CHECK(Admitted(limits, "a", 10'000, 0, false) == 10'000);
+  CHECK(Admitted(limits, Of("a"), 10'000, 0, false) == 10'000);
 }
 
 TEST_CASE("CallLimits: a call that is another peer's is given back", "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 1});
   for (int i = 0; i < 10; ++i) {
-    REQUIRE(limits.Begin("a", 0).empty());
-    limits.Withdraw("a");
+    REQUIRE(Refusal(limits, Of("a"), 0).empty());
+    limits.Withdraw(Of("a"));
   }
+}
+
+TEST_CASE("CallLimits: of a name that several have, each place is a peer", "[rpc]") {
+  CallLimits limits({.per_second_max = 10, .open_max = 0});
+  CHECK(Admitted(limits, Of("node", "10.0.0.1"), 100, 0) == 20);
+  CHECK(Admitted(limits, Of("node", "10.0.0.2"), 100, 0) == 20);
+  CHECK(Admitted(limits, Of("operator", "10.0.0.1"), 100, 0) == 20);
+  CHECK(Refusal(limits, Of("node", "10.0.0.1"), 0)
+            .starts_with("node (10.0.0.1) has made the peer_calls_per_second_max=10 calls"));
+}
+
+TEST_CASE("CallLimits: who has a name and many addresses leaves room for other names", "[rpc]") {
+  CallLimits limits({.per_second_max = 1, .open_max = 1});
+  const auto place = [](size_t i) { return Of("node", std::to_string(i)); };
+  for (size_t i = 0; i < CallLimits::kPlacesMax; ++i) {
+    REQUIRE(Refusal(limits, place(i), 0).empty());
+  }
+  const CallLimits::Begun one = limits.Begin(Of("node", "a"), 0);
+  CHECK(one.refusal.empty());
+  CHECK(Refusal(limits, Of("node", "b"), 0)
+            .starts_with("node (other addresses) has the peer_calls_open_max=1"));
+  CHECK(limits.peer_count() == CallLimits::kPlacesMax + 1);
+  CHECK(Refusal(limits, Of("viewer", "a"), 0).empty());
+  // When they are idle, they are forgotten, and there are places again.
+  for (size_t i = 0; i < CallLimits::kPlacesMax; ++i) limits.End(place(i));
+  CHECK(Refusal(limits, Of("node", "b"), 10 * kSecond).empty());
+  CHECK(Refusal(limits, Of("node", "c"), 10 * kSecond).empty());
+  CHECK(limits.peer_count() == 4);  // With the one, and the viewer, which are open.
+}
+
+TEST_CASE("CallLimits: a call that began among the others ends there", "[rpc]") {
+  CallLimits limits({.per_second_max = 0, .open_max = 1});
+  for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
+    REQUIRE(Refusal(limits, Of(std::to_string(i)), 0).empty());
+  }
+  const CallLimits::Begun among_others = limits.Begin(Of("a"), 0);
+  for (size_t i = 0; i < CallLimits::kPeersMax; ++i) limits.End(Of(std::to_string(i)));
+  const CallLimits::Begun by_itself = limits.Begin(Of("a"), 10 * kSecond);
+  CHECK(by_itself.refusal.empty());
+  limits.End(among_others.peer);
+  CHECK_FALSE(Refusal(limits, Of("a"), 10 * kSecond).empty());
 }
 
 TEST_CASE("CallLimits: what is remembered is bounded", "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 1});
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
-    REQUIRE(limits.Begin(std::to_string(i), 0).empty());
+    REQUIRE(Refusal(limits, Of(std::to_string(i)), 0).empty());
   }
   // All others are one peer together.
-  CHECK(limits.Begin("a", 0).empty());
-  CHECK(limits.Begin("b", 0).starts_with("other peers has the peer_calls_open_max=1"));
-  limits.End("a");
-  CHECK(limits.Begin("b", 0).empty());
+  const CallLimits::Begun other = limits.Begin(Of("a"), 0);
+  CHECK(other.refusal.empty());
+  CHECK(Refusal(limits, Of("b"), 0).starts_with("other peers has the peer_calls_open_max=1"));
+  limits.End(other.peer);
+  CHECK(Refusal(limits, Of("b"), 0).empty());
   CHECK(limits.peer_count() == CallLimits::kPeersMax + 1);
   // When the first are idle, they are forgotten.
-  for (size_t i = 0; i < CallLimits::kPeersMax; ++i) limits.End(std::to_string(i));
-  CHECK(limits.Begin("c", 10 * kSecond).empty());
+  for (size_t i = 0; i < CallLimits::kPeersMax; ++i) limits.End(Of(std::to_string(i)));
+  CHECK(Refusal(limits, Of("c"), 10 * kSecond).empty());
   CHECK(limits.peer_count() < 3);
 
   for (uint32_t i = 0; i <= CallLimits::kProvenMax; ++i) {

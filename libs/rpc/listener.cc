@@ -89,25 +89,42 @@ std::optional<uint32_t> UserOf(const End& other, const End& own) {
   return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header))->idiag_uid;
 }
 
-// "": it has gone already.
-std::string PeerOf(int connection) {
+// As gRPC writes it.
+std::string TextOf(const End& end) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  inet_ntop(end.family, end.address.data(), text.data(), text.size());
+  const std::string port = ":" + std::to_string(ntohs(end.port));
+  return end.family == AF_INET ? text.data() + port : "[" + std::string(text.data()) + "]" + port;
+}
+
+// Who has the other end of a connection.
+struct OtherEnd {
+  std::string peer;  // Under which the connection is counted. "": it has gone already.
+  std::string from;
+  std::optional<uint32_t> user;  // This machine's.
+};
+
+OtherEnd OtherEndOf(int connection) {
   sockaddr_storage other_storage{};
   sockaddr_storage own_storage{};
   socklen_t other_length = sizeof other_storage;
   socklen_t own_length = sizeof own_storage;
   if (getpeername(connection, reinterpret_cast<sockaddr*>(&other_storage), &other_length) != 0 ||
       getsockname(connection, reinterpret_cast<sockaddr*>(&own_storage), &own_length) != 0) {
-    return "";
+    return {};
   }
   const End other = EndOf(other_storage);
   const End own = EndOf(own_storage);
+  OtherEnd end = {.peer = {}, .from = TextOf(other), .user = {}};
   if (other.IsLoopback() || (other.family == own.family && other.address == own.address)) {
-    const std::optional<uint32_t> user = UserOf(other, own);
-    return user ? "user " + std::to_string(*user) : "this machine";
+    end.user = UserOf(other, own);
+    end.peer = end.user ? "user " + std::to_string(*end.user) : "this machine";
+  } else {
+    // As calls are counted: the first 64 bits of IPv6.
+    const size_t bytes = other.family == AF_INET ? 4 : 8;
+    end.peer.assign(reinterpret_cast<const char*>(other.address.data()), bytes);
   }
-  // As calls are counted: the first 64 bits of IPv6.
-  const size_t bytes = other.family == AF_INET ? 4 : 8;
-  return {reinterpret_cast<const char*>(other.address.data()), bytes};
+  return end;
 }
 
 ino_t SocketOf(int descriptor) {
@@ -118,10 +135,11 @@ ino_t SocketOf(int descriptor) {
 }  // namespace
 
 Listener::Listener(Descriptor listening, size_t peer_connections_max, size_t connections_max,
-                   OnAccepted on_accepted)
+                   LocalUsers* users, OnAccepted on_accepted)
     : listening_(std::move(listening)),
       peer_connections_max_(peer_connections_max),
       connections_max_(connections_max),
+      users_(users),
       on_accepted_(std::move(on_accepted)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       thread_([this] { Run(); }) {}
@@ -152,27 +170,36 @@ void Listener::Accept() {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) poll(&stop, 1, kPauseMs);
     return;
   }
-  const std::string peer = PeerOf(connection.get());
-  if (peer.empty() || !MayStay(peer)) return;
+  const OtherEnd end = OtherEndOf(connection.get());
+  if (end.peer.empty() || !MayStay(end.peer)) return;
   const int on = 1;
   setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  peers_[peer].push_back({connection.get(), SocketOf(connection.get())});
+  Held held = {.descriptor = connection.get(), .socket = SocketOf(connection.get()), .from = {}};
+  if (users_ != nullptr && end.user) {
+    users_->Add(end.from, held.socket, *end.user);
+    held.from = end.from;
+  }
+  peers_[end.peer].push_back(std::move(held));
   ++held_count_;
   on_accepted_(listening_.get(), std::move(connection));
 }
 
+void Listener::ForgetClosed(std::vector<Held>& held) {
+  held_count_ -= std::erase_if(held, [this](const Held& each) {
+    if (SocketOf(each.descriptor) == each.socket) return false;
+    if (!each.from.empty()) users_->Remove(each.from, each.socket);
+    return true;
+  });
+}
+
 bool Listener::MayStay(const std::string& peer) {
-  const auto forget_closed = [this](std::vector<Held>& held) {
-    held_count_ -= std::erase_if(
-        held, [](const Held& each) { return SocketOf(each.descriptor) != each.socket; });
-  };
   const auto found = peers_.find(peer);
-  if (found != peers_.end()) forget_closed(found->second);
+  if (found != peers_.end()) ForgetClosed(found->second);
   const size_t count = found == peers_.end() ? 0 : found->second.size();
   if (count >= peer_connections_max_) return false;
   if (held_count_ < connections_max_) return true;
   for (auto each = peers_.begin(); each != peers_.end();) {
-    forget_closed(each->second);
+    ForgetClosed(each->second);
     each = each->second.empty() ? peers_.erase(each) : std::next(each);
   }
   return held_count_ < connections_max_ || count < kFewConnections;

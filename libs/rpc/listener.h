@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "libs/base/descriptor.h"
+#include "libs/rpc/local_users.h"
 
 namespace talweg::rpc {
 
@@ -27,9 +28,10 @@ class Listener {
   using OnAccepted = std::function<void(int listening, Descriptor connection)>;
 
   // `listening` is a socket that listens. Of one peer `peer_connections_max`; beyond
-  // `connections_max` of all, kFewConnections.
+  // `connections_max` of all, kFewConnections. `users` outlives this and is told of connections
+  // of this machine before they are handed over; may be null.
   Listener(Descriptor listening, size_t peer_connections_max, size_t connections_max,
-           OnAccepted on_accepted);
+           LocalUsers* users, OnAccepted on_accepted);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -43,15 +45,18 @@ class Listener {
   struct Held {
     int descriptor = -1;
     ino_t socket = 0;
+    std::string from;  // In users_; empty: it comes from another machine.
   };
 
   void Run();
   void Accept();
   bool MayStay(const std::string& peer);
+  void ForgetClosed(std::vector<Held>& held);
 
   const Descriptor listening_;
   const size_t peer_connections_max_;
   const size_t connections_max_;
+  LocalUsers* const users_;
   const OnAccepted on_accepted_;
   Descriptor stop_;
 

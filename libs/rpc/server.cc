@@ -268,6 +268,7 @@ void Server::Impl::Accept(Descriptor listening) {
   const size_t descriptors_max = DescriptorsMax();
   listener = std::make_unique<Listener>(
       std::move(listening), descriptors_max / kOfOnePeer, descriptors_max / kOfAll,
+      gate == nullptr ? nullptr : CallGateAccess::Users(gate.get()),
       [this](int from, Descriptor connection) {
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters accepted;
         accepted.listener_fd = from;

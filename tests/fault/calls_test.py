@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import threading
 import unittest
+from pathlib import Path
 
 import other_user
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
@@ -87,7 +89,7 @@ class CallsTest(unittest.TestCase):
             for caller in callers:
                 text = caller.wait_for("refused: ")
                 self.assertRegex(
-                    text, "127.0.0.1 has (made )?the peer_calls_(per_second|open)_max=.* calls"
+                    text, "user [0-9]+ has (made )?the peer_calls_(per_second|open)_max=.* calls"
                 )
                 self.assertIn("raise that option", text)
             # Several leases long.
@@ -120,53 +122,72 @@ class CallsTest(unittest.TestCase):
             caller.process.kill()
             rank.wait_for("step 3")
 
-    def test_with_certificates_names_are_counted_and_not_addresses(self) -> None:
-        with Cluster() as cluster:
-            pki = cluster.directory / "pki"
-            roles = ("scheduler", "node:default", "operator", "viewer")
-            subprocess.run(
-                [str(TOOL), "certs", "--days=2", str(pki), *roles],
-                check=True,
-                capture_output=True,
-                timeout=DEADLINE_S,
-            )
-            # One call when it comes, and another in each second: a flood leaves nobody room.
-            scheduler = cluster.start(
-                "scheduler",
-                "scheduler",
-                [
-                    f"--listen={'[::]' if _has_ipv6() else '127.0.0.1'}:0",
-                    "--in_memory",
-                    "--secret_file=none",
-                    f"--tls_dir={pki}/scheduler",
-                    "--peer_calls_per_second_max=1",
-                ],
-            )
-            port = scheduler.addresses["listen"].rpartition(":")[2]
-            addresses = [f"127.0.0.1:{port}"] + [f"[::1]:{port}"] * _has_ipv6()
-            # One client, wherever it calls from.
-            for address in addresses:
-                caller = _caller(cluster, address, "look", f"{pki}/viewer")
-                caller.wait_for("refused: viewer has made the peer_calls_per_second_max=1 calls")
-            # Another client of the same address.
-            agent = cluster.agent(
-                0,
-                [
-                    f"--scheduler={addresses[0]}",
-                    "--min_members=1",
-                    f"--tls_dir={pki}/node-default",
-                ],
-            )
-            cluster.wait_for_log(agent, "joined job")
-            self.assertNotIn("not let in yet", cluster.log(agent))
+    def _scheduler_with_certificates(self, cluster: Cluster, *roles: str) -> tuple[Path, str]:
+        """Takes one call of a peer when it comes, and another in each second: a flood leaves it no
+        room. Returns the directory of certificates, and its port."""
+        pki = cluster.directory / "pki"
+        subprocess.run(
+            [str(TOOL), "certs", "--days=2", str(pki), "scheduler", *roles],
+            check=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+        )
+        scheduler = cluster.start(
+            "scheduler",
+            "scheduler",
+            [
+                f"--listen={'[::]' if _has_ipv6() else '127.0.0.1'}:0",
+                "--in_memory",
+                "--secret_file=none",
+                f"--tls_dir={pki}/scheduler",
+                "--peer_calls_per_second_max=1",
+            ],
+        )
+        return pki, scheduler.addresses["listen"].rpartition(":")[2]
 
-    def test_all_of_loopback_is_one_address(self) -> None:
+    def _agent_comes_in_at_once(self, cluster: Cluster, port: str, tls_dir: str) -> None:
+        agent = cluster.agent(
+            0, [f"--scheduler=127.0.0.1:{port}", "--min_members=1", f"--tls_dir={tls_dir}"]
+        )
+        cluster.wait_for_log(agent, "joined job")
+        self.assertNotIn("not let in yet", cluster.log(agent))
+
+    def test_with_certificates_each_name_is_counted(self) -> None:
+        with Cluster() as cluster:
+            pki, port = self._scheduler_with_certificates(cluster, "node:default", "viewer")
+            me = os.geteuid()
+            # One client, by whichever of this machine's addresses it calls.
+            for address in [f"127.0.0.1:{port}"] + [f"[::1]:{port}"] * _has_ipv6():
+                caller = _caller(cluster, address, "look", f"{pki}/viewer")
+                caller.wait_for(
+                    f"refused: viewer (user {me}) has made the peer_calls_per_second_max=1 calls"
+                )
+            # Another client of the same address.
+            self._agent_comes_in_at_once(cluster, port, f"{pki}/node-default")
+
+    def test_a_flood_under_a_name_that_others_have_keeps_none_of_them_out(self) -> None:
+        """Another user floods with the very certificate that an agent has."""
+        reason = other_user.why_not()
+        if reason:
+            self.skipTest(reason)
+        for role in ("node:default", "node:*"):
+            with self.subTest(role), Cluster() as cluster:
+                pki, port = self._scheduler_with_certificates(cluster, role)
+                tls_dir = f"{pki}/{role.replace(':', '-').replace('*', '_')}"
+                line = [str(RUNFILES / "tests/fault/caller"), f"127.0.0.1:{port}", "renew", tls_dir]
+                flooder = Rank(cluster.process([*other_user.BECOME, *line]))
+                text = flooder.wait_for("refused: node of ")
+                self.assertIn(f"(user {other_user.UID}) has made", text)
+                self._agent_comes_in_at_once(cluster, port, tls_dir)
+                flooder.wait_for("calls ")  # It goes on.
+
+    def test_a_user_of_this_machine_is_one_peer(self) -> None:
         with Cluster() as cluster:
             options = ["--in_memory", "--peer_calls_per_second_max=1"]
             scheduler = cluster.scheduler(options)
             relay = _Relay(scheduler.addresses["listen"], "127.0.0.9")
             caller = _caller(cluster, relay.address, "look")
-            caller.wait_for("refused: 127.0.0.1 has made")
+            caller.wait_for(f"refused: user {os.geteuid()} has made")
 
     def test_connections_of_another_user_leave_room_for_others(self) -> None:
         """He holds as many as he gets, and says what a client of gRPC says first."""
@@ -199,7 +220,7 @@ class CallsTest(unittest.TestCase):
                 for call in (what, "health"):
                     with self.subTest(f"{call} of an {what}"):
                         caller = _caller(cluster, daemon.addresses["admin"], call)
-                        caller.wait_for("refused: 127.0.0.1 has ")
+                        caller.wait_for(f"refused: user {os.geteuid()} has ")
                         caller.process.kill()
             for rank in job.all_ranks():
                 rank.goes_on()

@@ -143,7 +143,6 @@ void AggregatorTensor::LeaveEpoch() {
   decision.reset();
   held = Round{0};
   slices_done = 0;
-  waiting_round = Round{0};
 }
 
 }  // namespace talweg::aggregation

@@ -83,32 +83,30 @@ struct Slots {
   std::optional<wire::RemoteRef> ref;  // Known once allocated.
 };
 
+// A record that the parts of the core read. Each of them writes what its name stands at.
 struct AggregatorTensor {
+  // Declarations.
   TensorKey key;
-  std::optional<Agreement> agreed;  // Stays over epochs.
-  std::optional<Poison> poison;     // Stays until the job's end.
+  std::optional<Agreement> agreed;        // Stays over epochs.
+  std::optional<Poison> poison;           // Stays until the job's end.
+  std::vector<Declaration> declarations;  // By member index; empty before the epoch's first.
 
-  // The present epoch's; empty before the first declaration in it.
-  uint32_t slice_count = 0;
+  // TensorMemory. How the present view cuts it, and its memory. Slots of a member are kept over
+  // epochs when their size stays.
+  uint32_t slice_count = 0;  // 0: not placed in this epoch.
   view::Participation participation;
-  std::vector<LocalSlice> local;          // By slice, ascending.
-  std::vector<Declaration> declarations;  // By member index.
-  std::optional<wire::Decision> decision;
-  Round held;  // What joiners continue from.
-
-  uint32_t slices_done = 0;  // Summed of the present round.
-
-  // Memory. Slots of a member are kept over epochs when their size stays.
   uint64_t reserved_bytes = 0;
   bool is_placed = false;  // It counts among the tensors of its job. It may have no bytes here.
   AllocationId result;
-  uint64_t result_bytes = 0;
   std::map<view::MemberIdentity, Slots> slots;
 
-  // Notices to those who wait.
-  Round waiting_round;
-  int64_t waiting_since_ns = 0;
-  int64_t last_notice_ns = 0;
+  // Rounds.
+  std::vector<LocalSlice> local;  // By slice, ascending.
+  uint32_t slices_done = 0;       // Summed of the present round.
+
+  // Recovery.
+  std::optional<wire::Decision> decision;
+  Round held;  // What joiners continue from.
 
   bool Placed() const { return slice_count > 0; }
   bool DeclaredBy(MemberIndex member) const;
@@ -122,6 +120,8 @@ struct AggregatorTensor {
   // Forgets what belongs to an epoch.
   void LeaveEpoch();
 };
+
+using Tensors = std::map<TensorKey, AggregatorTensor>;
 
 }  // namespace talweg::aggregation
 

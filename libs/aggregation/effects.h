@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -134,6 +135,15 @@ struct CloseConnection {
 
 using Effect = std::variant<Send, ReturnCredit, AllocateMemory, ReleaseMemory, StoreInline, Sum,
                             CopyResult, SendResult, CloseConnection>;
+using Effects = std::vector<Effect>;
+
+// Asks for one entry to be sent. Frames bound the length of texts, and those that quote two names
+// may be longer: they are cut.
+template <typename Entry>
+void SendEntry(ConnectionId connection, Epoch epoch, Entry entry, Effects& out) {
+  if constexpr (requires { entry.text; }) wire::CutText(entry.text);
+  out.push_back(Send{connection, epoch, std::move(entry)});
+}
 
 }  // namespace talweg::aggregation
 

@@ -131,7 +131,7 @@ void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcom
 // Rule 1: nothing of an older epoch lands in an epoch whose tensors are decided.
 void AggregatorProcess::CheckFenced(const aggregation::AggregatorCore& job) const {
   for (const auto& [connection, session] : job.sessions()) {
-    if (session.state != aggregation::AggregatorCore::SessionState::kActive) continue;
+    if (session.state != aggregation::SessionState::kActive) continue;
     if (job.view().IndexOf(session.hello.member)) continue;
     throw Violation{name_ + ": decides while one that is out of the view is connected"};
   }
@@ -198,7 +198,7 @@ void AggregatorProcess::CheckCreditIsTold() {
     const bool is_in_epoch =
         job != nullptr &&
         std::any_of(job->members().begin(), job->members().end(),
-                    [name = connection](const aggregation::AggregatorCore::PresentMember& member) {
+                    [name = connection](const aggregation::PresentMember& member) {
                       return member.connection == name;
                     });
     const bool is_untold = is_in_epoch && credit.untold_bytes > 0;

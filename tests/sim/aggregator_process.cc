@@ -216,8 +216,8 @@ void AggregatorProcess::OnEvent(ConnectionId connection, std::span<const std::by
     trace_->Reached("a frame does not parse");
   }
   if (is_end && job != nullptr && !job->reports_complete()) {
-    for (const aggregation::AggregatorCore::PresentMember& member : job->members()) {
-      if (member.reported && member.connection == connection) {
+    for (uint32_t i = 0; i < job->members().size(); ++i) {
+      if (job->HasReported(MemberIndex{i}) && job->members()[i].connection == connection) {
         trace_->Reached("a connection breaks after its member's report");
       }
     }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/contribution_rules.h"
+
+#include <optional>
+#include <vector>
+
+namespace talweg::aggregation {
+
+using wire::Form;
+using wire::Mode;
+
+bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
+                   const wire::Contribute& entry) {
+  if (entry.length_bytes > slice.length_bytes) return true;
+  if (entry.length_bytes % DTypeSize(tensor.agreed->collective.dtype) != 0) return true;
+  switch (entry.form) {
+    case Form::kInline: return entry.bytes.size() != entry.length_bytes;
+    case Form::kWritten: return false;
+    case Form::kEmpty:
+    case Form::kDisagreement: break;
+  }
+  return entry.length_bytes != 0;
+}
+
+std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
+                        const LocalSlice& slice, MemberIndex member,
+                        const wire::Contribute& entry) {
+  // This is asked for every contribution, and there is hardly ever something to say.
+  const auto who = [&] {
+    return "tensor '" + tensor.agreed->name + "': " + view.MemberText(member);
+  };
+  const Collective& collective = tensor.agreed->collective;
+  const uint32_t giving_ranks = tensor.participation.GivingRanks(member, slice.part);
+  if (entry.mode == Mode::kSum) {
+    if (collective.copies()) {
+      return who() + " contributes to the sum of a tensor that is copied, " +
+             Describe(*tensor.agreed);
+    }
+    if (entry.form == Form::kDisagreement) return "";
+    if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";
+    if (entry.rank_count == 0 || entry.rank_count > giving_ranks) {
+      return who() + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
+             std::to_string(giving_ranks);
+    }
+    return "";
+  }
+  if (entry.sum_epoch > view.epoch()) return who() + " has a result of an epoch to come";
+  if (entry.form == Form::kDisagreement) {
+    return collective.copies() ? "" : who() + " disagrees in a copy of what is summed";
+  }
+  if (entry.form == Form::kEmpty) return "";
+  if (entry.sum_epoch != Epoch{0}) return "";  // The source of a Finish.
+  if (!collective.copies()) return who() + " copies bytes that are no result into a sum";
+  if (giving_ranks == 0) {
+    return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +
+           std::to_string(slice.index.value());
+  }
+  return "";
+}
+
+std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& tensor,
+                              const LocalSlice& slice) {
+  const std::vector<SliceRound::Part>& parts = slice.round.parts();
+  const std::string what = "round " + std::to_string(slice.round.open_round().value()) +
+                           " of tensor '" + tensor.agreed->name + "': ";
+  std::optional<size_t> first;
+  std::optional<size_t> first_giver;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].here) continue;
+    if (!parts[i].disagreement.empty()) return what + parts[i].disagreement;
+    if (!first) first = i;
+    if (!first_giver && parts[i].has_bytes) first_giver = i;
+  }
+  const auto said = [&](size_t member, bool with_length) {
+    const std::optional<uint64_t> length =
+        with_length ? std::optional<uint64_t>(parts[member].length_bytes) : std::nullopt;
+    const MemberIndex index{static_cast<uint32_t>(member)};
+    const uint32_t rank = view.view().RankBase(index).value() +
+                          tensor.participation.RanksOf(index).front().local_rank.value();
+    return "rank " + std::to_string(rank) + " (" + view.MemberText(index) + ") gives " +
+           DescribeGiven(parts[member].signature, length);
+  };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].here) continue;
+    if (parts[i].signature != parts[*first].signature) {
+      return what + said(*first, false) + ", " + said(i, false);
+    }
+    if (slice.round.mode() == Mode::kSum &&
+        parts[i].length_bytes != parts[*first_giver].length_bytes) {
+      return what + said(*first_giver, true) + ", " + said(i, true) + " in slice " +
+             std::to_string(slice.index.value());
+    }
+  }
+  return "";
+}
+
+}  // namespace talweg::aggregation

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/declarations.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "libs/base/fingerprint.h"
+
+namespace talweg::aggregation {
+namespace {
+
+wire::DeclaredStatus StatusOf(wire::FailedCode code) {
+  switch (code) {
+    case wire::FailedCode::kOverBudget: return wire::DeclaredStatus::kOverBudget;
+    case wire::FailedCode::kAborted: return wire::DeclaredStatus::kAborted;
+    case wire::FailedCode::kInvalid: return wire::DeclaredStatus::kInvalid;
+    case wire::FailedCode::kMismatch:
+    case wire::FailedCode::kJobFailed: break;
+  }
+  return wire::DeclaredStatus::kMismatch;
+}
+
+Round HeldBy(const AggregatorTensor& tensor) {
+  // Where not all take part in each slice, those here may be summed without the one that asks. No
+  // round is over without it.
+  if (tensor.local.empty() || tensor.agreed->collective.gives == Share::kRow) return tensor.held;
+  Round summed = tensor.local.front().round.standing().round;
+  for (const LocalSlice& slice : tensor.local) {
+    summed = std::min(summed, slice.round.standing().round);
+  }
+  return std::max(tensor.held, summed);
+}
+
+}  // namespace
+
+void Declarations::OnView() {
+  answers_ = false;
+  // Open rounds are dropped: their members hold the contributions.
+  for (auto& [key, tensor] : *tensors_) tensor.LeaveEpoch();
+}
+
+void Declarations::AnswerAll(Effects& out) {
+  answers_ = true;
+  for (auto& [key, tensor] : *tensors_) memory_->ReleaseUnused(tensor, out);
+  for (auto& [key, tensor] : *tensors_) {
+    for (uint32_t i = 0; i < view_->member_count(); ++i) Answer(tensor, MemberIndex{i}, out);
+  }
+}
+
+bool Declarations::IsRefused(ConnectionId connection, const wire::Declare& entry,
+                             const std::string& problem, Effects& out) {
+  if (entry.name.empty() || entry.key != TensorKey{Fingerprint64(entry.name)}) {
+    Say(connection,
+        wire::Declared{.key = entry.key, .status = wire::DeclaredStatus::kInvalid, .text = problem},
+        out);
+    return true;
+  }
+  if (tensors_->size() < config_->tensors_max || tensors_->count(entry.key) != 0) return false;
+  ++counters_->declares_over_budget;
+  Say(connection,
+      wire::Declared{.key = entry.key,
+                     .status = wire::DeclaredStatus::kOverBudget,
+                     .text = "tensor '" + entry.name + "': job '" + config_->name +
+                             "' has declared " + std::to_string(config_->tensors_max) +
+                             " tensors already, which is the most"},
+      out);
+  return true;
+}
+
+void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
+                             const wire::Declare& entry, Effects& out) {
+  const std::string problem = DeclareProblem(entry, view_->view());
+  if (!problem.empty()) ++counters_->declares_invalid;
+  if (IsRefused(connection, entry, problem, out)) return;
+  AggregatorTensor& tensor = (*tensors_)[entry.key];
+  tensor.key = entry.key;
+  if (tensor.declarations.empty()) tensor.declarations.resize(view_->member_count());
+  Declaration& declaration = tensor.declarations[member.value()];
+  declaration = {.declared = true, .answered = false, .result = entry.result};
+  if (tensor.poison) {
+    AnswerPoisoned(tensor, member, StatusOf(tensor.poison->code), out);
+    return;
+  }
+
+  const Agreement said = AgreementOf(entry, view_->epoch());
+  const std::string disagreement = tensor.agreed ? Disagreement(*tensor.agreed, said) : "";
+  if (!problem.empty() || !disagreement.empty()) {
+    Poison(tensor, wire::FailedCode::kMismatch, disagreement.empty() ? problem : disagreement, out);
+    return;
+  }
+  if (!tensor.agreed) tensor.agreed = said;
+  tensor.agreed->root_rank = said.root_rank;  // Ranks are counted anew in every view.
+  tensor.agreed->root_epoch = view_->epoch();
+  if (!tensor.Placed() && !PlaceOrPoison(tensor, out)) return;
+  if (!tensor.participation.Includes(member)) {
+    declaration = {};
+    Say(connection,
+        wire::Declared{.key = entry.key,
+                       .status = wire::DeclaredStatus::kInvalid,
+                       .text = "tensor '" + entry.name + "': " + view_->MemberText(member) +
+                               " has no rank in it, " + Describe(*tensor.agreed)},
+        out);
+    return;
+  }
+  memory_->EnsureSlots(tensor, member, out);
+  Answer(tensor, member, out);
+}
+
+// Only who had been told of it knows, and it may be told by nobody else again: its owner may be
+// new.
+void Declarations::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
+  const auto found = tensors_->find(entry.key);
+  if (found == tensors_->end() || !found->second.DeclaredBy(member) ||
+      entry.code == wire::FailedCode::kJobFailed || entry.text.empty()) {
+    ++counters_->frames_unexpected;
+    return;
+  }
+  Poison(found->second, entry.code, entry.text, out);
+}
+
+void Declarations::OnLost(MemberIndex member) {
+  for (auto& [key, tensor] : *tensors_) {
+    if (!tensor.declarations.empty()) tensor.declarations[member.value()] = {};
+  }
+}
+
+bool Declarations::PlaceOrPoison(AggregatorTensor& tensor, Effects& out) {
+  std::string problem = memory_->Place(tensor, out);
+  if (problem.empty()) return true;
+  ++counters_->declares_over_budget;
+  Poison(tensor, wire::FailedCode::kOverBudget, std::move(problem), out);
+  return false;
+}
+
+void Declarations::Answer(AggregatorTensor& tensor, MemberIndex member, Effects& out) {
+  if (!answers_ || tensor.poison || !tensor.DeclaredBy(member)) return;
+  Declaration& declaration = tensor.declarations[member.value()];
+  const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
+  const auto slots = tensor.slots.find(view_->IdOf(member));
+  if (declaration.answered || !connection || slots == tensor.slots.end() || !slots->second.ref) {
+    return;
+  }
+  declaration.answered = true;
+  Say(*connection,
+      wire::Declared{.key = tensor.key,
+                     .status = wire::DeclaredStatus::kOk,
+                     .slot = *slots->second.ref,
+                     .held = HeldBy(tensor)},
+      out);
+}
+
+void Declarations::AnswerPoisoned(AggregatorTensor& tensor, MemberIndex member,
+                                  wire::DeclaredStatus status, Effects& out) {
+  Declaration& declaration = tensor.declarations[member.value()];
+  const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
+  if (!connection || !declaration.declared) return;
+  if (!declaration.answered) {
+    declaration.answered = true;
+    Say(*connection,
+        wire::Declared{.key = tensor.key, .status = status, .text = tensor.poison->text}, out);
+  }
+  Say(*connection,
+      wire::Failed{.key = tensor.key, .code = tensor.poison->code, .text = tensor.poison->text},
+      out);
+}
+
+void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::string text,
+                          Effects& out) {
+  if (tensor.poison) return;
+  ++counters_->tensors_poisoned;
+  wire::CutText(text);
+  tensor.poison = aggregation::Poison{code, std::move(text)};
+  // Its memory stays until the next view: contributions may be under way to it.
+  for (uint32_t i = 0; i < tensor.declarations.size(); ++i) {
+    AnswerPoisoned(tensor, MemberIndex{i}, StatusOf(code), out);
+  }
+}
+
+void Declarations::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
+  const TensorMemory::Use* const use = memory_->Find(id);
+  if (use == nullptr || !use->member) return;  // Released, or a result.
+  AggregatorTensor& tensor = tensors_->at(use->tensor);
+  TensorMemory::OnAllocated(tensor, *use, ref);
+  const std::optional<MemberIndex> member = view_->IndexOf(*use->member);
+  if (member) Answer(tensor, *member, out);
+}
+
+void Declarations::OnAllocationRefused(AllocationId id, const std::string& text, Effects& out) {
+  const TensorMemory::Use* const use = memory_->Find(id);
+  if (use == nullptr) return;
+  AggregatorTensor& tensor = tensors_->at(use->tensor);
+  ++counters_->declares_over_budget;
+  Poison(tensor, wire::FailedCode::kOverBudget,
+         "tensor '" + tensor.agreed->name + "': aggregator '" + config_->self_name +
+             "' has no memory for it: " + text,
+         out);
+}
+
+}  // namespace talweg::aggregation

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_AGGREGATION_DECLARATIONS_H_
+#define TALWEG_LIBS_AGGREGATION_DECLARATIONS_H_
+
+#include <string>
+
+#include "libs/aggregation/aggregator_core_config.h"
+#include "libs/aggregation/aggregator_tensor.h"
+#include "libs/aggregation/attendance.h"
+#include "libs/aggregation/effects.h"
+#include "libs/aggregation/present_view.h"
+#include "libs/aggregation/status.h"
+#include "libs/aggregation/tensor_memory.h"
+#include "libs/base/ids.h"
+#include "libs/wire/frames.h"
+
+namespace talweg::aggregation {
+
+// What the members agree on: which tensors there are, who has declared each, who has been answered,
+// and which have failed (docs/protocol.md, section 4). It alone makes tensors, and writes what is
+// agreed of them, their declarations and why they are poisoned.
+//
+// A declaration is answered when the tensor's open round is decided and its slots are there.
+//
+// A pure class. One owner thread. What it is made of outlives it.
+class Declarations {
+ public:
+  Declarations(const AggregatorCoreConfig* config, const PresentView* view,
+               const Attendance* attendance, TensorMemory* memory, Tensors* tensors,
+               Counters* counters)
+      : config_(config),
+        view_(view),
+        attendance_(attendance),
+        memory_(memory),
+        tensors_(tensors),
+        counters_(counters) {}
+
+  // A new view: everybody declares anew, and no declaration is answered before AnswerAll.
+  void OnView();
+  // Every open round is decided. Memory that nobody has asked for again is released.
+  void AnswerAll(Effects& out);
+
+  void OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
+                 Effects& out);
+  // A tensor has failed at a member.
+  void OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out);
+  // The member's connection is over.
+  void OnLost(MemberIndex member);
+  void OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out);
+  void OnAllocationRefused(AllocationId id, const std::string& text, Effects& out);
+
+  // If it can be, and has not been.
+  void Answer(AggregatorTensor& tensor, MemberIndex member, Effects& out);
+  // The tensor is of no use any more: all who have declared it are told why.
+  void Poison(AggregatorTensor& tensor, wire::FailedCode code, std::string text, Effects& out);
+
+ private:
+  // There is no tensor that the declaration could be about, or no room for its record.
+  bool IsRefused(ConnectionId connection, const wire::Declare& entry, const std::string& problem,
+                 Effects& out);
+  bool PlaceOrPoison(AggregatorTensor& tensor, Effects& out);
+  void AnswerPoisoned(AggregatorTensor& tensor, MemberIndex member, wire::DeclaredStatus status,
+                      Effects& out);
+  template <typename Entry>
+  void Say(ConnectionId connection, Entry entry, Effects& out) const {
+    SendEntry(connection, view_->epoch(), std::move(entry), out);
+  }
+
+  const AggregatorCoreConfig* const config_;
+  const PresentView* const view_;
+  const Attendance* const attendance_;
+  TensorMemory* const memory_;
+  Tensors* const tensors_;
+  Counters* const counters_;
+  bool answers_ = false;  // Since AnswerAll.
+};
+
+}  // namespace talweg::aggregation
+
+#endif  // TALWEG_LIBS_AGGREGATION_DECLARATIONS_H_

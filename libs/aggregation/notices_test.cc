@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/notices.h"
+
+#include <optional>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/aggregation/core_parts_fixture.h"
+
+namespace talweg::aggregation {
+namespace {
+
+struct Fixture : CoreParts {
+  Fixture() {
+    EnterAll();
+    recovery.OnView();
+    notices.OnView(0);
+  }
+  void ReportAll() {
+    for (uint32_t i = 0; i < view.members.size(); ++i) {
+      recovery.OnReport(Conn(i), MemberIndex{i}, {}, out);
+    }
+    out.clear();
+  }
+  size_t NoticesBy(int64_t now_ns) {
+    out.clear();
+    notices.OnTick(now_ns, out);
+    return Sent<wire::Waiting>().size();
+  }
+
+  MemoryBudget budget{kGiB};
+  TensorMemory memory{&config, &present, &budget};
+  Declarations declarations{&config, &present, &attendance, &memory, &tensors, &counters};
+  Recovery recovery{&present, &attendance, &declarations, &tensors, &counters};
+  Sessions sessions{&config, &present, &attendance, &counters,
+                    [](ConnectionId, std::optional<MemberIndex>, Effects&) {}};
+  Notices notices{&config, &present, &attendance, &recovery, &sessions, &tensors, &counters};
+};
+
+TEST_CASE("Notices: a round that waits is told of after 1, 2, 4 ... seconds, until it does not",
+          "[aggregation]") {
+  Fixture f;
+  f.ReportAll();
+  AggregatorTensor& tensor = f.Answered("t");
+  wire::Contribute given = {.key = tensor.key,
+                            .round = Round{3},
+                            .rank_count = 1,
+                            .length_bytes = 16,
+                            .mode = wire::Mode::kSum,
+                            .form = wire::Form::kWritten};
+  tensor.local[0].round.OnContribution(MemberIndex{0}, given, 0);
+  CHECK(f.NoticesBy(f.kSecond - 1) == 0);
+  CHECK(f.NoticesBy(f.kSecond) == 2);
+  CHECK(f.Sent<wire::Waiting>()[0].second.missing_nodes == std::vector<uint32_t>{1});
+  CHECK(f.Sent<wire::Waiting>()[0].second.round == Round{3});
+  CHECK(f.NoticesBy(2 * f.kSecond - 1) == 0);
+  CHECK(f.NoticesBy(2 * f.kSecond) == 2);
+
+  tensor.local[0].round.Forget(MemberIndex{0});
+  CHECK(f.NoticesBy(100 * f.kSecond) == 0);
+  // Nothing is looked at before something has happened.
+  tensor.local[0].round.OnContribution(MemberIndex{0}, given, 100 * f.kSecond);
+  CHECK(f.NoticesBy(200 * f.kSecond) == 0);
+  f.notices.OnEvent();
+  CHECK(f.NoticesBy(200 * f.kSecond) == 2);
+}
+
+TEST_CASE("Notices: those that have reported hear whom the epoch waits for", "[aggregation]") {
+  Fixture f;
+  f.recovery.OnReport(f.Conn(0), MemberIndex{0}, {}, f.out);
+  CHECK(f.NoticesBy(f.kSecond - 1) == 0);
+  REQUIRE(f.NoticesBy(f.kSecond) == 1);
+  CHECK(f.Sent<wire::Waiting>()[0].first == f.Conn(0));
+  CHECK(f.Sent<wire::Waiting>()[0].second.missing_nodes == std::vector<uint32_t>{1});
+}
+
+}  // namespace
+}  // namespace talweg::aggregation

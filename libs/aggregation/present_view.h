@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_AGGREGATION_PRESENT_VIEW_H_
+#define TALWEG_LIBS_AGGREGATION_PRESENT_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/view/view.h"
+
+namespace talweg::aggregation {
+
+// "epoch 7".
+std::string EpochText(Epoch epoch);
+
+// A job's newest view, as one aggregator sees it. The other parts of the core read it. Of epoch 0
+// before the first view. One owner thread.
+class PresentView {
+ public:
+  PresentView(JobId job, Incarnation self) : job_(job), aggregator_(self) {}
+
+  // Whether `view` is this job's, can be true, and is of a later epoch.
+  bool IsNext(const view::View& view) const;
+  void Set(const view::View& view);
+
+  const view::View& view() const { return view_; }
+  Epoch epoch() const { return view_.epoch; }
+  // This aggregator's place; nullopt: it has none.
+  std::optional<AggregatorIndex> self() const { return self_; }
+  uint64_t placement_digest() const { return placement_digest_; }
+
+  size_t member_count() const { return view_.members.size(); }
+  const view::MemberIdentity& IdOf(MemberIndex member) const {
+    return view_.members[member.value()].id;
+  }
+  std::optional<MemberIndex> IndexOf(const view::MemberIdentity& id) const {
+    return view_.IndexOf(id);
+  }
+  // "node 3 (host-3)".
+  std::string MemberText(MemberIndex member) const;
+  // Whether this aggregator decides what becomes of the tensor's open round. It has a place.
+  bool Decides(TensorKey key) const;
+
+ private:
+  const JobId job_;
+  const Incarnation aggregator_;
+  view::View view_;
+  std::optional<AggregatorIndex> self_;
+  uint64_t placement_digest_ = 0;
+};
+
+}  // namespace talweg::aggregation
+
+#endif  // TALWEG_LIBS_AGGREGATION_PRESENT_VIEW_H_

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/rounds.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/aggregation/core_parts_fixture.h"
+
+namespace talweg::aggregation {
+namespace {
+
+constexpr uint64_t kLargeCount = 16 * kKiB;  // Its results are written, not sent inside.
+
+struct Fixture : CoreParts {
+  Fixture() { EnterAll(); }
+
+  ContributionTally Contribute(uint32_t member, const AggregatorTensor& tensor, uint64_t round) {
+    wire::Frame frame;
+    frame.header = {.type = wire::FrameType::kContribute, .job = config.job, .epoch = view.epoch};
+    frame.entries = std::vector{wire::Contribute{.key = tensor.key,
+                                                 .round = Round{round},
+                                                 .slice = SliceIndex{0},
+                                                 .rank_count = 1,
+                                                 .length_bytes = tensor.local[0].length_bytes,
+                                                 .mode = wire::Mode::kSum,
+                                                 .form = wire::Form::kWritten}};
+    const Session session = {.state = SessionState::kActive, .epoch = view.epoch};
+    return rounds.OnContributions(Conn(member), session, MemberIndex{member}, frame, 0, out);
+  }
+  void FinishSum() {
+    const SumId id = Of<Sum>().back().id;
+    rounds.OnSummed(id, out);
+  }
+
+  Rounds rounds{&config, &present, &attendance, &tensors, &counters};
+};
+
+TEST_CASE("Rounds: contributions are summed in member order when all are here", "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
+  CHECK(f.Contribute(1, tensor, 1).taken_bytes == 4 * kLargeCount);
+  CHECK(f.Of<Sum>().empty());
+  f.Contribute(0, tensor, 1);
+  REQUIRE(f.Of<Sum>().size() == 1);
+  CHECK(f.Of<Sum>()[0].inputs ==
+        std::vector<SumInput>{{AllocationId{100}, 1}, {AllocationId{101}, 1}});
+  f.FinishSum();
+  REQUIRE(f.Of<SendResult>().size() == 2);
+  CHECK(f.Of<SendResult>()[0].connection == f.Conn(0));
+  CHECK(f.rounds.writes_under_way() == 2);
+}
+
+TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
+  for (const uint64_t round : {1, 2}) {
+    f.Contribute(0, tensor, round);
+    f.Contribute(1, tensor, round);
+    if (round == 1) f.FinishSum();
+  }
+  CHECK(f.Of<Sum>().size() == 1);
+  const auto results = f.Of<SendResult>();
+  f.rounds.OnWriteDone(results[0].write, f.out);
+  CHECK(f.Of<Sum>().size() == 1);
+  // A write to a connection that is over reads nothing any more.
+  f.rounds.OnLost(f.Conn(1), std::nullopt, f.out);
+  CHECK(f.Of<Sum>().size() == 2);
+  CHECK(f.rounds.writes_under_way() == 0);
+}
+
+TEST_CASE("Rounds: what a lost connection brought is forgotten", "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t");
+  f.Contribute(0, tensor, 1);
+  f.rounds.OnLost(f.Conn(0), MemberIndex{0}, f.out);
+  CHECK(f.counters.contributions_forgotten == 1);
+  f.Contribute(1, tensor, 1);
+  CHECK(f.Of<Sum>().empty());
+  f.Contribute(0, tensor, 1);
+  CHECK(f.Of<Sum>().size() == 1);
+}
+
+TEST_CASE("Rounds: refusals are told, and their credit comes back", "[aggregation]") {
+  Fixture f;
+  AggregatorTensor& tensor = f.Answered("t");
+  tensor.declarations[0].answered = false;
+  CHECK(f.Contribute(0, tensor, 1).refused == 1);
+  REQUIRE(f.Sent<wire::Refused>().size() == 1);
+  CHECK(f.Sent<wire::Refused>()[0].second.reason == wire::RefusedReason::kNotDeclared);
+  REQUIRE(f.Of<ReturnCredit>().size() == 1);
+  CHECK(f.Of<ReturnCredit>()[0].bytes == 16);
+}
+
+TEST_CASE("Rounds: a sum of an older epoch, or of a job that is over, is thrown away",
+          "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t");
+  f.Contribute(0, tensor, 1);
+  f.Contribute(1, tensor, 1);
+  SECTION("of an older epoch") { f.NextEpoch(); }
+  SECTION("of a job that is over") { f.rounds.OnClosed(); }
+  f.FinishSum();
+  CHECK(f.counters.sums_stale == 1);
+  CHECK(f.Of<SendResult>().empty());
+}
+
+}  // namespace
+}  // namespace talweg::aggregation

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_EFFECT_PERFORMER_H_
+#define TALWEG_SERVICES_AGGREGATOR_EFFECT_PERFORMER_H_
+
+#include <vector>
+
+#include "libs/aggregation/effects.h"
+#include "libs/wire/frames.h"
+#include "services/aggregator/job_connection.h"
+#include "services/aggregator/job_connections.h"
+#include "services/aggregator/served_job.h"
+#include "services/aggregator/sum_turns.h"
+
+namespace talweg::aggregator {
+
+// Does what the cores ask for: each effect goes to the connection, the memory or the sums that it
+// names. One owner thread. `connections` and `turns` outlive it.
+class EffectPerformer {
+ public:
+  EffectPerformer(JobConnections* connections, SumTurns* turns)
+      : connections_(connections), turns_(turns) {}
+
+  // Performs what the job's core asks for until it asks for no more.
+  void Perform(ServedJob& job);
+  // The same for a frame that `from` has brought. `contributions` are its own; null: it has none.
+  void PerformFrame(ServedJob& job, JobConnection& from,
+                    const std::vector<wire::Contribute>* contributions);
+
+ private:
+  void Do(ServedJob& job, const aggregation::Send& effect);
+  void Do(ServedJob& job, const aggregation::ReturnCredit& effect);
+  void Do(ServedJob& job, const aggregation::AllocateMemory& effect);
+  void Do(ServedJob& job, const aggregation::ReleaseMemory& effect);
+  void Do(ServedJob& job, const aggregation::StoreInline& effect);
+  void Do(ServedJob& job, const aggregation::Sum& effect);
+  void Do(ServedJob& job, const aggregation::CopyResult& effect);
+  void Do(ServedJob& job, const aggregation::SendResult& effect);
+  void Do(ServedJob& job, const aggregation::CloseConnection& effect);
+
+  JobConnections* const connections_;
+  SumTurns* const turns_;
+  // The frame that is being handled, for StoreInline.
+  const std::vector<wire::Contribute>* contributions_ = nullptr;
+  JobConnection* contributor_ = nullptr;
+};
+
+}  // namespace talweg::aggregator
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_EFFECT_PERFORMER_H_

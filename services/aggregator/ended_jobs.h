@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_ENDED_JOBS_H_
+#define TALWEG_SERVICES_AGGREGATOR_ENDED_JOBS_H_
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "libs/base/ids.h"
+
+namespace talweg::aggregator {
+
+// The epoch in which each job was over here, of the last kJobsMax: a scheduler whose store is older
+// may bring them back. Members would go on as if what they have said were still known here. One
+// owner thread.
+class EndedJobs {
+ public:
+  static constexpr size_t kJobsMax = 65'536;
+
+  explicit EndedJobs(std::string aggregator) : aggregator_(std::move(aggregator)) {}
+
+  void Add(JobId job, Epoch epoch) {
+    epochs_[job] = epoch;
+    // Ids ascend, so the first one is the oldest job's.
+    if (epochs_.size() > kJobsMax) epochs_.erase(epochs_.begin());
+  }
+
+  // nullopt: it was not over here, or that is forgotten.
+  std::optional<Epoch> EpochOf(JobId job) const {
+    const auto found = epochs_.find(job);
+    if (found == epochs_.end()) return std::nullopt;
+    return found->second;
+  }
+  // Ids ascend: one below those that are remembered was over before.
+  bool IsForgotten(JobId job) const {
+    return epochs_.size() == kJobsMax && job < epochs_.begin()->first;
+  }
+
+  // The text that refuses a Hello for a job that is not served here.
+  std::string WhyUnknown(JobId job) const {
+    const std::string id = std::to_string(job.value());
+    const std::optional<Epoch> epoch = EpochOf(job);
+    if (!epoch) {
+      return "aggregator '" + aggregator_ + "' knows no job " + id +
+             ": is it registered with the same scheduler as the agent?";
+    }
+    return "job " + id + " was over at aggregator '" + aggregator_ + "' in epoch " +
+           std::to_string(epoch->value()) +
+           ": has the scheduler been started with an older store? Start the job again";
+  }
+
+ private:
+  const std::string aggregator_;
+  std::map<JobId, Epoch> epochs_;
+};
+
+}  // namespace talweg::aggregator
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_ENDED_JOBS_H_

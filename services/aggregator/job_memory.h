@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_JOB_MEMORY_H_
+#define TALWEG_SERVICES_AGGREGATOR_JOB_MEMORY_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <unordered_map>
+
+#include "libs/aggregation/effects.h"
+#include "libs/base/ids.h"
+#include "libs/transport/transport.h"
+#include "libs/view/view.h"
+#include "services/aggregator/slot_memory.h"
+
+namespace talweg::aggregator {
+
+// The memory that the core of one job has asked for, by the names that it gives to it. One owner
+// thread; `transport` and `source` outlive it, and the memory.
+class JobMemory {
+ public:
+  JobMemory(JobId job, transport::Transport* transport, MemorySource* source, SlotLimits limits)
+      : job_(job),
+        transport_(transport),
+        source_(source),
+        limits_(limits),
+        results_(transport, source, limits) {}
+
+  // A member's slots are of a pool that its key of `epoch` opens. RESOURCE_EXHAUSTED: no memory, or
+  // no more of it may be locked.
+  absl::StatusOr<wire::RemoteRef> Allocate(const aggregation::AllocateMemory& effect, Epoch epoch);
+  // Sums and writes under way hold it on.
+  void Release(aggregation::AllocationId id);
+  // It has been allocated and not released. Invalid for 0.
+  SlotMemory Of(aggregation::AllocationId id) const;
+  // Copies a contribution's bytes to where they belong.
+  void Store(const aggregation::StoreInline& effect, std::span<const std::byte> bytes) const;
+  // Members that are not in the view will ask for no more.
+  void ForgetPoolsBut(const view::View& view);
+
+  uint64_t held_bytes() const;
+
+ private:
+  SlotPool& PoolOf(const view::MemberIdentity& member, Epoch epoch);
+
+  const JobId job_;
+  transport::Transport* const transport_;
+  MemorySource* const source_;
+  const SlotLimits limits_;
+  std::map<view::MemberIdentity, SlotPool> slots_;
+  SlotPool results_;
+  std::unordered_map<uint64_t, SlotMemory> memory_;  // By AllocationId.
+};
+
+}  // namespace talweg::aggregator
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_JOB_MEMORY_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_SERVED_JOB_H_
+#define TALWEG_SERVICES_AGGREGATOR_SERVED_JOB_H_
+
+#include <utility>
+
+#include "libs/aggregation/aggregator_core.h"
+#include "libs/aggregation/memory_budget.h"
+#include "services/aggregator/held_credit.h"
+#include "services/aggregator/job_memory.h"
+#include "services/aggregator/sum_turns.h"
+
+namespace talweg::aggregator {
+
+// One life of a job at this aggregator: its core, and what the core's effects have left here.
+struct ServedJob {
+  ServedJob(aggregation::AggregatorCoreConfig config, aggregation::MemoryBudget* budget,
+            JobMemory memory_of_job, SharedLink* link)
+      : core(std::move(config), budget),
+        memory(std::move(memory_of_job)),
+        credit(core.config().job, link) {}
+
+  JobId id() const { return core.config().job; }
+
+  aggregation::AggregatorCore core;
+  aggregation::AggregatorCore::Effects effects;  // To perform.
+  JobMemory memory;
+  JobSums sums;
+  HeldCredit credit;
+};
+
+}  // namespace talweg::aggregator
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_SERVED_JOB_H_

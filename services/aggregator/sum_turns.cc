@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/aggregator/sum_turns.h"
+
+#include <cstring>
+#include <utility>
+
+namespace talweg::aggregator {
+
+PendingSum PendingSumOf(const aggregation::Sum& effect, const JobMemory& memory) {
+  PendingSum sum = {.id = effect.id,
+                    .dtype = effect.dtype,
+                    .op = effect.op,
+                    .offset_bytes = effect.offset_bytes,
+                    .length_bytes = effect.length_bytes,
+                    .rank_count_total = effect.rank_count_total,
+                    .result = memory.Of(effect.result)};
+  sum.inputs.reserve(effect.inputs.size());
+  sum.rank_counts.reserve(effect.inputs.size());
+  for (const aggregation::SumInput& input : effect.inputs) {
+    sum.inputs.push_back(memory.Of(input.slots));
+    sum.rank_counts.push_back(static_cast<float>(input.rank_count));
+  }
+  return sum;
+}
+
+PendingSum PendingSumOf(const aggregation::CopyResult& effect, const JobMemory& memory) {
+  PendingSum copy = {.id = effect.id,
+                     .op = Op::kCopy,
+                     .offset_bytes = effect.offset_bytes,
+                     .length_bytes = effect.length_bytes,
+                     .result = memory.Of(effect.result)};
+  copy.inputs.push_back(memory.Of(effect.source));
+  return copy;
+}
+
+void Compute(const PendingSum& sum, const Summer& summer) {
+  if (sum.length_bytes == 0) return;
+  SliceSum slice{.dtype = sum.dtype,
+                 .op = sum.op,
+                 .rank_counts = sum.rank_counts,
+                 .rank_count_total = sum.rank_count_total,
+                 .length_bytes = sum.length_bytes};
+  slice.output = sum.result.bytes().subspan(sum.offset_bytes, sum.length_bytes).data();
+  slice.inputs.reserve(sum.inputs.size());
+  for (const SlotMemory& input : sum.inputs) {
+    slice.inputs.push_back(input.bytes().subspan(sum.offset_bytes, sum.length_bytes).data());
+  }
+  if (sum.op == Op::kCopy) {
+    std::memcpy(slice.output, slice.inputs.front(), sum.length_bytes);
+  } else {
+    summer.Sum(slice);
+  }
+}
+
+void SumTurns::Add(JobId job, JobSums& sums, PendingSum sum) {
+  if (sums.empty()) fair_share_.SetWaits(job, true);
+  sums.push_back(std::move(sum));
+  ++pending_;
+}
+
+PendingSum SumTurns::Begin(JobId job, JobSums& sums) {
+  PendingSum sum = std::move(sums.front());
+  fair_share_.Serve(job, ReadBytes(sum));  // Before what follows from it is charged.
+  sums.pop_front();
+  --pending_;
+  return sum;
+}
+
+void SumTurns::End(JobId job, const JobSums& sums) {
+  if (sums.empty()) fair_share_.SetWaits(job, false);
+}
+
+void SumTurns::Drop(JobSums& sums) {
+  pending_ -= sums.size();
+  sums.clear();
+}
+
+}  // namespace talweg::aggregator

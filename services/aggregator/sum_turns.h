@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_SUM_TURNS_H_
+#define TALWEG_SERVICES_AGGREGATOR_SUM_TURNS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "libs/aggregation/effects.h"
+#include "libs/aggregation/fair_share.h"
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+#include "libs/view/job_quota.h"
+#include "services/aggregator/job_memory.h"
+#include "services/aggregator/slot_memory.h"
+#include "services/aggregator/summer.h"
+
+namespace talweg::aggregator {
+
+// A sum, or a copy, that a core has asked for. It holds the memory on.
+struct PendingSum {
+  aggregation::SumId id;
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;  // kCopy: a copy.
+  size_t offset_bytes = 0;
+  size_t length_bytes = 0;
+  std::vector<SlotMemory> inputs;  // Invalid where a tensor is empty.
+  std::vector<float> rank_counts;
+  uint32_t rank_count_total = 0;
+  SlotMemory result;
+};
+using JobSums = std::deque<PendingSum>;  // In the order in which they were asked for.
+
+PendingSum PendingSumOf(const aggregation::Sum& effect, const JobMemory& memory);
+PendingSum PendingSumOf(const aggregation::CopyResult& effect, const JobMemory& memory);
+// Does it, on this thread.
+void Compute(const PendingSum& sum, const Summer& summer);
+
+// Whose sum is next, where those of several jobs wait (docs/quotas.md). Each job keeps its own
+// sums. Whoever is done with a job hands them to Drop. One owner thread.
+class SumTurns {
+ public:
+  // A job comes, or its rules change.
+  void Set(JobId job, const view::JobQuota& quota) { fair_share_.Set(job, quota); }
+  // Nothing of it waits any more.
+  void Remove(JobId job) { fair_share_.Remove(job); }
+
+  void Add(JobId job, JobSums& sums, PendingSum sum);
+  // nullopt: none waits.
+  std::optional<JobId> Next() const { return fair_share_.Next(); }
+  // The next sum of the job that is next. End follows, after all that the sum has brought.
+  PendingSum Begin(JobId job, JobSums& sums);
+  void End(JobId job, const JobSums& sums);
+  // They are not wanted any more.
+  void Drop(JobSums& sums);
+
+  // Something else was done for the job that counts as its share of this thread.
+  void Charge(JobId job, uint64_t bytes) { fair_share_.Charge(job, bytes); }
+  uint64_t ServedBytes(JobId job) const { return fair_share_.ServedBytes(job); }
+
+  size_t pending() const { return pending_; }
+
+ private:
+  aggregation::FairShare fair_share_;
+  size_t pending_ = 0;
+};
+
+// What a sum reads.
+inline uint64_t ReadBytes(const PendingSum& sum) { return sum.length_bytes * sum.inputs.size(); }
+
+}  // namespace talweg::aggregator
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_SUM_TURNS_H_

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "libs/membership/admission.h"
+
 #include <algorithm>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "libs/membership/scheduler_core.h"
-#include "libs/membership/turn.h"
+#include "libs/membership/texts.h"
 
-// The rules say here who is let in, and who waits (docs/quotas.md).
 namespace talweg::membership {
 namespace {
 
@@ -16,8 +13,6 @@ namespace {
 constexpr int64_t kForgottenNs = 10'000'000'000;
 constexpr size_t kWaitingMax = 1024;
 constexpr char kFile[] = " in the scheduler's quotas_file";
-
-Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
 
 std::string TenantText(const std::string& tenant) { return "tenant '" + tenant + "'"; }
 
@@ -28,24 +23,18 @@ uint64_t HeldMembers(const LiveJob& job) {
 
 }  // namespace
 
-Quota SchedulerCore::QuotaOf(const LiveJob& job) const {
+Quota Admission::QuotaOf(const LiveJob& job) const {
   return quotas_.For(job.name, job.spec.tenant);
 }
 
-// No more come, whatever the job asks for.
-uint64_t SchedulerCore::MembersMax(const LiveJob& job) const {
-  return std::min<uint64_t>(job.spec.max_members, QuotaOf(job).members_max);
-}
-
-// With so many it waits for nobody else.
-uint64_t SchedulerCore::MembersToBegin(const LiveJob& job) const {
+uint64_t Admission::MembersToBegin(const LiveJob& job) const {
   const uint64_t enough = std::min<uint64_t>(job.spec.BeginMembers(), QuotaOf(job).members_max);
   return std::min<uint64_t>(enough, job.begin_members_most.value_or(UINT32_MAX));
 }
 
-TenantUse SchedulerCore::UseOf(const std::string& tenant, std::optional<JobId> except) const {
+TenantUse Admission::UseOf(const std::string& tenant, std::optional<JobId> except) const {
   TenantUse use;
-  for (const auto& [id, job] : jobs_) {
+  for (const auto& [id, job] : jobs_->all()) {
     if (job.Over() || id == except || QuotaOf(job).share.tenant != tenant) continue;
     use.jobs.push_back(job.name);
     use.members_held += HeldMembers(job);
@@ -53,24 +42,9 @@ TenantUse SchedulerCore::UseOf(const std::string& tenant, std::optional<JobId> e
   return use;
 }
 
-void SchedulerCore::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out) {
-  Perform(now_ns, out, [&](Turn& turn) {
-    const Quotas before = std::exchange(quotas_, std::move(quotas));
-    for (const auto& [id, job] : jobs_) {
-      if (job.Over()) continue;
-      turn.Touch(job);
-      const view::JobQuota share = QuotaOf(job).share;
-      if (job.state != JobState::kRunning || share == before.For(job.name, job.spec.tenant).share) {
-        continue;
-      }
-      TellAggregators(JobQuotaChanged{id, share}, turn);
-    }
-    return 0;
-  });
-}
-
-Answer SchedulerCore::CheckTenant(const JoinRequest& request, const Quota& quota) {
+Answer Admission::CheckTenant(const JoinRequest& request) const {
   const std::string& said = request.spec.tenant;
+  const Quota quota = quotas_.For(request.job_name, said);
   if (said.empty() || quota.tenant_of_rule.empty() || said == quota.tenant_of_rule) return {};
   return Refuse(Code::kRefused, "job '" + request.job_name + "' is of " +
                                     TenantText(quota.tenant_of_rule) + " by a rule" + kFile +
@@ -78,7 +52,8 @@ Answer SchedulerCore::CheckTenant(const JoinRequest& request, const Quota& quota
                                     TenantText(said) + "; leave its option tenant out");
 }
 
-Answer SchedulerCore::AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn) {
+Answer Admission::AdmitJob(const JoinRequest& request, Turn& turn) {
+  const Quota quota = quotas_.For(request.job_name, request.spec.tenant);
   const std::string& tenant = quota.share.tenant;
   const uint64_t needed = request.spec.min_members;
   const std::string name = "job '" + request.job_name + "'";
@@ -109,8 +84,8 @@ Answer SchedulerCore::AdmitJob(const JoinRequest& request, const Quota& quota, T
   return Wait(request, std::nullopt, tenant, name + " waits: " + why, turn);
 }
 
-Answer SchedulerCore::AdmitMember(const LiveJob& job, const JoinRequest& request,
-                                  uint64_t member_count, Turn& turn) {
+Answer Admission::AdmitMember(const LiveJob& job, const JoinRequest& request, uint64_t member_count,
+                              Turn& turn) {
   const Quota quota = QuotaOf(job);
   const std::string name = "job '" + job.name + "'";
   if (member_count > quota.members_max) {
@@ -130,8 +105,8 @@ Answer SchedulerCore::AdmitMember(const LiveJob& job, const JoinRequest& request
               turn);
 }
 
-Answer SchedulerCore::Wait(const JoinRequest& request, std::optional<NodeRank> node,
-                           const std::string& tenant, std::string text, Turn& turn) {
+Answer Admission::Wait(const JoinRequest& request, std::optional<NodeRank> node,
+                       const std::string& tenant, std::string text, Turn& turn) {
   const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const WaitingJoin& join) {
     return join.job_name == request.job_name && join.node == node;
   });
@@ -151,8 +126,8 @@ Answer SchedulerCore::Wait(const JoinRequest& request, std::optional<NodeRank> n
   return Refuse(Code::kNotYet, std::move(text));
 }
 
-const WaitingJoin* SchedulerCore::OlderThan(const JoinRequest& request, const std::string& tenant,
-                                            int64_t now_ns) const {
+const WaitingJoin* Admission::OlderThan(const JoinRequest& request, const std::string& tenant,
+                                        int64_t now_ns) const {
   for (const WaitingJoin& join : waiting_) {
     if (join.node || join.tenant != tenant || now_ns - join.asked_ns >= kForgottenNs) continue;
     return join.job_name == request.job_name ? nullptr : &join;
@@ -160,14 +135,14 @@ const WaitingJoin* SchedulerCore::OlderThan(const JoinRequest& request, const st
   return nullptr;
 }
 
-void SchedulerCore::EndWait(const JoinRequest& request) {
+void Admission::EndWait(const JoinRequest& request) {
   std::erase_if(waiting_, [&](const WaitingJoin& join) {
     return join.job_name == request.job_name &&
            (!join.node || *join.node == request.member.id.node);
   });
 }
 
-void SchedulerCore::ForgetWaiting(int64_t now_ns) {
+void Admission::ForgetWaiting(int64_t now_ns) {
   std::erase_if(waiting_, [now_ns](const WaitingJoin& join) {
     return now_ns - join.asked_ns >= kForgottenNs;
   });

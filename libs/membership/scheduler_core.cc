@@ -2,172 +2,128 @@
 #include "libs/membership/scheduler_core.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
+#include <variant>
 
-#include "libs/base/check.h"
-#include "libs/membership/turn.h"
+#include "libs/membership/quiesce.h"
+#include "libs/membership/texts.h"
 
 namespace talweg::membership {
 namespace {
 
-constexpr size_t kGoneMax = 256;       // Records of members that are gone, a job.
 constexpr size_t kComplaintsMax = 32;  // A job.
 
-Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
-
-Answer Unproven(const view::MemberIdentity& id) {
-  return Refuse(Code::kUnproven, "the caller does not show the secret that the agent of node " +
-                                     std::to_string(id.node.value()) +
-                                     " has joined with; only that agent may speak for it");
-}
-
 }  // namespace
-
-bool LiveJob::Pending(const LiveMember& member) const {
-  return state == JobState::kRunning && !view->IndexOf(member.record.member.id);
-}
-
-bool LiveJob::MayEnter(const LiveMember& member) const {
-  // A job that runs would wait for ranks that are not there yet.
-  return member.stream.has_value() && (member.ranks_attached || state == JobState::kForming);
-}
-
-bool LiveJob::IsStandby(const LiveMember& member) const {
-  if (!view) return false;
-  const std::optional<MemberIndex> index = view->IndexOf(member.record.member.id);
-  return index && view->members[index->value()].standby;
-}
-
-bool LiveJob::MayEnterSteps(const LiveMember& member) const {
-  return IsStandby(member) && member.stream && member.ranks_ready.value_or(true);
-}
-
-JobRecord RecordOf(const LiveJob& job) {
-  JobRecord record{.id = job.id,
-                   .name = job.name,
-                   .spec = job.spec,
-                   .state = job.state,
-                   .text = job.text,
-                   .epoch_floor = job.epoch_floor,
-                   .created_unix_ns = job.created_unix_ns,
-                   .view = job.view ? std::optional(*job.view) : std::nullopt};
-  for (const auto& [node, member] : job.members) record.members.push_back(member.record);
-  record.members.insert(record.members.end(), job.gone.begin(), job.gone.end());
-  return record;
-}
 
 SchedulerCore::SchedulerCore(const Config& config, const Snapshot& snapshot, int64_t now_ns,
                              std::vector<Effect>& out)
     : config_(config),
-      start_count_(snapshot.start_count + 1),
-      start_ns_(now_ns),
-      job_next_(snapshot.job_next),
-      last_ns_(now_ns) {
-  const uint64_t numbers_from = NumbersFrom(config.start_unix_ns);
-  quiesce_last_ = std::max(numbers_from, start_count_ << 32);
-  job_next_ = std::max(job_next_, JobId{numbers_from + 1});
-  for (const JobRecord& record : snapshot.jobs) {
-    LiveJob job{.id = record.id,
-                .name = record.name,
-                .spec = record.spec,
-                .state = record.state,
-                .text = record.text,
-                .epoch_floor = record.epoch_floor,
-                .epoch_start = Epoch{numbers_from},
-                .epoch_stored = record.epoch_floor,
-                .created_unix_ns = record.created_unix_ns,
-                .view = record.view ? std::make_shared<const view::View>(*record.view) : nullptr,
-                .recovers = record.state == JobState::kRunning,
-                .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
-    for (const MemberRecord& member : record.members) {
-      if (member.state != MemberState::kJoined) {
-        job.gone.push_back(member);
-        continue;
-      }
-      job.members[member.member.id.node] = {.record = member,
-                                            .from_store = true,
-                                            .attached_before = true,
-                                            .lease_end_ns = now_ns + config_.lease_ns};
-    }
-    if (job.Over() && job.members.empty()) job.over_at_ns = now_ns;
-    job_next_ = std::max(job_next_, record.id.Next());
-    jobs_[record.id] = std::move(job);
-  }
-  job_next_stored_ = job_next_;
-  for (const AggregatorRecord& record : snapshot.aggregators) {
-    const Incarnation id = record.aggregator.incarnation;
-    aggregators_[id] = {
-        .record = record, .attached_before = true, .lease_end_ns = now_ns + config_.lease_ns};
-    if (record.state == AggregatorState::kLost) aggregators_lost_.push_back(id);
-  }
+      leases_(config, now_ns),
+      numbers_(config, snapshot, now_ns),
+      jobs_(config, snapshot, numbers_.epoch_start(), now_ns),
+      pool_(config, snapshot, now_ns, &leases_, &streams_),
+      admission_(&jobs_),
+      life_(JobLife::Parts{
+          .pool = &pool_, .admission = &admission_, .streams = &streams_, .numbers = &numbers_}) {
   Perform(now_ns, out, [&](Turn& turn) {
-    turn.write.start_count = start_count_;
-    for (const auto& [id, job] : jobs_) turn.Touch(job);
+    turn.write.start_count = numbers_.start_count();
+    for (const auto& [id, job] : jobs_.all()) turn.Touch(job);
     return 0;
   });
 }
 
-void SchedulerCore::ObserveGap(int64_t now_ns) {
-  const int64_t silence_ns = now_ns - last_ns_;
-  last_ns_ = std::max(now_ns, last_ns_);
-  if (silence_ns <= config_.lease_ns / 2) return;
-  // Everybody's renewals may be waiting behind this event.
-  for (auto& [id, job] : jobs_) {
-    job.join_deadline_ns += silence_ns;
-    if (job.gather_end_ns) *job.gather_end_ns += silence_ns;
-    for (auto& [node, member] : job.members) member.lease_end_ns = now_ns + config_.lease_ns;
+void SchedulerCore::Finish(Turn& turn, std::vector<Effect>& out) {
+  for (const Incarnation lost : turn.lost_aggregators) {
+    for (const auto& [id, job] : jobs_.all()) {
+      if (job.state == JobState::kRunning && job.view->IndexOfAggregator(lost)) turn.Touch(job);
+    }
   }
-  for (auto& [id, aggregator] : aggregators_) aggregator.lease_end_ns = now_ns + config_.lease_ns;
-  streams_count_from_ns_ = now_ns + config_.lease_ns;
+  for (const JobId id : turn.touched) {
+    LiveJob* const job = jobs_.Find(id);
+    if (job != nullptr) life_.Advance(*job, turn);
+  }
+  // A view that this very turn has followed with another one is worth no words.
+  std::erase_if(turn.effects, [this](const Effect& effect) {
+    const view::View* view = nullptr;
+    if (const auto* tell = std::get_if<TellMember>(&effect)) {
+      const auto* shared = std::get_if<SharedView>(&tell->message);
+      if (shared != nullptr) view = &**shared;
+    } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
+      const auto* job_view = std::get_if<JobView>(&tell->message);
+      if (job_view != nullptr) view = &job_view->view;
+    }
+    return view != nullptr && view->epoch < jobs_.all().at(view->job).view->epoch;
+  });
+  for (const JobId id : turn.dirty) {
+    const LiveJob* const job = jobs_.Find(id);
+    if (job != nullptr) turn.write.jobs.push_back(job->Record());
+  }
+  for (const Incarnation id : turn.dirty_aggregators) {
+    const LiveAggregator* const aggregator = pool_.Find(id);
+    if (aggregator != nullptr) turn.write.aggregators.push_back(aggregator->record);
+  }
+  if (!turn.write.empty()) out.push_back(Persist{std::move(turn.write)});
+  std::move(turn.effects.begin(), turn.effects.end(), std::back_inserter(out));
+}
+
+void SchedulerCore::ObserveGap(int64_t now_ns) {
+  const int64_t gap_ns = leases_.ObserveGap(now_ns);
+  if (gap_ns == 0) return;
+  // Everybody's renewals may be waiting behind this event.
+  for (auto& [id, job] : jobs_.all()) {
+    job.join_deadline_ns += gap_ns;
+    if (job.gather_end_ns) *job.gather_end_ns += gap_ns;
+    for (auto& [node, member] : job.members) member.lease_end_ns = leases_.EndNs(now_ns);
+  }
+  pool_.RenewAll(now_ns);
 }
 
 void SchedulerCore::OnTick(int64_t now_ns, std::vector<Effect>& out) {
   Perform(now_ns, out, [&](Turn& turn) {
     ExpireLeases(turn);
-    Collect(turn);
-    CollectAggregators(turn);
-    ForgetWaiting(turn.now_ns);
+    jobs_.Collect(turn);
+    pool_.Collect(turn);
+    admission_.ForgetWaiting(turn.now_ns);
     return 0;
   });
 }
 
 void SchedulerCore::ExpireLeases(Turn& turn) {
-  // The last tick before its end counts: whoever is silent holds nobody up for longer than a lease.
-  const int64_t lapsed_ns = turn.now_ns + config_.TickNs();
-  for (auto& [id, job] : jobs_) {
+  for (auto& [id, job] : jobs_.all()) {
     std::vector<NodeRank> silent;
     for (const auto& [node, member] : job.members) {
-      if (member.lease_end_ns <= lapsed_ns) silent.push_back(node);
+      if (leases_.HasLapsed(member.lease_end_ns, turn.now_ns)) silent.push_back(node);
     }
     for (const NodeRank node : silent) {
-      Remove(job, node, MemberState::kLost,
-             "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
+      life_.Remove(job, node, MemberState::kLost, leases_.LapseText(), turn);
     }
     const bool is_due = job.join_deadline_ns <= turn.now_ns ||
                         (job.gather_end_ns && *job.gather_end_ns <= turn.now_ns);
     if (job.state == JobState::kForming && is_due) turn.Touch(job);
   }
-  for (auto& [id, aggregator] : aggregators_) {
-    if (aggregator.record.state != AggregatorState::kLost && aggregator.lease_end_ns <= lapsed_ns) {
-      Lose(aggregator,
-           "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
-    }
-  }
+  pool_.ExpireLeases(turn);
 }
 
-void SchedulerCore::Collect(Turn& turn) {
-  std::vector<std::pair<int64_t, JobId>> over;
-  for (const auto& [id, job] : jobs_) {
-    if (job.Over() && job.members.empty()) over.emplace_back(job.over_at_ns, id);
-  }
-  std::sort(over.begin(), over.end());
-  size_t kept = over.size();
-  for (const auto& [over_at_ns, id] : over) {
-    if (kept <= config_.history_jobs_max && turn.now_ns - over_at_ns < config_.history_ns) break;
-    jobs_.erase(id);
-    turn.write.jobs_removed.push_back(id);
-    --kept;
-  }
+void SchedulerCore::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out) {
+  Perform(now_ns, out, [&](Turn& turn) {
+    const Quotas before = admission_.SetQuotas(std::move(quotas));
+    for (const auto& [id, job] : jobs_.all()) {
+      if (job.Over()) continue;
+      turn.Touch(job);
+      const view::JobQuota share = QuotaOf(job).share;
+      if (job.state != JobState::kRunning || share == before.For(job.name, job.spec.tenant).share) {
+        continue;
+      }
+      pool_.Tell(JobQuotaChanged{id, share}, turn);
+    }
+    return 0;
+  });
+}
+
+std::string SchedulerCore::StateText(const LiveJob& job) const {
+  return membership::StateText(job, admission_.MembersToBegin(job), leases_.last_ns());
 }
 
 // Members -----------------------------------------------------------------------------------------
@@ -177,79 +133,38 @@ JoinAnswer SchedulerCore::OnJoin(const JoinRequest& request, int64_t now_ns,
   return Perform(now_ns, out, [&](Turn& turn) { return Join(request, turn); });
 }
 
-std::optional<JoinAnswer> SchedulerCore::JoinedBefore(const JoinRequest& request) const {
-  for (const auto& [id, job] : jobs_) {
-    if (job.name != request.job_name) continue;
-    const auto member = job.members.find(request.member.id.node);
-    const bool alive =
-        member != job.members.end() && member->second.record.member.id == request.member.id;
-    if (alive && !SameSecret(member->second.record.secret, request.secret)) {
-      return JoinAnswer{Unproven(request.member.id), JobId{0}, job.state};
-    }
-    if (alive && !job.Over()) return JoinAnswer{{}, id, job.state};
-    if (alive) return JoinAnswer{Refuse(Code::kRefused, job.text), id, job.state};
-    for (const MemberRecord& gone : job.gone) {
-      if (gone.member.id != request.member.id) continue;
-      if (!SameSecret(gone.secret, request.secret)) {
-        return JoinAnswer{Unproven(request.member.id), JobId{0}, job.state};
-      }
-      return JoinAnswer{
-          Refuse(Code::kRefused, gone.text + "; it must join with a new incarnation (restart "
-                                             "the agent)"),
-          id, job.state};
-    }
-  }
-  return std::nullopt;
-}
-
-LiveJob* SchedulerCore::OpenJob(const std::string& name) {
-  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
-    return entry.second.name == name && !entry.second.Over();
-  });
-  return found == jobs_.end() ? nullptr : &found->second;
-}
-
 JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
   const std::string problem = ProblemOf(request);
   if (!problem.empty()) return {Refuse(Code::kInvalid, problem), JobId{0}};
-  if (const std::optional<JoinAnswer> before = JoinedBefore(request)) {
+  if (const std::optional<JoinAnswer> before = jobs_.JoinedBefore(request)) {
     if (before->answer.ok()) {
-      jobs_.at(before->job).members.at(request.member.id.node).lease_end_ns =
-          turn.now_ns + config_.lease_ns;
+      jobs_.Find(before->job)->members.at(request.member.id.node).lease_end_ns =
+          leases_.EndNs(turn.now_ns);
     }
     return *before;
   }
-  const Quota quota = quotas_.For(request.job_name, request.spec.tenant);
-  if (const Answer tenant = CheckTenant(request, quota); !tenant.ok()) return {tenant, JobId{0}};
-  LiveJob* job = OpenJob(request.job_name);
+  if (const Answer tenant = admission_.CheckTenant(request); !tenant.ok()) {
+    return {tenant, JobId{0}};
+  }
+  LiveJob* job = jobs_.FindOpen(request.job_name);
   if (job == nullptr) {
-    const auto open_jobs = static_cast<size_t>(std::count_if(
-        jobs_.begin(), jobs_.end(), [](const auto& entry) { return !entry.second.Over(); }));
-    if (open_jobs >= config_.jobs_max) {
+    if (jobs_.OpenCount() >= config_.jobs_max) {
       return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
                                       std::to_string(config_.jobs_max) +
                                       " jobs that this scheduler takes at once"),
               JobId{0}};
     }
-    if (const Answer admitted = AdmitJob(request, quota, turn); !admitted.ok()) {
+    if (const Answer admitted = admission_.AdmitJob(request, turn); !admitted.ok()) {
       return {admitted, JobId{0}};
     }
-    const JobId id = job_next_;
-    job_next_ = job_next_.Next();
-    turn.write.job_next = job_next_;
-    job = &jobs_[id];
-    job->id = id;
-    job->name = request.job_name;
-    job->spec = request.spec;
-    job->created_unix_ns = request.unix_ns;
-    job->join_deadline_ns = turn.now_ns + request.spec.join_timeout_ns;
+    job = &jobs_.Add(numbers_.NextJob(turn), request, turn.now_ns);
   } else if (const Answer room = MakeRoom(*job, request, turn); !room.ok()) {
     return {room, job->id, job->state};
   }
-  EndWait(request);
+  admission_.EndWait(request);
   job->members[request.member.id.node] = {
       .record = {.member = request.member, .secret = request.secret},
-      .lease_end_ns = turn.now_ns + config_.lease_ns};
+      .lease_end_ns = leases_.EndNs(turn.now_ns)};
   turn.Store(*job);
   turn.Touch(*job);
   turn.Log("job '" + job->name + "': " + AgentText(request.member) +
@@ -275,10 +190,10 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                      "agent");
     }
     // It has only asked to join; perhaps it died before it opened its stream.
-    Remove(job, node, MemberState::kLost,
-           "was replaced by incarnation " + HexText(request.member.id.incarnation) +
-               " before it opened its stream",
-           turn);
+    life_.Remove(job, node, MemberState::kLost,
+                 "was replaced by incarnation " + HexText(request.member.id.incarnation) +
+                     " before it opened its stream",
+                 turn);
   }
   std::set<NodeRank> places;
   for (const auto& [taken, member] : job.members) places.insert(taken);
@@ -298,42 +213,42 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                    " members (" + NodesText({places.begin(), places.end()}) +
                                    "); raise max_members or give the job another name");
   }
-  return AdmitMember(job, request, places.size() + (places.contains(node) ? 0 : 1), turn);
+  return admission_.AdmitMember(job, request, places.size() + (places.contains(node) ? 0 : 1),
+                                turn);
 }
 
 // The caller's word counts from here on; before that nothing has changed. `job` is set with it, and
 // for a member that is gone.
 Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, LiveMember*& member) {
   const auto& [job_id, id, held, secret] = caller;
-  const auto found = jobs_.find(job_id);
-  if (found == jobs_.end()) {
+  LiveJob* const found = jobs_.Find(job_id);
+  if (found == nullptr) {
     return Refuse(Code::kUnknown, "this scheduler knows no job " + std::to_string(job_id.value()) +
                                       ": it has ended, or the scheduler has lost its store; start "
                                       "the job again");
   }
-  const auto alive = found->second.members.find(id.node);
-  if (alive != found->second.members.end() && alive->second.record.member.id == id) {
+  const auto alive = found->members.find(id.node);
+  if (alive != found->members.end() && alive->second.record.member.id == id) {
     if (!SameSecret(alive->second.record.secret, secret)) return Unproven(id);
-    const bool in_view = found->second.view && found->second.view->IndexOf(id).has_value();
+    const bool in_view = found->view && found->view->IndexOf(id).has_value();
     const Answer epoch =
-        CheckEpoch(found->second, alive->second.from_store, in_view, held, turn.now_ns);
+        numbers_.CheckEpoch(*found, alive->second.from_store, in_view, held, turn.now_ns);
     if (!epoch.ok()) return epoch;
-    job = &found->second;
+    job = found;
     member = &alive->second;
-    member->lease_end_ns = turn.now_ns + config_.lease_ns;
+    member->lease_end_ns = leases_.EndNs(turn.now_ns);
     member->epoch_held = std::max(member->epoch_held, held);
     if (!std::exchange(member->heard_of, true) && job->recovers) turn.Touch(*job);
-    ObserveEpoch(*job, held, turn);
-    if (!HoldsWhatIsNotKnown(*job, *member, held, turn)) return {};
+    JobLife::ObserveEpoch(*job, held, turn);
+    if (!life_.LoseIfInUnknownView(*job, *member, held, turn)) return {};
     return Refuse(Code::kRefused, job->Over() ? job->text : job->gone.back().text);
   }
-  for (const MemberRecord& gone : found->second.gone) {
-    if (gone.member.id != id) continue;
-    if (!SameSecret(gone.secret, secret)) return Unproven(id);
-    job = &found->second;
-    return Refuse(Code::kRefused, gone.text);
+  if (const MemberRecord* gone = found->FindGone(id)) {
+    if (!SameSecret(gone->secret, secret)) return Unproven(id);
+    job = found;
+    return Refuse(Code::kRefused, gone->text);
   }
-  return Refuse(Code::kRefused, "job '" + found->second.name + "' has no member of node " +
+  return Refuse(Code::kRefused, "job '" + found->name + "' has no member of node " +
                                     std::to_string(id.node.value()) + " and incarnation " +
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
@@ -377,11 +292,11 @@ Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const st
     if (reason == LeaveReason::kFinished || job->Over()) {
       const std::string why = "has left" + (text.empty() ? "" : ": " + text);
       const bool in_view = job->state == JobState::kRunning && job->view->IndexOf(id).has_value();
-      Remove(*job, id.node, MemberState::kLeft, why, turn);
-      if (in_view) TellMembers(*job, MemberLeft{id, job->gone.back().text}, turn);
+      life_.Remove(*job, id.node, MemberState::kLeft, why, turn);
+      if (in_view) JobLife::TellMembers(*job, MemberLeft{id, job->gone.back().text}, turn);
     } else {
-      Remove(*job, id.node, MemberState::kLost, "was stopped" + (text.empty() ? "" : ": " + text),
-             turn);
+      life_.Remove(*job, id.node, MemberState::kLost,
+                   "was stopped" + (text.empty() ? "" : ": " + text), turn);
     }
     return Answer{};
   });
@@ -392,7 +307,7 @@ Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t 
                                           std::vector<Effect>& out) {
   std::optional<JobId> found;
   const Answer answer = Perform(now_ns, out, [&](Turn& turn) {
-    LiveJob* const job = OpenJob(job_name);
+    LiveJob* const job = jobs_.FindOpen(job_name);
     if (job == nullptr) {
       return Refuse(Code::kUnknown, "no job '" + job_name + "' forms or runs");
     }
@@ -404,8 +319,8 @@ Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t 
              " members come to begin it");
     return Answer{};
   });
-  const auto job = found ? jobs_.find(*found) : jobs_.end();
-  has_begun = job != jobs_.end() && job->second.view != nullptr;
+  const LiveJob* const job = found ? jobs_.Find(*found) : nullptr;
+  has_begun = job != nullptr && job->view != nullptr;
   return answer;
 }
 
@@ -428,9 +343,9 @@ Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const
       if (job->state == JobState::kRunning && job->spec.loss_policy == LossPolicy::kFailJob &&
           !job->Pending(*member)) {
         // The reporter stays, so that its other ranks are told as everybody's are.
-        Fail(*job, AgentText(member->record.member) + " " + why, turn);
+        life_.Fail(*job, AgentText(member->record.member) + " " + why, turn);
       } else {
-        Remove(*job, id.node, MemberState::kLost, why, turn);
+        life_.Remove(*job, id.node, MemberState::kLost, why, turn);
       }
       return Answer{};
     }
@@ -440,10 +355,9 @@ Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const
                         " (incarnation " + HexText(peer->id.incarnation) + ")";
     } else {
       const Incarnation incarnation = std::get<LostAggregator>(lost).incarnation;
-      const auto aggregator = aggregators_.find(incarnation);
-      complaint.about = aggregator == aggregators_.end()
-                            ? "aggregator of incarnation " + HexText(incarnation)
-                            : AggregatorText(aggregator->second.record.aggregator);
+      const LiveAggregator* const aggregator = pool_.Find(incarnation);
+      complaint.about = aggregator == nullptr ? "aggregator of incarnation " + HexText(incarnation)
+                                              : AggregatorText(aggregator->record.aggregator);
     }
     turn.Log("job '" + job->name + "': " + AgentText(member->record.member) + " cannot reach the " +
              complaint.about + seen);
@@ -459,12 +373,7 @@ Answer SchedulerCore::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
-    if (answer.ok() && job->quiesce && job->quiesce->id == quiesce &&
-        job->quiesce->waits_for.erase(caller.id) > 0) {
-      job->quiesce->latest_step = std::max(job->quiesce->latest_step, step);
-      // Nothing follows from the others' answers.
-      if (job->quiesce->waits_for.empty()) turn.Touch(*job);
-    }
+    if (answer.ok()) OnQuiesceAnswer(*job, caller.id, quiesce, step, turn);
     return answer;
   });
 }
@@ -472,7 +381,6 @@ Answer SchedulerCore::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64
 Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
                                        int64_t now_ns, std::vector<Effect>& out,
                                        std::optional<bool> ranks_ready) {
-  TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
@@ -486,11 +394,10 @@ Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bo
 }
 
 void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Turn& turn) {
-  EndStream(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"), turn);
-  const view::MemberIdentity id = member.record.member.id;
-  member.stream = stream;
+  streams_.End(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"),
+               turn);
+  streams_.Open(stream, Streams::MemberOfJob{job.id, member.record.member.id}, member.stream);
   member.attached_before = true;
-  streams_[stream] = {.job = job.id, .member = id};
   const bool in_view = job.state == JobState::kRunning && !job.Pending(member);
   // A standby is in no step that it could stop after.
   const bool stops = in_view && job.quiesce && !job.IsStandby(member);
@@ -506,60 +413,31 @@ void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Tu
     }
     // After the view, which would end it.
     if (stops) {
-      turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job), job.quiesce->step}});
+      turn.Say(TellMember{stream, Quiesce{quiesce, job.JoiningNodes(), job.quiesce->step}});
     }
   }
   turn.Touch(job);
 }
 
-void SchedulerCore::EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn) {
-  if (!stream) return;
-  streams_.erase(*stream);
-  turn.Say(CloseStream{*stream, why});
-  stream.reset();
-}
-
 void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out) {
   Perform(now_ns, out, [&](Turn& turn) {
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) return 0;
-    const StreamOwner owner = found->second;
-    streams_.erase(found);
-    const bool counts = turn.now_ns >= streams_count_from_ns_;
-    if (owner.job == JobId{0}) {
-      LiveAggregator& aggregator = aggregators_.at(owner.aggregator);
-      aggregator.stream.reset();
-      if (counts) Lose(aggregator, "closed its connection", turn);
+    const std::optional<Streams::Owner> owner = streams_.Break(stream);
+    if (!owner) return 0;
+    const bool counts = leases_.StreamsCount(turn.now_ns);
+    if (const auto* aggregator = std::get_if<Incarnation>(&*owner)) {
+      pool_.OnStreamBroken(*aggregator, counts, turn);
       return 0;
     }
-    LiveJob& job = jobs_.at(owner.job);
-    job.members.at(owner.member.node).stream.reset();
+    const auto& [id, member] = std::get<Streams::MemberOfJob>(*owner);
+    LiveJob& job = jobs_.all().at(id);
+    job.members.at(member.node).stream.reset();
     if (counts) {
-      Remove(job, owner.member.node, MemberState::kLost, "closed its connection", turn);
+      life_.Remove(job, member.node, MemberState::kLost, "closed its connection", turn);
     } else {
       turn.Touch(job);  // One that is not ready any more.
     }
     return 0;
   });
-}
-
-void SchedulerCore::Remove(LiveJob& job, NodeRank node, MemberState how, const std::string& text,
-                           Turn& turn) {
-  const auto found = job.members.find(node);
-  TALWEG_CHECK(found != job.members.end());
-  LiveMember& member = found->second;
-  member.record.state = how;
-  member.record.text = AgentText(member.record.member) + " " + text;
-  turn.Log("job '" + job.name + "': " + member.record.text);
-  EndStream(member.stream,
-            how == MemberState::kLeft ? Answer{} : Refuse(Code::kRefused, member.record.text),
-            turn);
-  job.gone.push_back(std::move(member.record));
-  if (job.gone.size() > kGoneMax) job.gone.erase(job.gone.begin());
-  job.members.erase(found);
-  if (job.Over() && job.members.empty()) job.over_at_ns = turn.now_ns;
-  turn.Store(job);
-  turn.Touch(job);
 }
 
 }  // namespace talweg::membership

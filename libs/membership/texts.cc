@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdio>
+#include "libs/membership/texts.h"
 
-#include "libs/membership/turn.h"
+#include <cstdio>
 
 namespace talweg::membership {
 namespace {
@@ -88,6 +88,10 @@ std::string SecondsText(int64_t ns) {
   return text;
 }
 
+std::string CountText(size_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 std::string NodesText(const std::vector<NodeRank>& nodes) {
   std::string text = nodes.size() == 1 ? "node " : "nodes ";
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -104,6 +108,61 @@ std::string JobsText(const std::vector<std::string>& names) {
     text += (i > 0 ? ", '" : "'") + names[i] + "'";
   }
   return text;
+}
+
+std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now_ns) {
+  if (job.Over()) return job.text;
+  if (job.state == JobState::kForming) {
+    std::vector<NodeRank> ready;
+    for (const auto& [node, member] : job.members) {
+      if (member.stream) ready.push_back(node);
+    }
+    if (ready.size() < job.spec.min_members) {
+      return "waits for " + CountText(job.spec.min_members - ready.size(), "more member") + " of " +
+             std::to_string(job.spec.min_members) +
+             (ready.empty() ? "" : "; has " + NodesText(ready));
+    }
+    if (ready.size() < members_to_begin && job.gather_end_ns && *job.gather_end_ns > now_ns) {
+      return "has " + NodesText(ready) + " and waits for " +
+             CountText(members_to_begin - ready.size(), "more member") + " of " +
+             std::to_string(members_to_begin) + ", for at most " + SecondsText(job.spec.gather_ns);
+    }
+    return "waits for an aggregator; start one with talweg-aggregator";
+  }
+  const std::vector<NodeRank> joining = job.JoiningNodes();
+  if (joining.empty()) {
+    std::vector<NodeRank> without_ranks;
+    std::vector<NodeRank> not_ready;
+    for (const auto& [node, member] : job.members) {
+      if (job.Pending(member) && !member.ranks_attached) without_ranks.push_back(node);
+      if (job.IsStandby(member)) not_ready.push_back(node);
+    }
+    std::string text;
+    if (!without_ranks.empty()) {
+      text = NodesText(without_ranks) + " can enter when all ranks are there";
+    }
+    if (!not_ready.empty()) {
+      text += (text.empty() ? "" : "; ") + NodesText(not_ready) +
+              ": a standby until all its ranks are ready";
+    }
+    return text;
+  }
+  if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
+  std::vector<NodeRank> waits_for;
+  for (const view::MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);
+  const uint64_t step = job.quiesce->step;
+  return "waits for " + NodesText(waits_for) +
+         (step == 0 ? " to say which step it is in"
+                    : " to end step " + std::to_string(step) +
+                          " (its program says so with talweg.end_step(); one that never does "
+                          "lets nobody in)") +
+         ", so that " + NodesText(joining) + " can enter";
+}
+
+Answer Unproven(const view::MemberIdentity& id) {
+  return Refuse(Code::kUnproven, "the caller does not show the secret that the agent of node " +
+                                     std::to_string(id.node.value()) +
+                                     " has joined with; only that agent may speak for it");
 }
 
 std::string ProblemOf(const JoinRequest& request) {

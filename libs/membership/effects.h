@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_MEMBERSHIP_EFFECTS_H_
+#define TALWEG_LIBS_MEMBERSHIP_EFFECTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/membership/records.h"
+#include "libs/membership/requests.h"
+#include "libs/view/job_quota.h"
+#include "libs/view/view.h"
+
+// What the scheduler's core has its caller do.
+namespace talweg::membership {
+
+// Sync this to the store. First among the effects of an event.
+struct Persist {
+  StoreWrite write;
+  friend bool operator==(const Persist&, const Persist&) = default;
+};
+
+// Messages on a member's stream.
+struct Attached {
+  QuiesceId quiesce;  // Under way; 0: none.
+  friend bool operator==(const Attached&, const Attached&) = default;
+};
+struct Quiesce {
+  QuiesceId id;
+  std::vector<NodeRank> joining;
+  uint64_t step = 0;  // Stop when all ranks have ended it. 0: say which one they are in.
+  friend bool operator==(const Quiesce&, const Quiesce&) = default;
+};
+struct QuiesceCancelled {
+  QuiesceId id;
+  friend bool operator==(const QuiesceCancelled&, const QuiesceCancelled&) = default;
+};
+struct JobFailed {
+  std::string text;
+  friend bool operator==(const JobFailed&, const JobFailed&) = default;
+};
+struct MemberLeft {
+  view::MemberIdentity id;
+  std::string text;
+  friend bool operator==(const MemberLeft&, const MemberLeft&) = default;
+};
+// A view that many are told: they share it.
+class SharedView {
+ public:
+  explicit SharedView(std::shared_ptr<const view::View> view) : view_(std::move(view)) {}
+
+  const view::View& operator*() const { return *view_; }
+  const view::View* operator->() const { return view_.get(); }
+  const std::shared_ptr<const view::View>& pointer() const { return view_; }
+
+  friend bool operator==(const SharedView& a, const SharedView& b) {
+    return a.view_ == b.view_ || *a.view_ == *b.view_;
+  }
+
+ private:
+  std::shared_ptr<const view::View> view_;  // Never null.
+};
+using MemberMessage =
+    std::variant<Attached, SharedView, Quiesce, QuiesceCancelled, JobFailed, MemberLeft>;
+
+// Messages on an aggregator's stream.
+struct JobView {
+  std::string job_name;
+  view::View view;
+  view::JobQuota quota = {};
+  friend bool operator==(const JobView&, const JobView&) = default;
+};
+// The rules have changed for a job that runs.
+struct JobQuotaChanged {
+  JobId job;
+  view::JobQuota quota;
+  friend bool operator==(const JobQuotaChanged&, const JobQuotaChanged&) = default;
+};
+struct JobClosed {
+  JobId job;
+  std::string text;
+  friend bool operator==(const JobClosed&, const JobClosed&) = default;
+};
+using AggregatorMessage = std::variant<Attached, JobView, JobClosed, JobQuotaChanged>;
+
+struct TellMember {
+  StreamId stream;
+  MemberMessage message;
+  friend bool operator==(const TellMember&, const TellMember&) = default;
+};
+struct TellAggregator {
+  StreamId stream;
+  AggregatorMessage message;
+  friend bool operator==(const TellAggregator&, const TellAggregator&) = default;
+};
+// End the stream with this; no OnStreamBroken is wanted for it.
+struct CloseStream {
+  StreamId stream;
+  Answer why;
+  friend bool operator==(const CloseStream&, const CloseStream&) = default;
+};
+// For the log.
+struct Note {
+  std::string text;
+  friend bool operator==(const Note&, const Note&) = default;
+};
+using Effect = std::variant<Persist, TellMember, TellAggregator, CloseStream, Note>;
+
+}  // namespace talweg::membership
+
+#endif  // TALWEG_LIBS_MEMBERSHIP_EFFECTS_H_

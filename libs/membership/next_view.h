@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_MEMBERSHIP_NEXT_VIEW_H_
+#define TALWEG_LIBS_MEMBERSHIP_NEXT_VIEW_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/membership/aggregator_pool.h"
+#include "libs/membership/live_job.h"
+#include "libs/view/view.h"
+
+// Whom a job's next view has. Nothing here changes anything.
+namespace talweg::membership {
+
+struct SpareAggregator {
+  std::string name;
+  bool enters_next_view = false;  // It came too late; otherwise the links of others carry all.
+};
+
+// Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
+// By name.
+std::vector<view::ViewAggregator> AggregatorsFor(const LiveJob& job, const AggregatorPool& pool);
+// Those that could serve a running job and are not in its view, by name.
+std::vector<SpareAggregator> SparesOf(const LiveJob& job, const AggregatorPool& pool);
+
+// `with_joiners`: the view takes in whoever may enter. nullopt: nobody or no aggregator is there
+// that a view could be made of.
+std::optional<view::View> NextView(const LiveJob& job, const AggregatorPool& pool,
+                                   bool with_joiners);
+
+}  // namespace talweg::membership
+
+#endif  // TALWEG_LIBS_MEMBERSHIP_NEXT_VIEW_H_

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_MEMBERSHIP_NUMBERS_H_
+#define TALWEG_LIBS_MEMBERSHIP_NUMBERS_H_
+
+#include <cstdint>
+
+#include "libs/base/ids.h"
+#include "libs/membership/live_job.h"
+#include "libs/membership/records.h"
+#include "libs/membership/requests.h"
+#include "libs/membership/turn.h"
+
+namespace talweg::membership {
+
+inline constexpr Epoch kEpochMax{uint64_t{1} << 62};
+inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
+
+// Above it lie the ids of jobs and quiesces that a scheduler gives, and the epochs of jobs that it
+// has found in its store. That may have been put back from a copy, and what has been given since is
+// known to others only: so it is the time, in steps of a millisecond with room for a million
+// numbers.
+uint64_t NumbersFrom(int64_t start_unix_ns);
+
+// The numbers that a scheduler gives, and what it believes of those that others say they have been
+// given: its store may be older than they are.
+class Numbers {
+ public:
+  Numbers(const Config& config, const Snapshot& snapshot, int64_t now_ns);
+
+  uint64_t start_count() const { return start_count_; }
+  // A job from the store has its next epoch above this.
+  Epoch epoch_start() const { return epoch_start_; }
+
+  QuiesceId NextQuiesce() { return QuiesceId{++quiesce_last_}; }
+  JobId NextJob(Turn& turn);
+  // Another scheduler with a newer store has given it: never give it again.
+  void ObserveJob(JobId id, Turn& turn);
+
+  // Whether the caller can have been given this epoch. One that came to this scheduler, or to a job
+  // that began here, has all its views from here. For others the store may be older than they are.
+  Answer CheckEpoch(const LiveJob& job, bool from_store, bool in_view, Epoch held,
+                    int64_t now_ns) const;
+  // Whether any scheduler can have given the id. For jobs that this one does not know.
+  Answer CheckJob(JobId id, int64_t now_ns) const;
+
+ private:
+  uint64_t BelievedTo(uint64_t stored, int64_t now_ns) const;
+
+  const uint64_t start_count_;
+  const int64_t start_unix_ns_;
+  const int64_t start_ns_;
+  const Epoch epoch_start_;
+  uint64_t quiesce_last_;
+  JobId job_next_;
+  JobId job_next_stored_;  // As the store had it, or as the time of the start has it.
+};
+
+}  // namespace talweg::membership
+
+#endif  // TALWEG_LIBS_MEMBERSHIP_NUMBERS_H_

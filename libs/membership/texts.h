@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_MEMBERSHIP_TEXTS_H_
+#define TALWEG_LIBS_MEMBERSHIP_TEXTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/membership/live_job.h"
+#include "libs/membership/records.h"
+#include "libs/membership/requests.h"
+#include "libs/view/view.h"
+
+// The words of the scheduler's core.
+namespace talweg::membership {
+
+// "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
+std::string AgentText(const view::ViewMember& member);
+std::string AggregatorText(const view::ViewAggregator& aggregator);
+// A few digits of it, to tell one life from the next.
+std::string HexText(Incarnation incarnation);
+std::string SecondsText(int64_t ns);
+// "1 member", "2 members".
+std::string CountText(size_t count, const char* noun);
+std::string NodesText(const std::vector<NodeRank>& nodes);
+// "'a', 'b'".
+std::string JobsText(const std::vector<std::string>& names);
+
+// What a forming job waits for, why one is over, or "". `members_to_begin`: with so many a forming
+// job waits for nobody else.
+std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now_ns);
+
+inline Answer Refuse(Code code, std::string text) {
+  return {.code = code, .text = std::move(text)};
+}
+// Somebody else speaks for the agent.
+Answer Unproven(const view::MemberIdentity& id);
+
+// Why a request can never be right, or "".
+std::string ProblemOf(const JoinRequest& request);
+std::string ProblemOf(const view::ViewAggregator& aggregator);
+// How two specs differ, naming both values; "" if they do not.
+std::string DifferenceOf(const JobSpec& set, const JobSpec& asked);
+
+}  // namespace talweg::membership
+
+#endif  // TALWEG_LIBS_MEMBERSHIP_TEXTS_H_

@@ -1,44 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/daemon/rank_server.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <limits>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "libs/shm/daemon/declaration.h"
+#include "libs/base/check.h"
 #include "libs/shm/daemon/rank_server_impl.h"
 
 namespace talweg::shm {
 namespace {
 
-// What epoll gives back: the listening socket, or a connection's id, the lowest bit telling its
-// pidfd.
+// What epoll gives back of the listening socket. No connection has it: their ids begin with 1.
 constexpr uint64_t kListenerKey = 0;
 constexpr int kEventsMax = 64;
-constexpr int kAcceptsMax = 16;       // In one turn.
-constexpr int kReceivesMax = 4;       // That one rank may make in one turn.
-constexpr int kLastReceivesMax = 64;  // From a rank that has ended: its goodbye may be among them.
-// Connections that have not said hello yet; the oldest makes room.
-constexpr size_t kSilentMax = 64;
+constexpr int kAcceptsMax = 16;  // In one turn.
 
 }  // namespace
-
-Connection* RankServerImpl::Find(RankConnectionId id) {
-  const auto it = connections_.find(id);
-  return it == connections_.end() ? nullptr : it->second.get();
-}
-
-Connection* RankServerImpl::FindOpen(RankConnectionId id) {
-  Connection* connection = Find(id);
-  return connection == nullptr || connection->over() ? nullptr : connection;
-}
 
 int RankServerImpl::PollSockets(RankEventSink& sink) {
   std::array<epoll_event, kEventsMax> events;
@@ -50,12 +36,12 @@ int RankServerImpl::PollSockets(RankEventSink& sink) {
       handled += AcceptAll();
       continue;
     }
-    Connection* connection = Find(RankConnectionId(key >> 1));
+    Connection* connection = connections_.Find(Connections::IdOf(key));
     if (connection == nullptr || connection->state == Connection::State::kGone) continue;
-    const bool process_ended = (key & 1) != 0;
-    handled += process_ended ? OnProcessEnded(*connection, sink) : OnSocketReady(*connection, sink);
+    handled += Connections::IsProcess(key) ? messages_.OnProcessEnded(*connection, sink)
+                                           : messages_.OnSocketReady(*connection, sink);
   }
-  if (sweep_) SweepReleased();
+  connections_.Sweep();
   return handled;
 }
 
@@ -64,307 +50,183 @@ int RankServerImpl::AcceptAll() {
   for (; accepted < kAcceptsMax; ++accepted) {
     std::optional<RankListener::Peer> peer = listener_.Accept();
     if (!peer) break;
-    auto owned = std::make_unique<Connection>();
-    Connection& connection = *owned;
-    connection.id = RankConnectionId(next_id_++);
-    connection.pid = peer->pid;
-    connection.uid = peer->uid;
-    connection.socket.emplace(std::move(peer->socket));
-    connections_.emplace(connection.id, std::move(owned));
-    epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = connection.id.value() << 1}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.socket->fd(), &event) != 0) {
-      RefuseWith(connection, RankStatus::kLimit,
-                 std::string("the agent cannot watch another socket: ") + std::strerror(errno));
-      continue;
-    }
-    // With more than the owner in the socket's mode, the kernel has let in whom the mode means.
-    const bool allowed = peer->uid == ::geteuid() || (config_.socket_mode & 0022) != 0;
-    if (!allowed) {
-      RefuseWith(connection, RankStatus::kPermissionDenied,
-                 "the agent of user " + std::to_string(::geteuid()) + " at '" +
-                     config_.socket_path + "' does not serve user " + std::to_string(peer->uid) +
-                     "; start that agent with --socket_mode=0660 and a --socket_group of both, or "
-                     "an agent of your own");
-      continue;
-    }
-    DropOldestSilent();
+    connections_.Add(*std::move(peer));
   }
   return accepted;
 }
 
-void RankServerImpl::DropOldestSilent() {
-  size_t silent = 0;
-  Connection* oldest = nullptr;
-  for (auto& [id, connection] : connections_) {
-    if (connection->state != Connection::State::kSilent) continue;
-    if (oldest == nullptr) oldest = connection.get();
-    ++silent;
-  }
-  if (silent > kSilentMax) {
-    RefuseWith(*oldest, RankStatus::kLimit,
-               "more than " + std::to_string(kSilentMax) +
-                   " connections to the agent have not said hello; this was the oldest");
-  }
+void RankServerImpl::Send(RankConnectionId id, const Message& message) {
+  Connection* connection = connections_.FindOpen(id);
+  if (connection != nullptr) connections_.Send(*connection, message);
 }
 
-int RankServerImpl::OnSocketReady(Connection& connection, RankEventSink& sink) {
-  if (connection.socket->HasOutput()) AfterOutput(connection, connection.socket->Flush());
-  int handled = 0;
-  for (int i = 0; i < kReceivesMax && connection.state != Connection::State::kGone; ++i) {
-    const RankSocket::Input input = connection.socket->Receive();
-    if (connection.over()) {
-      connection.socket->DiscardInput();  // Only its end is still of interest.
-    } else {
-      handled += HandleMessages(connection, sink);
-    }
-    if (input == RankSocket::Input::kNothing) break;
-    if (input == RankSocket::Input::kEnded) {
-      handled += OnEnded(connection, sink);
-      break;
-    }
-  }
-  return handled;
+void RankServerImpl::Beat() {
+  for (Connection* connection : connections_.active()) connection->control->PublishBeat();
 }
 
-int RankServerImpl::OnProcessEnded(Connection& connection, RankEventSink& sink) {
-  // A forked child may keep the socket open, so that no end comes from there. What the rank itself
-  // sent before it ended counts.
-  for (int i = 0; i < kLastReceivesMax && !connection.over(); ++i) {
-    const RankSocket::Input input = connection.socket->Receive();
-    HandleMessages(connection, sink);
-    if (input != RankSocket::Input::kTaken) break;
+void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
+  Connection* connection = connections_.Find(id);
+  if (connection == nullptr || connection->state != Connection::State::kAsking) return;
+  const ControlShape shape{config_.ring_capacity, config_.tensors_max};
+  Outcome<RankControl> control =
+      RankControl::Create(shape, {.incarnation = config_.incarnation.value(),
+                                  .rank = data.rank.value(),
+                                  .size = data.size,
+                                  .local_rank = connection->local_rank.value(),
+                                  .local_size = data.local_size,
+                                  .node_rank = data.node_rank.value(),
+                                  .node_count = data.node_count,
+                                  .silence_ms = config_.silence_ms});
+  if (!control.ok()) {
+    connections_.Refuse(*connection, control.failure().status, control.failure().text);
+    return;
   }
-  return connection.state == Connection::State::kGone ? 1 : OnEnded(connection, sink);
+  connection->number = data.numbers.own.value_or(data.rank.value());
+  connection->job_size = data.size;
+  connection->number_count = std::max(data.numbers.count, data.size);
+  connections_.Activate(*connection, std::move(control).value());
+  connection->control->PublishSleepSequence(rings_.sleep_sequence());
+  connection->control->PublishEpoch(epoch_.value());
+  const std::string_view job_name(data.job_name);
+  const shm::Welcome welcome{.rank = data.rank.value(),
+                             .size = data.size,
+                             .local_rank = connection->local_rank.value(),
+                             .local_size = data.local_size,
+                             .node_rank = data.node_rank.value(),
+                             .node_count = data.node_count,
+                             .ring_capacity = shape.ring_capacity,
+                             .tensors_max = shape.tensors_max,
+                             .control_bytes = connection->control->bytes(),
+                             .job_name = job_name.substr(0, kJobNameBytesMax),
+                             .flags = data.standby ? kWelcomeStandby : 0,
+                             .number = connection->number};
+  std::vector<Descriptor> owned;
+  owned.push_back(connection->control->TakeDescriptor());
+  connections_.Send(*connection, {.body = welcome}, {}, std::move(owned));
 }
 
-int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) {
-  int handled = 0;
-  Message message;
-  std::string error;
-  while (!connection.over()) {
-    const RankSocket::Next next = connection.socket->NextMessage(&message, &error);
-    if (next == RankSocket::Next::kNone) break;
-    ++handled;
-    if (next == RankSocket::Next::kGarbage) {
-      OnGarbage(connection, error, sink);
-      break;
-    }
-    const Connection::State state = connection.state;
-    if (const auto* hello = std::get_if<Hello>(&message.body);
-        hello != nullptr && state == Connection::State::kSilent) {
-      OnHello(connection, *hello, sink);
-    } else if (const auto* declare = std::get_if<Declare>(&message.body);
-               declare != nullptr && state == Connection::State::kActive) {
-      OnDeclare(connection, message.request, *declare, sink);
-    } else if (const auto* boundary = std::get_if<Boundary>(&message.body);
-               boundary != nullptr && state == Connection::State::kActive) {
-      OnBoundary(connection, message.request, *boundary, sink);
-    } else if (const auto* ask = std::get_if<Ask>(&message.body);
-               ask != nullptr && state == Connection::State::kActive) {
-      OnAsk(connection, message.request, *ask, sink);
-    } else if (std::holds_alternative<Goodbye>(message.body) &&
-               state != Connection::State::kSilent) {
-      OnGoodbye(connection, sink);
-    } else if (std::holds_alternative<Doorbell>(message.body) &&
-               state == Connection::State::kActive) {
-      ++counters_.doorbells_received;
-    } else if (state == Connection::State::kActive && OnDeviceMessage(connection, message, sink)) {
-      continue;
-    } else {
-      const auto type = static_cast<MessageType>(message.body.index() + 1);
-      OnGarbage(connection, std::string("a ") + MessageTypeName(type) + " message out of place",
-                sink);
-    }
-  }
-  return handled;
+void RankServerImpl::Refuse(RankConnectionId id, RankStatus status, std::string_view text) {
+  Connection* connection = connections_.Find(id);
+  if (connection == nullptr || connection->state != Connection::State::kAsking) return;
+  connections_.Refuse(*connection, status, text);
 }
 
-// ---- What ranks say -----------------------------------------------------------------------------
-
-void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEventSink& sink) {
-  connection.client_name = Printable(hello.client_name);
-  if (hello.major != kProtocolMajor) {
-    RefuseWith(connection, RankStatus::kVersionMismatch,
-               "the client speaks version " + std::to_string(hello.major) + "." +
-                   std::to_string(hello.minor) + " of the rank protocol, the agent " +
-                   std::to_string(kProtocolMajor) + "." + std::to_string(kProtocolMinor) +
-                   "; install the same release of both");
-    return;
-  }
-  if (job_failure_) {
-    RefuseWith(connection, job_failure_->status, job_failure_->text);
-    return;
-  }
-  connection.rings_to_await = hello.minor >= kRingsToAwaitMinor;
-  connection.knows_in_place = hello.minor >= kInPlaceMinor;
-  connection.knows_own_parts = hello.minor >= kOwnPartsMinor;
-  connection.knows_one_place = hello.minor >= kOnePlaceMinor;
-  uint32_t local_rank = hello.wanted_local_rank;
-  const auto count = static_cast<uint32_t>(holders_.size());
-  if (local_rank == kAnyLocalRank) {
-    const auto free = std::find(holders_.begin(), holders_.end(), std::nullopt);
-    if (free == holders_.end()) {
-      RefuseWith(connection, RankStatus::kRankTaken,
-                 "all " + std::to_string(count) +
-                     " local ranks of this agent are taken; start no more ranks, or an agent with "
-                     "more ranks per node");
-      return;
-    }
-    local_rank = static_cast<uint32_t>(free - holders_.begin());
-  } else if (local_rank >= count) {
-    RefuseWith(connection, RankStatus::kInvalidArgument,
-               "local rank " + std::to_string(local_rank) + " does not exist: this agent has " +
-                   std::to_string(count) + " (0 to " + std::to_string(count - 1) +
-                   "); start it with more ranks per node");
-    return;
-  } else if (holders_[local_rank]) {
-    const Connection* holder = Find(*holders_[local_rank]);
-    RefuseWith(connection, RankStatus::kRankTaken,
-               "local rank " + std::to_string(local_rank) + " is taken by the process with pid " +
-                   std::to_string(holder == nullptr ? 0 : holder->pid) + " ('" +
-                   (holder == nullptr ? "" : holder->client_name) +
-                   "'); end it, or choose another local rank (TALWEG_LOCAL_RANK)");
-    return;
-  }
-  connection.local_rank = LocalRank(local_rank);
-  connection.state = Connection::State::kAsking;
-  holders_[local_rank] = connection.id;
-  if (connection.pid > 0) {
-    // glibc 2.36 has a wrapper; older ones have the number.
-    connection.pidfd = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, connection.pid, 0)));
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = connection.id.value() << 1 | 1}};
-    if (connection.pidfd.valid()) {
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.pidfd.get(), &event);
-    }
-  }
-  const std::string owner = "contributions of local rank " + std::to_string(local_rank);
-  connection.budget = {.bytes_max = config_.contribution_bytes_max};
-  connection.contributions.emplace(
-      Arena::Config{SegmentUse::kContribution, config_.segment_bytes_min, owner},
-      &connection.budget, &next_segment_);
-  connection.one_places.emplace(
-      Arena::Config{SegmentUse::kOnePlace, config_.segment_bytes_min, owner}, &connection.budget,
-      &next_segment_);
-  ++counters_.ranks_accepted;
-  sink.OnRankHello(connection.id, {connection.local_rank, connection.pid, connection.uid,
-                                   connection.client_name, (hello.flags & kHelloStandby) != 0});
-}
-
-void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
-                               RankEventSink& sink) {
-  if (job_failure_) return;  // The rank has been told.
-  if (connection.asked.contains(RequestId(request))) {
-    OnGarbage(
-        connection,
-        "a declaration with the number of one that is not answered yet, " + std::to_string(request),
-        sink);
-    return;
-  }
-  if (std::string error = DeclarationError(declare, connection.number, connection.job_size,
-                                           connection.number_count);
-      !error.empty()) {
-    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kInvalidArgument, error);
-    return;
-  }
-  const Collective collective = declare.collective();
-  const bool is_group =
-      !declare.ranks.empty() && (collective.side || declare.ranks.size() != connection.job_size);
-  RankDeclaration declaration{.name = std::string(declare.name),
-                              .collective = collective,
-                              .root_rank = collective.has_root() ? declare.root_rank : 0,
-                              .rank_count = is_group ? declare.ranks.size() : connection.job_size,
-                              .priority = declare.priority,
-                              .on_device = (declare.flags & kDeclareOnDevice) != 0};
-  for (uint32_t i = 0; is_group && i < declare.ranks.size(); ++i) {
-    declaration.ranks.push_back(declare.ranks[i]);
-  }
-  if (declaration.on_device && !config_.takes_devices) {
-    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
-                      "tensor '" + declaration.name +
-                          "' was declared on a GPU, of which this agent takes no memory; declare "
-                          "it in host memory");
-    return;
-  }
-  const BufferShape shape = declaration.shape();
-  const bool is_simple = shape.all_get_one && !is_group;
-  if (declaration.on_device && !is_simple) {
-    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
-                      "tensor '" + declaration.name + "' was declared on a GPU as " +
-                          Describe(collective) + " of " + std::to_string(declaration.rank_count) +
-                          " ranks; declare it in host memory, or an all_reduce or a broadcast of "
-                          "all ranks");
-    return;
-  }
-  declaration.in_place = is_simple && (declare.flags & kDeclareInPlace) != 0;
-  declaration.one_place = declaration.in_place && connection.knows_one_place;
-  const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
-  connection.asked[RequestId(request)] = {
-      shape, Parts::Of(collective.gives, place_of(connection.number), declaration.rank_count,
-                       place_of(declaration.root_rank), shape.part_count)};
-  sink.OnRankDeclare(connection.id, RequestId(request), declaration);
+void RankServerImpl::Disconnect(RankConnectionId id, RankStatus status, std::string_view text) {
+  Connection* connection = connections_.FindOpen(id);
+  if (connection != nullptr) connections_.Fail(*connection, status, text);
 }
 
 void RankServerImpl::Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) {
-  Connection* connection = FindOpen(id);
-  if (connection != nullptr) OnGarbage(*connection, why, sink);
+  Connection* connection = connections_.FindOpen(id);
+  if (connection != nullptr) connections_.Garbage(*connection, why, sink);
 }
 
-void RankServerImpl::OnGoodbye(Connection& connection, RankEventSink& sink) {
-  if (connection.state == Connection::State::kActive) {
-    DrainRing(connection, std::numeric_limits<int>::max(), sink);
-    if (connection.over()) return;
-    connection.said_goodbye = true;
-    if (!connection.control->RingEmpty()) return;  // PollRings goes on.
-  }
-  SayGoodbye(connection, sink);
+void RankServerImpl::Renumber(RankConnectionId id, Rank rank, uint32_t size,
+                              const RankNumbers& numbers) {
+  Connection* connection = connections_.FindOpen(id);
+  if (connection == nullptr) return;
+  connection->number = numbers.own.value_or(rank.value());
+  connection->job_size = size;
+  connection->number_count = std::max(numbers.count, size);
 }
 
-void RankServerImpl::SayGoodbye(Connection& connection, RankEventSink& sink) {
-  const RankGone gone{connection.local_rank, connection.pid, true,
-                      connection.Name() + " said goodbye"};
-  Send(connection, {.body = Goodbye{}});
-  Drain(connection);
-  sink.OnRankGone(connection.id, gone);
-}
-
-void RankServerImpl::OnGarbage(Connection& connection, const std::string& why,
-                               RankEventSink& sink) {
-  ++counters_.protocol_errors;
-  const std::string text =
-      "the agent has disconnected this rank, which sent what makes no sense: " + why;
-  if (connection.state == Connection::State::kSilent) {
-    RefuseWith(connection, RankStatus::kProtocol, text);
-    return;
-  }
-  const RankGone gone{connection.local_rank, connection.pid, false,
-                      connection.Name() + " was disconnected: it sent what makes no sense: " + why};
-  ++counters_.ranks_gone_unclean;
-  FailRank(connection, RankStatus::kProtocol, text);
-  sink.OnRankGone(connection.id, gone);
-}
-
-int RankServerImpl::OnEnded(Connection& connection, RankEventSink& sink) {
-  if (connection.over() || connection.state == Connection::State::kSilent) {
-    connection.released = connection.released || connection.state == Connection::State::kSilent;
-    Close(connection);
-    return 1;
-  }
-  if (connection.state == Connection::State::kActive) {
-    DrainRing(connection, std::numeric_limits<int>::max(), sink);
-    if (connection.over()) {
-      Close(connection);
-      return 1;
+Outcome<Location> RankServerImpl::PlaceContribution(RankConnectionId id, const SharedPlace& place) {
+  Connection* connection = connections_.FindOpen(id);
+  if (connection == nullptr) return Failure{RankStatus::kClosed, "the rank is gone"};
+  bool is_new = false;
+  Outcome<Location> location = memory_.Place(*connection, place, &is_new);
+  if (is_new) {
+    for (auto& [other, peer] : connections_.all()) {
+      peer->peer_parts &= ~(uint64_t{1} << place.part);
     }
-    if (connection.said_goodbye) return 0;  // PollRings goes on; this is seen again.
   }
-  const RankGone gone{connection.local_rank, connection.pid, false,
-                      connection.Name() +
-                          " ended without saying goodbye (killed, crashed, or it exited without a "
-                          "shutdown)"};
-  ++counters_.ranks_gone_unclean;
-  Close(connection);
-  sink.OnRankGone(connection.id, gone);
-  return 1;
+  return location;
+}
+
+void RankServerImpl::DropTensorMemory() {
+  // What still waits to be sent to a rank that has ended may carry descriptors of results.
+  for (auto& [id, connection] : connections_.all()) {
+    TALWEG_CHECK(connection->over() || connection->tensors.empty());
+    if (connection->over()) connections_.Close(*connection);
+  }
+  memory_.Clear();
+}
+
+uint64_t RankServerImpl::PublishStop(RankConnectionId id, uint64_t stop_at) {
+  Connection* connection = connections_.FindOpen(id);
+  return connection == nullptr || !connection->control ? 0
+                                                       : connection->control->PublishStop(stop_at);
+}
+
+void RankServerImpl::PublishEpoch(Epoch epoch) {
+  epoch_ = epoch;
+  for (Connection* connection : connections_.active()) {
+    if (connection->control) connection->control->PublishEpoch(epoch.value());
+  }
+}
+
+void RankServerImpl::PublishEventsLost(RankConnectionId id) {
+  Connection* connection = connections_.Find(id);
+  if (connection == nullptr || !connection->is_active()) return;
+  connection->control->PublishEventsLost();
+  connections_.Wake(*connection, RankControl::Waiter::kForRound);
+}
+
+void RankServerImpl::PublishCompletion(const Completion& completion) {
+  ++counters_.completions;
+  const uint32_t index = completion.tensor.value();
+  const bool goes_on = completion.status == RankStatus::kMismatch &&
+                       rings_.EverybodyHasPushed(index, completion.round.value());
+  for (Connection* connection : connections_.active()) {
+    if (!connection->is_active() || !connection->HasDeclared(index)) continue;
+    TensorOfRank& tensor = connection->tensors[index];
+    if (completion.round.value() <= tensor.completed) continue;
+    tensor.completed = completion.round.value();
+    if (tensor.data.shared && completion.status == RankStatus::kOk) {
+      IntroducePeers(*connection, tensor.data.shared->part);
+      if (!connection->is_active()) continue;
+    }
+    connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
+                                      completion.ranks_summed, completion.sum_epoch.value(),
+                                      goes_on);
+    connections_.Wake(*connection, RankControl::Waiter::kForRound, index);
+  }
+}
+
+void RankServerImpl::PublishArrival(TensorIndex tensor, uint64_t bytes) {
+  const uint32_t index = tensor.value();
+  for (Connection* connection : connections_.active()) {
+    if (!connection->is_active() || !connection->control->WakeNeededForBytes(index, bytes)) {
+      continue;
+    }
+    connections_.SendWake(*connection);
+  }
+}
+
+void RankServerImpl::IntroducePeers(Connection& connection, uint32_t part) {
+  const uint64_t bit = uint64_t{1} << part;
+  if ((connection.peer_parts & bit) != 0) return;
+  connection.peer_parts |= bit;
+  // Also those that have left: the round holds what they pushed.
+  for (auto& [id, peer] : connections_.all()) {
+    const SharedArena::Part* theirs = peer->shared.FindPart(part);
+    if (peer.get() == &connection || peer->released || theirs == nullptr ||
+        !connection.known_segments.insert(theirs->id).second) {
+      continue;
+    }
+    // All have pushed a round of this part, so each has mapped its own.
+    if (!theirs->in_place) SealAgainstWriters(theirs->segment);
+    Descriptor copy(::fcntl(theirs->segment.fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) {
+      ::shutdown(connection.socket->fd(), SHUT_RDWR);  // Its end is handled where all ends are.
+      return;
+    }
+    std::vector<Descriptor> owned;
+    owned.push_back(std::move(copy));
+    connections_.Send(connection,
+                      {.body = Peer{peer->local_rank.value(), part, theirs->segment.bytes}}, {},
+                      std::move(owned));
+  }
 }
 
 Outcome<std::unique_ptr<RankServer>> RankServer::Create(RankServerConfig config) {

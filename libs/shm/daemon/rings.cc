@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks push: their rings, and when the agent may sleep though they push.
+#include "libs/shm/daemon/rings.h"
+
 #include <algorithm>
 #include <atomic>
-#include <string>
+#include <limits>
 
-#include "libs/shm/daemon/rank_server_impl.h"
 #include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
@@ -17,120 +17,7 @@ std::string OpenRoundText(uint32_t tensor, uint64_t round) {
          std::to_string(round) + " is open";
 }
 
-}  // namespace
-
-int RankServerImpl::PollRings(RankEventSink& sink) {
-  if ((sleep_sequence_ & 1) != 0) {
-    ++sleep_sequence_;
-    for (Connection* connection : active_) {
-      connection->control->PublishSleepSequence(sleep_sequence_);
-    }
-  }
-  int pushes = 0;
-  // By index: the sink may welcome ranks. Those that end stay in the list until SweepReleased.
-  for (size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i]->state == Connection::State::kActive) {
-      pushes += DrainRing(*active_[i], kPushesMax, sink);
-    }
-  }
-  if (pushes == 0) CheckEarlyPushes(sink);
-  for (size_t i = 0; i < active_.size(); ++i) {
-    Connection& connection = *active_[i];
-    if (connection.state == Connection::State::kActive && connection.said_goodbye &&
-        connection.control->RingEmpty()) {
-      SayGoodbye(connection, sink);
-    }
-  }
-  if (sweep_) SweepReleased();
-  return pushes;
-}
-
-bool RankServerImpl::PrepareToSleep(Until until) {
-  if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
-  const bool until_awaited = until == Until::kAwaited && !AnybodyAwaits();
-  bool idle = true;
-  for (Connection* connection : active_) {
-    if (connection->state != Connection::State::kActive) continue;
-    connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
-    // After the store, in the one order of all sequentially consistent operations: a push that is
-    // not seen here sees that we sleep, and rings.
-    idle = idle && connection->control->RingEmpty();
-  }
-  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
-  // been told before any is looked at, since the one that waits may wait for another's push.
-  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
-}
-
-bool RankServerImpl::AnybodyAwaits() const {
-  return std::any_of(active_.begin(), active_.end(), [](const Connection* connection) {
-    return connection->state == Connection::State::kActive &&
-           (!connection->rings_to_await || connection->control->Awaits());
-  });
-}
-
-int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventSink& sink) {
-  int pushes = 0;
-  RingEntry entry;
-  connection.early.reset();
-  while (pushes < pushes_max && connection.state == Connection::State::kActive) {
-    const RankControl::Next next = connection.control->NextEntry(&entry);
-    if (next == RankControl::Next::kEmpty) break;
-    if (next == RankControl::Next::kGarbage) {
-      OnGarbage(connection, "the tail of its ring is beyond the ring", sink);
-      break;
-    }
-    if (IsEarly(connection, entry)) {
-      connection.early = entry.tensor;
-      break;
-    }
-    connection.control->TakeEntry();
-    ++pushes;
-    if (std::string error = TakePush(connection, entry, sink);
-        !error.empty() && !connection.over()) {
-      OnGarbage(connection, error, sink);
-    }
-  }
-  if (pushes > 0 && connection.state == Connection::State::kActive) {
-    connection.control->PublishConsumed();
-    Wake(connection, RankControl::Waiter::kForRoom);
-  }
-  return pushes;
-}
-
-bool RankServerImpl::IsEarly(const Connection& connection, const RingEntry& entry) const {
-  if (entry.tensor >= connection.tensors.size() || job_failure_) return false;
-  if (entry.flags != 0 && entry.flags != kPushInParts) return false;
-  const TensorOfRank& tensor = connection.tensors[entry.tensor];
-  return tensor.declared && tensor.data.shared && tensor.completed < tensor.pushed &&
-         entry.round == tensor.pushed + 1;
-}
-
-bool RankServerImpl::AllHavePushed(uint32_t tensor, uint64_t round) const {
-  return std::all_of(active_.begin(), active_.end(), [&](const Connection* connection) {
-    return connection->state != Connection::State::kActive ||
-           (tensor < connection->tensors.size() && connection->tensors[tensor].declared &&
-            connection->tensors[tensor].pushed >= round);
-  });
-}
-
-void RankServerImpl::CheckEarlyPushes(RankEventSink& sink) {
-  Connection* made_up = nullptr;
-  for (Connection* connection : active_) {
-    if (connection->state != Connection::State::kActive || connection->control->RingEmpty()) {
-      continue;
-    }
-    // Something else has come since; or its open round is about to be complete.
-    if (!connection->early) return;
-    const uint64_t open_round = connection->tensors[*connection->early].pushed;
-    if (AllHavePushed(*connection->early, open_round)) return;
-    if (made_up == nullptr) made_up = connection;
-  }
-  if (made_up == nullptr) return;
-  OnGarbage(*made_up, OpenRoundText(*made_up->early, made_up->tensors[*made_up->early].pushed),
-            sink);
-}
-
-std::string RankServerImpl::CheckRound(const TensorOfRank& tensor, const RingEntry& entry) {
+std::string CheckRound(const TensorOfRank& tensor, const RingEntry& entry) {
   const bool again = (entry.flags & kPushAgain) != 0;
   if (!again && tensor.completed < tensor.pushed) {
     return OpenRoundText(entry.tensor, tensor.pushed);
@@ -142,21 +29,143 @@ std::string RankServerImpl::CheckRound(const TensorOfRank& tensor, const RingEnt
          std::to_string(round);
 }
 
-std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& entry,
-                                     RankEventSink& sink) {
-  if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
+}  // namespace
+
+int Rings::Poll(RankEventSink& sink) {
+  if ((sleep_sequence_ & 1) != 0) {
+    ++sleep_sequence_;
+    for (Connection* connection : connections_->active()) {
+      connection->control->PublishSleepSequence(sleep_sequence_);
+    }
+  }
+  int pushes = 0;
+  // By index: the sink may welcome ranks. Those that end stay in the list until Sweep.
+  const std::vector<Connection*>& active = connections_->active();
+  for (size_t i = 0; i < active.size(); ++i) {
+    if (active[i]->is_active()) pushes += Drain(*active[i], kPushesMax, sink);
+  }
+  if (pushes == 0) CheckEarlyPushes(sink);
+  for (size_t i = 0; i < active.size(); ++i) {
+    Connection& connection = *active[i];
+    if (connection.is_active() && connection.said_goodbye && connection.control->RingEmpty()) {
+      connections_->SayGoodbye(connection, sink);
+    }
+  }
+  connections_->Sweep();
+  return pushes;
+}
+
+bool Rings::PrepareToSleep(RankServer::Until until) {
+  if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
+  const bool until_awaited = until == RankServer::Until::kAwaited && !AnybodyAwaits();
+  bool idle = true;
+  for (Connection* connection : connections_->active()) {
+    if (!connection->is_active()) continue;
+    connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
+    // After the store, in the one order of all sequentially consistent operations: a push that is
+    // not seen here sees that we sleep, and rings.
+    idle = idle && connection->control->RingEmpty();
+  }
+  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
+  // been told before any is looked at, since the one that waits may wait for another's push.
+  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
+}
+
+bool Rings::AnybodyAwaits() const {
+  const std::vector<Connection*>& active = connections_->active();
+  return std::any_of(active.begin(), active.end(), [](const Connection* connection) {
+    return connection->is_active() &&
+           (!connection->rings_to_await || connection->control->Awaits());
+  });
+}
+
+int Rings::Drain(Connection& connection, RankEventSink& sink) {
+  return Drain(connection, std::numeric_limits<int>::max(), sink);
+}
+
+void Rings::DrainAll(RankEventSink& sink) {
+  // By index: the sink may welcome ranks.
+  const std::vector<Connection*>& active = connections_->active();
+  for (size_t i = 0; i < active.size(); ++i) {
+    if (active[i]->is_active()) Drain(*active[i], sink);
+  }
+}
+
+int Rings::Drain(Connection& connection, int pushes_max, RankEventSink& sink) {
+  int pushes = 0;
+  RingEntry entry;
+  connection.early.reset();
+  while (pushes < pushes_max && connection.is_active()) {
+    const RankControl::Next next = connection.control->NextEntry(&entry);
+    if (next == RankControl::Next::kEmpty) break;
+    if (next == RankControl::Next::kGarbage) {
+      connections_->Garbage(connection, "the tail of its ring is beyond the ring", sink);
+      break;
+    }
+    if (IsEarly(connection, entry)) {
+      connection.early = entry.tensor;
+      break;
+    }
+    connection.control->TakeEntry();
+    ++pushes;
+    if (std::string error = TakePush(connection, entry, sink);
+        !error.empty() && !connection.over()) {
+      connections_->Garbage(connection, error, sink);
+    }
+  }
+  if (pushes > 0 && connection.is_active()) {
+    connection.control->PublishConsumed();
+    connections_->Wake(connection, RankControl::Waiter::kForRoom);
+  }
+  return pushes;
+}
+
+bool Rings::IsEarly(const Connection& connection, const RingEntry& entry) const {
+  if (!connection.HasDeclared(entry.tensor) || connections_->job_failure()) return false;
+  if (entry.flags != 0 && entry.flags != kPushInParts) return false;
+  const TensorOfRank& tensor = connection.tensors[entry.tensor];
+  return tensor.data.shared && tensor.completed < tensor.pushed && entry.round == tensor.pushed + 1;
+}
+
+bool Rings::AllHavePushed(uint32_t tensor, uint64_t round) const {
+  const std::vector<Connection*>& active = connections_->active();
+  return std::all_of(active.begin(), active.end(), [&](const Connection* connection) {
+    return !connection->is_active() ||
+           (connection->HasDeclared(tensor) && connection->tensors[tensor].pushed >= round);
+  });
+}
+
+void Rings::CheckEarlyPushes(RankEventSink& sink) {
+  Connection* made_up = nullptr;
+  for (Connection* connection : connections_->active()) {
+    if (!connection->is_active() || connection->control->RingEmpty()) {
+      continue;
+    }
+    // Something else has come since; or its open round is about to be complete.
+    if (!connection->early) return;
+    const uint64_t open_round = connection->tensors[*connection->early].pushed;
+    if (AllHavePushed(*connection->early, open_round)) return;
+    if (made_up == nullptr) made_up = connection;
+  }
+  if (made_up == nullptr) return;
+  connections_->Garbage(
+      *made_up, OpenRoundText(*made_up->early, made_up->tensors[*made_up->early].pushed), sink);
+}
+
+std::string Rings::TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink) {
+  if (!connection.HasDeclared(entry.tensor)) {
     return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
   }
   const auto flags = static_cast<uint32_t>(entry.flags);
   const bool again = flags == (kPushOnDevice | kPushAgain);
-  const bool on_device = (flags == kPushOnDevice || again) && config_.takes_devices;
+  const bool on_device = (flags == kPushOnDevice || again) && config_->takes_devices;
   const bool in_parts = entry.flags == kPushInParts;
   if (!on_device && !in_parts && entry.flags != 0) {
     return "a push with unknown flags " + std::to_string(entry.flags);
   }
-  if (job_failure_) return "";  // It has been told, or is about to see it.
+  if (connections_->job_failure()) return "";  // It has been told, or is about to see it.
   TensorOfRank& tensor = connection.tensors[entry.tensor];
-  if (!on_device && config_.takes_devices && tensor.data.contribution.segment == 0) {
+  if (!on_device && config_->takes_devices && tensor.data.contribution.segment == 0) {
     return "a push from host memory of tensor " + std::to_string(entry.tensor) +
            ", which it has declared on a GPU";
   }
@@ -171,7 +180,7 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
     push.signature = entry.device_offset;
   }
   tensor.pushed = entry.round;
-  if (!again) ++counters_.pushes;
+  if (!again) ++counters_->pushes;
   // A round that ended before this rank pushed it (aborted for all) is over for it too.
   if (tensor.completed >= entry.round) return "";
   if (on_device) {
@@ -185,11 +194,11 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
   return "";
 }
 
-std::string RankServerImpl::TakeLengths(const TensorOfRank& tensor, const RingEntry& entry) {
+std::string Rings::TakeLengths(const TensorOfRank& tensor, const RingEntry& entry) {
   const auto& [shape, parts] = tensor.given;
   lengths_.clear();
   if (!shape.has_lengths() || tensor.contribution == nullptr) return "";
-  const uint64_t offset = tensor.data.shared ? RankSumShape::Of(shape, config_.local_rank_count,
+  const uint64_t offset = tensor.data.shared ? RankSumShape::Of(shape, config_->local_rank_count,
                                                                 tensor.data.shared->in_place)
                                                    .table_offset(entry.round)
                                              : shape.table_offset();
@@ -213,14 +222,13 @@ std::string RankServerImpl::TakeLengths(const TensorOfRank& tensor, const RingEn
   return "";
 }
 
-bool RankServerImpl::EverybodyHasPushed(uint32_t tensor, uint64_t round) const {
+bool Rings::EverybodyHasPushed(uint32_t tensor, uint64_t round) const {
   size_t count = 0;
-  for (const auto& [id, connection] : connections_) {
-    if (connection->released || tensor >= connection->tensors.size()) continue;
-    const TensorOfRank& theirs = connection->tensors[tensor];
-    if (theirs.declared && theirs.pushed >= round) ++count;
+  for (const auto& [id, connection] : connections_->all()) {
+    if (connection->released || !connection->HasDeclared(tensor)) continue;
+    if (connection->tensors[tensor].pushed >= round) ++count;
   }
-  return count >= config_.local_rank_count;
+  return count >= config_->local_rank_count;
 }
 
 }  // namespace talweg::shm

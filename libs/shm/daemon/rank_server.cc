@@ -61,7 +61,9 @@ void RankServerImpl::Send(RankConnectionId id, const Message& message) {
 }
 
 void RankServerImpl::Beat() {
-  for (Connection* connection : connections_.active()) connection->control->PublishBeat();
+  for (Connection* connection : connections_.active()) {
+    if (connection->is_active()) connection->control->PublishBeat();
+  }
 }
 
 void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {

@@ -119,5 +119,16 @@ TEST_CASE_METHOD(RankServerFixture, "Who says what it sleeps for is not woken fo
   CHECK(server->counters().wakes_sent == 1);
 }
 
+TEST_CASE_METHOD(RankServerFixture,
+                 "What is told to all ranks passes by one that was disconnected") {
+  RawRank rank(*this);
+  rank.Join();
+  CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
+  // Its memory is not mapped here any more, and it is in the list until the next look at it.
+  server->Disconnect(sink.connections[0], RankStatus::kJobFailed, "it is over");
+  server->Beat();
+  CHECK(server->PollRings(sink) == 0);
+}
+
 }  // namespace
 }  // namespace talweg::shm

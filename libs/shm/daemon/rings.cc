@@ -35,7 +35,7 @@ int Rings::Poll(RankEventSink& sink) {
   if ((sleep_sequence_ & 1) != 0) {
     ++sleep_sequence_;
     for (Connection* connection : connections_->active()) {
-      connection->control->PublishSleepSequence(sleep_sequence_);
+      if (connection->is_active()) connection->control->PublishSleepSequence(sleep_sequence_);
     }
   }
   int pushes = 0;

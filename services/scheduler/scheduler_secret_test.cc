@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <catch2/catch.hpp>
+
+#include "libs/rpc/admin_client.h"
+#include "libs/rpc/conversion.h"
+#include "libs/rpc/scheduler_client.h"
+#include "libs/rpc/secret.h"
+#include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
+#include "services/scheduler/daemon_testing.h"
+#include "services/scheduler/testing.h"
+
+namespace talweg::scheduler {
+namespace {
+
+// Says what a stranger may say who has guessed every name and number, and no secret.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address)
+      : channel_(grpc::CreateChannel(address, grpc::InsecureChannelCredentials())),
+        members_(v1::MembershipService::NewStub(channel_)),
+        pool_(v1::PoolService::NewStub(channel_)) {}
+
+  template <typename Request>
+  static Request As(JobId job, uint32_t node, uint64_t incarnation, uint64_t epoch) {
+    Request request;
+    request.set_job_id(job.value());
+    request.mutable_id()->set_node_rank(node);
+    request.mutable_id()->set_incarnation(incarnation);
+    request.set_epoch(epoch);
+    request.set_session_secret(rpc::NewSecret());
+    return request;
+  }
+  template <typename Stub, typename Request, typename Response>
+  grpc::Status Call(Stub& stub,
+                    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    Response response;
+    return (stub.*method)(&context, request, &response);
+  }
+  v1::MembershipService::Stub& members() { return *members_; }
+  v1::PoolService::Stub& pool() { return *pool_; }
+
+ private:
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::MembershipService::Stub> members_;
+  const std::unique_ptr<v1::PoolService::Stub> pool_;
+};
+
+TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not notice",
+          "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
+  const view::View view = first.events.Next<rpc::ViewPublished>().view;
+  second.events.Next<rpc::ViewPublished>();
+  Stranger stranger(daemon.address());
+  const auto denied = [](const grpc::Status& status) {
+    CHECK(status.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+    CHECK(Contains(status.error_message(), "does not show the secret"));
+  };
+  using MemberStub = v1::MembershipService::Stub;
+  auto leave = Stranger::As<v1::LeaveRequest>(view.job, 1, 101, 1);
+  for (const auto reason : {v1::LEAVE_REASON_STOPPED, v1::LEAVE_REASON_FINISHED}) {
+    leave.set_reason(reason);
+    denied(stranger.Call(stranger.members(), &MemberStub::Leave, leave));
+  }
+  leave.clear_session_secret();
+  denied(stranger.Call(stranger.members(), &MemberStub::Leave, leave));
+  denied(stranger.Call(stranger.members(), &MemberStub::RenewLease,
+                       Stranger::As<v1::RenewLeaseRequest>(view.job, 1, 101, uint64_t{1} << 62)));
+  auto lost = Stranger::As<v1::ReportLostRequest>(view.job, 1, 101, 1);
+  lost.set_rank(2);
+  denied(stranger.Call(stranger.members(), &MemberStub::ReportLost, lost));
+  denied(stranger.Call(stranger.members(), &MemberStub::Quiesced,
+                       Stranger::As<v1::QuiescedRequest>(view.job, 1, 101, 1)));
+  auto watch = Stranger::As<v1::WatchViewsRequest>(view.job, 1, 101, 1);
+  *watch.mutable_version() = rpc::ToProto(rpc::Version{});
+  grpc::ClientContext watch_context;
+  denied(stranger.members().WatchViews(&watch_context, watch)->Finish());
+
+  using PoolStub = v1::PoolService::Stub;
+  v1::DeregisterAggregatorRequest deregister;
+  deregister.set_incarnation(200);
+  deregister.set_leave(true);
+  denied(stranger.Call(stranger.pool(), &PoolStub::DeregisterAggregator, deregister));
+  v1::RenewAggregatorRequest renew;
+  renew.set_incarnation(200);
+  denied(stranger.Call(stranger.pool(), &PoolStub::RenewAggregator, renew));
+  v1::WatchJobsRequest jobs;
+  *jobs.mutable_version() = rpc::ToProto(rpc::Version{});
+  jobs.set_incarnation(200);
+  grpc::ClientContext jobs_context;
+  denied(stranger.pool().WatchJobs(&jobs_context, jobs)->Finish());
+
+  // All are where they were: each still speaks for itself.
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::GetJobRequest by_name;
+  by_name.set_name("mnist");
+  const auto job = admin.GetJob(by_name);
+  REQUIRE(job.ok());
+  CHECK(job->summary().state() == v1::JOB_STATE_RUNNING);
+  CHECK(job->summary().epoch() == 1);
+  CHECK(job->members(1).attached());
+  CHECK(job->members(1).member().id().incarnation() == 0);
+  CHECK(job->view().aggregators(0).incarnation() == 0);
+  CHECK(job->view().aggregators(0).data_address() == "fi:tcp://127.0.0.1:1");
+  const auto scheduler = admin.GetScheduler();
+  REQUIRE(scheduler.ok());
+  CHECK(scheduler->refused_by_code().at("PERMISSION_DENIED") == 10);
+  CHECK_FALSE(first.events.Has<rpc::JobFailed>());
+  CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
+}
+
+TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", "[scheduler]") {
+  SchedulerOptions options;
+  options.job_secret = std::string(64, 's');
+  const Daemon daemon(store::MakeMemoryStore(), options);
+  rpc::SchedulerLinkOptions link = Link(daemon.address());
+  for (const std::string& shown : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
+    link.job_secret = shown;
+    TestMember stranger(link, Spec(0, 1, 1));
+    const absl::Status status = stranger.Refusal();
+    CHECK(status.code() == absl::StatusCode::kPermissionDenied);
+    CHECK(Contains(Message(status), "refuses the agent of node 0, which shows"));
+    CHECK(Contains(Message(status), "TALWEG_SECRET_FILE"));
+    CHECK_FALSE(Contains(Message(status), "sss"));
+  }
+  Events<rpc::AggregatorEvent> events;
+  const view::ViewAggregator aggregator{
+      .incarnation = Incarnation{200}, .name = "a0", .data_address = "x", .host_id = "h"};
+  {
+    link.job_secret.clear();
+    rpc::AggregatorRegistration stranger(
+        link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
+    stranger.Register(aggregator);
+    CHECK(Contains(Message(events.Next<rpc::RegistrationRefused>().status),
+                   "refuses aggregator a0, which shows no job secret"));
+  }
+  link.job_secret = options.job_secret;
+  rpc::AggregatorRegistration pool(
+      link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
+  pool.Register(aggregator);
+  events.Next<rpc::Registered>();
+  TestMember member(link, Spec(0, 1, 1));
+  member.events.Next<rpc::ViewPublished>();
+  // Nor does another one say with how many a job begins.
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::LowerBeginMembersRequest lower;
+  lower.set_job_name("mnist");
+  lower.set_begin_members(1);
+  for (const std::string& shown : {std::string(), std::string(64, 't')}) {
+    lower.set_job_secret(shown);
+    CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kPermissionDenied);
+  }
+  lower.set_job_secret(options.job_secret);
+  const auto lowered = admin.LowerBeginMembers(lower);
+  REQUIRE(lowered.ok());
+  CHECK(lowered->has_begun());
+  lower.set_begin_members(0);
+  CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kInvalidArgument);
+  lower.set_begin_members(1);
+  lower.set_job_name("another");
+  CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kNotFound);
+}
+
+TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  Stranger stranger(daemon.address());
+  v1::JoinRequest join;
+  *join.mutable_version() = rpc::ToProto(rpc::Version{});
+  join.set_job_name("mnist");
+  const grpc::Status status =
+      stranger.Call(stranger.members(), &v1::MembershipService::Stub::Join, join);
+  CHECK(status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  CHECK(Contains(status.error_message(), "session_secret of the agent of node 0 has 0 bytes"));
+}
+
+}  // namespace
+}  // namespace talweg::scheduler

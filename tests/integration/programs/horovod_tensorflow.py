@@ -9,7 +9,6 @@ import sys
 import tempfile
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import horovod.common.util
 import horovod.keras as hvd_keras
@@ -21,6 +20,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 from expected_errors import expect, expect_warning
+from tensorflow_optimizer_cases import (
+    computed_gradients,
+    optimizers,
+    partial_optimizers,
+    scaled_losses,
+)
 
 
 def _parameters(function: Any) -> str:
@@ -31,24 +36,6 @@ def _parameters(function: Any) -> str:
             default = "PS"
         words.append(p.name if p.default is p.empty else f"{p.name}={default}")
     return ", ".join(words)
-
-
-def partial_optimizers() -> None:
-    """Arguments by position, in the order of the documentation and in that of the sources."""
-    first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)
-    everyone, layers = hvd.global_process_set, ["a layer"]
-    with mock.patch.object(hvd_keras._impl, "distribute", side_effect=lambda *given: given):
-        make = partial(hvd_keras.PartialDistributedOptimizer, "an optimizer", *first)
-        wanted = make(1, False, [], everyone, layers, False)
-        assert wanted[-2:] == (False, layers) and wanted[5:7] == (1, False), wanted
-        for same in (
-            make([], everyone, layers, False),
-            make([], local_layers=layers, scale_local_gradients=False),
-            make([], everyone, layers, scale_local_gradients=False),
-            make(groups=[], process_set=everyone, local_layers=layers, scale_local_gradients=False),
-        ):
-            assert same == wanted, same
-        assert make(None, everyone) == make() and make(2) != make()
 
 
 def signatures() -> None:
@@ -325,48 +312,6 @@ def tapes() -> None:
     assert np.allclose(other, 1.0)
 
 
-def optimizers() -> None:
-    """Each kind: the average is applied, after as many passes as were asked for."""
-    size, rank = hvd.size(), hvd.rank()
-    mean = (size - 1) / 2
-    kinds = [keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
-    for kind in kinds:
-        variable = tf.Variable([1.0, 2.0])
-        optimizer = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
-        assert type(optimizer).__name__ == "SGD" and isinstance(optimizer, kind)
-
-        @tf.function
-        def step(optimizer: Any = optimizer, variable: tf.Variable = variable) -> None:
-            optimizer.apply_gradients([(tf.fill([2], float(rank)), variable)])
-
-        for passes in range(4):
-            step()
-            steps = (passes + 1) // 2
-            assert np.allclose(variable, np.array([1.0, 2.0]) - 2 * mean * steps)
-        averaged = hvd.DistributedOptimizer(
-            kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
-        )
-        variable.assign([0.0, 0.0])
-        for _ in range(2):
-            averaged.apply_gradients([(tf.fill([2], float(rank)), variable)])
-        assert np.allclose(variable, -mean)
-    expect(ValueError, "Adasum", hvd.DistributedOptimizer, kinds[0](1.0), op=hvd.Adasum)
-    expect(ValueError, "Average and Sum", hvd_keras.DistributedOptimizer, kinds[0](1.0), op=hvd.Max)
-    expect(
-        ValueError,
-        "at least 1",
-        hvd.DistributedOptimizer,
-        kinds[0](1.0),
-        backward_passes_per_step=0,
-    )
-    expect(Exception, "no optimizer", hvd.DistributedOptimizer, object())
-    deprecated = partial(expect_warning, DeprecationWarning, "`num_groups`")
-    for module in (hvd, hvd_keras, hvd_tf_keras):
-        deprecated(module.DistributedOptimizer, keras.optimizers.SGD(1.0), num_groups=2)
-    for make in (hvd.DistributedGradientTape, hvd.PartialDistributedGradientTape):
-        deprecated(make, tf.GradientTape(), num_groups=2)
-
-
 def graphs_of_version_1() -> None:
     size, rank = hvd.size(), hvd.rank()
     with tf.Graph().as_default():
@@ -437,98 +382,6 @@ def disagreements() -> None:
         assert (graph(tf.ones(3)).numpy() == size).all()
         expect(tf.errors.OpError, "f32[", graph, tf.ones(4 + rank % 2))
     assert (graph(tf.ones(3)).numpy() == size).all()
-
-
-def computed_gradients() -> None:
-    """An optimizer of tf-keras that a program asks for gradients gives combined ones."""
-    size, rank = hvd.size(), hvd.rank()
-    mean = (size + 1) / 2
-    for kind in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
-        own, shared = tf.Variable(0.0), tf.Variable(0.0)
-        optimizer = hvd_tf_keras.DistributedOptimizer(kind(1.0), op=hvd.Sum)
-        optimizer.register_local_var(own)
-
-        def loss(own: tf.Variable = own, shared: tf.Variable = shared) -> Any:
-            return (own + shared) * float(rank + 1)
-
-        optimizer.minimize(loss, [own, shared])
-        assert np.allclose(shared, -mean * size) and np.allclose(own, -(rank + 1) / size)
-        with tf.GradientTape() as tape:
-            value = loss()
-        pairs = optimizer.compute_gradients(value, [own, shared], tape=tape)
-        assert [float(gradient) for gradient, _ in pairs] == [(rank + 1) / size, mean * size]
-        optimizer.apply_gradients([(gradient * 2, each) for gradient, each in pairs])
-        assert np.allclose(shared, -3 * mean * size)  # Combined once.
-        optimizer.minimize(loss, [own, shared])
-        assert np.allclose(shared, -4 * mean * size)
-        # One rank has no finite gradient: all leave the step out, and none waits for another.
-        scaled = tf_keras.mixed_precision.LossScaleOptimizer(
-            hvd_tf_keras.DistributedOptimizer(kind(1.0)), dynamic=True, initial_scale=4.0
-        )
-        variable = tf.Variable(1.0)
-        for factor in (float("inf") if rank == size - 1 else 1.0, 1.0):
-            with tf.GradientTape() as tape:
-                value = variable * factor
-                if hasattr(scaled, "get_scaled_loss"):
-                    value = scaled.get_scaled_loss(value)
-            if not hasattr(scaled, "get_scaled_loss"):
-                pairs = scaled.compute_gradients(value, [variable], tape=tape)
-            else:
-                inner = scaled.inner_optimizer
-                pairs = inner.compute_gradients(value, [variable], tape=tape)
-                gradients = scaled.get_unscaled_gradients([gradient for gradient, _ in pairs])
-                pairs = list(zip(gradients, [variable]))
-            scaled.apply_gradients(pairs)
-        assert np.allclose(variable, 0.0), variable
-
-
-def scaled_losses() -> None:
-    """As that of tf-keras, with Keras 3's in every place: around the optimizer, and within it."""
-    size, rank = hvd.size(), hvd.rank()
-    mean = (size + 1) / 2
-
-    def scaling(optimizer: Any) -> Any:
-        return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
-
-    def distributed(optimizer: Any, passes: int = 1) -> Any:
-        return hvd_tf_keras.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
-
-    def step_of(variable: Any, optimizer: Any) -> Any:
-        @tf.function
-        def step(factor: tf.Tensor) -> None:
-            with tf.GradientTape() as tape:
-                loss = optimizer.scale_loss(variable.value * factor)
-            optimizer.apply([tape.gradient(loss, variable.value)], [variable])
-
-        return step
-
-    for passes, optimizer in (
-        (1, distributed(scaling(keras.optimizers.SGD(1.0)))),
-        (1, scaling(distributed(keras.optimizers.SGD(1.0)))),
-        (1, distributed(scaling(distributed(keras.optimizers.SGD(1.0))))),
-        (2, distributed(scaling(keras.optimizers.SGD(1.0)), 2)),
-        (2, scaling(distributed(keras.optimizers.SGD(1.0), 2))),
-    ):
-        variable = keras.Variable(0.0)
-        step = step_of(variable, optimizer)
-        for wrong in (True, False):
-            for _ in range(passes):
-                step(tf.constant(float("inf") if wrong and rank == size - 1 else rank + 1.0))
-        assert float(optimizer.dynamic_scale) == 2.0
-        assert np.allclose(variable, -mean * passes), (variable, passes)
-    layer = keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_float16")
-    model = keras.Sequential([keras.Input([2]), layer])
-    model.dtype_policy = keras.DTypePolicy("mixed_float16")
-    model.compile(distributed(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    x = np.full([4, 2], float("nan") if rank == 0 else 1.0)
-    model.fit(x, np.ones([4, 1]), epochs=2, batch_size=2, verbose=0)
-    assert float(model.optimizer.dynamic_scale) == 2.0**15 / 2**4
-    model.fit(np.full([4, 2], (rank + 1.0) / 8), np.ones([4, 1]), batch_size=2, verbose=0)
-    weights = [each.tobytes() for each in model.get_weights()]
-    assert hvd.allgather_object(weights) == [weights] * size
-    assert not (model.get_weights()[0] == 1).any()
-    assert int(model.optimizer.step_counter) == 2
 
 
 def insides() -> None:

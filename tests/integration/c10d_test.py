@@ -39,6 +39,9 @@ class C10dTest(unittest.TestCase):
     def test_errors_and_what_gloo_has_not(self) -> None:
         job.run(job.command("c10d_errors.py", ranks=3, forks=self.forks))
 
+    def test_what_torch_and_callers_are_told(self) -> None:
+        job.run(job.command("c10d_alone.py", ranks=3, forks=self.forks))
+
     def test_calls_that_do_not_fit_together_on_three_nodes(self) -> None:
         arguments = ["disagreements"]
         job.run(

@@ -315,6 +315,13 @@ def compiled(rank: int, size: int) -> Any:
     return [[each.clone() for each in traced(torch.arange(6.0) + rank + turn)] for turn in range(2)]
 
 
+def _directory(rank: int) -> str:
+    """One that rank 0 makes, for all."""
+    directory: list[Any] = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
+    dist.broadcast_object_list(directory, 0)
+    return str(directory[0])
+
+
 @case
 def checkpoint(rank: int, size: int) -> Any:
     import torch.distributed.checkpoint as checkpoints
@@ -324,15 +331,14 @@ def checkpoint(rank: int, size: int) -> Any:
     mesh = init_device_mesh("cpu", (size,))
     model, optimizer = _sharded(mesh)
     _step(model, optimizer, rank, 0)
-    directory: list[Any] = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
-    dist.broadcast_object_list(directory, 0)
+    directory = _directory(rank)
     states, optimizer_states = get_state_dict(model, optimizer)
-    checkpoints.save({"model": states, "optimizer": optimizer_states}, checkpoint_id=directory[0])
+    checkpoints.save({"model": states, "optimizer": optimizer_states}, checkpoint_id=directory)
     saved = copy.deepcopy(_full(model))
     _step(model, optimizer, rank, 1)
     states, optimizer_states = get_state_dict(model, optimizer)
     loaded = {"model": states, "optimizer": optimizer_states}
-    checkpoints.load(loaded, checkpoint_id=directory[0])
+    checkpoints.load(loaded, checkpoint_id=directory)
     set_state_dict(
         model,
         optimizer,
@@ -343,8 +349,86 @@ def checkpoint(rank: int, size: int) -> Any:
         assert torch.equal(one, other)
     dist.barrier()
     if rank == 0:
-        shutil.rmtree(directory[0])
+        shutil.rmtree(directory)
     _step(model, optimizer, rank, 1)
+    return _full(model)
+
+
+@case
+def checkpoint_beside_training(rank: int, size: int) -> Any:
+    """async_save: its thread makes calls of the group; what the model becomes is not saved."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model, _ = _sharded(init_device_mesh("cpu", (size,)))
+    saved = copy.deepcopy(_full(model))
+    directory = _directory(rank)
+    under_way = checkpoints.async_save(
+        {"model": get_model_state_dict(model)}, checkpoint_id=directory
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().fill_(7)
+    under_way.result()
+    checkpoints.load({"model": get_model_state_dict(model)}, checkpoint_id=directory)
+    for one, other in zip(_full(model), saved):
+        assert torch.equal(one, other)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(directory)
+    return saved
+
+
+@case
+def state_from_rank_0(rank: int, size: int) -> Any:
+    """Rank 0 alone has a state, which the others get; a sharded model, and a whole one."""
+    from torch.distributed.checkpoint import state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def whole() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = _Model()
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def weights(model: nn.Module) -> list[torch.Tensor]:
+        return _weights(model) if make is whole else _full(model)
+
+    mesh = init_device_mesh("cpu", (size,))
+    at_rank_0 = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    found = []
+    for make in (whole, lambda: _sharded(mesh)):
+        model, optimizer = make()
+        _step(model, optimizer, 0, 0)
+        states = state_dict.get_model_state_dict(model, options=at_rank_0)
+        optimizer_states = state_dict.get_optimizer_state_dict(model, optimizer, options=at_rank_0)
+        # Else the two optimizers of rank 0 would share their states.
+        optimizer_states = copy.deepcopy(optimizer_states)
+        torch.manual_seed(50 + rank)
+        other, other_optimizer = make()
+        state_dict.set_model_state_dict(other, states if rank == 0 else {}, options=options)
+        state_dict.set_optimizer_state_dict(
+            other, other_optimizer, optimizer_states if rank == 0 else {}, options=options
+        )
+        for one, same in zip(weights(other), weights(model)):
+            assert torch.equal(one, same)
+        _step(other, other_optimizer, 0, 1)
+        _step(model, optimizer, 0, 1)
+        for one, same in zip(weights(other), weights(model)):
+            assert torch.equal(one, same)
+        found += weights(other)
+    return found
+
+
+@case
+def memory_of_the_backend(rank: int, size: int) -> Any:
+    """FSDP2 asks the group's backend for memory, where it has some to give."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model, optimizer = _sharded(init_device_mesh("cpu", (size,)))
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    for step in range(2):
+        _step(model, optimizer, rank, step)
     return _full(model)
 
 

@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from talweg import _client
@@ -46,6 +45,7 @@ from talweg.torch._c10d_tensors import (
     reduced,
     said,
 )
+from talweg.torch._devices import GroupOfDevices
 from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
@@ -54,7 +54,7 @@ from talweg.torch._work import Work
 NAME = "talweg"
 
 
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(GroupOfDevices):
     """A group of torch.distributed over Talweg, for tensors in host memory.
 
     Tensors elsewhere go to the backend that was named for their device, if one was.
@@ -191,9 +191,8 @@ class ProcessGroup(dist.ProcessGroup):
             raise Unsupported(
                 f"{operation}: a tensor instead of a list: call torch.distributed's own function"
             )
-        if tensors and tensors[0].device.type != "cpu":
-            if any(device.type == tensors[0].device.type for device in self._device_types):
-                return True
+        if tensors and self.is_beside(tensors[0].device):
+            return True
         for tensor in tensors:
             tensors_.require_strided(tensor, operation)
         tensors_.require_one_dtype(tensors, operation)
@@ -558,8 +557,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:
         opts = options_of(c10d.BarrierOptions, opts)
-        device = getattr(opts, "device", None)
-        if device is not None and any(each.type == device.type for each in self._device_types):
+        if self.is_beside(getattr(opts, "device", None)):
             return super().barrier(opts)
         one = torch.zeros(0, dtype=torch.uint8)
         call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)

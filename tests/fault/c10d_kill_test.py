@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of torch.distributed over Talweg is killed while all others are in calls of every kind."""
+
+from __future__ import annotations
+
+import unittest
+
+from cluster import DEADLINE_S, Cluster, Job, Rank
+
+_CALLS = (
+    "backward",
+    "small",
+    "long",
+    "future",
+    "gather",
+    "exchange",
+    "receive",
+    "barrier",
+    "objects",
+)
+
+
+class C10dKillTest(unittest.TestCase):
+    def _kill_rank_1(self, ranks: list[Rank], where: str) -> None:
+        [victim] = [rank for rank in ranks if rank.seen[-1].endswith("of rank 1")]
+        others = [rank for rank in ranks if rank is not victim]
+        for rank in others:
+            rank.tell("go on")
+            rank.wait_for("begun")
+        victim.process.kill()
+        for rank in others:
+            for name in _CALLS:
+                line = rank.wait_for(f"{name} ends ")
+                self.assertIn(f"{name} ends JobFailed: ", line)
+                self.assertIn(f"rank 1 ({where}, pid {victim.process.pid})", line)
+            assert rank.process.stdin is not None
+            rank.process.stdin.close()
+            rank.process.wait(DEADLINE_S)
+
+    def test_on_one_node(self) -> None:
+        with Cluster() as cluster:
+            agent = cluster.agent(0, ["--standalone", "--rank_count=3"])
+            ranks = [cluster.rank(agent, "c10d_under_way.py") for _ in range(3)]
+            for rank in ranks:
+                rank.wait_for("step 3")
+            self._kill_rank_1(ranks, "local rank 1 of node 0")
+
+    def test_on_three_nodes(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1, 1), program="c10d_under_way.py")
+            self._kill_rank_1(job.all_ranks(), "local rank 0 of node 1")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -40,7 +40,18 @@ class C10dTest(unittest.TestCase):
         job.run(job.command("c10d_errors.py", ranks=3, forks=self.forks))
 
     def test_what_torch_and_callers_are_told(self) -> None:
-        job.run(job.command("c10d_alone.py", ranks=3, forks=self.forks))
+        for nodes, ranks in ((1, 3), (3, 1), (2, 2)):
+            with self.subTest(nodes=nodes, ranks=ranks):
+                aggregators = 1 if nodes > 1 else None
+                job.run(
+                    job.command(
+                        "c10d_alone.py",
+                        nodes=nodes,
+                        ranks=ranks,
+                        aggregators=aggregators,
+                        forks=self.forks,
+                    )
+                )
 
     def test_calls_that_do_not_fit_together_on_three_nodes(self) -> None:
         arguments = ["disagreements"]

@@ -4,6 +4,11 @@
 from __future__ import annotations
 
 import os
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import talweg
@@ -12,6 +17,8 @@ import torch
 import torch.distributed as dist
 from expected_errors import expect
 
+# Ends a hang.
+_DEADLINE_S = 120.0
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -42,6 +49,141 @@ def check_devices_that_are_named() -> None:
     dist.destroy_process_group()
 
 
+def _late() -> tuple[list[int], str]:
+    """Ranks that call nothing for a while, and what is told of them: the other nodes', if any."""
+    here = talweg.local_size()
+    if here == _SIZE:
+        late = list(range(1, _SIZE))
+        return late, ", ".join(f"rank {rank} (local rank {rank} of node 0)" for rank in late)
+    nodes = [range(first, first + here) for first in range(here, _SIZE, here)]
+    words = [
+        f"rank{'s' if here > 1 else ''} {', '.join(map(str, ranks))} of node {node}"
+        for node, ranks in enumerate(nodes, 1)
+    ]
+    return list(range(here, _SIZE)), ", ".join(words)
+
+
+def check_late_ranks() -> None:
+    """All that are missing are named, whatever the call is."""
+    group = dist.new_group()
+    late, words = _late()
+    mine = torch.ones(3)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce of float32[3]": lambda: dist.all_reduce(mine, group=group, async_op=True),
+        "all_reduce of float32[100000]": lambda: dist.all_reduce(
+            torch.ones(100_000), group=group, async_op=True
+        ),
+        "broadcast of float32[3000]": lambda: dist.broadcast(
+            torch.ones(3000), _SIZE - 1, group=group, async_op=True
+        ),
+        "all_gather_into_tensor of float32[3]": lambda: dist.all_gather_into_tensor(
+            torch.zeros(3 * _SIZE), mine, group=group, async_op=True
+        ),
+        "reduce_scatter_tensor of": lambda: dist.reduce_scatter_tensor(
+            torch.ones(3000), torch.ones(3000 * _SIZE), group=group, async_op=True
+        ),
+        "all_to_all_single of": lambda: dist.all_to_all_single(
+            torch.ones(_SIZE), torch.ones(_SIZE), group=group, async_op=True
+        ),
+        "barrier: ": lambda: dist.barrier(group, async_op=True),
+    }
+    for name, call in calls.items():
+        if _RANK not in late:
+            work, said = call(), ""
+            end = time.monotonic() + _DEADLINE_S
+            # Nodes learn of other nodes' after a second.
+            while not said.endswith(f"it still waits for {words}"):
+                assert time.monotonic() < end, f"no {words!r} in: {said}"
+                try:
+                    work.wait(timedelta(seconds=0.1))
+                except talweg.Timeout as error:
+                    said = str(error)
+            assert said.startswith(f"rank {_RANK}: {name}"), said
+        talweg.barrier()
+        if _RANK in late:
+            work = call()
+        work.wait()
+        assert work.is_success()
+
+
+def check_time_limits() -> None:
+    """torch's own call for it wants a backend in C++; the group's own works."""
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.05), group)
+    assert any("only supported for either nccl or gloo" in str(each.message) for each in caught)
+    assert group._timeout == timedelta(seconds=77)
+    group.set_timeout(timedelta(seconds=0.05))
+    if _RANK == 0:
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        expect(talweg.Timeout, "timeout after 0.05 s", work.wait)
+    talweg.barrier()
+    if _RANK > 0:
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    work.wait(timedelta(seconds=_DEADLINE_S))
+
+
+def check_what_a_work_says() -> None:
+    """A call that has failed, and those of which Gloo has no results."""
+    work = dist.all_reduce(torch.ones(3 + (_RANK == 1)), async_op=True)
+    expect(talweg.Mismatch, "rank 0 calls all_reduce sum of f32[3], but rank 1", work.wait)
+    assert work.is_completed() and not work.is_success()
+    assert isinstance(work.exception(), talweg.Mismatch)
+    expect(talweg.Mismatch, "rank 0 calls all_reduce sum of f32[3], but rank 1", work.result)
+    part, parts = torch.zeros(3), [torch.ones(3) for _ in range(_SIZE)]
+    after, before = (_RANK + 1) % _SIZE, (_RANK - 1) % _SIZE
+    works = [
+        dist.reduce_scatter(part, parts, async_op=True),
+        dist.reduce_scatter_tensor(part, torch.ones(3 * _SIZE), async_op=True),
+        dist.irecv(part, before),
+        dist.isend(torch.ones(3), after),
+    ]
+    for work in works:
+        work.wait()
+        assert work.exception() is None
+        assert [each.shape for each in work.result()] == [part.shape], work.result()
+        [value] = work.get_future().wait()
+        assert value.shape == part.shape
+    # Small calls that are known, too.
+    opts = dist.distributed_c10d.AllgatherOptions()
+    opts.asyncOp = False
+    every = torch.zeros(_SIZE)
+    for _ in range(3):
+        work = dist.group.WORLD.all_gather_single(every, torch.ones(1), opts)
+        work.wait()
+        [value] = work.result()
+        assert value is every and value.tolist() == [1] * _SIZE
+
+
+def check_refused() -> None:
+    words = "average is not defined for bool"
+    bools = torch.tensor([True, False])
+    expect(talweg.Unsupported, words, dist.all_reduce, bools, dist.ReduceOp.AVG)
+    group = dist.group.WORLD
+    words = "0 are no ReduceOptions: call torch.distributed's own"
+    expect(talweg.InvalidArgument, words, group.reduce, torch.ones(3), 0)
+    # torch sorts ranks, unless it is told not to.
+    own = dist.new_group([1, 0])
+    if _RANK < 2:
+        assert dist.get_process_group_ranks(own) == [0, 1]
+        words = "process group of ranks [1, 0]: name them in ascending order"
+        expect(talweg.Unsupported, words, dist.new_group, [1, 0], sort_ranks=False)
+    else:
+        dist.new_group([1, 0], sort_ranks=False)
+
+    def coalesced(device: str) -> None:
+        with dist._coalescing_manager(device=torch.device(device)):
+            dist.all_reduce(torch.ones(3))
+
+    expect(RuntimeError, "No backend type associated", coalesced, "cpu")
+
+
 if __name__ == "__main__":
     check_devices_that_are_named()
+    dist.init_process_group("talweg")
+    check_late_ranks()
+    check_time_limits()
+    check_what_a_work_says()
+    check_refused()
     talweg.barrier()

@@ -70,6 +70,34 @@ def all_reduce_coalesced(rank: int, size: int) -> Any:
 
 
 @case
+def coalescing_manager(rank: int, size: int) -> Any:
+    found: list[Any] = []
+    for is_async in (False, True):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            reduced = [_values(rank + at, count) for at, count in enumerate((6, 3000, 1))]
+            with dist._coalescing_manager(async_ops=is_async) as calls:
+                for tensor in reduced:
+                    dist.all_reduce(tensor, op)
+            if is_async:
+                calls.wait()
+            found.append(reduced)
+        gathered = [torch.zeros(size * count) for count in (4, 3000)]
+        with dist._coalescing_manager(async_ops=is_async) as calls:
+            for output in gathered:
+                dist.all_gather_into_tensor(output, _values(rank, output.numel() // size))
+        if is_async:
+            calls.wait()
+        scattered = [torch.zeros(count) for count in (4, 3000)]
+        with dist._coalescing_manager(async_ops=is_async) as calls:
+            for output in scattered:
+                dist.reduce_scatter_tensor(output, _values(rank, output.numel() * size))
+        if is_async:
+            calls.wait()
+        found += [gathered, scattered]
+    return found
+
+
+@case
 def small_again(rank: int, size: int) -> Any:
     """The same small calls again and again: others than the first go straight to the library."""
     found = []
@@ -142,6 +170,32 @@ def many_under_way(rank: int, size: int) -> Any:
 
 
 @case
+def what_a_work_says(rank: int, size: int) -> Any:
+    outputs, every = [torch.zeros(6) for _ in range(size)], torch.zeros(size * 6)
+    swapped, received, root = torch.zeros(size * 2), torch.zeros(3), size - 1
+    gathered = [torch.zeros(6) for _ in range(size)] if rank == root else None
+    parts = [_values(place, 3) for place in range(size)] if rank == root else None
+    found: list[Any] = []
+    for work in (
+        dist.all_reduce(_values(rank), async_op=True),
+        dist.broadcast(_values(rank), 0, async_op=True),
+        dist.all_gather(outputs, _values(rank), async_op=True),
+        dist.gather(_values(rank), gathered, root, async_op=True),
+        dist.scatter(received, parts, root, async_op=True),
+        dist.all_to_all_single(swapped, _values(rank, size * 2), async_op=True),
+        dist.barrier(async_op=True),
+    ):
+        assert work.wait()
+        found += [work.is_completed(), work.is_success(), work.exception()]
+        found += [work.result(), work.get_future().wait()]
+    work = dist.all_gather_into_tensor(every, _values(rank), async_op=True)
+    work.wait()
+    # Gloo has parts of the output, Talweg the whole of it.
+    found += [torch.cat(work.result()), torch.cat(work.get_future().wait())]
+    return found
+
+
+@case
 def futures(rank: int, size: int) -> Any:
     tensor = _values(rank)
     work = dist.all_reduce(tensor, async_op=True)
@@ -163,9 +217,14 @@ def broadcast(rank: int, size: int) -> Any:
 
 @case
 def reduce(rank: int, size: int) -> Any:
-    tensor = _values(rank, 2000)
-    dist.reduce(tensor, size - 1)
-    return tensor if rank == size - 1 else None
+    found = []
+    for op in ("SUM", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"):
+        for count in (6, 2000):
+            tensor = _values(rank, count, torch.int32 if op.startswith("B") else torch.float32)
+            dist.reduce(tensor, size - 1, getattr(dist.ReduceOp, op))
+            # Talweg leaves the others' as they are, Gloo does not.
+            found.append(tensor if rank == size - 1 else None)
+    return found
 
 
 @case

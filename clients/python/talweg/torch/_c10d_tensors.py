@@ -289,7 +289,7 @@ def options_of(kind: Any, given: Any) -> Any:
         return given
     options = kind()
     if given is not None:
-        if not hasattr(options, "reduceOp"):
+        if isinstance(given, int) or not hasattr(options, "reduceOp"):
             raise InvalidArgument(f"{given!r} are no {kind.__name__}: call torch.distributed's own")
         options.reduceOp = given
     return options

@@ -309,7 +309,7 @@ class ProcessGroup(GroupOfDevices):
         opts, operation = options_of(c10d.ReduceScatterOptions, opts), "reduce_scatter_tensor"
         sizes = (input_.dtype, input_.numel(), output.dtype, output.shape)
         key = (operation, *sizes, tensors_.name_of(opts.reduceOp))
-        work = self._small_call(key, input_, output, output, opts)
+        work = self._small_call(key, input_, output, [output], opts)
         if work is not None:
             return work
         if self._is_elsewhere([output, input_], operation):
@@ -353,7 +353,7 @@ class ProcessGroup(GroupOfDevices):
         target = Outputs(outputs, "gather") if outputs else None
         call = given(GATHER, [tensor], tensors_.whole(tensor), [1], root, target)
         targets = [target] if target is not None else []
-        return self._submit("gather", [call], [tensor], output_tensors, targets, opts)
+        return self._submit("gather", [call], [tensor], outputs, targets, opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.ScatterOptions, opts)
@@ -391,7 +391,7 @@ class ProcessGroup(GroupOfDevices):
             return super().allgather(output_tensors, input_tensors, opts)
         tensor = self._only(input_tensors, "all_gather")
         outputs = self._of_every_rank(output_tensors, tensor, "all_gather")
-        return self._all_gather([outputs], [tensor], output_tensors, opts, "all_gather")
+        return self._all_gather([outputs], [tensor], outputs, opts, "all_gather")
 
     def _all_gather(
         self,
@@ -419,12 +419,12 @@ class ProcessGroup(GroupOfDevices):
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
         opts, operation = options_of(c10d.AllgatherOptions, opts), "all_gather_into_tensor"
         key = (operation, input_.dtype, input_.shape, output.dtype, output.numel())
-        work = self._small_call(key, input_, output, output, opts)
+        work = self._small_call(key, input_, output, [output], opts)
         if work is not None:
             return work
         if self._is_elsewhere([output, input_], operation):
             return super().all_gather_single(output, input_, opts)
-        return self._all_gather_single([output], [input_], output, opts, operation, key)
+        return self._all_gather_single([output], [input_], [output], opts, operation, key)
 
     def _all_gather_single(
         self,
@@ -459,7 +459,8 @@ class ProcessGroup(GroupOfDevices):
             self._of_every_rank([each], tensor, "all_gather_coalesced")
             for each, tensor in zip(zip(*output_lists), input_list)
         ]
-        return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
+        result = [output for each in output_lists for output in each]
+        return self._all_gather(outputs, input_list, result, opts, "all_gather_coalesced")
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.AllgatherOptions, opts)
@@ -511,7 +512,7 @@ class ProcessGroup(GroupOfDevices):
         key = None
         if not output_splits and not input_splits:
             key = (operation, input_.dtype, input_.shape, output.dtype, output.shape)
-            work = self._small_call(key, input_, output, output, opts)
+            work = self._small_call(key, input_, output, [output], opts)
             if work is not None:
                 return work
         if self._is_elsewhere([output, input_], operation):
@@ -519,7 +520,7 @@ class ProcessGroup(GroupOfDevices):
         counts = self._counts(input_, input_splits, operation)
         wanted = self._counts(output, output_splits, operation)
         target = tensors_.SplitOutput(output, wanted, operation)
-        return self._all_to_all(target, [input_], input_, counts, output, opts, operation, key)
+        return self._all_to_all(target, [input_], input_, counts, [output], opts, operation, key)
 
     def _counts(self, tensor: torch.Tensor, splits: Any, operation: str) -> list[int]:
         """The elements of each rank's part."""

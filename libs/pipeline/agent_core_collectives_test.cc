@@ -45,7 +45,7 @@ Effects ResultOf(Fixture& f, const wire::Contribute& entry, uint32_t length_byte
                       .rank_count = 1,
                       .length_bytes = length_bytes,
                       .form = entry.wants_result ? wire::Form::kInline : wire::Form::kEmpty,
-                      .sum_epoch = f.member.view()->epoch};
+                      .sum_epoch = f.member.views().present()->epoch};
   if (entry.wants_result) result.bytes = payload;
   return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
 }
@@ -55,7 +55,7 @@ Effects DisagreementOf(Fixture& f, const wire::Contribute& entry, const std::str
                             .round = entry.round,
                             .slice = entry.slice,
                             .form = wire::Form::kDisagreement,
-                            .sum_epoch = f.member.view()->epoch,
+                            .sum_epoch = f.member.views().present()->epoch,
                             .bytes = std::as_bytes(std::span(text))};
   return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
 }

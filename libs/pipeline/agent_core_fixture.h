@@ -47,6 +47,7 @@ struct Fixture {
                 .host_id = host_id,
                 .rank_count = rank_count,
                 .one_view = one_view}) {}
+  explicit Fixture(const AgentCoreConfig& config) : member(config) {}
 
   // Performs an event, checks the core, and keeps its effects.
   template <typename Event>
@@ -146,7 +147,7 @@ struct Fixture {
     wire::Frame frame;
     frame.header.type = type;
     frame.header.job = JobId{7};
-    frame.header.epoch = epoch == 0 ? member.newest_view()->epoch : Epoch{epoch};
+    frame.header.epoch = epoch == 0 ? member.views().newest()->epoch : Epoch{epoch};
     return frame;
   }
   Effects Deliver(ConnectionId connection, const wire::Frame& frame) {
@@ -172,7 +173,7 @@ struct Fixture {
     const auto append = [&effects](Effects more) {
       effects.insert(effects.end(), more.begin(), more.end());
     };
-    for (uint32_t i = 0; i < member.newest_view()->aggregators.size(); ++i) {
+    for (uint32_t i = 0; i < member.views().newest()->aggregators.size(); ++i) {
       if (OwnerAt(i).state == OwnerState::kBackoff) {
         now_ns = std::max(now_ns, OwnerAt(i).retry_at_ns);
         append(Tick());
@@ -240,7 +241,7 @@ struct Fixture {
                         .rank_count = ranks,
                         .length_bytes = slice.length_bytes,
                         .form = wire::Form::kWritten,
-                        .sum_epoch = member.view()->epoch};
+                        .sum_epoch = member.views().present()->epoch};
     if (sum_epoch != 0) result.sum_epoch = Epoch{sum_epoch};
     if (!entry.wants_result) result.form = wire::Form::kEmpty;
     if (entry.wants_result && slice.length_bytes <= wire::kInlineBytesMax) {
@@ -249,7 +250,7 @@ struct Fixture {
       result.bytes = payload;
     }
     return From<wire::Result>(slice.owner.value(), wire::FrameType::kResult, {result},
-                              member.view()->epoch.value());
+                              member.views().present()->epoch.value());
   }
   Effects Decide(const std::string& name, wire::Verdict verdict, uint64_t round,
                  uint64_t sum_epoch = 0, std::vector<uint16_t> sources = {}) {

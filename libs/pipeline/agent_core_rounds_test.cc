@@ -18,7 +18,7 @@ TEST_CASE("AgentCore: one rank's round goes from its own buffer to the owner and
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
   f.Open(Spec("w", 32 * 1024));  // 128 KiB: two slices.
   f.Push(0, 0, 1);
   const Effects sent = f.Flush();
@@ -242,7 +242,7 @@ TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipel
 TEST_CASE("AgentCore: alone, the local reduction is the round", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
-  CHECK(f.member.standalone());
+  CHECK(f.member.views().standalone());
   f.Open(Spec("w", 32 * 1024, DType::kF32, Op::kAverage));
   f.Push(0, 0, 1);
   f.Push(1, 0, 1);
@@ -461,7 +461,7 @@ TEST_CASE("AgentCore: refusals end the job only when a round hangs on them", "[p
   CHECK(f.Of<ReportLost>(refuse(wire::RefusedReason::kWrongEpoch, 1)).empty());
   CHECK(f.Of<ReportLost>(refuse(wire::RefusedReason::kWrongRound, 7)).empty());
   CHECK(f.Of<ReportLost>(refuse(wire::RefusedReason::kWrongLength, 1)).size() == 1);
-  CHECK(f.member.phase() == Phase::kFailed);
+  CHECK(f.member.views().phase() == Phase::kFailed);
   CHECK(f.member.counters().refused[static_cast<size_t>(wire::RefusedReason::kWrongLength)] == 1);
 }
 

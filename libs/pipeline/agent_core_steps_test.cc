@@ -101,7 +101,7 @@ TEST_CASE("AgentCore: who came at a later step counts on from there", "[pipeline
   view::View view = MakeView(4, {1, 1}, 1);
   view.steps = 100;
   f.Start(view);
-  CHECK(f.member.steps_base() == 100);
+  CHECK(f.member.views().steps_base() == 100);
   f.Quiesce(5, 0);
   CHECK(f.Of<Quiesced>(f.RanksStop({2}))[0].step == 103);
   CHECK(Stepping::StopOf(f.Quiesce(6, 105)) == 5);
@@ -125,7 +125,7 @@ TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pi
   view::View first = MakeView(1, {1, 1, 1}, 1);
   first.members.erase(first.members.begin() + 1);  // Nodes 0 and 2.
   f.Start(first);
-  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{1});
   TensorSpec spec = Spec("b", 10, DType::kF32, Op::kCopy, 1);
   f.Open(spec);
   f.OnView(MakeView(2, {1, 1, 1}, 1));
@@ -136,9 +136,9 @@ TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pi
     return ok;
   };
   CHECK_FALSE(follow(7));
-  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{1});
   CHECK(follow(2));
-  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{2});
+  CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{2});
   // The tensor's root is the rank that it was; its number is another.
   CHECK(f.member.tensors()[0]->spec.root_rank == 2);
   CHECK(f.member.tensors()[0]->root_member.node == NodeRank{2});
@@ -164,7 +164,7 @@ TensorSpec Side(const std::string& name, const std::vector<uint32_t>& ranks) {
 TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]") {
   Stepping f(1);
   f.Start(WithStandby(4, 1));
-  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{2});
+  CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{2});
   const auto refused = f.Of<DeclareReply>(f.Declare(0, Spec("w", 10)));
   REQUIRE(refused.size() == 1);
   CHECK(refused[0].status == Status::kInvalid);
@@ -180,12 +180,12 @@ TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]")
   full.steps = 30;
   f.OnView(full);
   f.AgreeTo(f.AnswerAll());
-  CHECK(f.member.steps_base() == 30);
+  CHECK(f.member.views().steps_base() == 30);
   CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("w", 10))).size() == 1);
   bool ok = false;
   f.Do([&](Effects& out) { ok = f.member.OnRanksFollow(Epoch{5}, out); });
   CHECK(ok);
-  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{1});
   CHECK(f.member.tensors()[0]->spec.ranks == std::vector<Rank>{Rank{0}, Rank{1}});
   CHECK_FALSE(f.member.tensors()[0]->is_dead);
   CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("w", 10))).empty());

@@ -26,12 +26,12 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
   Fixture f(2, 2);
   view::View view = MakeView(1, {1, 1, 2}, 1);
   f.Start(view);
-  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  CHECK(f.member.views().GlobalRank(LocalRank{1}) == Rank{3});
   view.epoch = Epoch{2};
   view.members.erase(view.members.begin());  // Node 0 is gone: others number its ranks anew.
   f.OnView(view);
   f.AnswerAll();
-  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  CHECK(f.member.views().GlobalRank(LocalRank{1}) == Rank{3});
   const auto declared_root = [&f](const std::string& name, uint32_t root) {
     f.Declare(0, Spec(name, 10, DType::kU8, Op::kCopy, root));
     const Effects out = f.Allocated(static_cast<uint32_t>(f.member.tensors().size()) - 1);
@@ -68,7 +68,7 @@ TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[
   // No rank has been told of the tensor, so nothing can be held of it: the reports are empty.
   CHECK(f.Entries<wire::Report>(sent).empty());
   CHECK(f.CountFrames(sent, wire::FrameType::kReport) == 2);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
   CHECK(f.Of<DeclareReply>(f.all).empty());
   f.From<wire::Declared>(0, wire::FrameType::kDeclared, {{.key = Key("w")}});
   CHECK(f.Of<DeclareReply>(f.all).empty());
@@ -220,7 +220,7 @@ TEST_CASE("AgentCore: an owner's disagreement reaches who declares and who waits
       0, wire::FrameType::kFailed,
       {{.key = Key("v"), .code = wire::FailedCode::kMismatch, .text = "late side"}});
   CHECK(f.Of<CompleteRound>(failed)[0].text == "late side");
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
 
   const Effects over = [&] {
     f.Declare(0, Spec("u", 100));
@@ -285,7 +285,7 @@ TEST_CASE("AgentCore: no memory for a tensor is an error for the whole job", "[p
   alone.Declare(0, Spec("w", 100));
   const Effects local = alone.Allocated(0, "64 GiB are used of 64 GiB");
   CHECK(OnlyReply(local).status == Status::kOverBudget);
-  CHECK(alone.member.phase() == Phase::kActive);
+  CHECK(alone.member.views().phase() == Phase::kActive);
 }
 
 TEST_CASE("AgentCore: a rank's death ends the job here, and names the rank", "[pipeline]") {
@@ -351,7 +351,7 @@ TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the 
     CHECK(completed[0].status == Status::kAborted);
   }
   SECTION("nobody who has left is waited for") { CHECK(f.Leave(2, true).empty()); }
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
 }
 
 TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
@@ -361,7 +361,7 @@ TEST_CASE("AgentCore: a round that needs a member which has left fails the job",
   f.Push(0, 0, 1);
   f.Flush();
   f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
-  CHECK(f.member.phase() == Phase::kActive);  // It may have contributed already.
+  CHECK(f.member.views().phase() == Phase::kActive);  // It may have contributed already.
   const Effects out = f.From<wire::Waiting>(
       0, wire::FrameType::kWaiting,
       {{.key = Key("w"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
@@ -387,7 +387,7 @@ TEST_CASE("AgentCore: a round of a group that needs a member which has left fail
   REQUIRE(completed.size() == 1);
   CHECK(completed[0].status == Status::kAborted);
   CHECK(completed[0].text.find("node 1 has left") != std::string::npos);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
 }
 
 TEST_CASE("AgentCore: a side tensor waits for the view without the member that has left",

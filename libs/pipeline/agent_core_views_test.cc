@@ -44,7 +44,7 @@ TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the r
   view::View next = Survivors();
   next.aggregators[1].incarnation = Incarnation{299};  // Restarted.
   const Effects out = f.OnView(next);
-  CHECK(f.member.phase() == Phase::kFencing);
+  CHECK(f.member.views().phase() == Phase::kFencing);
   CHECK(f.CountFrames(out, wire::FrameType::kFence) == 1);
   REQUIRE(f.Of<Close>(out).size() == 1);
   REQUIRE(f.Of<Connect>(out).size() == 1);
@@ -56,10 +56,10 @@ TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the r
   // One answer is not enough.
   CHECK(f.From(0, wire::FrameType::kFenceAck).empty());
   const Effects frozen = f.AnswerAll();
-  CHECK(f.member.phase() == Phase::kReporting);
+  CHECK(f.member.views().phase() == Phase::kReporting);
   CHECK(f.CountFrames(frozen, wire::FrameType::kReport) == 2);
   CHECK(OnlyReport(frozen).contributed == Round{1});
-  CHECK(f.member.view()->epoch == Epoch{2});
+  CHECK(f.member.views().present()->epoch == Epoch{2});
 }
 
 TEST_CASE("AgentCore: results that lie before the fence's answer count", "[pipeline]") {
@@ -87,7 +87,7 @@ TEST_CASE("AgentCore: where a job has one view, another one asks in vain for wha
   f.AnswerAll();
   const Effects out = is_open ? f.Decide("w", wire::Verdict::kRedo, 1)
                               : f.Decide("w", wire::Verdict::kFinish, 1, 1, {0, 0, 0, 0});
-  REQUIRE(f.member.phase() == Phase::kFailed);
+  REQUIRE(f.member.views().phase() == Phase::kFailed);
   const auto failed = f.Of<FailJob>(out);
   REQUIRE(failed.size() == 1);
   CHECK_THAT(failed[0].text, Catch::Contains("'w'") && Catch::Contains("round 1") &&
@@ -101,7 +101,7 @@ TEST_CASE("AgentCore: where a job has one view, another one between two rounds i
   f.OnView(Survivors());
   f.AnswerAll();
   f.Decide("w", wire::Verdict::kRedo, 2);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
 }
 
 TEST_CASE("AgentCore: results after a fence's answer do not count", "[pipeline]") {
@@ -131,7 +131,7 @@ TEST_CASE("AgentCore: Redo discards what came and contributes again", "[pipeline
   f.AgreeTo(f.AnswerAll());
   CHECK(f.Flush().empty());  // Undecided.
   f.Decide("w", wire::Verdict::kRedo, 1);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
   const Effects sent = f.Flush();
   REQUIRE(f.Entries<wire::Contribute>(sent).size() == 4);
   CHECK(f.Entries<wire::Contribute>(sent)[0].mode == wire::Mode::kSum);
@@ -271,16 +271,16 @@ TEST_CASE("AgentCore: a still newer view starts again; older answers and decisio
   f.OnView(Survivors(3));
   CHECK(f.From(0, wire::FrameType::kFenceAck, 2).empty());
   CHECK(f.From(1, wire::FrameType::kFenceAck, 2).empty());
-  CHECK(f.member.phase() == Phase::kFencing);
+  CHECK(f.member.views().phase() == Phase::kFencing);
   f.AgreeTo(f.AnswerAll());
-  CHECK(f.member.phase() == Phase::kReporting);
+  CHECK(f.member.views().phase() == Phase::kReporting);
   f.From<wire::Decision>(f.member.FindTensor(Key("w"))->primary.value(), wire::FrameType::kDecision,
                          {{.key = Key("w"), .round = Round{1}, .verdict = wire::Verdict::kRedo}},
                          2);
-  CHECK(f.member.phase() == Phase::kReporting);
+  CHECK(f.member.views().phase() == Phase::kReporting);
   CHECK(f.OnView(Survivors(2)).empty());  // Older: ignored.
   f.Decide("w", wire::Verdict::kRedo, 1);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
   f.Decide("w", wire::Verdict::kRedo, 1);  // Twice: ignored.
   CHECK(f.member.counters().redos == 1);
 }
@@ -302,10 +302,10 @@ TEST_CASE("AgentCore: a connection that breaks while fencing is replaced by a gr
   f.OnView(Survivors());
   f.From(0, wire::FrameType::kFenceAck);
   f.Broken(1);
-  CHECK(f.member.phase() == Phase::kFencing);
+  CHECK(f.member.views().phase() == Phase::kFencing);
   const Effects out = f.AnswerAll();
   CHECK(f.CountFrames(out, wire::FrameType::kHello) == 1);
-  CHECK(f.member.phase() == Phase::kReporting);
+  CHECK(f.member.views().phase() == Phase::kReporting);
 }
 
 TEST_CASE("AgentCore: a connection that was not welcomed yet is replaced at a new view",
@@ -515,7 +515,7 @@ TEST_CASE("AgentCore: decisions that contradict what is known end the job", "[pi
     f.OnView(Survivors());
     f.AgreeTo(f.AnswerAll());
     decide(f);
-    return f.member.phase() == Phase::kFailed && f.Of<ReportLost>(f.all).size() == 1;
+    return f.member.views().phase() == Phase::kFailed && f.Of<ReportLost>(f.all).size() == 1;
   };
   using wire::Verdict;
   CHECK(failed_after([](Fixture& f) { f.Decide("w", Verdict::kRedo, 2); }));
@@ -535,7 +535,7 @@ TEST_CASE("AgentCore: any bytes that parse are survived", "[pipeline]") {
     Random random(seed);
     Fixture f;
     BeginRound(f);
-    for (int step = 0; step < 60 && f.member.phase() != Phase::kFailed; ++step) {
+    for (int step = 0; step < 60 && f.member.views().phase() != Phase::kFailed; ++step) {
       if (random.OneIn(20)) f.OnView(Survivors(2 + step));
       if (random.OneIn(10)) f.AnswerAll();
       if (random.OneIn(15)) f.Broken(static_cast<uint32_t>(random.Below(2)));
@@ -589,7 +589,7 @@ TEST_CASE("AgentCore: any bytes that parse are survived", "[pipeline]") {
         case 6: f.From<wire::Hello>(owner, wire::FrameType::kHello, {{}}, epoch); break;
         case 7: f.From<wire::Welcome>(owner, wire::FrameType::kWelcome, {{}, {}}, epoch); break;
       }
-      if (f.member.phase() != Phase::kFailed) f.Flush();
+      if (f.member.views().phase() != Phase::kFailed) f.Flush();
     }
   }
 }

@@ -18,12 +18,20 @@ using testing::Spec;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
+// Node 0, which gives up whom it hears nothing of for 30 s.
+AgentCoreConfig Impatient() {
+  return {.self = {NodeRank{0}, Incarnation{100}},
+          .job_name = "job",
+          .rank_count = 1,
+          .unreachable_ns = 30 * kSecond};
+}
+
 TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[pipeline]") {
   const auto text_of = [](view::View view) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
     f.OnView(view);
-    return f.member.failed_text();
+    return f.member.views().failed_text();
   };
   CHECK(text_of(MakeView(2, {1, 1}, 0)).find("no aggregator") != std::string::npos);
   CHECK(text_of(MakeView(2, {3, 1}, 1)).find("3 ranks, but it has 1") != std::string::npos);
@@ -44,7 +52,7 @@ TEST_CASE("AgentCore: refusals of a greeting are tried again, or end the job", "
     f.OnView(MakeView(1, {1, 1}, 1));
     f.Connected(0);
     f.From<wire::Welcome>(0, wire::FrameType::kWelcome, {{.status = status, .text = "why"}});
-    return std::pair(f.member.phase(),
+    return std::pair(f.member.views().phase(),
                      f.member.owners().empty() ? OwnerState::kReady : f.OwnerAt(0).state);
   };
   CHECK(refuse(wire::WelcomeStatus::kUnknownJob) ==
@@ -80,11 +88,7 @@ TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[
     f.now_ns = f.member.NextTickNs();
     return f.Tick();
   };
-  Fixture f;
-  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
-                        .job_name = "job",
-                        .rank_count = 1,
-                        .unreachable_ns = 30 * kSecond});
+  Fixture f(Impatient());
   f.OnView(MakeView(1, {1, 1}, 2));
   SECTION("an aggregator that never answered") {
     f.Connected(1);
@@ -94,31 +98,28 @@ TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[
     f.AnswerAll();
     f.now_ns += 1000 * kSecond;
     f.Tick();
-    CHECK(f.member.phase() != Phase::kFailed);
+    CHECK(f.member.views().phase() != Phase::kFailed);
   }
   const int64_t since_ns = f.now_ns;
   f.Broken(0);
-  while (f.member.phase() != Phase::kFailed) {
+  while (f.member.views().phase() != Phase::kFailed) {
     const Effects effects = next_tick(f);
-    if (f.member.phase() != Phase::kFailed && f.OwnerAt(0).state == OwnerState::kConnecting) {
+    if (f.member.views().phase() != Phase::kFailed &&
+        f.OwnerAt(0).state == OwnerState::kConnecting) {
       f.Broken(0);
     }
     // Never late, and not for ever.
     REQUIRE(f.now_ns <= since_ns + 30 * kSecond);
   }
   CHECK(f.now_ns == since_ns + 30 * kSecond);
-  CHECK(f.member.failed_text().find("aggregator 'aggregator-0' for 30000 ms (reset by peer)") !=
-        std::string::npos);
+  CHECK(f.member.views().failed_text().find(
+            "aggregator 'aggregator-0' for 30000 ms (reset by peer)") != std::string::npos);
   CHECK(f.Of<ReportLost>(f.all).size() == 1);
 }
 
 TEST_CASE("AgentCore: an aggregator that comes back in time has been missed by nobody",
           "[pipeline]") {
-  Fixture f;
-  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
-                        .job_name = "job",
-                        .rank_count = 1,
-                        .unreachable_ns = 30 * kSecond});
+  Fixture f(Impatient());
   f.OnView(MakeView(1, {1, 1}, 1));
   f.AnswerAll();
   for (int i = 0; i < 3; ++i) {
@@ -133,18 +134,14 @@ TEST_CASE("AgentCore: an aggregator that comes back in time has been missed by n
   f.OnView(MakeView(2, {1, 1}, 1));  // The scheduler has spoken: the time begins afresh.
   f.now_ns += 29 * kSecond;
   f.Tick();
-  CHECK(f.member.phase() == Phase::kFencing);
+  CHECK(f.member.views().phase() == Phase::kFencing);
 }
 
 TEST_CASE("AgentCore: an aggregator that refuses for too long ends the job here, in its words",
           "[pipeline]") {
-  Fixture f;
-  f.member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
-                        .job_name = "job",
-                        .rank_count = 1,
-                        .unreachable_ns = 30 * kSecond});
+  Fixture f(Impatient());
   f.OnView(MakeView(1, {1, 1}, 1));
-  while (f.member.phase() != Phase::kFailed) {
+  while (f.member.views().phase() != Phase::kFailed) {
     if (f.OwnerAt(0).state == OwnerState::kConnecting) {
       f.Connected(0);
       f.From<wire::Welcome>(0, wire::FrameType::kWelcome,
@@ -154,18 +151,13 @@ TEST_CASE("AgentCore: an aggregator that refuses for too long ends the job here,
     f.Tick();
     REQUIRE(f.now_ns <= 31 * kSecond);
   }
-  CHECK(f.member.failed_text().find("30000 ms (it refused this agent: it is over)") !=
+  CHECK(f.member.views().failed_text().find("30000 ms (it refused this agent: it is over)") !=
         std::string::npos);
 }
 
-// Node 0 of three, which gives up whom it hears nothing of for 30 s.
+// One of three nodes.
 struct Patient : Fixture {
-  Patient() {
-    member = AgentCore({.self = {NodeRank{0}, Incarnation{100}},
-                        .job_name = "job",
-                        .rank_count = 1,
-                        .unreachable_ns = 30 * kSecond});
-  }
+  Patient() : Fixture(Impatient()) {}
   // Its rank waits at the end of a step, for a view that lets a node in.
   void Stop() {
     Do([&](Effects& out) {
@@ -202,7 +194,7 @@ struct Patient : Fixture {
     Push(0, 0, 1);
     Flush();
   }
-  bool failed() const { return member.phase() == Phase::kFailed; }
+  bool failed() const { return member.views().phase() == Phase::kFailed; }
 };
 
 TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for any more",
@@ -219,9 +211,9 @@ TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for
   const Effects out = f.Waiting("w", 1, {1, 2}, {0, 30});
   REQUIRE(f.failed());
   CHECK(f.Of<ReportLost>(out).size() == 1);
-  CHECK(f.member.failed_text().find("round 1 of tensor 'w' needs node 2, which has had no "
-                                    "connection to aggregator 'aggregator-0' for 30000 ms") !=
-        std::string::npos);
+  CHECK(f.member.views().failed_text().find(
+            "round 1 of tensor 'w' needs node 2, which has had no "
+            "connection to aggregator 'aggregator-0' for 30000 ms") != std::string::npos);
 }
 
 TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, is not given up",
@@ -270,7 +262,7 @@ TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, 
     g.Tick();
     g.From<wire::Waiting>(0, wire::FrameType::kWaiting,
                           {{.missing_nodes = {2}, .absent_ns = {1000 * kSecond}}});
-    CHECK(g.member.phase() == Phase::kActive);
+    CHECK(g.member.views().phase() == Phase::kActive);
   }
   CHECK_FALSE(f.failed());
 }
@@ -299,8 +291,8 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
     CHECK_FALSE(f.failed());
     // Also while it answers, as it has done before.
     f.Waiting("w", 1, {2}, {30});
-    CHECK(f.member.failed_text().find("and the scheduler comes and goes, and does not say") !=
-          std::string::npos);
+    CHECK(f.member.views().failed_text().find(
+              "and the scheduler comes and goes, and does not say") != std::string::npos);
   }
   SECTION("until it has answered for two leases") {
     f.Answers();
@@ -337,7 +329,7 @@ TEST_CASE("AgentCore: what nobody but the scheduler gives it may give while it a
   CHECK_FALSE(f.failed());  // 38 s since it first went; but it answers.
   f.Silent();
   f.Pass(kSecond);
-  CHECK(f.member.failed_text().ends_with(", and the scheduler comes and goes"));
+  CHECK(f.member.views().failed_text().ends_with(", and the scheduler comes and goes"));
 }
 
 TEST_CASE("AgentCore: a scheduler that has answered for two leases has all the time again",
@@ -371,26 +363,27 @@ TEST_CASE("AgentCore: an epoch that the dead are needed for is not waited for wi
   f.Pass(30 * kSecond);
   SECTION("of a node that is dead") {
     f.Waiting("", 0, {1, 2}, {0, 35});
-    CHECK(f.member.failed_text().find("epoch 1 of job 'job' needs node 2") != std::string::npos);
+    CHECK(f.member.views().failed_text().find("epoch 1 of job 'job' needs node 2") !=
+          std::string::npos);
   }
   SECTION("of a newer view that did not reach this node") {
     f.Waiting("", 0, {0}, {35});
-    CHECK(f.member.failed_text().find("node 0 waits in epoch 1 of job 'job' for aggregator "
-                                      "'aggregator-0', which has had a newer view for 36000 ms") !=
-          std::string::npos);
+    CHECK(f.member.views().failed_text().find(
+              "node 0 waits in epoch 1 of job 'job' for aggregator "
+              "'aggregator-0', which has had a newer view for 36000 ms") != std::string::npos);
   }
   SECTION("but steps go on where nothing hangs on that aggregator") {
     f.From<wire::Declared>(0, wire::FrameType::kDeclared, {{.key = Key("w"), .slot = {1, 2}}});
     f.Waiting("", 0, {0, 1}, {35, 35});
     f.Waiting("", 0, {1}, {35});
-    CHECK(f.member.phase() == Phase::kActive);
+    CHECK(f.member.views().phase() == Phase::kActive);
     return;
   }
   SECTION("but not while it has heard of a newer one") {
     f.OnView(MakeView(2, {1, 1, 1}, 1));
     f.From<wire::Waiting>(0, wire::FrameType::kWaiting,
                           {{.missing_nodes = {0}, .absent_ns = {35 * kSecond}}}, 1);
-    CHECK(f.member.phase() == Phase::kFencing);
+    CHECK(f.member.views().phase() == Phase::kFencing);
     return;
   }
   CHECK(f.failed());
@@ -412,7 +405,7 @@ TEST_CASE("AgentCore: a word that only the scheduler has is waited for no longer
   CHECK_FALSE(f.failed());
   f.Pass(kSecond);
   REQUIRE(f.failed());
-  CHECK(f.member.failed_text() == "node 0 cannot go on: " + text);
+  CHECK(f.member.views().failed_text() == "node 0 cannot go on: " + text);
 }
 
 TEST_CASE("AgentCore: running steps do not need the scheduler", "[pipeline]") {
@@ -420,7 +413,7 @@ TEST_CASE("AgentCore: running steps do not need the scheduler", "[pipeline]") {
   f.Start(MakeView(1, {1, 1}, 1));
   f.Silent();
   f.Pass(1000 * kSecond);
-  CHECK(f.member.phase() == Phase::kActive);
+  CHECK(f.member.views().phase() == Phase::kActive);
 }
 
 TEST_CASE(

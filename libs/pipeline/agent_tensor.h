@@ -15,7 +15,7 @@
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
-// What an agent knows of one tensor. Plain state: AgentCore changes it, tests look at it.
+// What an agent knows of one tensor. Plain state: the core's parts change it, tests look at it.
 namespace talweg::pipeline {
 
 enum class SliceState : uint8_t {
@@ -26,6 +26,37 @@ enum class SliceState : uint8_t {
   kSent = 4,
   kDone = 5,    // Its result is here (or, in a Finish, acknowledged).
   kExempt = 6,  // This node has nothing to do with it.
+};
+
+// The states of a round's slices, and how many of them are over.
+class SliceStates {
+ public:
+  // All are kIdle.
+  void Reset(size_t count);
+  void Set(size_t slice, SliceState state);
+
+  SliceState operator[](size_t slice) const { return states_[slice]; }
+  size_t size() const { return states_.size(); }
+  auto begin() const { return states_.begin(); }
+  auto end() const { return states_.end(); }
+  // How many are kDone.
+  uint32_t done_count() const { return done_count_; }
+  // Each is kDone or kExempt.
+  bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
+  // CHECKs the counts.
+  void CheckInvariants() const;
+
+ private:
+  std::vector<SliceState> states_;
+  uint32_t done_count_ = 0;
+  uint32_t exempt_count_ = 0;
+};
+
+// Which slices travel to an owner.
+enum class Travel : uint8_t {
+  kNone = 1,    // This node is the whole job, without aggregators.
+  kShared = 2,  // Those in which another member takes part.
+  kAll = 3,     // The job is of one node, and has aggregators to use them.
 };
 
 enum class TensorState : uint8_t {
@@ -104,6 +135,8 @@ struct AgentTensor {
 
   // In the present view.
   view::Participation participation;
+  MemberIndex self;
+  Travel travel = Travel::kShared;
   // Somebody is gone without whom it means nothing. Also after views in which somebody else holds
   // the place: others may have given the tensor up before.
   bool is_dead = false;
@@ -134,9 +167,7 @@ struct AgentTensor {
   Partial partial;
 
   // The active round: usually held + 1; in a Finish of a round that is held here, held.
-  std::vector<SliceState> slice_states;
-  uint32_t done_count = 0;    // How many of slice_states are kDone.
-  uint32_t exempt_count = 0;  // Likewise.
+  SliceStates slice_states;
   // What the result of the first slice says that the ranks do not agree on.
   struct Disagreement {
     SliceIndex slice;
@@ -150,12 +181,25 @@ struct AgentTensor {
 
   Round open_round() const { return held.round.Next(); }
   Round active_round() const { return finish ? finish->round : open_round(); }
-  bool agreed() const {
-    for (const auto& [owner, agreement] : owners) {
-      if (!agreement.agreed) return false;
-    }
-    return true;
-  }
+  // All owners of the present view have agreed to it.
+  bool agreed() const;
+  // Contributions are combined, or copied, here before they leave.
+  bool reduces() const { return pushed.size() > 1 || staged; }
+  // Something of it cannot end without a word of `owner`.
+  bool WaitsFor(AggregatorIndex owner) const;
+
+  // --- Changes.
+
+  // No slice of the active round is on its way.
+  void ResetSlices();
+  // What ranks have pushed, and what has come, is over.
+  void OpenNextRound();
+  // The connection to `owner` broke: it has to agree anew, and each slice there whose result has
+  // not come is contributed again.
+  void LoseOwner(AggregatorIndex owner);
+
+  // CHECKs what must hold between events.
+  void CheckInvariants() const;
 };
 
 }  // namespace talweg::pipeline

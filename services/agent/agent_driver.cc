@@ -150,7 +150,7 @@ void AgentDriver::Do(pipeline::FailJob& effect) {
                    "' has failed: ", effect.text);
     end_ = absl::AbortedError(effect.text);
   }
-  life_.OnFailed(core_->failed_text(), NowNs());
+  life_.OnFailed(core_->views().failed_text(), NowNs());
   desk_->Do(effect);
   reduces_.clear();
   if (devices_ != nullptr) devices_->Abandon();

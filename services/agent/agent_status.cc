@@ -24,10 +24,10 @@ constexpr uint32_t kOpenRoundsMax = 100;
 constexpr uint32_t kTraceProcess = 1'000'000'000;
 
 std::string StateText(const pipeline::AgentCore& member) {
-  switch (member.phase()) {
+  switch (member.views().phase()) {
     case pipeline::Phase::kForming: return "joining";
-    case pipeline::Phase::kFailed: return "failed: " + member.failed_text();
-    default: return pipeline::PhaseName(member.phase());
+    case pipeline::Phase::kFailed: return "failed: " + member.views().failed_text();
+    default: return pipeline::PhaseName(member.views().phase());
   }
 }
 
@@ -56,13 +56,13 @@ v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::A
   };
   round.set_slice_count(static_cast<uint32_t>(tensor.slices.size()));
   round.set_slices_sent(count(SliceState::kSent, SliceState::kDone));
-  round.set_slices_received(tensor.done_count);
+  round.set_slices_received(tensor.slice_states.done_count());
   if (!tensor.contributed && !tensor.finish) {
     round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
     for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
       if (tensor.in_group[i] && !tensor.pushed[i]) round.add_local_ranks(i);
     }
-  } else if (tensor.awaits_decision || member.phase() == pipeline::Phase::kFencing ||
+  } else if (tensor.awaits_decision || member.views().phase() == pipeline::Phase::kFencing ||
              tensor.state != pipeline::TensorState::kOpen) {
     round.set_waits_for(v1::WAITS_FOR_VIEW);
   } else if (count(SliceState::kQueued, SliceState::kReducing, SliceState::kReduced) > 0) {
@@ -96,8 +96,8 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   status.set_job_id(driver_->job().value());
   *status.mutable_id() = rpc::ToShown(member.config().self);
   status.set_host_id(host_id_);
-  if (member.newest_view() != nullptr) {
-    *status.mutable_view() = rpc::ToShown(*member.newest_view());
+  if (member.views().newest() != nullptr) {
+    *status.mutable_view() = rpc::ToShown(*member.views().newest());
   }
   status.set_state(StateText(member));
   status.set_scheduler_reachable(driver_->scheduler_answers() && !driver_->link().IsAlone());
@@ -107,7 +107,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   for (uint32_t i = 0; i < driver_->desk().ranks().size(); ++i) {
     const RankDesk::Rank& rank = driver_->desk().ranks()[i];
     v1::RankStatus* out = status.add_ranks();
-    out->set_rank(member.GlobalRank(LocalRank{i}).value());
+    out->set_rank(member.views().GlobalRank(LocalRank{i}).value());
     out->set_local_rank(i);
     out->set_pid(rank.pid);
     out->set_uid(rank.uid);
@@ -145,7 +145,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
 
   for (const auto& [index, owner] : member.owners()) {
     v1::AggregatorConnection* out = status.add_aggregators();
-    out->set_name(member.newest_view()->aggregators[index.value()].name);
+    out->set_name(member.views().newest()->aggregators[index.value()].name);
     out->set_connected(owner.state == pipeline::OwnerState::kReady);
     out->set_credit_bytes(owner.credit_bytes);
     out->set_bytes_in_flight(member.queue().InFlightBytes(index));

@@ -42,7 +42,7 @@ void AgentDriver::OnView(const view::View& view) {
   }
   desk_->OnNewestView(view.epoch);  // Before ranks go on in it.
   Deliver([this, view](pipeline::Effects& out) { core_->OnView(view, NowNs(), out); });
-  if (core_->phase() != pipeline::Phase::kFailed) desk_->SetView(view, core_->config().self);
+  if (!core_->views().has_failed()) desk_->SetView(view, core_->config().self);
 }
 
 void AgentDriver::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {

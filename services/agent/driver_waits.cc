@@ -52,7 +52,7 @@ std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round
   if (!tensor.contributed && !tensor.finish) {
     for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
       if (!tensor.in_group[i] || tensor.pushed[i]) continue;
-      who.push_back("rank " + std::to_string(member.GlobalRank(LocalRank{i}).value()) +
+      who.push_back("rank " + std::to_string(member.views().GlobalRank(LocalRank{i}).value()) +
                     " (local rank " + std::to_string(i) + " of node " +
                     std::to_string(options_.self.node.value()) + ")");
     }
@@ -61,7 +61,7 @@ std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round
   const auto missing = missing_nodes_.find({index, round});
   if (missing == missing_nodes_.end()) return "";
   for (const uint32_t node : missing->second) {
-    who.push_back(NodeText(member.newest_view(), tensor.spec, node));
+    who.push_back(NodeText(member.views().newest(), tensor.spec, node));
   }
   return Joined(who);
 }
@@ -108,13 +108,13 @@ void AgentDriver::Do(const pipeline::LogWaiting& effect) {
                      " of node ", options_.self.node.value());
       return;
     case pipeline::LogWaiting::For::kAggregators:
-      telemetry::Log(telemetry::LogLevel::kWarning, "epoch ", core_->newest_view()->epoch,
+      telemetry::Log(telemetry::LogLevel::kWarning, "epoch ", core_->views().newest()->epoch,
                      " of job '", options_.job_name, "' waits since ", seconds,
                      " s for aggregator ", who);
       return;
     case pipeline::LogWaiting::For::kEpoch:
       telemetry::Log(telemetry::LogLevel::kWarning, "an epoch of job '", options_.job_name, "', ",
-                     core_->newest_view()->epoch, " or later, waits since ", seconds,
+                     core_->views().newest()->epoch, " or later, waits since ", seconds,
                      " s for node ", who);
       return;
   }

@@ -322,10 +322,10 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
                           uint32_t first_member) {
   const Rank& rank = ranks_[local_rank.value()];
   if (!rank.attached) return;
-  const view::View* const newest = events_->Core().newest_view();
+  const view::View* const newest = events_->Core().views().newest();
   const view::View* const view = epoch == Epoch{0} || (newest != nullptr && newest->epoch == epoch)
                                      ? newest
-                                     : events_->Core().FindView(epoch);
+                                     : events_->Core().views().Find(epoch);
   if (view == nullptr || !view->IndexOf(self_)) {
     const std::string text = "the view of epoch " + std::to_string(epoch.value()) +
                              " is none of the last ones that the agent has had";
@@ -349,7 +349,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
                            {.flags = (membership_changes_ ? shm::kMembershipChanges : 0) | standby,
                             .epoch = view->epoch.value(),
                             .steps = view->steps,
-                            .steps_base = events_->Core().steps_base(),
+                            .steps_base = events_->Core().views().steps_base(),
                             .rank = numbers.rank.value(),
                             .size = numbers.size,
                             .member_count = member_count,
@@ -361,7 +361,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
 void RankDesk::AnswerFollow(LocalRank local_rank, uint32_t request, Epoch epoch, bool ok) {
   const Rank& rank = ranks_[local_rank.value()];
   if (!rank.attached) return;
-  const view::View* const view = events_->Core().FindView(epoch);
+  const view::View* const view = events_->Core().views().Find(epoch);
   if (ok && view != nullptr) {
     const Numbers numbers = NumbersIn(*view, self_, local_rank);
     server_->Renumber(rank.connection, numbers.rank, numbers.size, numbers.declared);

@@ -19,7 +19,7 @@ void AgentProcess::CheckAfterwards() {
     if (!tensor->contributed || ledger_ == nullptr) continue;
     ledger_->OnContributed(tensor->key, tensor->open_round());
   }
-  if (const view::View* const view = core().newest_view(); view != nullptr) {
+  if (const view::View* const view = core().views().newest(); view != nullptr) {
     if (view->epoch < epoch_) throw Violation{name_ + ": its epoch went back"};
     epoch_ = view->epoch;
     if (view->dealing != config_.profile->dealing) {

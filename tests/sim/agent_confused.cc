@@ -39,7 +39,7 @@ void AgentProcess::Confuse() {
     contributes_early_ = true;
     return;
   }
-  const view::View* const view = core().newest_view();
+  const view::View* const view = core().views().newest();
   if (view == nullptr || core().owners().empty()) return;
   auto owner = core().owners().begin();
   std::advance(owner, random.Below(core().owners().size()));
@@ -129,8 +129,8 @@ void AgentProcess::ContributeEarly(ConnectionId connection, const wire::Header& 
 
 // What fits the state that the agent is in; the job fails here, and names the aggregator.
 void AgentProcess::Forge() {
-  const view::View* const view = core().newest_view();
-  if (view == nullptr || core().phase() == pipeline::Phase::kFailed) return;
+  const view::View* const view = core().views().newest();
+  if (view == nullptr || core().views().has_failed()) return;
   if (timeline_->random().OneIn(4)) {
     trace_->Reached(kForged);
     view::View other = *view;
@@ -157,7 +157,7 @@ void AgentProcess::Forge() {
                              .aggregator = owner.incarnation,
                              .text = "node 0 has another view"});
   }
-  if (core().phase() == pipeline::Phase::kFencing) return;
+  if (core().views().phase() == pipeline::Phase::kFencing) return;
   for (const auto& tensor : core().tensors()) {
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
       if (tensor->slice_states[i] != pipeline::SliceState::kSent) continue;

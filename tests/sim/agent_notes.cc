@@ -11,7 +11,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   const Collective collective = plans_[place]->collective();
   if (complete.status != pipeline::Status::kOk) return;
   trace_->Reached(("a round of " + std::string(collective.name())).c_str());
-  const view::View* const view = core().view();
+  const view::View* const view = core().views().present();
   if (view != nullptr && view->aggregators.size() > 1) {
     const std::string dealing = DealingText(view->dealing);
     trace_->Reached(("a round dealt by " + dealing.substr(0, dealing.find(':'))).c_str());
@@ -21,7 +21,8 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   }
   if (plans_[place]->group().empty() || collective.needs_every_rank()) return;
   for (const view::Place& each : plans_[place]->group()) {
-    if (core().view() != nullptr && core().view()->IndexOf(each.node)) continue;
+    if (core().views().present() != nullptr && core().views().present()->IndexOf(each.node))
+      continue;
     trace_->Reached("a group goes on with those that are left");
   }
 }
@@ -29,7 +30,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
 // Beside whom the parts of a tensor are summed.
 void AgentProcess::NotePlacement(const view::Group& group,
                                  const pipeline::AgentTensor& tensor) const {
-  const view::View* const view = core().view();
+  const view::View* const view = core().views().present();
   const Collective& collective = tensor.spec.collective;
   if (view == nullptr || view->aggregators.empty()) return;
   const auto rank_count = static_cast<uint32_t>(group.size());

@@ -175,7 +175,7 @@ void AgentProcess::WakeAt(int64_t deadline_ns) {
 
 std::optional<transport::TokenClaim> AgentProcess::NextToken() {
   if (!config_.profile->members_prove) return std::nullopt;
-  const view::View& view = *core().newest_view();
+  const view::View& view = *core().views().newest();
   return transport::TokenClaim{.identity = {.job = view.job,
                                             .epoch = view.epoch,
                                             .node = core().config().self.node,
@@ -207,7 +207,7 @@ void AgentProcess::Watch(const pipeline::Effect& effect) {
         } else if constexpr (std::is_same_v<Each, pipeline::FailJob>) {
           WatchFailure(each.text);
         } else if constexpr (std::is_same_v<Each, pipeline::ReduceSlice>) {
-          if (each.is_final && core().view()->members.size() > 1) {
+          if (each.is_final && core().views().present()->members.size() > 1) {
             trace_->Reached("a slice that only one node has to do with");
           }
         } else if constexpr (std::is_same_v<Each, pipeline::CopyOwn>) {
@@ -283,7 +283,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
       if (plans_[place]->name() != allocated_.at(failed.tensor).spec.name) continue;
       ledger_->OnDead(key, {.last = core().FindTensor(key)->open_round(),
                             .member = core().config().self,
-                            .epoch = core().view()->epoch,
+                            .epoch = core().views().present()->epoch,
                             .needed = NeededBy(place)});
     }
   }
@@ -301,7 +301,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   timeline_->After(network_->Delay(), [this, key, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, key] {
       const pipeline::AgentTensor& tensor = *core().FindTensor(key);
-      if (core().phase() == pipeline::Phase::kFailed || !tensor.announced) return;
+      if (core().views().has_failed() || !tensor.announced) return;
       trace_->Reached("a push of a tensor that has failed");
       Say(LocalRank{0}, {.tensor = tensor.index, .round = tensor.open_round()});
     });
@@ -388,8 +388,8 @@ void AgentProcess::OnMemberEvent(const rpc::MemberEvent& event) {
 void AgentProcess::OnView(const view::View& view) {
   ledger_->OnView(view);
   trace_->Add(timeline_->now_ns(), name_, "view of epoch " + std::to_string(view.epoch.value()));
-  const pipeline::Phase before = core().phase();
-  const view::View* const held = core().newest_view();
+  const pipeline::Phase before = core().views().phase();
+  const view::View* const held = core().views().newest();
   const bool newer = held == nullptr || held->epoch < view.epoch;
   if (newer && before == pipeline::Phase::kFencing) {
     trace_->Reached("a newer view while an agent fences");
@@ -404,13 +404,13 @@ void AgentProcess::OnView(const view::View& view) {
     CheckAtBoundary(view);
   }
   Run([&] { driver_.OnMemberEvent(rpc::ViewPublished{view}); });
-  if (core().phase() == pipeline::Phase::kFailed) {
+  if (core().views().has_failed()) {
     if (before != pipeline::Phase::kFailed) trace_->Reached("an agent is out of the next view");
     return;
   }
   if (!told_view_ && !IsStandbyIn(view)) {
     told_view_ = view;
-    if (core().numbers()->epoch != view.epoch) {
+    if (core().views().numbers()->epoch != view.epoch) {
       trace_->Reached("a standby comes into the steps");
       // Its ranks begin when they have the view's numbers.
       Ask(LocalRank{0}, shm::BoundaryQuestion::kFollow, 0, view.epoch);

@@ -96,7 +96,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   std::optional<int64_t> connected_since_ns() const { return connected_since_ns_; }
   // And they to it: one whose end of a connection has broken may notice so before this one does.
   bool ConnectedAtBothEnds() const;
-  bool Failed() const { return core().phase() == pipeline::Phase::kFailed; }
+  bool Failed() const { return core().views().has_failed(); }
   // When the frame was sent that it has read last.
   int64_t frame_sent_ns() const { return transport_.frame_sent_ns(); }
   // Rule 8: where `view` lets joiners in all ranks have ended as many steps as it says, and wait.

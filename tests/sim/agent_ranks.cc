@@ -94,11 +94,11 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
 
 // Rule 10: whoever has declared a tensor hears that it is disagreed upon, first or last.
 void AgentProcess::CheckTold() const {
-  if (ledger_ == nullptr || core().phase() != pipeline::Phase::kActive) return;
+  if (ledger_ == nullptr || core().views().phase() != pipeline::Phase::kActive) return;
   for (const auto& [key, disagreement] : ledger_->disagreements()) {
     const pipeline::AgentTensor* const tensor = core().FindTensor(key);
     if (tensor == nullptr || tensor->state == pipeline::TensorState::kFailed ||
-        core().view()->epoch != disagreement.epoch ||
+        core().views().present()->epoch != disagreement.epoch ||
         timeline_->now_ns() < disagreement.since_ns + 60 * kSecond) {
       continue;
     }
@@ -169,8 +169,8 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
   {
     // All that others have ended, and nothing of what follows.
     std::optional<Round> entered;
-    if (core().steps_base() > 0) {
-      entered = Round{std::min(core().steps_base() * config_.profile->rounds_per_step,
+    if (core().views().steps_base() > 0) {
+      entered = Round{std::min(core().views().steps_base() * config_.profile->rounds_per_step,
                                config_.profile->round_count)};
     }
     for (const RankTensor& other : rank.tensors) {
@@ -189,7 +189,7 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
       // Nobody is left who could tell: all who had been there before have finished meanwhile. Or
       // such a joiner is the one who tells: it goes on from rounds that are apart.
       static constexpr const char* kNobodyLeft = "a joiner whose survivors have all left";
-      if (!ledger_->SurvivorIn(core().view()->epoch, core().config().self) ||
+      if (!ledger_->SurvivorIn(core().views().present()->epoch, core().config().self) ||
           trace_->HasReached(kNobodyLeft)) {
         trace_->Reached(kNobodyLeft);
         break;
@@ -321,7 +321,7 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
 // What no other node gives or gets does not go to an owner.
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   const pipeline::AgentTensor& tensor = *core().FindTensor(entry.key);
-  if (tensor.finish || core().view()->members.size() == 1) return;
+  if (tensor.finish || core().views().present()->members.size() == 1) return;
   // A group that was all ranks of this agent's first view means all ranks, joiners too.
   if (tensor.group.empty()) return;
   for (const RoundPlan* const plan : plans_) {
@@ -331,7 +331,7 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
         tensor.spec.collective.part_at(tensor.slices[entry.slice.value()].offset_bytes);
     const auto count = static_cast<uint32_t>(group.size());
     for (uint32_t i = 0; i < count; ++i) {
-      const bool is_there = core().view()->IndexOf(group[i].node).has_value();
+      const bool is_there = core().views().present()->IndexOf(group[i].node).has_value();
       const bool takes_part = plan->collective().gives != Share::kRow ||
                               plan->collective().Gives(part, i, count, count) ||
                               plan->collective().Gets(part, i, count, count);
@@ -463,7 +463,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
 
 void AgentProcess::ConfuseRank(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
-  if (rank.state != RankState::kTraining || core().phase() == pipeline::Phase::kFailed) return;
+  if (rank.state != RankState::kTraining || core().views().has_failed()) return;
   rank.confused = true;
   RankTensor tensor = rank.tensors[timeline_->random().Below(rank.tensors.size())];
   // Else a push of one that it takes no part in may be a good one of another.
@@ -557,8 +557,8 @@ std::string AgentProcess::Unsettled() const {
   static constexpr const char* kStates[] = {"starting", "declaring", "training",
                                             "done",     "failed",    "dead"};
   std::string text =
-      name_ + " (" + pipeline::PhaseName(core().phase()) + ", epoch " +
-      std::to_string(core().newest_view() ? core().newest_view()->epoch.value() : 0) + "):";
+      name_ + " (" + pipeline::PhaseName(core().views().phase()) + ", epoch " +
+      std::to_string(core().views().newest() ? core().views().newest()->epoch.value() : 0) + "):";
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     text +=
         " rank " + std::to_string(rank) + " is " + kStates[static_cast<int>(ranks_[rank].state)];

@@ -22,15 +22,15 @@ bool AgentProcess::IsStandbyIn(const view::View& view) const {
 }
 
 bool AgentProcess::RankPushes() const {
-  if (core().phase() == pipeline::Phase::kFailed || ended_ || ranks_.front().confused) return false;
+  if (core().views().has_failed() || ended_ || ranks_.front().confused) return false;
   const RankState state = ranks_.front().state;
   return state == RankState::kTraining || (state == RankState::kStarting && !told_view_);
 }
 
 void AgentProcess::MeetStandbys() {
-  const view::View* const view = core().newest_view();
+  const view::View* const view = core().views().newest();
   if (!config_.profile->standbys || view == nullptr || !knows_standbys_) return;
-  if (core().phase() == pipeline::Phase::kFailed || ended_) return;
+  if (core().views().has_failed() || ended_) return;
   const bool is_standby = IsStandbyIn(*view);
   if (is_standby && std::exchange(has_met_, true)) return;
   if (!is_standby && !view->HasStandby()) return;
@@ -50,15 +50,15 @@ void AgentProcess::MeetStandbys() {
 }
 
 void AgentProcess::OnFollowed(bool follows, Epoch epoch) {
-  if (core().phase() == pipeline::Phase::kFailed || ended_) return;
+  if (core().views().has_failed() || ended_) return;
   if (!follows) {
     // There have been many since. The numbers of the newest will do.
-    const Epoch newest = core().newest_view()->epoch;
-    if (!follows_) told_view_ = *core().newest_view();
+    const Epoch newest = core().views().newest()->epoch;
+    if (!follows_) told_view_ = *core().views().newest();
     return Ask(LocalRank{0}, shm::BoundaryQuestion::kFollow, 0, newest);
   }
-  if (core().numbers()->epoch != epoch) return;  // They have asked for another since.
-  if (std::exchange(follows_, true)) return Meet(*core().numbers());
+  if (core().views().numbers()->epoch != epoch) return;  // They have asked for another since.
+  if (std::exchange(follows_, true)) return Meet(*core().views().numbers());
   StartRanks();
   MeetStandbys();
 }
@@ -94,7 +94,7 @@ void AgentProcess::Meet(const view::View& view) {
 
 void AgentProcess::DeclareSide(size_t place) {
   const SideTensor& side = sides_[place];
-  const view::View* const numbers = core().numbers();
+  const view::View* const numbers = core().views().numbers();
   if (!RankPushes() || !numbers->IndexOf(side.other)) return EndSide(place);
   pipeline::TensorSpec spec{.name = side.name,
                             .collective = {DType::kF32, Op::kSum, Share::kWhole, Share::kWhole,
@@ -169,7 +169,7 @@ void AgentProcess::TakeSide(size_t place, const pipeline::CompleteRound& complet
 
 void AgentProcess::EndSide(size_t place) {
   sides_[place].over = true;
-  const view::View* const view = core().newest_view();
+  const view::View* const view = core().views().newest();
   if (is_ready_ || view == nullptr || !IsStandbyIn(*view)) return;
   if (!std::all_of(sides_.begin(), sides_.end(),
                    [](const SideTensor& side) { return side.over; })) {

@@ -7,7 +7,7 @@
 namespace talweg::sim {
 
 uint64_t AgentProcess::EndOfStep(const RankProcess& rank) const {
-  return std::min((core().steps_base() + rank.steps + 1) * config_.profile->rounds_per_step,
+  return std::min((core().views().steps_base() + rank.steps + 1) * config_.profile->rounds_per_step,
                   config_.profile->round_count);
 }
 
@@ -29,7 +29,7 @@ bool AgentProcess::EndStep(LocalRank local) {
   trace_->Reached("a rank waits at the end of a step");
   trace_->Add(timeline_->now_ns(), name_,
               "rank " + std::to_string(local.value()) + " waits after step " +
-                  std::to_string(core().steps_base() + rank.steps));
+                  std::to_string(core().views().steps_base() + rank.steps));
   Ask(local, shm::BoundaryQuestion::kWait, rank.steps, Epoch{0});
   return false;
 }
@@ -68,7 +68,7 @@ void AgentProcess::CheckAtBoundary(const view::View& view) const {
         rank.state == RankState::kDead) {
       continue;
     }
-    const uint64_t steps = core().steps_base() + rank.steps;
+    const uint64_t steps = core().views().steps_base() + rank.steps;
     if (rank.at_boundary && steps == view.steps) continue;
     throw Violation{name_ + ": a joiner enters after step " + std::to_string(view.steps) +
                     ", and a rank " + (rank.at_boundary ? "waits" : "goes on") + " after step " +

@@ -96,7 +96,7 @@ void AgentProcess::OnCompletion(const shm::RankServer::Completion& completion) {
       if (ranks_[rank].state != RankState::kTraining || tensor.pushed != complete.round) continue;
       // A rank takes its result when it gets round to it.
       timeline_->After(network_->Delay(),
-                       [this, rank, place, complete, epoch = core().view()->epoch,
+                       [this, rank, place, complete, epoch = core().views().present()->epoch,
                         life = network_->host(host_).life()] {
                          network_->host(host_).Deliver(life, [this, rank, place, complete, epoch] {
                            Take(LocalRank{rank}, place, complete, epoch);

@@ -34,7 +34,7 @@ bool TakesJoiner(const pipeline::AgentCore& member, const pipeline::AgentTensor&
   if (tensor.group.empty()) return true;
   return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const view::Place& place) {
     const std::optional<MemberIndex> index = view.IndexOf(place.node);
-    return index && Enters(*member.newest_view(), view.members[index->value()]);
+    return index && Enters(*member.views().newest(), view.members[index->value()]);
   });
 }
 

@@ -269,7 +269,7 @@ void World::CheckJoiners(const view::View& view) const {
   for (const AgentHost& agent : agents_) {
     if (agent.process == nullptr || agent.process->Failed()) continue;
     const pipeline::AgentCore& core = agent.process->core();
-    const view::View* const held = core.newest_view();
+    const view::View* const held = core.views().newest();
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
     if (!HasJoiner(*held, view)) continue;
     const std::optional<MemberIndex> self = held->IndexOf(core.config().self);
@@ -378,7 +378,7 @@ void World::StopSomeProcess() {
 }
 
 void World::NoteZombie(const AgentProcess& process) {
-  const view::View* const view = process.core().view();
+  const view::View* const view = process.core().views().present();
   if (view == nullptr || scheduler_->core() == nullptr) return;
   const auto job = scheduler_->core()->jobs().find(view->job);
   if (job == scheduler_->core()->jobs().end() || !job->second.view) return;

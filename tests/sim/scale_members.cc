@@ -82,7 +82,7 @@ class CoreMember final : public Participant {
     });
   }
   std::optional<uint64_t> held() const override {
-    if (core_.phase() != pipeline::Phase::kActive) return std::nullopt;
+    if (core_.views().phase() != pipeline::Phase::kActive) return std::nullopt;
     std::optional<uint64_t> least;
     for (const auto& tensor : core_.tensors()) {
       if (!announced_.contains(tensor->index)) return std::nullopt;
@@ -91,7 +91,9 @@ class CoreMember final : public Participant {
     }
     return least;
   }
-  Epoch epoch() const override { return core_.view() == nullptr ? Epoch{0} : core_.view()->epoch; }
+  Epoch epoch() const override {
+    return core_.views().present() == nullptr ? Epoch{0} : core_.views().present()->epoch;
+  }
 
  private:
   template <typename Event>
@@ -110,7 +112,7 @@ class CoreMember final : public Participant {
     std::vector<std::function<void()>> events;
     for (const pipeline::Effect& effect : effects) {
       if (const auto* connect = std::get_if<pipeline::Connect>(&effect)) {
-        const view::View& view = *core_.newest_view();
+        const view::View& view = *core_.views().newest();
         const uint32_t aggregator = view.IndexOfAggregator(connect->aggregator)->value();
         connections_[aggregator] = connect->connection;
         events.emplace_back([this, &more, connection = connect->connection] {

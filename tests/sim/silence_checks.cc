@@ -16,7 +16,7 @@ constexpr int64_t kNoticedNs = 5 * kSecond;
 
 void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
                            int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns) {
-  const view::View* const view = agent.core().newest_view();
+  const view::View* const view = agent.core().views().newest();
   if (view == nullptr || agent.Settled() || agent.Failed()) return;
   for (const view::ViewMember& member : view->members) {
     const auto death = deaths.find(member.id);
@@ -30,8 +30,8 @@ void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
 }
 
 void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t said_ns) {
-  const view::View* const held = other.core().view();
-  const view::View* const view = by.core().view();
+  const view::View* const held = other.core().views().present();
+  const view::View* const view = by.core().views().present();
   const bool is_connected = other.ConnectedAtBothEnds() && held != nullptr && view != nullptr &&
                             held->epoch == view->epoch && held->job == view->job &&
                             view->IndexOf(other.core().config().self) && !other.Failed() &&

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/active_round.h"
+
+#include <algorithm>
+
+namespace talweg::pipeline {
+
+uint32_t ActiveRound::PartOf(SliceIndex slice) const {
+  return tensor_.spec.collective.part_at(tensor_.slices[slice.value()].offset_bytes);
+}
+
+uint32_t ActiveRound::LengthIn(SliceIndex slice, uint64_t part_bytes) const {
+  const view::Slice& place = tensor_.slices[slice.value()];
+  const uint64_t begin = tensor_.spec.collective.offset_in_part(place.offset_bytes);
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(part_bytes > begin ? part_bytes - begin : 0, place.length_bytes));
+}
+
+uint32_t ActiveRound::GivingRanks(SliceIndex slice) const {
+  return tensor_.participation.GivingRanks(tensor_.self, PartOf(slice));
+}
+
+std::vector<LocalRank> ActiveRound::Givers(SliceIndex slice) const {
+  const uint32_t part = PartOf(slice);
+  std::vector<LocalRank> givers;
+  for (const view::Participation::LocalPart& rank : tensor_.participation.RanksOf(tensor_.self)) {
+    if (tensor_.participation.Gives(rank, part)) givers.push_back(rank.local_rank);
+  }
+  return givers;
+}
+
+uint32_t ActiveRound::GivenLength(SliceIndex slice) const {
+  const uint32_t part = PartOf(slice);
+  if (!tensor_.finish) return LengthIn(slice, tensor_.given.lengths[part]);
+  return LengthIn(slice, (FinishesHeld() ? tensor_.held.lengths : tensor_.partial.lengths)[part]);
+}
+
+wire::Form ActiveRound::FormOf(SliceIndex slice) const {
+  bool has_bytes = true;
+  if (tensor_.finish) {
+    has_bytes = tensor_.finish->sources[slice.value()] == tensor_.self.value();
+  } else if (!tensor_.given.disagreement.empty()) {
+    return wire::Form::kDisagreement;
+  } else {
+    has_bytes = GivingRanks(slice) > 0;
+  }
+  if (!has_bytes) return wire::Form::kEmpty;
+  return GivenLength(slice) <= wire::kInlineBytesMax ? wire::Form::kInline : wire::Form::kWritten;
+}
+
+uint32_t ActiveRound::CostOf(SliceIndex slice) const {
+  // There is no length where this member has no bytes of a round that is finished.
+  const wire::Form form = FormOf(slice);
+  return wire::CarriesData(form) ? wire::CreditCost(form, GivenLength(slice)) : 0;
+}
+
+Memory ActiveRound::Source() const {
+  if (tensor_.finish) return Memory::kResult;
+  return tensor_.reduces() ? Memory::kSendBuffer : Memory::kContribution;
+}
+
+uint32_t ActiveRound::RanksGiven(SliceIndex slice) const {
+  if (!tensor_.finish) return GivingRanks(slice);
+  return FinishesHeld() ? tensor_.held.ranks_summed : tensor_.partial.ranks_summed;
+}
+
+bool ActiveRound::WillHold(SliceIndex slice) const {
+  if (tensor_.finish) return WantsResult(slice);
+  return tensor_.participation.Gets(tensor_.self, PartOf(slice));
+}
+
+bool ActiveRound::WantsResult(SliceIndex slice) const {
+  if (!tensor_.finish) return WillHold(slice) && !CopiesOwn(slice);
+  if (FinishesHeld()) return false;
+  return tensor_.partial.have.empty() || !tensor_.partial.have[slice.value()];
+}
+
+bool ActiveRound::CopiesOwn(SliceIndex slice) const {
+  // What lies on a GPU comes back like everybody's.
+  return !tensor_.finish && !tensor_.staged && tensor_.spec.collective.copies() &&
+         GivingRanks(slice) > 0 && WillHold(slice);
+}
+
+bool ActiveRound::IsPrivate(SliceIndex slice) const {
+  return !tensor_.finish && StaysHere(tensor_.participation.IsPrivate(tensor_.self, PartOf(slice)));
+}
+
+bool ActiveRound::StaysHere(bool others_are_out) const {
+  switch (tensor_.travel) {
+    case Travel::kNone: return true;
+    case Travel::kShared: return others_are_out;
+    case Travel::kAll: return false;
+  }
+  return false;
+}
+
+SliceBytes ActiveRound::BytesOf(SliceIndex slice, Memory memory, uint32_t length_bytes) const {
+  return {.tensor = tensor_.index,
+          .round = tensor_.active_round(),
+          .slice = slice,
+          .memory = memory,
+          .offset_bytes = tensor_.slices[slice.value()].offset_bytes,
+          .length_bytes = length_bytes};
+}
+
+}  // namespace talweg::pipeline

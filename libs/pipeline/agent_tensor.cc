@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/agent_tensor.h"
+
+#include <algorithm>
+
+#include "libs/base/check.h"
+
+namespace talweg::pipeline {
+
+void SliceStates::Reset(size_t count) {
+  states_.assign(count, SliceState::kIdle);
+  done_count_ = 0;
+  exempt_count_ = 0;
+}
+
+void SliceStates::Set(size_t slice, SliceState state) {
+  SliceState& present = states_[slice];
+  if (present == SliceState::kDone) --done_count_;
+  if (present == SliceState::kExempt) --exempt_count_;
+  present = state;
+  if (present == SliceState::kDone) ++done_count_;
+  if (present == SliceState::kExempt) ++exempt_count_;
+}
+
+void SliceStates::CheckInvariants() const {
+  const auto done = std::count(begin(), end(), SliceState::kDone);
+  TALWEG_CHECK(done_count_ == static_cast<uint32_t>(done));
+  const auto exempt = std::count(begin(), end(), SliceState::kExempt);
+  TALWEG_CHECK(exempt_count_ == static_cast<uint32_t>(exempt));
+  TALWEG_CHECK(done_count_ == 0 || done_count_ + exempt_count_ < states_.size());
+}
+
+bool AgentTensor::agreed() const {
+  return std::all_of(owners.begin(), owners.end(),
+                     [](const auto& owner) { return owner.second.agreed; });
+}
+
+bool AgentTensor::WaitsFor(AggregatorIndex owner) const {
+  const auto agreement = owners.find(owner);
+  if (agreement == owners.end() || state == TensorState::kFailed) return false;
+  if (awaits_decision && primary == owner) return true;
+  if (!agreement->second.agreed && !pending.empty()) return true;
+  if (!contributed && !finish) return false;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const SliceState slice = slice_states[i];
+    if (slices[i].owner == owner && slice != SliceState::kDone && slice != SliceState::kExempt) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void AgentTensor::ResetSlices() {
+  slice_states.Reset(slices.size());
+  if (spec.collective.gives != Share::kRow) return;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const uint32_t part = spec.collective.part_at(slices[i].offset_bytes);
+    if (!participation.TakesPart(self, part)) slice_states.Set(i, SliceState::kExempt);
+  }
+}
+
+void AgentTensor::OpenNextRound() {
+  pushed.assign(pushed.size(), false);
+  pushed_count = 0;
+  contributed = false;
+  given = {};
+  disagreement.reset();
+  finish.reset();
+  partial = {};
+  ResetSlices();
+}
+
+void AgentTensor::LoseOwner(AggregatorIndex owner) {
+  const auto it = owners.find(owner);
+  if (it == owners.end()) return;
+  it->second = {};
+  if (state == TensorState::kOpen) state = TensorState::kDeclaring;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (slices[i].owner == owner && slice_states[i] != SliceState::kDone &&
+        slice_states[i] != SliceState::kExempt) {
+      slice_states.Set(i, SliceState::kIdle);
+    }
+  }
+}
+
+void AgentTensor::CheckInvariants() const {
+  const auto ranks = std::count(pushed.begin(), pushed.end(), true);
+  TALWEG_CHECK(pushed_count == static_cast<uint32_t>(ranks));
+  TALWEG_CHECK(contributed == (resolved && in_group_count > 0 && pushed_count == in_group_count));
+  TALWEG_CHECK(slice_states.size() == slices.size());
+  slice_states.CheckInvariants();
+  const auto have = std::count(partial.have.begin(), partial.have.end(), true);
+  TALWEG_CHECK(partial.have_count == static_cast<uint32_t>(have));
+  // Results only of rounds that this node has contributed to, so that its slot was filled.
+  TALWEG_CHECK(slice_states.done_count() == 0 || contributed || finish);
+  TALWEG_CHECK(awaits_decision == report.has_value());
+  TALWEG_CHECK(!(awaits_decision && finish));
+}
+
+}  // namespace talweg::pipeline

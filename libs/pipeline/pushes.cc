@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/pushes.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "libs/base/collective.h"
+#include "libs/base/dtype.h"
+#include "libs/pipeline/tensor_spec_rules.h"
+
+namespace talweg::pipeline {
+
+bool Pushes::AnswerOver(const AgentTensor& tensor, const Push& push, Effects& out) const {
+  if (tensor.failed_status != Status::kOk) {
+    out.push_back(CompleteRound{.tensor = tensor.index,
+                                .round = push.round,
+                                .status = tensor.failed_status,
+                                .text = tensor.failed_text});
+    return true;
+  }
+  const bool is_aborted = tensor.aborted_from > Round{0} && push.round >= tensor.aborted_from &&
+                          push.round <= tensor.held.round;
+  if (!is_aborted) return false;
+  out.push_back(CompleteRound{.tensor = tensor.index,
+                              .round = push.round,
+                              .status = Status::kAborted,
+                              .text = "round " + std::to_string(push.round.value()) +
+                                      " of tensor '" + tensor.spec.name + "' was aborted"});
+  return true;
+}
+
+std::string Pushes::Problem(const Push& push) const {
+  const AgentTensor* const found = tensors_->Find(push.tensor);
+  if (found == nullptr || !found->announced) {
+    return "pushed tensor " + std::to_string(push.tensor.value()) +
+           ", which it has not been told of; declare it first";
+  }
+  const AgentTensor& tensor = *found;
+  const std::optional<uint64_t> step = quiesce_->StepEndedBy(push.rank);
+  if (step && !tensor.spec.collective.side) {
+    return "pushed tensor '" + tensor.spec.name + "' while it waits at the end of step " +
+           std::to_string(*step);
+  }
+  if (!tensor.in_group[push.rank.value()]) {
+    return "pushed tensor '" + tensor.spec.name +
+           "', which it takes no part in: " + Describe(tensor.spec);
+  }
+  if (push.round != tensor.open_round()) {
+    return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
+           tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
+  }
+  if (tensor.pushed[push.rank.value()]) {
+    return "pushed tensor '" + tensor.spec.name + "' again before round " +
+           std::to_string(push.round.value()) + " was taken";
+  }
+  const Collective& collective = tensor.spec.collective;
+  if (!push.lengths.empty() && push.lengths.size() != tensor.spec.part_count()) {
+    return "pushed tensor '" + tensor.spec.name + "' with " + std::to_string(push.lengths.size()) +
+           " lengths for " + std::to_string(tensor.spec.part_count()) + " parts";
+  }
+  for (const uint32_t length : push.lengths) {
+    if (length <= collective.part_bytes() && length % DTypeSize(collective.dtype) == 0) continue;
+    return "pushed tensor '" + tensor.spec.name + "' with a part of " + std::to_string(length) +
+           " bytes; a part has at most " + std::to_string(collective.part_bytes()) +
+           ", in elements of " + std::to_string(DTypeSize(collective.dtype));
+  }
+  return "";
+}
+
+void Pushes::TakeGiven(AgentTensor& tensor, const Push& push) {
+  OpenContribution& given = tensor.given;
+  const Collective& collective = tensor.spec.collective;
+  const view::Participation& participation = tensor.participation;
+  const bool is_first = tensor.pushed_count == 0;
+  if (is_first) {
+    given = {.signature = push.signature, .by = push.rank};
+    given.lengths.assign(tensor.spec.part_count(), 0);
+  }
+  std::optional<std::pair<uint64_t, uint64_t>> lengths_differ;
+  for (const view::Participation::LocalPart& rank : participation.RanksOf(tensor.self)) {
+    if (rank.local_rank != push.rank) continue;
+    for (uint32_t part = 0; part < given.lengths.size(); ++part) {
+      if (!participation.Gives(rank, part)) continue;
+      const uint64_t length = push.lengths.empty() ? collective.part_bytes() : push.lengths[part];
+      if (!is_first && !collective.copies() && given.lengths[part] != length) {
+        lengths_differ = {given.lengths[part], length};
+      }
+      given.lengths[part] = length;
+    }
+  }
+  if (is_first || !given.disagreement.empty()) return;
+  if (given.signature == push.signature && !lengths_differ) {
+    return;
+  }
+  const auto length = [&](bool first) -> std::optional<uint64_t> {
+    if (!lengths_differ) return std::nullopt;
+    return first ? lengths_differ->first : lengths_differ->second;
+  };
+  given.disagreement =
+      ranks_->Text(given.by) + " gives " + DescribeGiven(given.signature, length(true)) + ", " +
+      ranks_->Text(push.rank) + " gives " + DescribeGiven(push.signature, length(false));
+}
+
+void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
+  if (!ranks_->Has(push.rank) || views_->has_failed()) return;
+  const AgentTensor* const known = tensors_->Find(push.tensor);
+  if (known != nullptr && AnswerOver(*known, push, out)) return;
+  if (const std::string problem = Problem(push); !problem.empty()) {
+    out.push_back(FailRank{push.rank, ranks_->Text(push.rank) + " " + problem});
+    return;
+  }
+  AgentTensor& tensor = tensors_->At(push.tensor);
+  TakeGiven(tensor, push);
+  if (tensor.pushed_count == 0) {
+    tensor.first_push_ns = now_ns;
+    tensor.priority = push.priority;
+    tensor.next_notice_ns = now_ns + config_->waiting_first_ns;
+  }
+  tensor.priority = std::max(tensor.priority, push.priority);
+  tensors_->AddPush(tensor, push.rank);
+  if (!tensor.contributed) {
+    timer_->Ask(tensor.next_notice_ns);
+    CheckLeftRanks(tensor, out);
+    return;
+  }
+  tensor.order = next_order_++;
+  rounds_->Queue(tensor, out);
+}
+
+void Pushes::OnRankLeft(Effects& out) {
+  const std::vector<TensorIndex> waiting(tensors_->half_pushed().begin(),
+                                         tensors_->half_pushed().end());
+  for (const TensorIndex index : waiting) CheckLeftRanks(tensors_->At(index), out);
+}
+
+void Pushes::CheckLeftRanks(AgentTensor& tensor, Effects& out) {
+  if (views_->has_failed() || tensor.pushed_count == 0) return;
+  uint32_t pusher = 0;
+  while (!tensor.pushed[pusher]) ++pusher;
+  for (uint32_t i = 0; i < ranks_->count(); ++i) {
+    if (!ranks_->HasLeft(LocalRank{i}) || tensor.pushed[i] || !tensor.in_group[i]) continue;
+    failures_->FailForLeft(tensor,
+                           ranks_->Text(LocalRank{i}) + " has left the job, but " +
+                               ranks_->Text(LocalRank{pusher}) + " pushed round " +
+                               std::to_string(tensor.open_round().value()) + " of tensor '" +
+                               tensor.spec.name + "', which needs " +
+                               (views_->IsEveryRank(tensor.spec.ranks) ? "every rank" : "it"),
+                           out);
+    return;
+  }
+}
+
+void Pushes::OnTick(int64_t now_ns, Effects& out) {
+  for (const TensorIndex index : tensors_->half_pushed()) {
+    AgentTensor& tensor = tensors_->At(index);
+    if (tensor.next_notice_ns <= now_ns) {
+      LogWaiting notice{.what = LogWaiting::For::kLocalRanks,
+                        .tensor = index,
+                        .round = tensor.open_round(),
+                        .waited_ns = static_cast<uint64_t>(now_ns - tensor.first_push_ns)};
+      for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
+        if (!tensor.pushed[i] && tensor.in_group[i]) notice.missing.push_back(i);
+      }
+      out.push_back(std::move(notice));
+      tensor.next_notice_ns = config_->NextNoticeNs(tensor.first_push_ns, now_ns);
+    }
+    timer_->Ask(tensor.next_notice_ns);
+  }
+}
+
+}  // namespace talweg::pipeline

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_PUSHES_H_
+#define TALWEG_LIBS_PIPELINE_PUSHES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/agent_core_config.h"
+#include "libs/pipeline/effects.h"
+#include "libs/pipeline/failures.h"
+#include "libs/pipeline/local_ranks.h"
+#include "libs/pipeline/rounds.h"
+#include "libs/pipeline/step_quiesce.h"
+#include "libs/pipeline/tensor_table.h"
+#include "libs/pipeline/tick_timer.h"
+#include "libs/pipeline/view_state.h"
+
+namespace talweg::pipeline {
+
+// What the ranks of this node contribute. When all of a tensor's ranks have pushed a round, the
+// round is contributed, and its slices are queued.
+class Pushes {
+ public:
+  // All outlive this.
+  Pushes(const AgentCoreConfig* config, const ViewState* views, const LocalRanks* ranks,
+         TensorTable* tensors, const StepQuiesce* quiesce, Rounds* rounds, Failures* failures,
+         TickTimer* timer)
+      : config_(config),
+        views_(views),
+        ranks_(ranks),
+        tensors_(tensors),
+        quiesce_(quiesce),
+        rounds_(rounds),
+        failures_(failures),
+        timer_(timer) {}
+
+  void OnPush(const Push& push, int64_t now_ns, Effects& out);
+  // A rank has left: rounds that wait for it have failed.
+  void OnRankLeft(Effects& out);
+  // Tells of the ranks that others here wait for.
+  void OnTick(int64_t now_ns, Effects& out);
+
+ private:
+  // The round is over before this rank came to it: the answer, or false.
+  bool AnswerOver(const AgentTensor& tensor, const Push& push, Effects& out) const;
+  // What the rank did wrong, or "".
+  std::string Problem(const Push& push) const;
+  // Takes what the rank says of the round, and notes on what ranks do not agree.
+  void TakeGiven(AgentTensor& tensor, const Push& push);
+  void CheckLeftRanks(AgentTensor& tensor, Effects& out);
+
+  const AgentCoreConfig* const config_;
+  const ViewState* const views_;
+  const LocalRanks* const ranks_;
+  TensorTable* const tensors_;
+  const StepQuiesce* const quiesce_;
+  Rounds* const rounds_;
+  Failures* const failures_;
+  TickTimer* const timer_;
+  uint64_t next_order_ = 1;
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_PUSHES_H_

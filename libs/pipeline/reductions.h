@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_REDUCTIONS_H_
+#define TALWEG_LIBS_PIPELINE_REDUCTIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+
+namespace talweg::pipeline {
+
+// One slice whose ranks are combined on this node.
+struct Reduction {
+  TensorIndex tensor;
+  Round round;
+  SliceIndex slice;
+  AggregatorIndex owner;
+  uint32_t length_bytes = 0;
+  uint32_t cost_bytes = 0;  // What it holds of the owner's credit.
+  bool is_final = false;    // It makes the round's result, and does not leave.
+};
+
+// The slices that are in the reducer's hands, and those that it has given back and that leave with
+// the next Flush.
+class Reductions {
+ public:
+  // The ticket by which the reducer gives it back.
+  uint64_t Begin(const Reduction& reduction);
+  // nullopt: it is not wanted any more.
+  std::optional<Reduction> End(uint64_t ticket);
+  bool IsWanted(uint64_t ticket) const { return in_hand_.contains(ticket); }
+  // Bytes in the reducer's hands.
+  uint64_t bytes() const { return bytes_; }
+
+  void AddReady(const Reduction& reduction) { ready_.push_back(reduction); }
+  std::vector<Reduction> TakeReady();
+
+  // The connection to `owner` broke.
+  void Forget(AggregatorIndex owner);
+  void Clear();
+
+  bool is_idle() const { return in_hand_.empty(); }
+  // CHECKs that `bytes` is the sum of what is in hand.
+  void CheckInvariants() const;
+
+ private:
+  std::map<uint64_t, Reduction> in_hand_;  // By ticket.
+  std::vector<Reduction> ready_;
+  uint64_t next_ticket_ = 1;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_REDUCTIONS_H_

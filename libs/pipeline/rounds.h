@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_ROUNDS_H_
+#define TALWEG_LIBS_PIPELINE_ROUNDS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/active_round.h"
+#include "libs/pipeline/agent_core_config.h"
+#include "libs/pipeline/effects.h"
+#include "libs/pipeline/failures.h"
+#include "libs/pipeline/owner_links.h"
+#include "libs/pipeline/step_quiesce.h"
+#include "libs/pipeline/tensor_table.h"
+#include "libs/pipeline/view_state.h"
+#include "libs/schedule/slice_queue.h"
+#include "libs/wire/frames.h"
+
+namespace talweg::pipeline {
+
+// The rounds of tensors: what enters the queue, and what ends a slice and a round
+// (docs/protocol.md, sections 5 and 7). SliceSender has a slice from the queue to its owner.
+class Rounds {
+ public:
+  // All outlive this.
+  Rounds(const ViewState* views, TensorTable* tensors, const OwnerLinks* links,
+         schedule::SliceQueue* queue, StepQuiesce* quiesce, Failures* failures,
+         AgentCoreCounters* counters)
+      : views_(views),
+        tensors_(tensors),
+        links_(links),
+        queue_(queue),
+        quiesce_(quiesce),
+        failures_(failures),
+        counters_(counters) {}
+
+  // Whether slices of the active round may leave.
+  bool MaySend(const AgentTensor& tensor) const;
+  // Queues those that are idle, if they may leave; a round that can have no result ends.
+  void Queue(AgentTensor& tensor, Effects& out);
+
+  void OnResult(AggregatorIndex from, Incarnation incarnation, const wire::Result& entry,
+                uint32_t position, Effects& out);
+  // A slice has its result, of so many ranks and bytes.
+  void SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,
+                 uint32_t length_bytes, Effects& out);
+  // A slice is over without one.
+  void SliceOver(AgentTensor& tensor, SliceIndex slice, Effects& out);
+  // The open round is over without a result.
+  void Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
+
+ private:
+  // Whether it is an answer to what was sent, and fits it.
+  bool IsExpected(const AgentTensor& tensor, Incarnation incarnation,
+                  const wire::Result& entry) const;
+  // False: it is not what was asked for.
+  bool TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
+                 Effects& out);
+  void RoundDone(AgentTensor& tensor, Effects& out);
+  // What the sums of the active round are of.
+  Epoch SumEpoch(const AgentTensor& tensor) const;
+
+  const ViewState* const views_;
+  TensorTable* const tensors_;
+  const OwnerLinks* const links_;
+  schedule::SliceQueue* const queue_;
+  StepQuiesce* const quiesce_;
+  Failures* const failures_;
+  AgentCoreCounters* const counters_;
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_ROUNDS_H_

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/slice_sender.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+
+namespace talweg::pipeline {
+namespace {
+
+// As many written slices are announced at once as the link carries in a millisecond, so that their
+// owner may sum them while later ones are still on their way; fewer share a frame with what leaves
+// after them. A frame wakes its receiver: over a fast link, or none, that is what costs.
+constexpr uint64_t kAnnounceBytesMax = kMiB;
+constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link is not known.
+
+uint64_t AnnounceBytes(schedule::Reach reach, uint64_t link_bytes_per_ms) {
+  if (reach == schedule::Reach::kMemory) return kAnnounceBytesMax;
+  if (link_bytes_per_ms == 0) return kAnnounceBytesFirst;
+  return std::min(link_bytes_per_ms, kAnnounceBytesMax);
+}
+
+uint64_t WrittenBytes(const Send& send) {
+  const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].form == wire::Form::kWritten) bytes += send.sources[i].length_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void SliceSender::Flush(int64_t now_ns, Effects& out) {
+  Sends sends;
+  for (const Reduction& reduced : reductions_->TakeReady()) {
+    AgentTensor& tensor = tensors_->At(reduced.tensor);
+    if (IsIn(SliceState::kReduced, tensor, reduced.round, reduced.slice)) {
+      SendSlice(tensor, reduced.slice, sends, out);
+    } else {  // The tensor has failed meanwhile.
+      queue_->ReturnCredit(reduced.owner, reduced.cost_bytes, now_ns);
+    }
+  }
+  const auto wanted = [this](const schedule::QueuedSlice& queued) { return IsWanted(queued); };
+  while (reductions_->bytes() < config_->reduce_bytes_max) {
+    const std::optional<schedule::QueuedSlice> queued = queue_->Take(now_ns, wanted);
+    if (!queued) break;
+    Dispatch(tensors_->At(queued->tensor), queued->slice, sends, out);
+  }
+  for (auto& [connection, send] : sends) {
+    const SliceBytes& sent = send.sources.front();
+    const view::Slice& place = tensors_->At(sent.tensor).slices[sent.slice.value()];
+    send.more_wait = queue_->WaitingCount(place.owner) > 0;
+    out.push_back(std::move(send));
+  }
+}
+
+bool SliceSender::IsIn(SliceState state, const AgentTensor& tensor, Round round,
+                       SliceIndex slice) const {
+  return round == tensor.active_round() && slice.value() < tensor.slices.size() &&
+         tensor.slice_states[slice.value()] == state;
+}
+
+bool SliceSender::IsWanted(const schedule::QueuedSlice& queued) {
+  AgentTensor& tensor = tensors_->At(queued.tensor);
+  // Not of a round that has ended without it.
+  if (!IsIn(SliceState::kQueued, tensor, queued.round, queued.slice)) return false;
+  if (rounds_->MaySend(tensor)) return true;
+  // Another owner of the tensor is away: this slice is queued again when all have agreed again.
+  tensor.slice_states.Set(queued.slice.value(), SliceState::kIdle);
+  return false;
+}
+
+void SliceSender::Dispatch(AgentTensor& tensor, SliceIndex slice, Sends& sends, Effects& out) {
+  const ActiveRound round(tensor);
+  const bool is_private = round.IsPrivate(slice);
+  const bool has_bytes = round.CostOf(slice) > 0;
+  if (has_bytes && !tensor.finish && (tensor.reduces() || is_private)) {
+    StartReduction(tensor, slice, out);
+  } else if (!is_private) {
+    SendSlice(tensor, slice, sends, out);
+  } else if (tensor.given.disagreement.empty()) {
+    rounds_->SliceDone(tensor, slice, round.GivingRanks(slice), 0, out);
+  } else {
+    rounds_->SliceOver(tensor, slice, out);  // The round ends without a result.
+  }
+}
+
+void SliceSender::StartReduction(AgentTensor& tensor, SliceIndex slice, Effects& out) {
+  const ActiveRound round(tensor);
+  const bool is_final = round.IsPrivate(slice);
+  const bool is_charged = !is_final || tensor.travel == Travel::kNone;
+  const uint32_t length_bytes = round.GivenLength(slice);
+  const Memory target = is_final ? Memory::kResult : Memory::kSendBuffer;
+  const uint64_t ticket = reductions_->Begin({.tensor = tensor.index,
+                                              .round = tensor.active_round(),
+                                              .slice = slice,
+                                              .owner = tensor.slices[slice.value()].owner,
+                                              .length_bytes = length_bytes,
+                                              .cost_bytes = is_charged ? length_bytes : 0,
+                                              .is_final = is_final});
+  tensor.slice_states.Set(slice.value(), SliceState::kReducing);
+  out.push_back(ReduceSlice{.ticket = ticket,
+                            .target = round.BytesOf(slice, target, length_bytes),
+                            .inputs = round.Givers(slice),
+                            .is_final = is_final});
+}
+
+void SliceSender::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
+  const std::optional<Reduction> reduced = reductions_->End(ticket);
+  if (!reduced) return;
+  AgentTensor& tensor = tensors_->At(reduced->tensor);
+  if (!IsIn(SliceState::kReducing, tensor, reduced->round, reduced->slice)) {
+    queue_->ReturnCredit(reduced->owner, reduced->cost_bytes, now_ns);  // The tensor has failed.
+  } else if (reduced->is_final) {
+    queue_->ReturnCredit(reduced->owner, reduced->cost_bytes, now_ns);
+    rounds_->SliceDone(tensor, reduced->slice, ActiveRound(tensor).GivingRanks(reduced->slice),
+                       reduced->length_bytes, out);
+  } else {
+    tensor.slice_states.Set(reduced->slice.value(), SliceState::kReduced);
+    reductions_->AddReady(*reduced);
+  }
+}
+
+wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slice) const {
+  const ActiveRound round(tensor);
+  const bool copies = tensor.finish || tensor.spec.collective.copies();
+  wire::Contribute entry{.key = tensor.key,
+                         .round = tensor.active_round(),
+                         .slice = slice,
+                         .mode = copies ? wire::Mode::kCopy : wire::Mode::kSum,
+                         .form = round.FormOf(slice),
+                         .wants_result = round.WantsResult(slice),
+                         .priority = tensor.priority};
+  if (tensor.finish) {
+    entry.sum_epoch = tensor.finish->sum_epoch;
+  } else {
+    entry.signature = tensor.given.signature;
+  }
+  if (wire::CarriesData(entry.form)) {
+    entry.length_bytes = round.GivenLength(slice);
+    entry.rank_count = round.RanksGiven(slice);
+  }
+  return entry;
+}
+
+void SliceSender::SendSlice(AgentTensor& tensor, SliceIndex slice, Sends& sends, Effects& out) {
+  const view::Slice& place = tensor.slices[slice.value()];
+  const Owner& owner = links_->At(place.owner);
+  TALWEG_CHECK(owner.state == OwnerState::kReady);
+  const ActiveRound round(tensor);
+  const wire::Contribute entry = EntryOf(tensor, slice);
+  const SliceBytes source = round.BytesOf(slice, round.Source(), entry.length_bytes);
+  tensor.slice_states.Set(slice.value(), SliceState::kSent);
+  ++counters_->contributions_sent;
+  counters_->contribution_bytes_sent += entry.length_bytes;
+
+  Send& send = sends[owner.connection];
+  if (send.connection != owner.connection) {
+    send = {.connection = owner.connection,
+            .type = wire::FrameType::kContribute,
+            .job = views_->present()->job,
+            .epoch = views_->present()->epoch,
+            .entries = std::vector<wire::Contribute>{}};
+  }
+  std::get<std::vector<wire::Contribute>>(send.entries).push_back(entry);
+  send.sources.push_back(source);
+  send.texts.push_back(entry.form == wire::Form::kDisagreement ? tensor.given.disagreement : "");
+  if (entry.form != wire::Form::kWritten) return;
+  wire::RemoteRef target = tensor.owners.at(place.owner).slot;
+  target.address += place.slot_offset_bytes;
+  out.push_back(WriteSlice{owner.connection, source, target});
+  // Would another one like this be too much?
+  if (WrittenBytes(send) + entry.length_bytes <=
+      AnnounceBytes(links_->ReachOf(place.owner), queue_->LinkBytesPerMs())) {
+    return;
+  }
+  send.more_wait = queue_->WaitingCount(place.owner) > 0;
+  out.push_back(std::move(send));
+  sends.erase(owner.connection);
+}
+
+void SliceSender::ForgetOwner(AggregatorIndex owner) {
+  queue_->Close(owner);
+  reductions_->Forget(owner);
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) tensor->LoseOwner(owner);
+}
+
+void SliceSender::OnRefused(AggregatorIndex from, const wire::Refused& entry, Effects& out) {
+  ++counters_->refused[static_cast<size_t>(entry.reason)];
+  const std::string text = "aggregator '" + links_->NameOf(from) + "' refused a contribution (" +
+                           wire::RefusedReasonName(entry.reason) + "): " + entry.text;
+  // A newer view is on its way, or the tensor's Failed: the contribution is dealt with there.
+  const bool is_dealt_with = entry.reason == wire::RefusedReason::kWrongEpoch ||
+                             entry.reason == wire::RefusedReason::kNotAMember ||
+                             entry.reason == wire::RefusedReason::kPoisoned ||
+                             views_->phase() == Phase::kFencing;
+  const AgentTensor* const tensor = tensors_->Find(entry.key);
+  const bool is_open =
+      tensor != nullptr && IsIn(SliceState::kSent, *tensor, entry.round, entry.slice);
+  if (is_dealt_with || !is_open) {  // Not open: a repetition of what was taken before.
+    out.push_back(Log{true, text});
+    return;
+  }
+  // Its round would never end.
+  failures_->ReportAndFail(text, out);
+}
+
+}  // namespace talweg::pipeline

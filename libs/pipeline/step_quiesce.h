@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_STEP_QUIESCE_H_
+#define TALWEG_LIBS_PIPELINE_STEP_QUIESCE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+#include "libs/pipeline/local_ranks.h"
+#include "libs/pipeline/tensor_table.h"
+#include "libs/pipeline/view_state.h"
+
+namespace talweg::pipeline {
+
+// The ends of steps, where joiners enter and ranks take the numbers of a new view.
+//
+//   none --Ask--> asked --TryAnswer, OnRanksStop--> answered
+//    ^              |                                  |
+//    +-- LetGo, OnResume, Forget ----------------------+
+class StepQuiesce {
+ public:
+  // All outlive this.
+  StepQuiesce(const ViewState* views, const LocalRanks* ranks, const TensorTable* tensors)
+      : views_(views), ranks_(ranks), tensors_(tensors), at_boundary_(ranks->count()) {}
+
+  // With step 0, for the latest step that a rank here is in; with another, for its end.
+  void Ask(uint64_t id, uint64_t step, Effects& out);
+  // To step 0: how many steps each rank has ended.
+  void OnRanksStop(const std::vector<uint64_t>& ended, Effects& out);
+  // A rank waits, and has ended so many steps since it came.
+  void OnRankAtBoundary(LocalRank rank, uint64_t steps, Effects& out);
+  // Says that all have ended the step, if they have and no round is open.
+  void TryAnswer(Effects& out);
+
+  void OnResume(uint64_t id, Effects& out);
+  // What was asked is over: ranks go on.
+  void LetGo(Effects& out);
+  // No rank goes on: the job has failed.
+  void Forget() { asked_.reset(); }
+
+  bool is_asked() const { return asked_.has_value(); }
+  bool AnyRankWaits() const;
+  // The step of the job at whose end the rank waits.
+  std::optional<uint64_t> StepEndedBy(LocalRank rank) const;
+
+ private:
+  struct Asked {
+    uint64_t id = 0;
+    uint64_t step = 0;
+    bool is_answered = false;
+  };
+
+  bool AllHaveEnded(uint64_t step) const;
+
+  const ViewState* const views_;
+  const LocalRanks* const ranks_;
+  const TensorTable* const tensors_;
+  std::optional<Asked> asked_;
+  std::vector<std::optional<uint64_t>> at_boundary_;  // By local rank: it waits, after so many.
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_STEP_QUIESCE_H_

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_TENSOR_TABLE_H_
+#define TALWEG_LIBS_PIPELINE_TENSOR_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/agent_tensor.h"
+#include "libs/pipeline/effects.h"
+
+namespace talweg::pipeline {
+
+// The tensors that ranks of this node have declared, in order of their first declarations, and
+// which of them some ranks have pushed.
+class TensorTable {
+ public:
+  explicit TensorTable(uint32_t rank_count) : rank_count_(rank_count) {}
+
+  // There is none of its name.
+  AgentTensor& Add(const TensorSpec& spec, LocalRank declared_by);
+
+  // Null: there is none.
+  AgentTensor* Find(TensorIndex index) const;
+  AgentTensor* Find(TensorKey key) const;
+  AgentTensor& At(TensorIndex index) const { return *tensors_[index.value()]; }
+  AgentTensor& At(TensorKey key) const { return At(index_by_key_.at(key)); }
+  const std::vector<std::unique_ptr<AgentTensor>>& all() const { return tensors_; }
+  // Some, not all, local ranks have pushed these.
+  const std::set<TensorIndex>& half_pushed() const { return half_pushed_; }
+  bool AnyAwaitsDecision() const;
+
+  // A rank of its group pushes the open round, for the first time.
+  void AddPush(AgentTensor& tensor, LocalRank rank);
+  void OpenNextRound(AgentTensor& tensor);
+
+  void CheckInvariants() const;
+
+ private:
+  const uint32_t rank_count_;
+  std::vector<std::unique_ptr<AgentTensor>> tensors_;
+  std::unordered_map<TensorKey, TensorIndex> index_by_key_;  // For look-ups only.
+  std::set<TensorIndex> half_pushed_;
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_TENSOR_TABLE_H_

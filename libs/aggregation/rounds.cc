@@ -142,7 +142,8 @@ void Rounds::Refuse(ConnectionId connection, RefusedReason reason, const wire::C
 }
 
 void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects& out) {
-  if (!tensor.Placed() || tensor.poison || slice.round.state() != SliceRound::State::kComplete) {
+  if (is_over_ || !tensor.Placed() || tensor.poison ||
+      slice.round.state() != SliceRound::State::kComplete) {
     return;
   }
   if (slice.writes_under_way > 0) {

@@ -43,7 +43,7 @@ class Rounds {
   void OnWriteDone(WriteId id, Effects& out);
   // The connection is over. `member`: whose it was in the present epoch.
   void OnLost(ConnectionId connection, std::optional<MemberIndex> member, Effects& out);
-  // The job is over: sums under way are thrown away.
+  // The job is over: sums under way are thrown away, and no other is asked for.
   void OnClosed() { is_over_ = true; }
 
   size_t writes_under_way() const { return writes_.size(); }

@@ -71,6 +71,22 @@ TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregati
   CHECK(f.rounds.writes_under_way() == 0);
 }
 
+TEST_CASE("Rounds: nothing is summed any more when the job is over", "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
+  for (const uint64_t round : {1, 2}) {
+    f.Contribute(0, tensor, round);
+    f.Contribute(1, tensor, round);
+    if (round == 1) f.FinishSum();
+  }
+  f.rounds.OnClosed();
+  // The writes that the second sum waits for end with their connections.
+  f.rounds.OnLost(f.Conn(0), std::nullopt, f.out);
+  f.rounds.OnLost(f.Conn(1), std::nullopt, f.out);
+  CHECK(f.rounds.writes_under_way() == 0);
+  CHECK(f.Of<Sum>().size() == 1);
+}
+
 TEST_CASE("Rounds: what a lost connection brought is forgotten", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t");

@@ -204,6 +204,7 @@ void AgentCore::OnEntries(const Owner& owner, const wire::Frame& frame, int64_t 
       }
       ++counters_.frames_ignored;
     });
+    recovery_.Settle(out);
   } else if (fencing) {
     ++counters_.frames_ignored;
   } else if (const auto* declared = std::get_if<std::vector<wire::Declared>>(&frame.entries)) {
@@ -231,6 +232,7 @@ void AgentCore::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec
 
 void AgentCore::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   pushes_.OnPush(push, now_ns, out);
+  recovery_.Settle(out);
 }
 
 void AgentCore::OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t /*now_ns*/, Effects& out) {
@@ -253,7 +255,7 @@ void AgentCore::OnRankLeft(LocalRank rank, bool clean, const std::string& text, 
         views_.GlobalRank(rank));
   } else {
     pushes_.OnRankLeft(out);
-    quiesce_.TryAnswer(out);
+    recovery_.Settle(out);
   }
   if (ranks_.AreDone()) out.push_back(RanksDone{});
 }

@@ -354,6 +354,42 @@ TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the 
   CHECK(f.member.views().phase() == Phase::kActive);
 }
 
+TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a new view",
+          "[pipeline]") {
+  Fixture f(0, 3);
+  f.Start(MakeView(1, {3, 1}, 1));
+  TensorSpec spec = Spec("pair", 100);
+  spec.ranks = {Rank{0}, Rank{1}, Rank{3}};
+  f.Declare(0, spec);
+  f.Declare(1, spec);
+  f.AgreeTo(f.Allocated(0));
+  f.OnView(MakeView(2, {3, 1}, 1));
+  SECTION("when a rank leaves that its round needs") {
+    f.Push(0, 0, 1);
+    f.AgreeTo(f.AnswerAll());
+    REQUIRE(f.member.views().phase() == Phase::kReporting);
+    f.Leave(1, true);
+  }
+  SECTION("when a round begins that a rank needs which has left") {
+    f.Leave(1, true);
+    f.AgreeTo(f.AnswerAll());
+    REQUIRE(f.member.views().phase() == Phase::kReporting);
+    f.Push(0, 0, 1);
+  }
+  SECTION("when a member has left that its round needs") {
+    f.Push(0, 0, 1);
+    f.Push(1, 0, 1);
+    f.AgreeTo(f.AnswerAll());
+    REQUIRE(f.member.views().phase() == Phase::kReporting);
+    f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+    f.From<wire::Waiting>(
+        0, wire::FrameType::kWaiting,
+        {{.key = Key("pair"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  }
+  CHECK(f.member.FindTensor(Key("pair"))->state == TensorState::kFailed);
+  CHECK(f.member.views().phase() == Phase::kActive);
+}
+
 TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));

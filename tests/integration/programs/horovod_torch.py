@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import talweg
 import talweg.horovod.torch as hvd
 import torch
 from expected_errors import expect, expect_warning
+from horovod_timelines import timelines
 from talweg.horovod.common import exceptions
 from torch import nn
 
@@ -467,38 +463,6 @@ def batch_norms() -> None:
         plain = kinds[len(shape)](4, track_running_stats=False).double().eval()
         assert torch.allclose(untracked(part), plain(whole)[mine])
     expect(ValueError, "2D", hvd.SyncBatchNorm(4), torch.ones(4))
-
-
-def _events(text: str) -> list[Any]:
-    """Those of a timeline that may be open still, as Chrome reads it."""
-    events: list[Any] = json.loads(text if text.rstrip().endswith("]") else f"{text}]")
-    return events
-
-
-def timelines() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "timeline.json"
-        expect(ValueError, "HOROVOD_TIMELINE", hvd.start_timeline, str(path))
-        with mock.patch.dict(os.environ, HOROVOD_TIMELINE="DYNAMIC"):
-            for marks in (True, False):
-                hvd.start_timeline(str(path), mark_cycles=marks)
-                hvd.allreduce(torch.ones(3), name="traced")
-                before = path.read_text() if hvd.rank() == 0 else ""
-                hvd.allreduce(torch.ones(3), name=f"traced.{marks}")
-                hvd.stop_timeline()
-                if hvd.rank() != 0:
-                    assert not path.exists()
-                    continue
-                assert len([e for e in _events(before) if e["name"] == "ALLREDUCE"]) == 1
-                events = json.loads(path.read_text())
-                told = [event["args"] for event in events if event["ph"] == "M"]
-                assert "start_time_since_epoch_in_micros" in told[0]
-                names = [each.get("name") for each in told[1:]]
-                assert names == ["allreduce.traced", f"allreduce.traced.{marks}"]
-                kinds = [event["name"] for event in events if event["ph"] != "M"]
-                turn = ["CYCLE_START"] * marks + ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"]
-                assert kinds == turn * 2, kinds
-            expect(ValueError, "start_timeline", hvd.stop_timeline)
 
 
 def process_sets() -> None:

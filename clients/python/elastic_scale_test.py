@@ -96,6 +96,13 @@ class ScaleTest(unittest.TestCase):
         with self.assertRaisesRegex(talweg.InvalidArgument, "it is None or"):
             talweg.torch.Elastic(model, optimizer, scale="batch")
 
+    def test_the_optimizer_ends_no_steps(self) -> None:
+        """What a program changes after its optimizer's step would come to a joiner one step late."""
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "call end_step.. where a step ends"):
+            talweg.torch.Elastic(model, optimizer, ends_steps=True, step=0)
+
 
 if __name__ == "__main__":
     unittest.main()

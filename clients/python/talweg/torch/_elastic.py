@@ -46,10 +46,9 @@ class Elastic(State):
     pickled. Digests are of the model's parameters, which are to be equal at all ranks; buffers, as
     those of BatchNorm, need not be.
 
-    `ends_steps`: the optimizer's step() ends a step, for a program that makes no call after it
-    which others wait for. `scale="global_batch"` multiplies learning rates, during each step of the
-    optimizer, by the samples in it over those of a full step of the ranks that the job began with.
-    It needs a value that is an ElasticSampler.
+    `scale="global_batch"` multiplies learning rates, during each step of the optimizer, by the
+    samples in it over those of a full step of the ranks that the job began with. It needs a value
+    that is an ElasticSampler.
     """
 
     def __init__(
@@ -57,13 +56,18 @@ class Elastic(State):
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        ends_steps: bool = False,
         scale: str | None = None,
         **values: Any,
     ) -> None:
         if "apply" in values:
             raise InvalidArgument(
                 "Elastic(apply=...): joiners apply steps with their optimizer; it is for talweg.State"
+            )
+        if "ends_steps" in values:
+            raise InvalidArgument(
+                "Elastic(ends_steps=...): leave it out, and call end_step() where a step ends: after "
+                "the scheduler's step, and all else that changes values of the state. A joiner gets "
+                "them as they are there"
             )
         named: dict[str, Any] = dict(values) if model is None else {"model": model, **values}
         if optimizer is not None:
@@ -74,19 +78,14 @@ class Elastic(State):
         self._values["full_step"] = 0
         if scale not in (None, "global_batch"):
             raise InvalidArgument(f"scale is {scale!r}; it is None or 'global_batch'")
-        if (ends_steps or scale) and optimizer is None:
-            raise InvalidArgument("Elastic: ends_steps and scale need an optimizer")
+        if scale and optimizer is None:
+            raise InvalidArgument("Elastic(scale='global_batch') needs an optimizer")
         if scale and self._sampler is None:
             raise InvalidArgument("Elastic(scale='global_batch') needs an ElasticSampler's value")
         self._rates: list[Any] = []
         if scale and optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_: self._scale_rates(optimizer))
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
-        if ends_steps and optimizer is not None:
-            optimizer.register_step_post_hook(lambda *_: self._end())
-
-    def _end(self) -> None:
-        self.end_step()
 
     def begin(self) -> bool:
         if self._sampler is not None:

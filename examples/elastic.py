@@ -21,11 +21,13 @@ import talweg
 import talweg.torch
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1, help="processes that load samples")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
     arguments = parser.parse_args()
 
@@ -39,6 +41,12 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
     )
     sampler = talweg.ElasticSampler(inputs, batch_size=8)
+    loader = talweg.torch.ElasticLoader(
+        TensorDataset(torch.arange(512), inputs, labels),
+        sampler,
+        num_workers=arguments.workers,
+        persistent_workers=arguments.workers > 0,
+    )
     state = talweg.torch.Elastic(model, optimizer, sampler=sampler, epoch=0, step=0)
     talweg.on_view_change(
         lambda change: print(
@@ -51,18 +59,16 @@ def main() -> None:
     def train(state: talweg.torch.Elastic) -> None:
         print(f"{'joined' if state.joined else 'begins'} at step {state.step}", flush=True)
         while state.epoch < arguments.epochs:
-            for indices in sampler:
+            for indices, batch, answers in loader:
                 optimizer.zero_grad()
-                # A rank that has no sample in the last step takes part with zeros.
-                loss = nn.functional.cross_entropy(
-                    model(inputs[indices]), labels[indices], reduction="sum"
-                )
-                (loss / max(len(indices), 1) * state.weight).backward()
+                loss = nn.functional.cross_entropy(model(batch), answers)
+                (loss * state.weight).backward()  # 0 where this rank has no sample in the step.
                 optimizer.step()
                 state.step += 1
                 epoch = state.epoch
+                taken = indices.tolist() if sampler.own_samples else []
                 state.end_step()
-                print(f"step {state.step} epoch {epoch} took {indices}", flush=True)
+                print(f"step {state.step} epoch {epoch} took {taken}", flush=True)
                 time.sleep(arguments.pause)
             state.epoch += 1
             sampler.set_epoch(state.epoch)

@@ -151,6 +151,20 @@ class StateTest(unittest.TestCase):
         finally:
             talweg.shutdown()
 
+    def test_a_step_that_was_begun_is_begun_again(self) -> None:
+        """By all ranks, with the values that one of them gives to the others in begin()."""
+        talweg.init()
+        try:
+            state, other = (talweg.State(sampler=_sampler(10, 3)) for _ in range(2))
+            state.begin()
+            first = next(iter(state.sampler))
+            state.begin()
+            other.unpack(_joined(state.pack()))
+            self.assertEqual(next(iter(other.sampler)), first)
+            self.assertEqual(next(iter(state.sampler)), first)
+        finally:
+            talweg.shutdown()
+
     def test_a_joiner_may_push_nothing(self) -> None:
         connection = LocalConnection()
         connection.refusal = _NOT_SYNCHRONIZED

@@ -126,6 +126,8 @@ class State:
         membership = _client.current().membership
         if membership.begins_anew:
             self._go_back()
+        for sampler in self._samplers():
+            sampler.begin_again()
         self._joined = membership.begin(self)
         self._change = membership.change
         self._deal()

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from talweg.errors import InvalidArgument
+
+_TORCH_LOADER = "torch.utils.data.dataloader"
 
 
 class ElasticSampler:
@@ -22,6 +25,8 @@ class ElasticSampler:
     All ranks take a batch in each step. Where the membership changes, what is left is dealt to
     those that are there. A rank that is lost before it has ended a step has not taken its batch:
     that is dealt again. `length` is how many samples there are, or what has that length.
+
+    It is no batch_sampler of torch's DataLoader: talweg.torch.ElasticLoader loads its samples.
     """
 
     def __init__(
@@ -38,6 +43,8 @@ class ElasticSampler:
         self._shuffle = shuffle
         self._seed = seed
         self._rank, self._size = 0, 1
+        # How often other batches follow than those that ahead() has told of.
+        self.changes = 0
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -47,10 +54,18 @@ class ElasticSampler:
         if self._shuffle:
             random.Random(f"{self._seed}.{epoch}").shuffle(self._left)
         self._dealt: list[list[int]] = []  # In the step that has begun, by rank.
+        self.changes += 1
 
     def deal(self, rank: int, size: int) -> None:
         """What is left goes to `size` ranks, of which this is one."""
+        if (rank, size) != (self._rank, self._size):
+            self.changes += 1
         self._rank, self._size = rank, size
+
+    @property
+    def length(self) -> int:
+        """How many samples an epoch has."""
+        return self._count
 
     @property
     def left(self) -> int:
@@ -73,27 +88,51 @@ class ElasticSampler:
         return (len(self._left) + each - 1) // each
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A step that nobody has ended is begun again by another iteration.
-        self._left = [index for batch in self._dealt for index in batch] + self._left
-        self._dealt = []
+        if sys._getframe(1).f_globals.get("__name__") == _TORCH_LOADER:
+            raise InvalidArgument(
+                "DataLoader(batch_sampler=ElasticSampler(...)): its workers take batches that nobody "
+                "deals again, and it cannot load a batch without samples: use "
+                "talweg.torch.ElasticLoader(dataset, sampler, ...), which takes its other options"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        self.begin_again()
         while self._left:
-            yield self._take()
+            self._dealt, self._left = self._deal_step(self._left)
+            yield list(self._dealt[self._rank])
             if self._dealt:
                 raise InvalidArgument(
                     "ElasticSampler: the step of the last batch has not ended: call end_step() of "
-                    "the State that has the sampler after each batch"
+                    "the State that has the sampler after each batch, before the next one is taken"
                 )
 
-    def _take(self) -> list[int]:
-        count = min(self.batch_size * self._size, len(self._left))
-        step, self._left = self._left[:count], self._left[count:]
+    def begin_again(self) -> None:
+        """A step that nobody has ended is dealt again."""
+        self._left = [index for batch in self._dealt for index in batch] + self._left
+        self._dealt = []
+
+    def ahead(self) -> Iterator[list[int]]:
+        """This rank's batch of the step that has begun, and those that follow if nobody comes or
+        goes. It takes none of them.
+        """
+        rank, left = self._rank, self._left
+        if self._dealt:
+            yield list(self._dealt[rank])
+        while left:
+            dealt, left = self._deal_step(left)
+            yield dealt[rank]
+
+    def _deal_step(self, left: list[int]) -> tuple[list[list[int]], list[int]]:
+        """The batches of one step, by rank, and what is left then."""
+        count = min(self.batch_size * self._size, len(left))
         each, more = divmod(count, self._size)
-        self._dealt, at = [], 0
+        dealt, at = [], 0
         for rank in range(self._size):
             end = at + each + (rank < more)
-            self._dealt.append(step[at:end])
+            dealt.append(left[at:end])
             at = end
-        return list(self._dealt[self._rank])
+        return dealt, left[count:]
 
     def end_step(self, ended: Sequence[bool] | None) -> None:
         """`ended`: by rank, who has ended the step; None: all have."""
@@ -103,6 +142,8 @@ class ElasticSampler:
             if ended is not None and not ended[rank]
             for index in batch
         ]
+        if again:
+            self.changes += 1
         self._left = again + self._left
         self._dealt = []
 
@@ -117,3 +158,4 @@ class ElasticSampler:
                 f"{state['count']}: give every rank the same data"
             )
         self.epoch, self._left, self._dealt = state["epoch"], list(state["left"]), []
+        self.changes += 1

@@ -34,6 +34,7 @@ from talweg.errors import TalwegError
 from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._elastic import Elastic
+from talweg.torch._loader import ElasticLoader
 from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
@@ -84,6 +85,7 @@ send_async = _calls.send_async
 __all__ = [
     "DistributedOptimizer",
     "Elastic",
+    "ElasticLoader",
     "Handle",
     "Op",
     "ProcessSet",

@@ -112,6 +112,7 @@ class Membership:
         self._steps_base = int(found.steps_base)
         if found.standby:  # How many steps there have been it learns later.
             self._standing = Standing.STANDBY
+            client.connection.is_standby = True
         elif self._steps_base > 0:
             self._standing = Standing.JOINER
         # Some may be gone since a member was told its number: then it follows at its first step.
@@ -267,6 +268,7 @@ class Membership:
         has_caught_up, self.took_whole = taking.run(), taking.reason
         found, members = self.client.connection.membership()
         self._steps_base, self._agreement.view = int(found.steps_base), view_of(found, members)
+        self.client.connection.is_standby = False
         self._go_on(Event.FULL_MEMBER)
         return has_caught_up
 

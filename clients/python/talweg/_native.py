@@ -219,6 +219,8 @@ class Connection(ExchangeCalls, GpuCalls):
 
     # Why this rank may push nothing yet; None: it may.
     refusal: str | None = None
+    # It may not declare what is for all ranks either: its node takes part in no steps.
+    is_standby = False
     # Ends the names of tensors that depend on ranks' numbers, once these have changed.
     view_suffix = ""
     # Another one has taken its place, as its agent is lost.
@@ -282,6 +284,11 @@ class Connection(ExchangeCalls, GpuCalls):
         if self.refusal is not None:
             raise errors.NotSynchronized(self.refusal)
 
+    def _check_names(self) -> None:
+        """The library would refuse them, too, and name calls of talweg.h."""
+        if self.is_standby:
+            self._check_pushes()
+
     def _in_slices(self, call: Callable[[int], int], slice_ns: int = WAIT_SLICE_NS) -> None:
         """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
         handled between calls only.
@@ -323,6 +330,7 @@ class Connection(ExchangeCalls, GpuCalls):
 
         Those that are pushed from GPUs get their events from gpu_place().
         """
+        self._check_names()
         library = self._library
         declare_all = library.talweg_declare_all
         if on_gpu:
@@ -374,6 +382,8 @@ class Connection(ExchangeCalls, GpuCalls):
         side: bool = False,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
+        if not side:
+            self._check_names()
         collective = Collective(
             ctypes.sizeof(Collective),
             dtype,

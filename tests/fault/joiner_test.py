@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs may ask and do where a node joins and one is lost: programs/meets_joiner.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import unittest
+from collections.abc import Sequence
+from typing import Any
+
+from catching_up import Job
+from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
+
+_STEP = re.compile(r"step (\d+) epoch (\d+) sums (\d+) of (\d+) ranks")
+
+
+def _steps(rank: Rank) -> dict[int, tuple[int, int, int]]:
+    """Epoch, ranks summed, and how many ranks there were, by step."""
+    found = (_STEP.match(line) for line in rank.seen)
+    return {int(m[1]): (int(m[2]), int(m[3]), int(m[4])) for m in found if m is not None}
+
+
+def _open_catch_ups(agents: Sequence[Daemon]) -> list[Any]:
+    """The rounds that are open at these agents by which standbys take over state."""
+    found = []
+    for agent in agents:
+        line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+        rounds = json.loads(done.stdout)["open_rounds"]
+        found += [each for each in rounds if "talweg.catch_up." in each["tensor"]]
+    return found
+
+
+class JoinerTest(unittest.TestCase):
+    def _none_is_open(self, agents: Sequence[Daemon]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while (left := _open_catch_ups(agents)) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.assertEqual(left, [])
+
+    def test_a_node_joins_and_another_is_lost(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, program="meets_joiner.py")
+            joiner = job.add(2)
+            self.assertEqual(joiner.wait_for("joiner "), "joiner True")
+            with self.subTest("what it may not call"):
+                for call in ("push_pull", "broadcast", "declare", "broadcast_object", "end_step"):
+                    self.assertRegex(
+                        joiner.wait_for(f"refused {call} "),
+                        f"refused {call} NotSynchronized: .* call begin.. of a talweg.State",
+                    )
+            self.assertIn("begins False this State cannot be replayed", joiner.wait_for("begins "))
+            for rank in job.ranks:
+                rank.wait_for("of 3 ranks")
+                rank.goes_on()
+            with self.subTest("no round stays open"):
+                self._none_is_open(job.agents)
+            job.agents[1].kill()
+            left = [job.ranks[0], joiner]
+            for rank in left:
+                rank.wait_for("of 2 ranks")
+            job.end(self, [0, 2])
+
+            before, after = _steps(left[0]), _steps(left[1])
+            # Node 1 has joined too, at the beginning.
+            told = [rank.seen[0] for rank in job.ranks]
+            self.assertEqual(told, ["joiner False", "joiner True", "joiner True"])
+            # From its first step on the joiner is told of the same as the others.
+            self.assertEqual({step: before[step] for step in after}, after)
+            self.assertEqual(sorted(after), list(range(min(after), max(before) + 1)))
+            # Epochs grow with each change, and sums are of those that are there; the victim of the
+            # step in which it is lost may be in its sum.
+            history = list(before.values())
+            self.assertEqual([each[0] for each in history], sorted(each[0] for each in history))
+            self.assertEqual(len({each[0] for each in after.values()}), 2)
+            for place, (_, summed, size) in enumerate(history):
+                is_last_of_its_kind = place + 1 < len(history) and history[place + 1][2] < size
+                self.assertIn(summed, {size, size - 1} if is_last_of_its_kind else {size})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -6,10 +6,13 @@ from __future__ import annotations
 import random
 import unittest
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import talweg
+import talweg.torch
+import torch
 from talweg import _native, _objects
 from talweg._local import LocalConnection
 from talweg._membership import _NOT_SYNCHRONIZED
@@ -22,6 +25,15 @@ def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
 def _joined(pieces: Sequence[bytes | memoryview]) -> memoryview:
     """As a joiner gets them."""
     return memoryview(bytearray(b"".join(pieces)))
+
+
+def _drawn(generator: Any) -> Any:
+    """What it gives next."""
+    if isinstance(generator, torch.Generator):
+        return torch.rand(3, generator=generator).tolist()
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.random_raw(3).tolist()
+    return [generator.random() for _ in range(3)]
 
 
 class SamplerTest(unittest.TestCase):
@@ -111,6 +123,47 @@ class StateTest(unittest.TestCase):
         np.testing.assert_array_equal(weights, other.weights)
         self.assertEqual(state.digest(), other.digest())
         self.assertEqual(state.sampler.state_dict(), other.sampler.state_dict())
+
+    def test_a_joiner_takes_generators_where_they_are(self) -> None:
+        """The program draws from them by names of its own."""
+        makes: tuple[Callable[[int], Any], ...] = (
+            random.Random,
+            np.random.default_rng,
+            np.random.RandomState,
+            np.random.PCG64,
+            lambda seed: torch.Generator().manual_seed(seed),
+        )
+        for make in makes:
+            generator, theirs = make(1), make(2)
+            with self.subTest(kind=type(generator).__name__):
+                kinds: tuple[Callable[..., Any], ...] = (talweg.State, talweg.torch.Elastic)
+                for kind in kinds:
+                    state, other = kind(draw=generator), kind(draw=theirs)
+                    _drawn(theirs)
+                    state.unpack(_joined(other.pack()))
+                    self.assertIs(state.draw, generator)
+                    expected = _drawn(theirs)
+                    self.assertEqual(_drawn(generator), expected)
+                    state.save()
+                    expected = _drawn(theirs)
+                    self.assertEqual(_drawn(generator), expected)
+                    state.restore()
+                    self.assertIs(state.draw, generator)
+                    self.assertEqual(_drawn(generator), expected)
+                    _drawn(theirs)
+
+    def test_generators_of_other_kinds_are_refused(self) -> None:
+        state = talweg.State(draw=np.random.Generator(np.random.PCG64(1)))
+        other = talweg.State(draw=np.random.Generator(np.random.MT19937(1)))
+        with self.assertRaisesRegex(talweg.Mismatch, "'draw' is a Generator of PCG64.*MT19937"):
+            state.unpack(_joined(other.pack()))
+
+    def test_a_joiner_takes_a_scaler_where_it_is(self) -> None:
+        scaler, theirs = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (4.0, 32.0))
+        state, other = (talweg.torch.Elastic(scaler=each) for each in (scaler, theirs))
+        state.unpack(_joined(other.pack()))
+        self.assertIs(state.scaler, scaler)
+        self.assertEqual(scaler.get_scale(), 32.0)
 
     def test_arrays_travel_as_they_lie(self) -> None:
         large: np.ndarray = np.arange(5000, dtype=np.float64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from talweg import _client, _objects, _outlive
+from talweg import _client, _generators, _objects, _outlive
 from talweg._digest import Digest, Hashing
 from talweg._replay import Replay
 from talweg._sampler import ElasticSampler
@@ -37,8 +37,9 @@ class State:
         state.run(train)
 
     Values are anything that can be pickled, and attributes of this object. A NumPy array is written
-    where it lies, so that other names for it stay right. A value with state_dict() and
-    load_state_dict() is carried by these. Pickles are loaded: only for ranks that you trust.
+    where it lies, and a random generator goes on as the same object, so that other names for them
+    stay right. A value with state_dict() and load_state_dict() is carried by these. Pickles are
+    loaded: only for ranks that you trust.
 
     `apply` is a function that changes arrays by what a step has resulted in:
 
@@ -270,7 +271,7 @@ class State:
                     "every rank"
                 )
             np.copyto(own, value)
-        else:
+        elif not _generators.take_over(name, own, value):
             self._values[name] = value
 
     def hashing(self) -> Hashing | None:

@@ -52,7 +52,10 @@ struct Fixture {
   explicit Fixture(uint64_t window_bytes = aggregation::ResultQueue::kNoWindow,
                    const std::string& host = "")
       : connection(
-            {.id = kId, .job = JobId{1}, .peer = {.host = host}, .results_window_bytes = window_bytes},
+            {.id = kId,
+             .job = JobId{1},
+             .peer = {.host = host},
+             .results_window_bytes = window_bytes},
             {.transport = &transport, .clock = &clock, .totals = &totals, .unflushed = &unflushed},
             &credit) {}
 

@@ -29,8 +29,6 @@ from talweg.errors import TalwegError
 # What a round takes at most. All its tensors take several times as much, for each line that a rank
 # has.
 CHUNK_BYTES = 2 << 20
-# What a standby says to a survivor, in each byte: that it takes state, or that it takes none.
-ASKS, ASKS_NOT = 0, 1
 _CHUNK = struct.Struct("<QQ")  # Bytes that follow, and whether a message begins.
 _MESSAGE = struct.Struct("<8Q")  # Kind, numbers, and bytes of a pickle that follows.
 _LANES = 2

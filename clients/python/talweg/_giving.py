@@ -33,7 +33,6 @@ from talweg._catch_up import (
     SendUnable,
 )
 from talweg._catch_up_lines import (
-    ASKS_NOT,
     CHUNK_BYTES,
     Entry,
     Message,
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 # The log may be as large as a rank's stripe of the state, or this, if that is more.
 _LOG_BYTES_MIN = 64 << 20
 _LOOK_S = 0.1
-# How long what a standby has asked may be on its way when it has entered.
-_ASKED_S = 5.0
 # A stripe may be so much longer than was thought.
 _SPARE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 20
@@ -162,8 +159,7 @@ class _Given:
                     count = sum(len(each.ranks) for each in view.in_steps)
                     self._room_bytes = replay.nbytes() // count
         self._has_heard = False
-        self._asked_until = 0.0
-        self._takes_nothing = False
+        self._is_broken = False
         connection, number = client.connection, member.ranks[own[1]]
         name = line_name(
             (standby.node, standby.incarnation), (member.node, member.incarnation), own[1]
@@ -184,24 +180,21 @@ class _Given:
         outbox = self._outbox
         try:
             self._room = _populated(self._room_bytes, lambda: outbox.is_over)
-            while (asked := self._ask.receive(time.monotonic() + _LOOK_S)) is None:
-                if outbox.is_over and time.monotonic() > self._asked_until:
+            while self._ask.receive(time.monotonic() + _LOOK_S) is None:
+                if outbox.is_over:
                     return
-            if asked[0] == ASKS_NOT:
-                self._takes_nothing = True
-                return
             self._has_heard = True
             writer = Writer(self._rounds, pace=self._pace)
             if outbox.send_all(writer) and writer.end(lambda: outbox.is_over):
                 self._rounds.finish(lambda: outbox.is_over)
         except TalwegError:  # A rank of the standby is gone, or this one's agent.
-            self._takes_nothing = True
+            self._is_broken = True
 
     # The rank's thread.
 
     def look(self) -> bool:
         """Hears what the sending thread has heard; whether those that were asked may not begin."""
-        if self._takes_nothing:
+        if self._is_broken:
             self._perform(self.giver.on_lost())
         elif self._has_heard and self.giver.state is GiverState.LISTENING:
             problem = "it has no State with an optimizer"
@@ -217,10 +210,8 @@ class _Given:
     def on_full_member(self, step: int, survivors: Sequence[Place]) -> None:
         self._perform(self.giver.on_full_member(step, survivors))
 
-    def end(self, has_entered: bool = False) -> None:
-        """Nobody takes anything any more. A standby that `has_entered` has asked, as all do."""
-        if has_entered:
-            self._asked_until = time.monotonic() + _ASKED_S
+    def end(self) -> None:
+        """Nobody takes anything any more."""
         self._perform(self.giver.on_lost())
 
     @property
@@ -327,7 +318,7 @@ class Giving:
             given = known.pop((member.node, member.incarnation), None)
             if not member.standby:
                 if given is not None:  # It takes part in steps, and has got what it waited for.
-                    given.end(has_entered=True)
+                    given.end()
                     self._ended.append(given)
                 continue
             if given is None:

@@ -24,8 +24,6 @@ from talweg._catch_up import (
     TakeWhole,
 )
 from talweg._catch_up_lines import (
-    ASKS,
-    ASKS_NOT,
     CHUNK_BYTES,
     Entry,
     Message,
@@ -48,11 +46,9 @@ _LOOK_S = 0.005
 
 
 class _Line:
-    """What comes from one survivor's rank; if this one `takes` nothing, it only says so."""
+    """What comes from one survivor's rank."""
 
-    def __init__(
-        self, client: Client, own: Member, survivor: Member, local_rank: int, takes: bool
-    ) -> None:
+    def __init__(self, client: Client, own: Member, survivor: Member, local_rank: int) -> None:
         connection, number = client.connection, survivor.ranks[local_rank]
         name = line_name(
             (own.node, own.incarnation), (survivor.node, survivor.incarnation), local_rank
@@ -62,23 +58,13 @@ class _Line:
         self.ask = Rounds(
             connection, f"{name}.ask", own.ranks[0], ranks, 8, asks, lanes=1, is_line=False
         )
-        self.rounds: Rounds | None = None
-        if takes:
-            self.rounds = Rounds(connection, name, number, ranks, CHUNK_BYTES, is_root=False)
+        self.rounds = Rounds(connection, name, number, ranks, CHUNK_BYTES, is_root=False)
         if asks:
-            self.ask.send(np.full(8, ASKS if takes else ASKS_NOT, np.uint8), lambda: False)
+            self.ask.send(np.zeros(8, np.uint8), lambda: False)
         self.snapshot: Snapshot | None = None
         self.entries: dict[int, Sequence[Call]] = {}
         self.rest: memoryview | None = None
         self.incarnation = survivor.incarnation
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether the survivor has heard, or is gone."""
-        try:
-            return self.ask.is_ready
-        except Aborted:
-            return True
 
 
 class _Meeting:
@@ -136,30 +122,19 @@ class Taking:
         self._find_own()
         if self._has_others and self._meet("begin", bool(problem)).result():
             problem = problem or "another rank of this node cannot"
-        takes = not problem
         if problem:
-            # Before it says that it is ready: nobody waits for it in such a round later.
-            self._tell_survivors()
             self._perform(self._taker.on_failure(problem))
+        takes = not problem
         while True:
             self._look(takes)
             if self._is_over and self._is_full and self._may_leave():
                 self._close()
                 return self._taker.state is TakerState.CAUGHT_UP
-            if not self._readers or (self._is_over and not self._has_others):
+            if not self._lines or (self._is_over and not self._has_others):
                 self._client.connection.check_health()
                 time.sleep(_LOOK_S)
             else:
                 self._take()
-
-    def _tell_survivors(self) -> None:
-        """Returns when all have heard that this rank takes nothing."""
-        while True:
-            self._look(takes=False)
-            if all(line.is_heard for line in self._lines.values()):
-                return
-            self._client.connection.check_health()
-            time.sleep(_LOOK_S)
 
     @property
     def _is_over(self) -> bool:
@@ -198,17 +173,18 @@ class Taking:
         return bool(found.standby), int(found.steps_base), view
 
     def _look(self, takes: bool) -> None:
-        """Follows the newest view, and says to each survivor in it whether it `takes` anything."""
+        """Follows the newest view; if it `takes` anything, then from each survivor in it."""
         if self._is_full or self._client.connection.newest_epoch() == self._epoch:
             return
         is_standby, step, view = self._find_own()
         self._epoch = view.epoch
         self._is_full = not is_standby
-        self._reach(view, takes and (self._has_others or not self._is_over))
+        if takes and (self._has_others or self._taker.state is not TakerState.WHOLE):
+            self._reach(view)
         if self._is_full:
             self._perform(self._taker.on_full_member(step))
 
-    def _reach(self, view: View, takes: bool) -> None:
+    def _reach(self, view: View) -> None:
         own = self._own
         assert own is not None
         there = {each.node: each for each in view.in_steps if each is not own}
@@ -224,33 +200,30 @@ class Taking:
                 if place in self._lines:
                     continue
                 try:
-                    line = _Line(self._client, own, member, local_rank, takes)
+                    line = _Line(self._client, own, member, local_rank)
                 except Aborted:  # It is gone already: a newer view follows.
                     continue
                 except TalwegError as failure:
                     return self._perform(self._taker.on_failure(str(failure)))
                 self._lines[place] = line
-                if line.rounds is None:
-                    continue
                 self._readers[place] = Reader(partial(self._find_room, place))
                 self._taker.on_line(place)
 
     def _lose(self, place: Place) -> None:
-        del self._lines[place]
-        self._readers.pop(place, None)
+        del self._lines[place], self._readers[place]
         if place in self._taker.lines:
             self._perform(self._taker.on_line_lost(place))
 
     def _take(self) -> None:
         """What has come, or comes soon."""
-        lines = {place: each.rounds for place, each in self._lines.items() if each.rounds}
-        ready = [place for place, rounds in lines.items() if rounds.is_ready]
-        open_ = [place for place, rounds in lines.items() if not rounds.is_over]
-        for place in ready or open_[:1] or list(lines)[:1]:
-            if place not in self._lines:
+        ready = [place for place, line in self._lines.items() if line.rounds.is_ready]
+        open_ = [place for place, line in self._lines.items() if not line.rounds.is_over]
+        for place in ready or open_[:1] or list(self._lines)[:1]:
+            line = self._lines.get(place)
+            if line is None:
                 continue
             try:
-                chunk = lines[place].receive(time.monotonic() + _LOOK_S)
+                chunk = line.rounds.receive(time.monotonic() + _LOOK_S)
             except Aborted:
                 self._lose(place)
                 continue
@@ -342,8 +315,7 @@ class Taking:
     def _close(self) -> None:
         for line in self._lines.values():
             line.ask.close()
-            if line.rounds is not None:
-                line.rounds.close()
+            line.rounds.close()
 
 
 def _step_of(line: _Line) -> int:

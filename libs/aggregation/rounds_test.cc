@@ -34,6 +34,14 @@ struct Fixture : CoreParts {
     const SumId id = Of<Sum>().back().id;
     rounds.OnSummed(id, out);
   }
+  // Both have contributed to two rounds. The first one's result is being written to them.
+  void BeginSecondRound(const AggregatorTensor& tensor) {
+    for (const uint64_t round : {1, 2}) {
+      Contribute(0, tensor, round);
+      Contribute(1, tensor, round);
+      if (round == 1) FinishSum();
+    }
+  }
 
   Rounds rounds{&config, &present, &attendance, &tensors, &counters};
 };
@@ -56,11 +64,7 @@ TEST_CASE("Rounds: contributions are summed in member order when all are here", 
 TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
-  for (const uint64_t round : {1, 2}) {
-    f.Contribute(0, tensor, round);
-    f.Contribute(1, tensor, round);
-    if (round == 1) f.FinishSum();
-  }
+  f.BeginSecondRound(tensor);
   CHECK(f.Of<Sum>().size() == 1);
   const auto results = f.Of<SendResult>();
   f.rounds.OnWriteDone(results[0].write, f.out);
@@ -74,11 +78,7 @@ TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregati
 TEST_CASE("Rounds: nothing is summed any more when the job is over", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
-  for (const uint64_t round : {1, 2}) {
-    f.Contribute(0, tensor, round);
-    f.Contribute(1, tensor, round);
-    if (round == 1) f.FinishSum();
-  }
+  f.BeginSecondRound(tensor);
   f.rounds.OnClosed();
   // The writes that the second sum waits for end with their connections.
   f.rounds.OnLost(f.Conn(0), std::nullopt, f.out);

@@ -10,7 +10,7 @@
 #include "libs/membership/live_job.h"
 #include "libs/view/view.h"
 
-// Whom a job's next view has. Nothing here changes anything.
+// These functions say whom a job's next view has. They change nothing.
 namespace talweg::membership {
 
 struct SpareAggregator {

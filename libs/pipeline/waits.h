@@ -21,7 +21,7 @@
 
 namespace talweg::pipeline {
 
-// Whom this member waits for, and for how long (docs/protocol.md, sections 7 and 8):
+// It knows whom this member waits for, and for how long (docs/protocol.md, sections 7 and 8):
 //
 //   an aggregator that does not answer        unreachable_ns; the scheduler could have told before
 //   the scheduler, where its word is needed   unreachable_ns of its silence

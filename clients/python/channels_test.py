@@ -61,13 +61,39 @@ class _Rounds:
         return True
 
     def call(self, call: Callable[[], None]) -> None:
-        thread = threading.Thread(target=call)
+        thread = threading.Thread(target=call, daemon=True)
         thread.start()
         self.called.append(thread)
 
     def join(self) -> None:
         while self.called:
             self.called.pop().join()
+
+
+class _Data:
+    """Data of a call that is on its way from a GPU."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_there = False
+        self._failure: TalwegError | None = None
+
+    def come(self) -> None:
+        with self._changed:
+            self._is_there = True
+            self._changed.notify_all()
+
+    def fail(self, failure: TalwegError) -> None:
+        self._failure = failure
+        self.come()
+
+    def is_ready(self, until: float | None) -> bool:
+        with self._changed:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            is_there = self._changed.wait_for(lambda: self._is_there, left)
+        if self._failure is not None:
+            raise self._failure
+        return is_there
 
 
 class ChannelsTest(unittest.TestCase):
@@ -195,6 +221,81 @@ class ChannelsTest(unittest.TestCase):
         ready[0] = True
         self.assertFalse(self.channel.look(third))
         self.assertEqual(self.begun, [1, 2, 3])
+
+    def _job_of_data(self, data: _Data, round_: int) -> Job:
+        """A call of one round, which is pushed when its data is there."""
+
+        def steps() -> Steps:
+            yield Wait(0, 0, 0, 0, is_ready=data.is_ready)
+            self.begun.append(round_)
+            yield Wait(0, round_, 0, 0, False)
+            return round_
+
+        return Job(self.channel, [steps], lambda: data.is_ready(0.0))
+
+    def test_a_call_is_pushed_when_its_data_is_there(self) -> None:
+        data = _Data()
+        job = self._job_of_data(data, 1)
+        self.channel.submit(job, is_async=False)
+        self.assertFalse(self.channel.finish(job, time.monotonic() + 0.01))
+        self.assertIn("GPU", self.channel.waits_for())
+        self.assertEqual(self.begun, [])
+        data.come()
+        self.rounds.end(1)
+        self.assertTrue(self.channel.finish(job))
+        self.assertEqual((self.begun, job.results), ([1], [1]))
+
+    def test_a_call_that_nobody_waits_for_is_pushed_all_the_same(self) -> None:
+        data, later = _Data(), _Data()
+        jobs = [self._job_of_data(data, 1), self._job((2,)), self._job_of_data(later, 3)]
+        for job in jobs:
+            self.channel.submit(job)
+        self.assertEqual(self.begun, [])
+        data.come()
+        self.rounds.join()
+        self.assertEqual(self.begun, [1])
+        for round_ in (1, 2):
+            self.rounds.end(round_)
+        self.assertEqual(self.begun, [1, 2])
+        later.come()
+        self.rounds.join()
+        self.assertEqual(self.begun, [1, 2, 3])
+        self.rounds.end(3)
+        self.assertTrue(self.channel.look(jobs[2]))
+
+    def test_a_second_call_does_not_begin_early_without_its_data(self) -> None:
+        data = _Data()
+        first, second = self._job((1,), overlaps=True), self._job_of_data(data, 2)
+        self.channel.submit(first)
+        self.channel.submit(second, is_async=False)
+        self.rounds.end(1)
+        self.assertFalse(self.channel.look(second))
+        self.assertTrue(first.done)
+        data.come()
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(second))
+
+    def test_data_that_never_comes_ends_its_call_alone(self) -> None:
+        data = _Data()
+        first, second = self._job_of_data(data, 1), self._job((2,))
+        for job in (first, second):
+            self.channel.submit(job)
+        data.fail(TalwegError("the GPU is lost"))
+        self.rounds.join()
+        self.assertIn("is lost", str(first.failure))
+        self.assertEqual(self.begun, [2])
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(second))
+
+    def test_an_abort_ends_a_call_whose_data_is_on_its_way(self) -> None:
+        data = _Data()
+        job = self._job_of_data(data, 1)
+        self.channel.submit(job, is_async=False)
+        self.channel.abort(Aborted("the group is over"))
+        self.assertTrue(self.channel.finish(job))
+        self.assertIsInstance(job.failure, Aborted)
+        data.come()
+        self.assertEqual(self.begun, [])
 
     def test_a_failure_is_of_the_call_alone_that_has_it(self) -> None:
         first, second = self._job((1,), overlaps=True), self._job((2,))

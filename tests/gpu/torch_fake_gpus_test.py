@@ -97,6 +97,18 @@ class TorchFakeGpusTest(unittest.TestCase):
         self.assertEqual(self._run_alone([0, 1], "host_path,shapes", "--gpu=off"), [1, 1])
         self.assertEqual(self._run_alone([0], "layouts,again,layouts", "--gpu=off"), [2])
 
+    def test_torch_distributed(self) -> None:
+        what = "c10d_calls,c10d_mixed,c10d_order,c10d_carried,c10d_dropped"
+        self.assertEqual(self._run_alone([0], "c10d_calls,c10d_order"), [0])
+        self.assertEqual(self._run_alone([0, 1], f"{what},c10d_mismatch"), [0, 0])
+        with Cluster() as cluster:
+            ranks = [
+                machine.torch_rank(i, 0, f"{what},c10d_mismatch", self.forks)
+                for machine in two_nodes(cluster, 2)
+                for i in range(2)
+            ]
+            self.assertEqual(self._finish(ranks), [0] * 4)
+
     def test_what_is_refused(self) -> None:
         self._run_alone([0], "captured,dropped")
 

@@ -11,6 +11,10 @@ from cluster import DEADLINE_S, Cluster, Rank
 from machine import Machine, kill_in_a_step, two_nodes
 
 _SAID = "go through host memory"
+_OF_C10D = (
+    "c10d_calls,c10d_mixed,real_c10d_ddp,real_c10d_fsdp,real_c10d_futures,real_c10d_streams,"
+    "real_c10d_captured"
+)
 _CASES = "layouts,handles,training,real_order,real_reallocated,real_captured,real_threads"
 
 
@@ -57,6 +61,27 @@ class TorchOnGpuTest(unittest.TestCase):
             what = f"dtypes,{_CASES},cpu_beside_gpu"
             ranks = [
                 machine.torch_rank(i, 0, what)
+                for machine in two_nodes(cluster, 2, fakes=False)
+                for i in range(2)
+            ]
+            self.assertEqual(self._finish(ranks), [0] * 4)
+
+    def test_torch_distributed(self) -> None:
+        self.assertEqual(self._run_alone([0], _OF_C10D), [0])
+        self.assertEqual(self._run_alone([0, 0], f"{_OF_C10D},real_c10d_beside_gloo"), [0, 0])
+        with Cluster() as cluster:
+            ranks = [
+                machine.torch_rank(i, 0, _OF_C10D)
+                for machine in two_nodes(cluster, 2, fakes=False)
+                for i in range(2)
+            ]
+            self.assertEqual(self._finish(ranks), [0] * 4)
+
+    def test_torch_distributed_beside_nccl(self) -> None:
+        self.assertEqual(self._run_alone([0, 0], "real_c10d_beside_nccl"), [0, 0])
+        with Cluster() as cluster:
+            ranks = [
+                machine.torch_rank(i, 0, "real_c10d_beside_nccl,real_c10d_hsdp")
                 for machine in two_nodes(cluster, 2, fakes=False)
                 for i in range(2)
             ]

@@ -20,7 +20,10 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 def run(context: Context) -> Section:
     # NCCL refuses two ranks on one GPU.
     contenders = training_step.makers(
-        context.programs, device_variables(context.mode), with_nccl=count_gpus() > 1
+        context.programs,
+        device_variables(context.mode),
+        with_nccl=count_gpus() > 1,
+        with_backend=True,
     )
     # There is no bar for what may be added. It is reported beside the peers.
     return training_step.measure(context, TITLE, contenders, _CASES[context.mode], None)

@@ -18,13 +18,14 @@ from harness.scenario import Context, Make, Section, find, run_beside
 TITLE = "A training step"
 _SETTING = "2 processes"
 _RANKS = 2
-_NONE, _BARRIER, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
+_NONE, _BARRIER, _DDP, _NCCL, _OPTIMIZER, _HOOK, _BACKEND = (
     "no communication",
     "a barrier, nothing else",
     "DDP over Gloo",
     "DDP over NCCL",
     "DistributedOptimizer",
     "DDP with Talweg's hook",
+    "DDP over the backend talweg",
 )
 _OF_DDP = 1 / 3
 # A step is long, so a batch of steps needs more time than a batch of push_pulls.
@@ -61,13 +62,18 @@ def talweg_ranks(
 
 
 def makers(
-    programs: Programs, variables: Mapping[str, str], with_nccl: bool = False
+    programs: Programs,
+    variables: Mapping[str, str],
+    with_nccl: bool = False,
+    with_backend: bool = False,
 ) -> list[tuple[str, Make]]:
     """The trainers: without communication, and with each contender's. `variables` go to their ranks."""
     network = programs.in_own_network()
     peer = str(programs.peers / "training_step.py")
     peers = {_NONE: "none", _DDP: "ddp", **({_NCCL: "nccl"} if with_nccl else {})}
     ours = {_BARRIER: "barrier", _OPTIMIZER: "optimizer", _HOOK: "hook"}
+    if with_backend:
+        ours[_BACKEND] = "ddp_talweg"
     found: list[tuple[str, Make]] = [
         (name, partial(python_ranks, name, _RANKS, network, [peer, manner], dict(variables)))
         for name, manner in peers.items()

@@ -7,7 +7,7 @@ where the first one says that it may (Wait.next_may_begin): it pushes what it ca
 does not rest between the two. No thread belongs to a channel:
 
 - Who makes a call begins it, if no other call of the channel is open: its first rounds are pushed
-  at once.
+  at once, or when its data is there, where that is still on its way.
 - Who waits for a call carries on those before it, and then it. One thread at a time does so.
 - A call that nobody waits for is carried on by the client's completion thread, when its rounds are
   over: when another call stands after it, when it has further rounds to push, or when somebody
@@ -17,11 +17,13 @@ does not rest between the two. No thread belongs to a channel:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from talweg._client import Client
@@ -45,6 +47,8 @@ class Wait:
     next_may_begin: bool = False
     # By then, of time.monotonic(), Timeout is raised where it was yielded.
     until: float | None = None
+    # The call waits for this instead of a round (Given.is_ready).
+    is_ready: Callable[[float | None], bool] | None = None
 
 
 # How soon whoever waits for a round sees that its channel is aborted.
@@ -162,6 +166,8 @@ class Channel:
         wait = first.waits_for if first is not None else None
         if wait is None:
             return ""
+        if wait.is_ready is not None:
+            return "the GPU of this rank, which has work to do before the call"
         return self.client.connection.waits_for(wait.tensor, wait.round)
 
     def finish(self, job: Job, end: float | None = None) -> bool:
@@ -267,6 +273,9 @@ class Channel:
                 if first.watched is wait:
                     return
                 first.watched = wait
+                if wait.is_ready is not None:
+                    self.client.completions.call(partial(self._carry_when, wait.is_ready))
+                    return
                 if wait.until is None and self.client.completions.watch(
                     wait.tensor, wait.round, self._carry_what_is_over
                 ):
@@ -283,6 +292,12 @@ class Channel:
         # Whoever sets it and finds _carrying taken leaves it to this thread.
         if self._told:
             self._carry_what_is_over()
+
+    def _carry_when(self, is_ready: Callable[[float | None], bool]) -> None:
+        """Carries calls on when the first one's data is there. On a thread that may block."""
+        with contextlib.suppress(TalwegError):  # The call raises it again, and ends with it.
+            is_ready(None)
+        self._carry_what_is_over()
 
     def _carry_what_is_over(self) -> None:
         """What a completion thread is called for. Waits for nothing."""
@@ -397,7 +412,9 @@ class Job:
         ends = [each for each in (end, wait.until) if each is not None]
         slice_end = min([time.monotonic() + _SLICE_S, *ends])
         try:
-            if wait.places is not None:
+            if wait.is_ready is not None:
+                over = wait.is_ready(slice_end)
+            elif wait.places is not None:
                 over = connection.wait_places(wait.tensor, wait.round, *wait.places, slice_end)
             else:
                 room = (wait.out, wait.out_bytes)

@@ -93,7 +93,15 @@ def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
 
 
 def _is_ready(channel: CallChannel, given: Given) -> bool:
-    """Whether the tensors are declared that the call's first rounds go through."""
+    """Whether the call's data is there, and the tensors that its first rounds go through are
+    declared.
+    """
+    if given.is_ready is not None:
+        try:
+            if not given.is_ready(0.0):
+                return False
+        except TalwegError:
+            return True  # The call begins, and ends with it.
     if not given.kind.reduces or given.rows is None:
         return True
     lanes = [_lane_of_given(channel, given, turn) for turn in (0, 1)]
@@ -141,6 +149,8 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     """One call: yields whenever it waits; returns its result."""
     client, group, kind = channel.client, channel.group, given.kind
     connection = client.connection
+    if given.is_ready is not None:
+        yield Wait(0, 0, 0, 0, is_ready=given.is_ready)
     row_bytes = given.rows.row_bytes if given.rows is not None else 0
     own_bytes = sum(given.part_rows) * row_bytes
     source, factors = given.address, given.factors

@@ -19,6 +19,7 @@ _LIBRARY = "libcuda.so.1"
 _HANDLE_BYTES = 64
 
 # As in cuda.h.
+_ERROR_NOT_READY = 600
 _ERROR_STREAM_CAPTURE_IMPLICIT = 906
 _POINTER_ATTRIBUTE_BUFFER_ID = 7
 _EVENT_BLOCKING_SYNC = 1
@@ -67,6 +68,7 @@ _PROTOTYPES = {
     "cuEventDestroy_v2": [_pointer],
     "cuEventRecord": [_pointer, _pointer],
     "cuEventSynchronize": [_pointer],
+    "cuEventQuery": [_pointer],
 }
 
 
@@ -217,6 +219,13 @@ class Driver:
     def synchronize(self, event: int) -> None:
         """Returns when the event is done."""
         self._call("cuEventSynchronize", event)
+
+    def is_done(self, event: int) -> bool:
+        """Whether synchronize() would return at once."""
+        result: int = self._library.cuEventQuery(event)
+        if result not in (0, _ERROR_NOT_READY):
+            raise GpuError(f"cuEventQuery failed: {self._describe(result)}")
+        return result == 0
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._call("cuMemcpyDtoHAsync_v2", target, source, nbytes, stream)

@@ -413,22 +413,35 @@ _driver_error: GpuError | None = None
 _gpus: dict[int, Gpus] = {}  # By id of a client that is not closed.
 
 
-def gpus_of(client: Client) -> Gpus | None:
-    """The client's, made by the first call; None, and said once, where there is no driver."""
-    if client.is_alone:
-        return None
-    global _driver, _driver_error
+def driver() -> Driver | None:
+    """This process's, opened by the first call; None, and said once, where there is none."""
     with _lock:
-        gpus = _gpus.get(id(client))
-        if gpus is not None or _driver_error is not None:
-            return gpus
+        return _open_driver()
+
+
+def _open_driver() -> Driver | None:
+    global _driver, _driver_error
+    if _driver is None and _driver_error is None:
         try:
-            _driver = _driver or Driver()
+            _driver = Driver()
         except GpuError as error:
             _driver_error = error
             _log.warning("talweg: tensors on GPUs go through host memory: %s", error)
+    return _driver
+
+
+def gpus_of(client: Client) -> Gpus | None:
+    """The client's, made by the first call; None where there is no driver."""
+    if client.is_alone:
+        return None
+    with _lock:
+        gpus = _gpus.get(id(client))
+        if gpus is not None:
+            return gpus
+        opened = _open_driver()
+        if opened is None:
             return None
-        gpus = _gpus[id(client)] = Gpus(client, _driver)
+        gpus = _gpus[id(client)] = Gpus(client, opened)
         client.call_when_closed(lambda: _close(client))
         return gpus
 

@@ -126,6 +126,9 @@ class Given:
     pushed: int = 0
     # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
     slot: int = NO_SLOT
+    # Whether its data is there; waits for that until time.monotonic() is the time given, with None
+    # as long as it takes. Any thread may ask. None: its data is there from the beginning.
+    is_ready: Callable[[float | None], bool] | None = None
     site: CallSite | None = None  # Where the program makes the call, for texts of errors.
 
 

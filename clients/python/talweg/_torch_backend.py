@@ -16,7 +16,7 @@ def register() -> None:
 
     if not dist.is_available() or hasattr(dist.Backend, "TALWEG"):
         return
-    dist.Backend.register_backend("talweg", _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("talweg", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -16,6 +16,8 @@ import weakref
 from typing import Any
 from unittest import mock
 
+import c10d_cases
+import real_c10d_cases
 import real_gpu_cases
 import talweg
 import talweg.torch as tw
@@ -420,7 +422,9 @@ def two_gpus() -> None:
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
-    cases = {**vars(real_gpu_cases), **globals()}
+    cases = dict(globals())
+    for each in (c10d_cases, real_c10d_cases, real_gpu_cases):
+        cases.update(vars(each))
     for case in sys.argv[2].split(","):
         print(f"case {case}", flush=True)
         cases[case]()

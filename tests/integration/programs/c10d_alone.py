@@ -24,19 +24,21 @@ _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 def check_devices_that_are_named() -> None:
     """device_id, on a machine that seems to have a GPU."""
-    gpu = torch.device("cuda", 0)
-    seems = [
-        mock.patch.object(torch.accelerator, "current_accelerator", lambda: gpu),
-        mock.patch.object(torch.accelerator, "device_count", lambda: 1),
-    ]
-    with seems[0], seems[1]:
+    gpu, other = torch.device("cuda", 0), torch.device("xpu", 0)
+    has_one = mock.patch.object(torch.accelerator, "device_count", lambda: 1)
+
+    def seems(device: torch.device) -> Any:
+        return mock.patch.object(torch.accelerator, "current_accelerator", lambda: device)
+
+    with seems(other), has_one:
         expect(
             talweg.InvalidArgument,
-            'name one, as in "cpu:talweg,cuda:nccl"',
+            'name one, as in "cpu:talweg,xpu:gloo"',
             dist.init_process_group,
             "talweg",
-            device_id=gpu,
+            device_id=other,
         )
+    with seems(gpu), has_one:
         dist.init_process_group("cpu:talweg,cuda:gloo", device_id=gpu)
     group = dist.group.WORLD
     assert group._device_types == [torch.device("cpu"), torch.device("cuda")]

@@ -354,8 +354,8 @@ def check_devices() -> None:
             assert isinstance(other._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
         dist.barrier()
         dist.destroy_process_group()
-    with raises(talweg.Unsupported, "cuda:talweg"):
-        dist.init_process_group("cuda:talweg", store=_STORE, rank=_RANK, world_size=_SIZE)
+    with raises(talweg.Unsupported, "xpu:talweg"):
+        dist.init_process_group("xpu:talweg", store=_STORE, rank=_RANK, world_size=_SIZE)
 
 
 def check_threads() -> None:

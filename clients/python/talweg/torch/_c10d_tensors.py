@@ -23,6 +23,7 @@ from talweg._words import DIMENSIONS_MAX
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._collectives import TorchTensors
+from talweg.torch._staging import Way, way_of
 from talweg.torch._tensors import wire_dtype
 
 _TORCH = TorchTensors()
@@ -42,6 +43,8 @@ _OPS = {
 _BY_REDUCE_OP = {
     getattr(dist.ReduceOp, name): op for name, op in _OPS.items() if hasattr(dist.ReduceOp, name)
 }
+# The kinds of devices that the backend takes tensors on.
+DEVICES = ("cpu", "cuda")
 # A sum or a product of bools is whether any or all are true, as in NCCL.
 _OPS_OF_BOOLS = {Op.SUM: Op.MAX, Op.PRODUCT: Op.MIN}
 
@@ -78,13 +81,12 @@ def said(tensor: torch.Tensor) -> str:
 
 
 def require_strided(tensor: torch.Tensor, operation: str) -> None:
-    """InvalidArgument for what is no ordinary tensor in host memory."""
+    """InvalidArgument for what is no ordinary tensor, or on a device of another kind."""
     _TORCH.shape(tensor)
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in DEVICES:
         raise InvalidArgument(
             f"{operation}: a tensor is on {tensor.device}, and the backend 'talweg' takes tensors "
-            f'in host memory: name a backend for the others, as in init_process_group("cpu:talweg,'
-            f'{tensor.device.type}:nccl"), or use tensor.cpu()'
+            "in host memory and on GPUs of CUDA: use tensor.cpu()"
         )
 
 
@@ -117,11 +119,12 @@ def elements(tensor: torch.Tensor) -> Rows:
 
 
 def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors one after another, in one piece; the tensor itself if it is one, and is so."""
-    if len(tensors) == 1:
-        source: torch.Tensor = _TORCH.source(tensors[0], False)
-        return source
-    return torch.cat([_TORCH.source(tensor, False).view(-1) for tensor in tensors])
+    """The tensors one after another, in one piece; the tensor itself if it is one, and is so.
+
+    Where they are, on a GPU too.
+    """
+    pieces = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    return pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
 
 
 class Outputs:
@@ -131,7 +134,13 @@ class Outputs:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._operation = operation
         self._divisor = 1
-        self._direct = len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
+        self._direct = (
+            len(tensors) == 1
+            and tensors[0].is_cpu
+            and _cuda.is_plain(tensors[0])
+            and not tensors[0].is_conj()
+        )
+        self._way: Way | None = None  # To a GPU, if they are on one.
 
     def expects(self, counts: list[int]) -> bool:
         """Whether so many elements may come from each rank."""
@@ -147,6 +156,17 @@ class Outputs:
         """The result is a sum of integers; their average is cut off towards zero, as NCCL does."""
         self._divisor = divisor
 
+    def begin(self) -> None:
+        """The call begins: what the GPU has to do with them so far comes before the result."""
+        if not self._tensors or self._tensors[0].is_cpu:
+            return
+        devices = [str(tensor.device) for tensor in self._tensors]
+        if len(set(devices)) > 1:
+            raise InvalidArgument(
+                f"{self._operation}: outputs on {', '.join(devices)}: put them on one device"
+            )
+        self._way = way_of(self._tensors[0])
+
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         """Where a result goes: into the output, if it is one piece that has place for it."""
         per_row = math.prod(rows.row_shape)
@@ -155,11 +175,22 @@ class Outputs:
             return None, 0
         if self._direct and self._tensors[0].numel() == count:
             result = self._tensors[0]
+        elif self._way is not None:
+            result = self._way.room(count, self._tensors[0].dtype)
         else:
             # Other ranks count on this one, also where its outputs turn out to be wrong.
             result = torch.empty(count, dtype=self._tensors[0].dtype)
         lengths = [each * per_row for each in counts]
         return (result, lengths), int(result.data_ptr())
+
+    def take(self, came: torch.Tensor) -> None:
+        """Copies what has come in host memory, of as many elements, to the one output."""
+        [tensor] = self._tensors
+        if self._way is None:
+            _cuda.copy(tensor, came.view(tensor.shape))
+            return
+        room = self._way.room(came.numel(), came.dtype)
+        self._way.bring_up(self._tensors, [room.copy_(came.view(-1))])
 
     def finish(self, got: Any) -> None:
         """Brings a result to the outputs. Mismatch if they are made for another one."""
@@ -178,7 +209,11 @@ class Outputs:
             result.div_(self._divisor, rounding_mode="trunc")
         if self._direct:
             return
-        for tensor, part in zip(self._tensors, result.split(lengths)):
+        parts = result.split(lengths)
+        if self._way is not None:
+            self._way.bring_up(self._tensors, parts)
+            return
+        for tensor, part in zip(self._tensors, parts):
             _cuda.copy(tensor, part.view(tensor.shape))
 
 
@@ -216,9 +251,9 @@ def given(
 
     def itself(rows: Rows, counts: list[int]) -> tuple[Any, int]:
         """Where what a sender gets goes: its own data."""
-        return None, address
+        return None, call.address
 
-    return Given(
+    call = Given(
         kind,
         root_rank,
         rows,
@@ -227,6 +262,9 @@ def given(
         source,
         outputs.allocate if outputs is not None else itself,
     )
+    if source is not None and not source.is_cpu:
+        call.address, call.keep, call.is_ready = way_of(source).bring_down(source)
+    return call
 
 
 def reduced(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a group has tensors on, and whose they are, as torch asks for it."""
+"""Which devices a group takes tensors on, and whose they are, as torch asks for it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 from talweg.errors import InvalidArgument
+from talweg.torch._c10d_tensors import DEVICES
 
 
 class GroupOfDevices(dist.ProcessGroup):
-    """A group in Python for host memory, with the backends that are registered beside it.
+    """A group in Python for host memory and GPUs of CUDA, with the backends registered beside it.
 
-    It stands for the backend of host memory as well. torch keeps none for a group in Python, and
-    asks for it.
+    It stands for the backend of its own devices as well. torch keeps none for a group in Python,
+    and asks for it.
     """
 
     supports_coalescing = False
@@ -35,15 +36,17 @@ class GroupOfDevices(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *super()._device_types]
+        beside = super()._device_types
+        is_ours = torch.cuda.is_available() and not any(each.type == "cuda" for each in beside)
+        return [torch.device("cpu"), *([torch.device("cuda")] if is_ours else []), *beside]
 
     def _get_backend(self, device: torch.device | str) -> Any:
         device = torch.device(device)
-        if device.type == "cpu":
-            return self
-        if not self.is_beside(device):
+        if self.is_beside(device):
+            return super()._get_backend(device)
+        if device.type not in DEVICES:
             raise InvalidArgument(
-                f"{device}: this process group has tensors in host memory, and no backend for "
-                f'others: name one, as in "cpu:talweg,{device.type}:nccl"'
+                f"{device}: this process group takes tensors in host memory and on GPUs of CUDA, and "
+                f'has no backend for others: name one, as in "cpu:talweg,{device.type}:gloo"'
             )
-        return super()._get_backend(device)
+        return self

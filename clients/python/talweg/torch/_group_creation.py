@@ -15,6 +15,7 @@ import talweg
 from talweg import _at_exit, _client
 from talweg._node.launchers import World
 from talweg.errors import InvalidArgument, Unsupported
+from talweg.torch._c10d_tensors import DEVICES
 from talweg.torch._process_group import NAME, ProcessGroup
 
 # Jobs that this process has joined by a store of torch's.
@@ -43,10 +44,10 @@ def _add_backends(group: ProcessGroup, options: Any) -> None:
     kinds = dist.ProcessGroup.BackendType
     for device, name in _devices(NAME).items():
         if name == NAME:
-            if device != "cpu":
+            if device not in DEVICES:
                 raise Unsupported(
-                    f'"{device}:talweg": the backend has tensors in host memory only: use '
-                    f'"cpu:talweg,{device}:nccl"'
+                    f'"{device}:talweg": the backend takes tensors in host memory and on GPUs of '
+                    f"CUDA only: name another backend for {device}"
                 )
             continue
         store = dist.PrefixStore(f"{device}/", options.store)

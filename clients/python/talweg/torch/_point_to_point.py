@@ -25,9 +25,8 @@ from talweg._collectives import SEND, Given, Rows
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Mismatch, TalwegError, Timeout
 from talweg.torch import _c10d_tensors as tensors_
-from talweg.torch import _cuda
 from talweg.torch._collectives import TorchTensors
-from talweg.torch._work import Work
+from talweg.torch._work import Work, future_of
 
 _TENSORS = TorchTensors()
 
@@ -37,6 +36,8 @@ class Received(dist.Work):
 
     def __init__(self, tensor: torch.Tensor, what: str, timeout_s: float) -> None:
         super().__init__()
+        self.output = tensors_.Outputs([tensor], "recv")
+        self.output.begin()
         self._tensor = tensor
         self._what = what
         self._timeout_s = timeout_s
@@ -102,7 +103,7 @@ class Received(dist.Work):
         with self._lock:
             is_first = self._future is None
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = future_of([self._tensor])
             future, is_over = self._future, self._over.is_set()
         if is_first and is_over:
             self._complete(future)
@@ -134,6 +135,9 @@ class _Message:
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         self.tensor = _TENSORS.empty(rows.dtype, (sum(counts), *rows.row_shape)).view(-1)
         return None, int(self.tensor.data_ptr())
+
+    def begin(self) -> None:
+        """The receive that gets it has its own (_want)."""
 
     def finish(self, got: Any) -> None:
         """It is where it was allocated."""
@@ -290,7 +294,7 @@ class PointToPoint:
                 elif opened.is_over and wanted is not None:
                     del messages.opened[source]
                     messages.wanted.remove(wanted)
-                    ended.append((wanted.received, source, _bring(opened, wanted.received.tensor)))
+                    ended.append((wanted.received, source, _bring(opened, wanted.received)))
             for wanted in list(messages.wanted):
                 sources = range(len(self._ranks)) if wanted.source < 0 else [wanted.source]
                 failures = [messages.closed.get(each) for each in sources if each != self._place]
@@ -303,13 +307,13 @@ class PointToPoint:
             received.end(source, failure)
 
 
-def _bring(opened: _Opened, tensor: torch.Tensor) -> BaseException | None:
-    """Copies the message to the tensor; returns what the receive fails with."""
-    came = opened.message.tensor
+def _bring(opened: _Opened, received: Received) -> BaseException | None:
+    """Copies the message to the receive's tensor; returns what the receive fails with."""
+    came, tensor = opened.message.tensor, received.tensor
     if came.dtype != tensor.dtype or came.numel() != tensor.numel():
         return Mismatch(
             f"recv: {tensors_.said(came)} has come from rank {opened.call.source_rank()} of the "
             f"group, but the output is {tensors_.said(tensor)}: make it as long as what is sent"
         )
-    _cuda.copy(tensor.detach(), came.view(tensor.shape))
+    received.output.take(came)
     return None

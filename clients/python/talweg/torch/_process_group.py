@@ -55,10 +55,7 @@ NAME = "talweg"
 
 
 class ProcessGroup(GroupOfDevices):
-    """A group of torch.distributed over Talweg, for tensors in host memory.
-
-    Tensors elsewhere go to the backend that was named for their device, if one was.
-    """
+    """A group of torch.distributed over Talweg. Tensors on devices of backends beside it go there."""
 
     def __init__(
         self,
@@ -105,6 +102,8 @@ class ProcessGroup(GroupOfDevices):
         begun: Job | None = None,
     ) -> Work:
         self._require_numbers(operation)
+        for output in outputs:
+            output.begin()
         self._calls += 1
 
         def what() -> str:

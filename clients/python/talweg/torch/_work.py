@@ -27,6 +27,13 @@ def _is_called_by_engine() -> bool:
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
+def future_of(outputs: Any) -> torch.futures.Future[Any]:
+    """A future of them. It has to know which GPUs they are on."""
+    tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
+    gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return torch.futures.Future(devices=list(gpus) if torch.cuda.is_available() else [])
+
+
 class Work(dist.Work):
     """One call. Any thread may wait for it, as often as it likes.
 
@@ -132,7 +139,7 @@ class Work(dist.Work):
         with self._lock:
             is_first = self._future is None
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = future_of(self._outputs)
             future = self._future
         if is_first:
             if _is_called_by_engine():

@@ -5,6 +5,8 @@
 // Device memory is host memory, which a test may look into. A stream does at once what it is given,
 // unless the test holds it (fakeHold). Then its work waits, and so do the streams that wait for its
 // events. What a driver answers with undefined behaviour fails here.
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -318,7 +320,18 @@ CuResult cuEventRecord(CuEvent event, CuStream stream) {
   }
   const std::shared_ptr<Event> made = at->second;
   const uint64_t recorded = made->state().recorded.fetch_add(1) + 1;
-  return process.Post(stream, {{}, [made, recorded] { made->state().done.store(recorded); }});
+  // It may have been recorded again since, on a stream that was done first.
+  const auto finish = [made, recorded] {
+    std::atomic<uint64_t>& done = made->state().done;
+    done.store(std::max(done.load(), recorded));
+  };
+  return process.Post(stream, {{}, finish});
+}
+CuResult cuEventQuery(CuEvent event) {
+  LOCKED();
+  const auto at = process.events.find(event);
+  if (!InContext() || at == process.events.end()) return kCuInvalidHandle;
+  return at->second->state().IsDone() ? kCuSuccess : kCuNotReady;
 }
 CuResult cuEventSynchronize(CuEvent event) {
   LOCKED();

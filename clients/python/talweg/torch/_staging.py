@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's tensors on GPUs that a process group's calls bring to host memory, and their results."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from talweg import _gpu
+from talweg._gpu_staging import Pinned, Staging, Ways
+from talweg.torch import _cuda
+
+
+class Way(Protocol):
+    """Between one device and host memory, for one call."""
+
+    def bring_down(
+        self, source: torch.Tensor
+    ) -> tuple[int, Any, Callable[[float | None], bool] | None]:
+        """Copies a plain tensor. Returns where its copy is, what must be kept until the call is
+        complete, and what tells whether the copy is there; None: it is.
+        """
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory on the host for a result of so many elements."""
+
+    def bring_up(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        """Copies the parts of what room() gave to the tensors. Returns when they are there."""
+
+
+class _OfPinned:
+    """By way of pinned memory, on streams of Talweg's."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
+        self._pinned: Pinned | None = None
+
+    def bring_down(
+        self, source: torch.Tensor
+    ) -> tuple[int, Any, Callable[[float | None], bool] | None]:
+        nbytes = source.numel() * source.element_size()
+        if nbytes == 0:
+            return 0, source, None
+        copy = self._ways.bring_down(source.data_ptr(), nbytes)
+        return copy.address, (source, copy), copy.is_done
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        nothing = torch.empty(0, dtype=dtype)
+        nbytes = count * nothing.element_size()
+        if nbytes == 0:
+            return nothing
+        self._pinned = self._ways.room(nbytes)
+        memory = (ctypes.c_char * nbytes).from_address(self._pinned.address)
+        return torch.frombuffer(memory, dtype=dtype)
+
+    def bring_up(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        pinned, copies, offset = self._pinned, [], 0
+        self._pinned = None
+        for tensor, part in zip(tensors, parts):
+            nbytes = part.numel() * part.element_size()
+            if nbytes > 0 and pinned is not None:
+                target = tensor
+                if not _cuda.is_plain(tensor) or tensor.is_conj():
+                    target = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+                copy = self._ways.bring_up(pinned, offset, target.data_ptr(), nbytes)
+                copies.append((copy, tensor, target))
+            offset += nbytes
+        for copy, tensor, target in copies:
+            copy.is_done(None)
+            if target is not tensor:
+                _cuda.copy(tensor, target)
+                self._ways.settle(_cuda.place_of(tensor))
+
+
+class _OfTorch:
+    """As torch copies, which waits for the device: where there is no driver of NVIDIA's."""
+
+    def bring_down(
+        self, source: torch.Tensor
+    ) -> tuple[int, Any, Callable[[float | None], bool] | None]:
+        copy = source.cpu()
+        return copy.data_ptr(), copy, None
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype)
+
+    def bring_up(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        for tensor, part in zip(tensors, parts):
+            _cuda.copy(tensor, part.view(tensor.shape))
+
+
+_lock = threading.Lock()
+_staging: Staging | None = None  # This process's.
+
+
+def way_of(tensor: torch.Tensor) -> Way:
+    """A call begins that gives the tensor, or gets its result there: now, on the current stream."""
+    global _staging
+    driver = _gpu.driver() if torch.version.hip is None else None
+    if driver is None:
+        return _OfTorch()
+    with _lock:
+        staging = _staging = _staging or Staging(driver)
+    return _OfPinned(staging.begin(_cuda.place_of(tensor)))

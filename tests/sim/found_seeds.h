@@ -39,6 +39,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kUsual, 974'052'000'613},
     // An agent has no memory for a tensor, and declares it to say that it has failed.
     {Kind::kStandbys, 326'532'003'606},
+    // A rank names another by the numbers of a view while its follow of the next one is on its way.
+    {Kind::kStandbys, 159'687'003'395},
     // A rank that breaks the rules pushes what is right by chance.
     {Kind::kGroups, 9'228'287},
 };

@@ -72,6 +72,10 @@ def check_no_calls() -> None:
     """Refused before anything is pushed."""
     x = jnp.ones(4)
     expect(talweg.InvalidArgument, "under jax.vmap", jax.vmap(lambda v: tw.push_pull(v, "v")), x)
+    traced = jax.jit(lambda v: tw.push_pull(v, "elsewhere")).trace(x)
+    expect(
+        talweg.Unsupported, "JAX_PLATFORMS=cpu", lambda: traced.lower(lowering_platforms=("cuda",))
+    )
     expect(talweg.InvalidArgument, "no dimensions", tw.all_gather, jnp.ones(()), "scalar")
     expect(talweg.InvalidArgument, "complex64", tw.push_pull, x.astype(np.complex64), "complex")
     expect(talweg.InvalidArgument, "int4", tw.all_gather, x.astype(jnp.int4), "int4")

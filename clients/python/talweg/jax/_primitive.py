@@ -24,7 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax import _library
 
 
@@ -182,6 +182,19 @@ def _lower_collect(
 
 mlir.register_lowering(start_p, _lower_start, platform="cpu", cacheable=False)
 mlir.register_lowering(collect_p, _lower_collect, platform="cpu", cacheable=False)
+
+
+def _refuse_device(ctx: Any, *_: Any, rounds: tuple[Round, ...], **__: Any) -> NoReturn:
+    raise Unsupported(
+        f"'{rounds[0].tensor}' is called for {', '.join(ctx.module_context.platforms)}, and Talweg "
+        "takes JAX's arrays in host memory: put them there with "
+        "jax.device_put(array, jax.devices('cpu')[0]), or set JAX_PLATFORMS=cpu"
+    )
+
+
+# Any other platform: JAX asks for it when a program is compiled for one.
+mlir.register_lowering(start_p, _refuse_device)
+mlir.register_lowering(collect_p, _refuse_device)
 
 
 def _refuse_batch(*_: Any, rounds: tuple[Round, ...], **__: Any) -> NoReturn:

@@ -26,6 +26,10 @@ struct LinkShape {
   uint64_t credit_bytes = 8 * kMiB;
   // A connection that has rested begins with ten packets and doubles them each round trip.
   bool slow_start = false;
+  // The agent waits for a CPU for half of each such period. It hears of what comes then after it.
+  int64_t cpu_period_ns = 0;
+  // A shaper lets so many bytes pass at once when the link has rested.
+  uint64_t burst_bytes = 0;
 };
 
 // An agent's link in virtual time. Slices leave by the SliceQueue, one after the other over the
@@ -174,7 +178,10 @@ class SimulatedLink {
     switch (event.kind) {
       case Kind::kLeaves: {
         const int64_t begin_ns = std::max(now_ns_, free_at_ns_);
-        free_at_ns_ = begin_ns + TransferNs(event.bytes);
+        // Its bucket is full again when the link has been free for as long as a burst takes.
+        bucket_at_ns_ = std::max(bucket_at_ns_, begin_ns - TransferNs(shape_.burst_bytes)) +
+                        TransferNs(event.bytes);
+        free_at_ns_ = std::max(begin_ns, bucket_at_ns_);
         carried_bytes_ += event.bytes;
         if (event.ready_ns > 0) {
           const double waited_ms = static_cast<double>(begin_ns - event.ready_ns) * 1e-6;
@@ -205,9 +212,16 @@ class SimulatedLink {
     return 0;
   }
 
+  int64_t HeardAtNs(int64_t arrival_ns) const {
+    if (shape_.cpu_period_ns == 0) return arrival_ns;
+    const int64_t in_period_ns = arrival_ns % shape_.cpu_period_ns;
+    return arrival_ns + std::max<int64_t>(shape_.cpu_period_ns / 2 - in_period_ns, 0);
+  }
+
   void GiveBack(uint32_t index) {
     Owner& owner = owners_[index];
-    Later(now_ns_ + shape_.round_trips_ns[index] / 2, Kind::kCredit, index, owner.kept_bytes);
+    const int64_t arrival_ns = now_ns_ + shape_.round_trips_ns[index] / 2;
+    Later(HeardAtNs(arrival_ns), Kind::kCredit, index, owner.kept_bytes);
     owner.kept_bytes = 0;
     ++owner.kept_number;
   }
@@ -231,6 +245,7 @@ class SimulatedLink {
   uint64_t next_number_ = 0;
   int64_t now_ns_ = 1;
   int64_t free_at_ns_ = 0;
+  int64_t bucket_at_ns_ = 0;
   uint32_t urgent_owner_ = 0;
   uint64_t carried_bytes_ = 0;
   double urgent_ms_sum_ = 0;

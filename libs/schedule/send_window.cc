@@ -11,6 +11,7 @@ namespace talweg::schedule {
 namespace {
 
 constexpr uint64_t kFullMs = 10;
+constexpr int64_t kFullNs = kFullMs * 1'000'000;
 constexpr uint64_t kFirstBytes = kMiB;
 constexpr int64_t kPeriodNs = 500'000'000;
 // A trip counts for so long, or for so many trips, so that measuring costs no more than a
@@ -102,6 +103,8 @@ void SendWindow::OnReceived(Way& way, uint64_t bytes, int64_t now_ns) {
     way.under_way_.pop_front();
   }
   if (!last || now_ns <= last->at_ns) return;
+  NoteReceipt(
+      {.at_ns = now_ns, .received_bytes = received_bytes_, .trip_ns = now_ns - last->at_ns});
   if (now_ns - period_since_ns_ >= kPeriodNs) {
     period_since_ns_ = now_ns;
     before_ = std::exchange(present_, Period{});
@@ -138,9 +141,44 @@ void SendWindow::OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns) {
   }
 }
 
+void SendWindow::NoteReceipt(const Receipt& receipt) {
+  while (last_receipts_.size() > 1 && receipt.at_ns - last_receipts_[1].at_ns >= kFullNs) {
+    last_receipts_.pop_front();
+  }
+  last_receipts_.push_back(receipt);
+  while (!late_receipts_.empty() && late_receipts_.back().trip_ns <= receipt.trip_ns) {
+    late_receipts_.pop_back();
+  }
+  while (!late_receipts_.empty() && receipt.at_ns - late_receipts_.front().at_ns > kTripNsMax) {
+    late_receipts_.pop_front();
+  }
+  late_receipts_.push_back(receipt);
+}
+
+int64_t SendWindow::LongestTripSince(uint64_t received_bytes) const {
+  return std::partition_point(late_receipts_.begin(), late_receipts_.end(),
+                              [received_bytes](const Receipt& receipt) {
+                                return receipt.received_bytes <= received_bytes;
+                              })
+      ->trip_ns;
+}
+
+uint64_t SendWindow::SpeedOver(const Way::Sent& sent, int64_t now_ns) const {
+  uint64_t before_bytes = sent.received_bytes;
+  int64_t elapsed_ns = now_ns - sent.at_ns;
+  if (elapsed_ns < kFullNs) {
+    const Receipt& first = last_receipts_.front();
+    const int64_t since_first_ns = now_ns - first.at_ns;
+    before_bytes = since_first_ns < kFullNs ? 0 : first.received_bytes;
+    // Exact to a slice, unless the link has rested since.
+    elapsed_ns = since_first_ns < 2 * kFullNs ? std::max(since_first_ns, kFullNs) : kFullNs;
+  }
+  elapsed_ns = std::max(elapsed_ns, LongestTripSince(before_bytes));
+  return (received_bytes_ - before_bytes) * kNsPerMs / static_cast<uint64_t>(elapsed_ns);
+}
+
 void SendWindow::OnSpeed(const Way::Sent& sent, int64_t now_ns) {
-  const uint64_t sample = (received_bytes_ - sent.received_bytes) * kNsPerMs /
-                          static_cast<uint64_t>(now_ns - sent.at_ns);
+  const uint64_t sample = SpeedOver(sent, now_ns);
   present_.fastest = std::max(present_.fastest, std::clamp(sample, uint64_t{1}, kBytesPerMsMax));
   // Only a slice that filled the window tells that a larger window would bring nothing.
   if (!sent.fills_window || sent.at_ns < round_since_ns_ ||

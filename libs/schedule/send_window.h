@@ -21,7 +21,12 @@ namespace talweg::schedule {
 // soon as a slice has come:
 //
 // - The speed is the bytes that all owners received between a slice's departure and its receipt,
-//   over that time. The window keeps the fastest of late.
+//   over that time. The window keeps the fastest of late. Two things would pass for a faster link:
+//   - Shapers let some milliseconds of a link that has rested pass at once. So no time is shorter
+//     than kFullMs: what was received before the slice left counts as well then.
+//   - Receipts that are late come together. This process had to wait for a CPU, or the slices
+//     waited at an owner whose link is full, while one to another owner came at once. So no time is
+//     shorter than the longest that any of the slices was under way.
 // - The round trip is the shortest such time of late. While the link is full a slice waits for
 //   those before it, and no time tells how long the way is. So every now and then only the few
 //   slices may be on their way, until one of them has come.
@@ -87,12 +92,23 @@ class SendWindow {
     uint64_t byte_kib_in_flight = 0;
   };
 
+  struct Receipt {
+    int64_t at_ns = 0;
+    uint64_t received_bytes = 0;  // By all owners, with it.
+    int64_t trip_ns = 0;
+  };
+
   // The mean of the ways' trips, each weighted by the bytes that came over it.
   Way::Trip MeanTrip() const;
   uint64_t SlicesBytes() const;
   uint64_t MeasuringBytes() const;
   void OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns);
   void OnSpeed(const Way::Sent& sent, int64_t now_ns);
+  // Bytes a millisecond, while the slice was under way.
+  uint64_t SpeedOver(const Way::Sent& sent, int64_t now_ns) const;
+  void NoteReceipt(const Receipt& receipt);
+  // The longest trip that a receipt has told of since so many bytes were received.
+  int64_t LongestTripSince(uint64_t received_bytes) const;
 
   size_t way_count_ = 0;
   uint64_t largest_bytes_ = 0;
@@ -101,6 +117,10 @@ class SendWindow {
   Period present_;
   Period before_;
   int64_t period_since_ns_ = 0;
+  // The last one that is at least kFullMs old, and all since.
+  std::deque<Receipt> last_receipts_;
+  // Each after a longer trip than all that have come since; in the last kTripNsMax.
+  std::deque<Receipt> late_receipts_;
   // Whether twice as much may bring more; the speed when it last grew; for how many round trips it
   // has not grown.
   bool growing_ = true;

@@ -126,6 +126,38 @@ TEST_CASE("SendWindow: owners near and far", "[schedule]") {
   CHECK(figures.urgent_ms < 35);
 }
 
+TEST_CASE("SendWindow: receipts that come late, and together, make no link faster", "[schedule]") {
+  // The near owner's slices are back while those of the far one are heard of, which came before.
+  for (const int64_t cpu_period_ms : {4, 10, 40}) {
+    CAPTURE(cpu_period_ms);
+    SimulatedLink link({.gigabits_per_s = 1,
+                        .round_trips_ns = {kMs / 2, 20 * kMs},
+                        .slice_bytes = 64 * kKiB,
+                        .cpu_period_ns = cpu_period_ms * kMs});
+    uint64_t fastest = 0;
+    for (int i = 0; i < 100; ++i) {
+      link.Run(50 * kMs);
+      fastest = std::max(fastest, link.queue().LinkBytesPerMs());
+    }
+    CHECK(fastest > 110'000);
+    CHECK(fastest < 150'000);
+  }
+}
+
+TEST_CASE("SendWindow: a burst that a shaper lets pass makes no link faster", "[schedule]") {
+  SimulatedLink link({.gigabits_per_s = 1,
+                      .round_trips_ns = Owners(4, 0),
+                      .slice_bytes = 64 * kKiB,
+                      .burst_bytes = 250'000});
+  for (int round = 0; round < 20; ++round) {
+    link.Round(2 * kMiB);
+    link.Rest(20 * kMs);
+    CHECK(link.queue().LinkBytesPerMs() < 200'000);
+  }
+  link.Run(50 * kMs);
+  CHECK(link.queue().LinkBytesPerMs() > 110'000);
+}
+
 TEST_CASE("SendWindow: follows a link that gets slower, and faster", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 10, .round_trips_ns = Owners(1, 0)});
   link.Run(1000 * kMs);

@@ -113,8 +113,7 @@ class HandshakeWorld {
   TcpAddress AddressOf(const PeerIdentity& member, size_t listener, DataSecurity security) const {
     return {.host_port = "127.0.0.1:1",
             .security = security,
-            .identity = member,
-            .key = MemberKey(listeners_[listener].key, member)};
+            .key = {.identity = member, .key = MemberKey(listeners_[listener].key, member)}};
   }
   // He is this member himself, and has its keys.
   PeerIdentity Himself() const { return members_[2]; }
@@ -165,8 +164,8 @@ class HandshakeWorld {
     Reached("a Hello under another member's name");
     const size_t listener = Some(listeners_.size());
     TcpAddress address = AddressOf(Himself(), listener, SomeSecurity());
-    address.identity = members_[Some(members_.size())];
-    if (*address.identity == Himself()) address.identity->epoch = Epoch(9);
+    address.key.identity = members_[Some(members_.size())];
+    if (*address.key.identity == Himself()) address.key.identity->epoch = Epoch(9);
     return transport::ConnectingHandshake(address).hello();
   }
   void Hear(Listening& to, const HelloMessage& hello) {

@@ -178,8 +178,7 @@ std::optional<AddressKey> ParseAddressKey(std::string_view text) {
 }
 
 std::string TcpAddress::ToString() const {
-  return std::string(kScheme) + host_port + "/" + DataSecurityName(security) + "/" +
-         AddressKey{identity, key, is_seed}.ToString();
+  return std::string(kScheme) + host_port + "/" + DataSecurityName(security) + "/" + key.ToString();
 }
 
 absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
@@ -197,11 +196,7 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
       parsed.security = security.value_or(DataSecurity::kNone);
       const std::optional<AddressKey> key = ParseAddressKey(text.substr(second + 1));
       valid = security.has_value() && key.has_value();
-      if (valid) {
-        parsed.identity = key->identity;
-        parsed.key = key->key;
-        parsed.is_seed = key->is_seed;
-      }
+      if (valid) parsed.key = *key;
     }
   }
   if (valid) return parsed;

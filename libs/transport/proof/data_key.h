@@ -63,10 +63,7 @@ inline constexpr char kLocalKeyMark = '#';
 struct TcpAddress {
   std::string host_port;
   DataSecurity security = DataSecurity::kNone;
-  // AddressKey's.
-  std::optional<PeerIdentity> identity;
-  DataKey key{};
-  bool is_seed = false;
+  AddressKey key;
 
   std::string ToString() const;
 };

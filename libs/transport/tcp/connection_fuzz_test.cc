@@ -52,8 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TALWEG_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets) == 0);
   static const DataKey key = NewDataKey();
   static const TlsContext tls;
-  const TcpAddress address = {
-      .host_port = "a:1", .security = security, .identity = std::nullopt, .key = key};
+  const TcpAddress address = {.host_port = "a:1", .security = security, .key = {.key = key}};
   TcpConnection theirs(talweg::ConnectionId(1), talweg::Descriptor(sockets[0]), address, &tls,
                        "us");
   TcpConnection ours(talweg::ConnectionId(2), talweg::Descriptor(sockets[1]), key, security, &tls,

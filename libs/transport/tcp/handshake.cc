@@ -74,10 +74,10 @@ SessionSeals SealsOf(const DataKey& key, const HelloMessage& hello, const Answer
 }  // namespace
 
 ConnectingHandshake::ConnectingHandshake(const TcpAddress& address)
-    : key_(address.identity ? address.key : MemberKey(address.key, {})) {
+    : key_(address.key.identity ? address.key.key : MemberKey(address.key.key, {})) {
   ByteWriter out;
   out.Bytes(Preamble(address.security));
-  WriteIdentity(address.identity.value_or(PeerIdentity{}), &out);
+  WriteIdentity(address.key.identity.value_or(PeerIdentity{}), &out);
   out.Bytes(NewDataKey());
   std::copy(out.bytes().begin(), out.bytes().end(), hello_.begin());
   const Digest mac = HelloMac(key_, hello_);

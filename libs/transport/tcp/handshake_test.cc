@@ -24,8 +24,7 @@ struct Ends {
   TcpAddress AddressOf(const PeerIdentity& identity, DataSecurity security) const {
     return {.host_port = "127.0.0.1:1",
             .security = security,
-            .identity = identity,
-            .key = MemberKey(listener, identity)};
+            .key = {.identity = identity, .key = MemberKey(listener, identity)}};
   }
 
   DataKey listener = NewDataKey();
@@ -84,7 +83,7 @@ TEST_CASE("Handshake: a member's key opens nothing for another identity", "[tran
   SECTION("another job") { other.job = JobId(4); }
   SECTION("another epoch") { other.epoch = Epoch(8); }
   TcpAddress forged = ends.AddressOf(kMember, DataSecurity::kKeyed);
-  forged.identity = other;
+  forged.key.identity = other;
   CHECK_FALSE(ends.listening.OnHello(ConnectingHandshake(forged).hello()));
 }
 
@@ -151,17 +150,17 @@ TEST_CASE("Seal: pieces fit once, in their order and their direction", "[transpo
   SECTION("turned around") { CHECK_FALSE(Seal(keys.listening).Check(first, first_tag)); }
 }
 
-std::string OfListener(const DataKey& key) {
-  return AddressKey{.identity = std::nullopt, .key = key, .is_seed = true}.ToString();
+AddressKey ListenerKey(const DataKey& key) {
+  return {.identity = std::nullopt, .key = key, .is_seed = true};
 }
+
+std::string OfListener(const DataKey& key) { return ListenerKey(key).ToString(); }
 
 TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]") {
   const Ends ends;
   const TcpAddress listening = {.host_port = "[fe80::1%eth0]:20000",
                                 .security = DataSecurity::kTls,
-                                .identity = std::nullopt,
-                                .key = ends.listener,
-                                .is_seed = true};
+                                .key = ListenerKey(ends.listener)};
   const std::string told = listening.ToString();
   // The last is of an older release, and stays as it is.
   const std::string both = told + ",local:@talweg-1,fi:tcp://a:1/0123456789abcdef";
@@ -171,15 +170,15 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
   REQUIRE(parsed.ok());
   CHECK(parsed->host_port == listening.host_port);
   CHECK(parsed->security == DataSecurity::kTls);
-  CHECK(parsed->identity == kMember);
-  CHECK(parsed->key == MemberKey(ends.listener, kMember));
+  CHECK(parsed->key.identity == kMember);
+  CHECK(parsed->key.key == MemberKey(ends.listener, kMember));
   // Nothing of the listener's key is left, and a member's own becomes nobody else's.
   CHECK(for_member.find(told.substr(told.rfind('/') + 1)) == std::string::npos);
   CHECK(AddressForMember(for_member.substr(0, for_member.find(',')), kMember) ==
         "tcp://[fe80::1%eth0]:20000");
   const std::string fabric =
       AddressForMember("fi:verbs://a:1/" + OfListener(ends.listener), kMember);
-  const std::string key = AddressKey{kMember, parsed->key}.ToString();
+  const std::string key = parsed->key.ToString();
   CHECK(fabric == "fi:verbs://a:1/" + key);
   CHECK(AddressForMember(fabric, kMember) == "fi:verbs://a:1");
   CHECK(AddressForMember("fi:tcp://a:1", kMember) == "fi:tcp://a:1");

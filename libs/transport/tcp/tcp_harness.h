@@ -51,8 +51,7 @@ class TcpHarness : public Harness {
   std::string NobodysAddress() override {
     return TcpAddress{.host_port = "127.0.0.1:" + std::to_string(deaf_.port()),
                       .security = security_,
-                      .identity = std::nullopt,
-                      .key = NewDataKey()}
+                      .key = {.key = NewDataKey()}}
         .ToString();
   }
   int ConnectRaw(const std::string& address) override { return ConnectToPort(PortOf(address)); }

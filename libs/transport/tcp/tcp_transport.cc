@@ -92,9 +92,7 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
     host = name.IsWildcard() ? AddressOfThisHost(name.family()).Host() : name.Host();
   return TcpAddress{.host_port = JoinHostPort(host, name.port()),
                     .security = options_.security,
-                    .identity = std::nullopt,
-                    .key = listener_key_,
-                    .is_seed = true}
+                    .key = {.identity = std::nullopt, .key = listener_key_, .is_seed = true}}
       .ToString();
 }
 

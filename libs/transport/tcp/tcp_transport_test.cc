@@ -119,8 +119,8 @@ TEST_CASE("Tcp: a wrong key is refused at once, and no event tells of it", "[tra
   TcpHarness harness(security);
   Server server(harness, {.security = security});
   TcpAddress address = *ParseTcpAddress(AddressForMember(server.address, kMember));
-  SECTION("another key") { address.key[5] ^= std::byte{1}; }
-  SECTION("another identity than the key's") { address.identity->node = NodeRank(0); }
+  SECTION("another key") { address.key.key[5] ^= std::byte{1}; }
+  SECTION("another identity than the key's") { address.key.identity->node = NodeRank(0); }
   Endpoint client{harness.NewTransport()};
   REQUIRE(client.transport->Connect(address.ToString()).ok());
   REQUIRE(

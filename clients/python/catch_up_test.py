@@ -18,6 +18,7 @@ from talweg._catch_up import (
     Apply,
     CopySnapshot,
     Drop,
+    EndLine,
     Giver,
     GiverState,
     Load,
@@ -124,6 +125,14 @@ class GiverTest(unittest.TestCase):
         giver = self._giving()
         self.assertEqual(giver.on_lost(), (Drop(),))
         self.assertEqual(giver.on_boundary(6, [_A, _B], False), ())
+
+    def test_the_node_has_entered(self) -> None:
+        """However far it was: the line ends once."""
+        for giver in (Giver(_B), self._giving()):
+            self.assertEqual(giver.on_entered(), (EndLine(),))
+            self.assertIs(giver.state, GiverState.OVER)
+            self.assertEqual(giver.on_ask(None), ())
+            self.assertEqual(giver.on_full_member(6, [_A, _B]), ())
 
     def test_a_state_that_cannot_be_replayed(self) -> None:
         giver = Giver(_A)
@@ -273,7 +282,7 @@ class _Life:
 
     def _perform(self, survivor: _Survivor, effects: Sequence[object]) -> None:
         for effect in effects:
-            if isinstance(effect, (SendUnable, Drop)):
+            if isinstance(effect, (SendUnable, Drop, EndLine)):
                 survivor.line.clear()
             survivor.line.append(effect)
 
@@ -502,6 +511,26 @@ class LinesTest(unittest.TestCase):
         reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
         got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
         self.assertEqual(got, [Unable("why")])
+
+    def test_a_line_that_ends_in_the_middle_of_a_message(self) -> None:
+        """What was begun is void, nothing that waited is sent, and the line is ended."""
+        outbox = _Outbox()
+
+        class Pipe(_Pipe):
+            def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
+                if len(self.chunks) == 2:
+                    outbox.drop(is_ended=True)
+                return super().send(chunk, is_over)
+
+        pipe: Any = Pipe()
+        outbox.add(Snapshot(5, 0, 1, b"", (1000,), np.ones(1000, np.uint8)), 1000)
+        outbox.add(Entry(6, 6, []), 0)
+        writer = Writer(pipe, 64)
+        self.assertTrue(outbox.send_all(writer))
+        self.assertTrue(writer.end(lambda: outbox.is_over))
+        self.assertEqual([chunk[:8].any() for chunk in pipe.chunks[-3:]], [True, False, False])
+        reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
+        self.assertEqual([each for chunk in pipe.chunks for each in reader.take(chunk)], [])
 
     def test_a_joiner_gets_ready_when_steps_are_shorter_than_rounds(self) -> None:
         outbox, step = _Outbox(), 5

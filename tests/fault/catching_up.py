@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import time
 import unittest
 from collections.abc import Sequence
+from typing import Any
 
-from cluster import DEADLINE_S, Cluster, Daemon, Rank
+from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
 # A virtual machine's CPU may stand still for 20 s. That is no loss here.
 _SILENCE = "--silence_ms=60s"
@@ -21,8 +25,12 @@ class Job:
         options: Sequence[str] = (),
         mortal: dict[int, str] | None = None,
         program: str = "catch_up.py",
+        begin_together: bool = False,
     ) -> None:
-        """`mortal`: in which phase the rank of a node dies."""
+        """`mortal`: in which phase the rank of a node dies. `begin_together`: node 1 does not join."""
+        self._beginning = ["--gather_ms=1"]
+        if begin_together:
+            self._beginning = ["--begin_members=2", f"--gather_ms={int(DEADLINE_S)}s"]
         self._program = program
         self._cluster = cluster
         self._options = list(options)
@@ -35,7 +43,8 @@ class Job:
         for node in range(2):
             dies_in = (mortal or {}).get(node)
             self.add(node, [f"--dies-in={dies_in}"] if dies_in else [])
-            self.ranks[0].wait_for(f"of {node + 1} ranks")
+            if not begin_together:
+                self.ranks[0].wait_for(f"of {node + 1} ranks")
         for rank in self.ranks:
             rank.wait_for("of 2 ranks")
 
@@ -50,7 +59,7 @@ class Job:
                 f"--name=node{node}",
                 "--min_members=1",
                 "--max_members=4",
-                "--gather_ms=1",
+                *self._beginning,
                 "--loss_policy=continue",
                 _SILENCE,
             ],
@@ -63,6 +72,12 @@ class Job:
             self.ranks.append(self._cluster.rank(agent, self._program, arguments))
         return self.ranks[first]
 
+    def text(self) -> str:
+        """What the scheduler says of the job to people."""
+        line = [str(TOOL), "status", f"--scheduler={self._address}"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+        return done.stdout
+
     def end(self, test: unittest.TestCase, places: Sequence[int]) -> None:
         """All of these have equal weights."""
         self.stop.touch()
@@ -70,6 +85,25 @@ class Job:
         test.assertEqual(len(set(ends)), 1, ends)
         for place in places:
             test.assertEqual(self.ranks[place].process.wait(DEADLINE_S), 0)
+
+
+def _open_catch_ups(agents: Sequence[Daemon]) -> list[Any]:
+    found = []
+    for agent in agents:
+        line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+        rounds = json.loads(done.stdout)["open_rounds"]
+        found += [each for each in rounds if "talweg.catch_up." in each["tensor"]]
+    return found
+
+
+def require_no_open_round(test: unittest.TestCase, agents: Sequence[Daemon]) -> None:
+    """Returns when none of these that is there has a round open by which a standby takes over state."""
+    there = [agent for agent in agents if agent.process.poll() is None]
+    end = time.monotonic() + DEADLINE_S
+    while (left := _open_catch_ups(there)) and time.monotonic() < end:
+        time.sleep(0.1)
+    test.assertEqual(left, [])
 
 
 def beside(rank: Rank, node: int) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import unittest
 
-from catching_up import Job
+from catching_up import Job, require_no_open_round
 from cluster import DEADLINE_S, Cluster, Rank
 
 _FROZEN = "--frozen=96"
@@ -41,6 +41,7 @@ class SeveralTest(unittest.TestCase):
                 rank.goes_on()
             # To node 1, and to each of these.
             self.assertEqual(job.ranks[0].seen.count("gives"), 3)
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2, 3])
 
     def _stops_in_load(self, job: Job, node: int) -> Rank:
@@ -61,6 +62,7 @@ class SeveralTest(unittest.TestCase):
             begun = stopped.wait_for("begins ")
             self.assertTrue(_has_caught_up(begun), begun)
             self.assertNotIn("gives", job.ranks[3].seen)
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2, 3])
 
     def test_all_that_give_are_lost_and_one_that_entered_meanwhile_gives(self) -> None:
@@ -75,6 +77,7 @@ class SeveralTest(unittest.TestCase):
             cluster.resume(stopped.process)
             begun = stopped.wait_for("begins ")
             self.assertTrue(_has_caught_up(begun), begun)
+            require_no_open_round(self, job.agents)
             job.end(self, [2, 3])
             if not any("gives" in line for line in entered.seen):
                 # It was stopped so late that it had all of the state already.
@@ -90,6 +93,7 @@ class SeveralTest(unittest.TestCase):
                 self.assertTrue(_has_caught_up(begun), begun)
             for rank in job.ranks:
                 rank.wait_for("of 4 ranks")
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2, 3])
 
     def test_one_of_several_ranks_fails(self) -> None:
@@ -101,6 +105,7 @@ class SeveralTest(unittest.TestCase):
                 self.assertTrue(any("told to fail" in line for line in begun), begun)
                 for rank in job.ranks:
                     rank.wait_for("of 4 ranks")
+                require_no_open_round(self, job.agents)
                 job.end(self, [0, 1, 2, 3])
 
 
@@ -116,6 +121,7 @@ class LossTest(unittest.TestCase):
                 self.assertTrue(_has_caught_up(begun), begun)
                 for place in (0, 1, 3):
                     job.ranks[place].wait_for("of 3 ranks")
+                require_no_open_round(self, job.agents)
                 job.end(self, [0, 1, 3])
 
     def test_the_last_survivor_is_lost_while_it_gives(self) -> None:
@@ -146,6 +152,7 @@ class BoundTest(unittest.TestCase):
             for rank in job.ranks:
                 rank.wait_for("of 3 ranks")
                 rank.goes_on()
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2])
 
 

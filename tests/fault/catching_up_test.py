@@ -7,7 +7,7 @@ import signal
 import unittest
 from collections.abc import Sequence
 
-from catching_up import Job, beside
+from catching_up import Job, beside, require_no_open_round
 from cluster import DEADLINE_S, Cluster
 
 # The state takes as long to travel as many steps.
@@ -25,6 +25,7 @@ class CatchUpTest(unittest.TestCase):
                 rank.wait_for("of 3 ranks")
                 rank.goes_on()
             self.assertGreaterEqual(beside(job.ranks[0], 2), least_steps, job.ranks[0].seen)
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2])
             return begun
 
@@ -44,6 +45,7 @@ class CatchUpTest(unittest.TestCase):
                 self.assertEqual(copied[1], "0")
                 self.assertGreater(int(copied[3]), _FROZEN_MB << 19)
             job.ranks[2].wait_for("begins ")
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2])
 
     def test_nobody_waits_for_digests_but_the_joiners(self) -> None:
@@ -54,6 +56,7 @@ class CatchUpTest(unittest.TestCase):
             for rank in job.ranks:
                 rank.wait_for("of 3 ranks")
                 rank.goes_on()
+            require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2])
             for rank in job.ranks[:2]:
                 self.assertNotIn("digests", rank.seen[rank.seen.index("gives") :])
@@ -100,6 +103,7 @@ class CatchUpTest(unittest.TestCase):
                 self.assertTrue(begun.endswith("True None"), begun)
                 for place in (0, 1, 3):
                     job.ranks[place].wait_for("of 3 ranks")
+                require_no_open_round(self, job.agents)
                 job.end(self, [0, 1, 3])
 
     def test_a_survivor_is_lost(self) -> None:
@@ -117,6 +121,7 @@ class CatchUpTest(unittest.TestCase):
                 others = [1 - node, 2]
                 for place in others:
                     job.ranks[place].wait_for("of 2 ranks")
+                require_no_open_round(self, job.agents)
                 job.end(self, others)
 
 

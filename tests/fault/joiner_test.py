@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import unittest
 
-from catching_up import Job
+from catching_up import Job, require_no_open_round
 from cluster import Cluster, Rank
 
 _STEP = re.compile(r"step (\d+) epoch (\d+) sums (\d+) of (\d+) ranks")
@@ -34,6 +34,8 @@ class JoinerTest(unittest.TestCase):
             for rank in job.ranks:
                 rank.wait_for("of 3 ranks")
                 rank.goes_on()
+            with self.subTest("no round stays open"):
+                require_no_open_round(self, job.agents)
             job.agents[1].kill()
             left = [job.ranks[0], joiner]
             for rank in left:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from catching_up import require_no_open_round
 from cluster import DEADLINE_S, Cluster, Daemon, Rank
 
 _SAMPLES = 96
@@ -174,6 +175,7 @@ class OutliveTest(unittest.TestCase):
                     self.assertGreater(int(step), lost.steps()[0])
                     lost.goes_on()
                     other.goes_on()
+                require_no_open_round(self, crew.agents)
                 # What the agents that are gone had shared is gone, too.
                 self.assertLess(lost.mapped(), 1.5 * mapped)
                 ends = crew.stop()

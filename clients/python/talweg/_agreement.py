@@ -27,6 +27,7 @@ U64_MAX = 2**64 - 1
 
 _NAME = "talweg.agree"
 _LANES = 15
+_WORD_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Agreed:
     caught_up: bool  # Somebody has got it beside the steps.
     source: tuple[int, int] | None  # Node and local rank.
     names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
+    has_joiners: bool
 
 
 def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
@@ -122,6 +124,7 @@ class Agreement:
             bool(lanes[11]),
             _place_in(int(lanes[5] or lanes[3])),
             _place_in(int(lanes[6])) if lanes[7] and lanes[8] else None,
+            bool(lanes[8]),
         )
 
     def _place(self, view: View, number: int) -> int:
@@ -140,6 +143,22 @@ class Agreement:
         if view.standbys or self.giving.is_busy:
             own = (view.member_of(number).node, self._client.local_rank)
             self.giving.follow(view, own, replay())
+
+    def listeners(self) -> list[int]:
+        """The ranks that have a line to this rank's node, which has entered. All ask so together."""
+        view, members = self.view, len(self.view.members)
+        words = -(-members // _WORD_BITS)
+        lanes: np.ndarray = np.zeros(view.size * words, np.uint64)
+        for place, listens in enumerate(self.giving.listens_to(view)):
+            word, bit = divmod(place, _WORD_BITS)
+            lanes[view.rank * words + word] |= np.uint64(int(listens) << bit)
+        greatest(self._client, f"talweg.listeners{self._client.connection.view_suffix}", lanes)
+        word, bit = divmod(view.members.index(view.member_of(view.rank)), _WORD_BITS)
+        return [
+            rank
+            for rank in range(view.size)
+            if int(lanes[rank * words + word]) >> bit & 1 and rank != view.rank
+        ]
 
     def tell_free_names(self, agreed: Agreed) -> None:
         """Joiners hear which names mean no one tensor any more; Aborted when the teller is lost."""

@@ -63,7 +63,12 @@ class Drop:
     """Drop what is not sent yet, and stop the log: nobody takes it any more."""
 
 
-GiverEffect = Union[CopySnapshot, SendEntry, SendRest, SendUnable, Drop]
+@dataclass(frozen=True)
+class EndLine:
+    """Drop what is not sent yet, and stop the log; then end the line, so that no round stays open."""
+
+
+GiverEffect = Union[CopySnapshot, SendEntry, SendRest, SendUnable, Drop, EndLine]
 
 
 class GiverState(Enum):
@@ -140,6 +145,11 @@ class Giver:
         """The standby is gone."""
         self.state = GiverState.OVER
         return (Drop(),)
+
+    def on_entered(self) -> Sequence[GiverEffect]:
+        """All follow a view in which the node takes part in steps: it needs nothing more in steps."""
+        self.state = GiverState.OVER
+        return (EndLine(),)
 
     def _begin(self, step: int, givers: Collection[Place]) -> Sequence[GiverEffect]:
         self.state = GiverState.GIVING

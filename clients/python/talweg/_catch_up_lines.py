@@ -29,6 +29,9 @@ from talweg.errors import TalwegError
 # What a round takes at most. All its tensors take several times as much, for each line that a rank
 # has.
 CHUNK_BYTES = 2 << 20
+# What a joiner says to a survivor, in each byte of a line's first round: that the survivor is to
+# send, or that the line is over.
+ASKS, ASKS_NOT = 0, 1
 _CHUNK = struct.Struct("<QQ")  # Bytes that follow, and whether a message begins.
 _MESSAGE = struct.Struct("<8Q")  # Kind, numbers, and bytes of a pickle that follows.
 _LANES = 2

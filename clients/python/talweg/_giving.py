@@ -24,6 +24,7 @@ from talweg import _stripes
 from talweg._catch_up import (
     CopySnapshot,
     Drop,
+    EndLine,
     Giver,
     GiverEffect,
     GiverState,
@@ -33,6 +34,7 @@ from talweg._catch_up import (
     SendUnable,
 )
 from talweg._catch_up_lines import (
+    ASKS_NOT,
     CHUNK_BYTES,
     Entry,
     Message,
@@ -85,6 +87,7 @@ class _Outbox:
         self._waiting_bytes = 0
         self._newest = 0  # The last step that was added.
         self.is_over = False  # Nothing is sent any more, and what is being sent is dropped.
+        self._is_ended = False  # Nothing is added any more.
 
     @property
     def waiting_bytes(self) -> int:
@@ -100,25 +103,28 @@ class _Outbox:
                 self._queue.append(None)
             self._condition.notify()
 
-    def drop(self, is_over: bool = False) -> None:
-        """What has not left is not sent."""
+    def drop(self, is_over: bool = False, is_ended: bool = False) -> None:
+        """What has not left is not sent. `is_ended`: nothing follows."""
         with self._condition:
             self._queue.clear()
             self._waiting_bytes = 0
             self._drops += 1
             self.is_over = self.is_over or is_over
+            self._is_ended = self._is_ended or is_ended
             self._condition.notify()
 
     def _has_dropped(self, drops: int) -> bool:
         return self._drops != drops
 
     def send_all(self, writer: Writer) -> bool:
-        """Sends what is added, until the last message is; False: what is left was dropped."""
+        """Returns when the last message is sent, or nothing follows; False: nothing may be sent."""
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._queue or self.is_over)
+                self._condition.wait_for(lambda: self._queue or self.is_over or self._is_ended)
                 if self.is_over:
                     return False
+                if not self._queue:
+                    return True
                 queued, drops = self._queue.popleft(), self._drops
                 newest, has_next = self._newest, bool(self._queue and self._queue[0])
             if queued is None:
@@ -180,9 +186,11 @@ class _Given:
         outbox = self._outbox
         try:
             self._room = _populated(self._room_bytes, lambda: outbox.is_over)
-            while self._ask.receive(time.monotonic() + _LOOK_S) is None:
+            while (asked := self._ask.receive(time.monotonic() + _LOOK_S)) is None:
                 if outbox.is_over:
                     return
+            if asked[0] == ASKS_NOT:
+                return
             self._has_heard = True
             writer = Writer(self._rounds, pace=self._pace)
             if outbox.send_all(writer) and writer.end(lambda: outbox.is_over):
@@ -213,6 +221,10 @@ class _Given:
     def end(self) -> None:
         """Nobody takes anything any more."""
         self._perform(self.giver.on_lost())
+
+    def end_line(self) -> None:
+        """The standby takes part in steps, and ends the line as well."""
+        self._perform(self.giver.on_entered())
 
     @property
     def is_sending(self) -> bool:
@@ -270,6 +282,9 @@ class _Given:
         elif isinstance(effect, Drop):
             outbox.drop(is_over=True)
             self._stop_recording()
+        elif isinstance(effect, EndLine):
+            outbox.drop(is_ended=True)
+            self._stop_recording()
 
     def _stop_recording(self) -> None:
         self._room = None
@@ -318,7 +333,7 @@ class Giving:
             given = known.pop((member.node, member.incarnation), None)
             if not member.standby:
                 if given is not None:  # It takes part in steps, and has got what it waited for.
-                    given.end()
+                    given.end_line()
                     self._ended.append(given)
                 continue
             if given is None:
@@ -334,6 +349,15 @@ class Giving:
             given.end()
             self._ended.append(given)
         self._ended = [given for given in self._ended if given.is_sending]
+
+    def listens_to(self, view: View) -> list[bool]:
+        """For each member of the view, which is followed, whether it has entered, and a line to it is
+        not over.
+        """
+        lines = {
+            (each.standby.node, each.standby.incarnation) for each in self._ended if each.is_sending
+        }
+        return [(each.node, each.incarnation) in lines for each in view.members]
 
     def look(self, view: View) -> list[int]:
         """For each standby of the view whether those that it has asked may not begin to give."""
@@ -363,7 +387,6 @@ class Giving:
                 given.on_full_member(step, survivors)
 
     def _close(self) -> None:
-        for given in self._given:
-            given.end()
         for given in [*self._given, *self._ended]:
+            given.end()
             given.join()

@@ -89,6 +89,8 @@ class Membership:
         self.least = Least.told()
         # Why this rank has taken the whole state while others waited; None: it has not.
         self.took_whole: str | None = None
+        # What this rank, a joiner, has taken beside the steps.
+        self._taking: Taking | None = None
         self._standing = Standing.MEMBER
         # The state has travelled: whether all go on from it alike shows in the next step.
         self._is_first_step = False
@@ -187,6 +189,10 @@ class Membership:
             holds = self.holder is not None
             said = Said(self.is_joiner, self.begins_anew, holds, wants_state, has_caught_up)
             agreed = self._agreement.agree(said, self._replay)
+            if agreed.has_joiners:
+                listeners = self._agreement.listeners()
+                if self._taking is not None:
+                    self._taking.end_lines(self.view, listeners)
             with contextlib.suppress(Aborted):  # The teller is gone: from the next one, then.
                 self._agreement.tell_free_names(agreed)
                 return agreed
@@ -264,7 +270,7 @@ class Membership:
         """Returns when this rank's node takes part in steps; whether this rank has caught up."""
         if self._standing is not Standing.STANDBY:
             return False
-        taking = Taking(self.client, replay)
+        taking = self._taking = Taking(self.client, replay)
         has_caught_up, self.took_whole = taking.run(), taking.reason
         found, members = self.client.connection.membership()
         self._steps_base, self._agreement.view = int(found.steps_base), view_of(found, members)
@@ -274,6 +280,7 @@ class Membership:
 
     def _begun(self) -> None:
         self._go_on(Event.BEGUN)
+        self._taking = None
         self.client.connection.refusal = None
         before, self.rejoined = self.rejoined, None
         self.change = self._tell(before) if before is not None else None

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from talweg._catch_up import (
     TakeWhole,
 )
 from talweg._catch_up_lines import (
+    ASKS,
+    ASKS_NOT,
     CHUNK_BYTES,
     Entry,
     Message,
@@ -46,25 +49,63 @@ _LOOK_S = 0.005
 
 
 class _Line:
-    """What comes from one survivor's rank."""
+    """What comes from one survivor's rank, once this node has asked it to send."""
 
     def __init__(self, client: Client, own: Member, survivor: Member, local_rank: int) -> None:
-        connection, number = client.connection, survivor.ranks[local_rank]
-        name = line_name(
+        self._connection = client.connection
+        self._number = survivor.ranks[local_rank]
+        self._name = line_name(
             (own.node, own.incarnation), (survivor.node, survivor.incarnation), local_rank
         )
-        ranks = [number, *own.ranks]
-        asks = client.local_rank == 0
-        self.ask = Rounds(
-            connection, f"{name}.ask", own.ranks[0], ranks, 8, asks, lanes=1, is_line=False
+        self._ranks = [self._number, *own.ranks]
+        self.tells = client.local_rank == 0  # The node's others hear what it says to the survivor.
+        self._ask = Rounds(
+            self._connection,
+            f"{self._name}.ask",
+            own.ranks[0],
+            self._ranks,
+            8,
+            self.tells,
+            lanes=1,
+            is_line=False,
         )
-        self.rounds = Rounds(connection, name, number, ranks, CHUNK_BYTES, is_root=False)
-        if asks:
-            self.ask.send(np.zeros(8, np.uint8), lambda: False)
+        self._has_asked: bool | None = None  # None: it is not known yet.
+        self.rounds: Rounds | None = None
         self.snapshot: Snapshot | None = None
         self.entries: dict[int, Sequence[Call]] = {}
         self.rest: memoryview | None = None
         self.incarnation = survivor.incarnation
+
+    def ask(self) -> None:
+        """Something is to come. All ranks of this node do so."""
+        self.open()
+        self.tell(ASKS)
+
+    def open(self) -> None:
+        """Takes part in what comes."""
+        self.rounds = Rounds(
+            self._connection, self._name, self._number, self._ranks, CHUNK_BYTES, is_root=False
+        )
+
+    def tell(self, what: int) -> None:
+        if self.tells:
+            self._ask.send(np.full(8, what, np.uint8), lambda: False)
+            self._has_asked = what == ASKS
+
+    def end(self) -> bool:
+        """Takes what comes, to the last chunk, for some milliseconds; whether that has come."""
+        end = time.monotonic() + _LOOK_S
+        if self._has_asked is None:
+            told = self._ask.receive(end)
+            if told is None:
+                return False
+            self._has_asked = told[0] == ASKS
+        if self._has_asked and self.rounds is None:
+            self.open()
+        while self.rounds is not None and not self.rounds.is_over:
+            if self.rounds.receive(end) is None:
+                return False
+        return self._ask.finish(lambda: True)
 
 
 class _Meeting:
@@ -104,6 +145,8 @@ class Taking:
         self._replay = replay
         self._taker = Taker([])
         self._lines: dict[Place, _Line] = {}
+        # Survivors that there is or was a line to, with the lives of their agents.
+        self._reached: set[tuple[Place, int]] = set()
         self._readers: dict[Place, Reader] = {}
         self._epoch = 0
         self._is_full = False
@@ -128,7 +171,6 @@ class Taking:
         while True:
             self._look(takes)
             if self._is_over and self._is_full and self._may_leave():
-                self._close()
                 return self._taker.state is TakerState.CAUGHT_UP
             if not self._lines or (self._is_over and not self._has_others):
                 self._client.connection.check_health()
@@ -201,11 +243,13 @@ class Taking:
                     continue
                 try:
                     line = _Line(self._client, own, member, local_rank)
+                    line.ask()
                 except Aborted:  # It is gone already: a newer view follows.
                     continue
                 except TalwegError as failure:
                     return self._perform(self._taker.on_failure(str(failure)))
                 self._lines[place] = line
+                self._reached.add((place, line.incarnation))
                 self._readers[place] = Reader(partial(self._find_room, place))
                 self._taker.on_line(place)
 
@@ -216,14 +260,14 @@ class Taking:
 
     def _take(self) -> None:
         """What has come, or comes soon."""
-        ready = [place for place, line in self._lines.items() if line.rounds.is_ready]
-        open_ = [place for place, line in self._lines.items() if not line.rounds.is_over]
-        for place in ready or open_[:1] or list(self._lines)[:1]:
-            line = self._lines.get(place)
-            if line is None:
+        lines = {place: line.rounds for place, line in self._lines.items() if line.rounds}
+        ready = [place for place, rounds in lines.items() if rounds.is_ready]
+        open_ = [place for place, rounds in lines.items() if not rounds.is_over]
+        for place in ready or open_[:1] or list(lines)[:1]:
+            if place not in self._lines:
                 continue
             try:
-                chunk = line.rounds.receive(time.monotonic() + _LOOK_S)
+                chunk = lines[place].receive(time.monotonic() + _LOOK_S)
             except Aborted:
                 self._lose(place)
                 continue
@@ -312,10 +356,27 @@ class Taking:
             assert rest is not None
             self._replay.load_rest(rest)
 
-    def _close(self) -> None:
-        for line in self._lines.values():
-            line.ask.close()
-            line.rounds.close()
+    def end_lines(self, view: View, listeners: Collection[int]) -> None:
+        """Returns when no round is open between this node and a survivor. All ranks follow this view,
+        and these have a line to this node.
+        """
+        own = view.member_of(view.rank)
+        for number in listeners:
+            member = view.member_of(number)
+            place = (member.node, number - member.ranks[0])
+            if (place, member.incarnation) in self._reached:
+                continue
+            self._reached.add((place, member.incarnation))
+            with contextlib.suppress(TalwegError):  # It is gone already.
+                line = self._lines[place] = _Line(self._client, own, member, place[1])
+                line.tell(ASKS_NOT)
+        while self._lines:
+            for place, line in list(self._lines.items()):
+                with contextlib.suppress(TalwegError):  # It is gone.
+                    if not line.end():
+                        continue
+                del self._lines[place]
+            self._client.connection.check_health()
 
 
 def _step_of(line: _Line) -> int:

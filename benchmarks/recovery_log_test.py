@@ -60,6 +60,7 @@ class JoinTest(unittest.TestCase):
         self.assertAlmostEqual(join.enter_s, 0.091)
         self.assertAlmostEqual(join.usual_s, 0.004)
         self.assertAlmostEqual(join.longest_s, 0.090)
+        self.assertAlmostEqual(join.pause_steps, 21.5)
         self.assertEqual(join.steps, 4)
         self.assertFalse(recovery_log.has_taken_whole([came, began]))
         whole = Record(WHOLE, 9, 0, 118 * _MS, 4, 3)

@@ -160,6 +160,10 @@ class SmokeTest(unittest.TestCase):
         for figures in data["catching_up"].values():
             self.assertEqual(len(figures["enter_s"]), 1)
             self.assertGreater(figures["longest_s"][0], figures["usual_s"][0])
+            self.assertGreater(figures["pause_steps"][0], 0)
+        bars = [each["text"] for each in self.document["bars"]]
+        pauses = [text for text in bars if "the longest pause of a survivor" in text]
+        self.assertEqual(len(pauses), 2, bars)
 
     def test_the_loss_between_kills(self) -> None:
         data = self.document["data"]["loss_curve"]

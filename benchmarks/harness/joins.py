@@ -23,6 +23,7 @@ _LINK = 1000  # Mb/s
 _STEPS = 20
 _ENTER_TIMES_MAX = 1.25
 _SHARE_MIN = 0.8
+_PAUSE_STEPS_MAX = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def add(context: Context, state: int, count: int, section: Section) -> None:
     measured = [_measure(context, load, state, count, section) for load in (_LIGHT, _HEAVY)]
     rows = [_row(each) for each in measured]
     head = ["joins beside", "joins", "usual step", "longest", "steps meanwhile", "enters"]
-    head += ["bytes alone", "times", "share of the rest"]
+    head += ["bytes alone", "times", "share of the rest", "pause in steps"]
     gradients = " or ".join(format_bytes(each.load.gradient_bytes) for each in measured)
     section.text += "\n" + markdown_table(head, rows)
     section.text += (
@@ -118,7 +119,9 @@ def add(context: Context, state: int, count: int, section: Section) -> None:
         f"steps compute for {_COMPUTE_MS} ms\nand have gradients of {gradients}. It enters from its "
         "begin() until that returns. `bytes alone`:\nthe time of the state's on that link. `times`: "
         "the first, less a usual step, over the second. `share of the\nrest`: of what gradients left "
-        "of the link, how much carried the state and the steps since. Medians; the\nlongest of all.\n"
+        "of the link, how much carried the state and the steps since. `pause in\nsteps`: what the "
+        "longest step of a survivor has lost, from the joiner's begin() to some steps after its\n"
+        "entry, over a usual step. Medians; the longest of all, and the largest pause.\n"
     )
     light, heavy = measured
     times = median([light.times(join) for join in light.joins])
@@ -137,8 +140,20 @@ def add(context: Context, state: int, count: int, section: Section) -> None:
             share,
             share >= _SHARE_MIN,
         ),
+        *(_pause_bar(each) for each in measured),
     ]
     section.data["catching_up"] = {each.load.name: _data(each) for each in measured}
+
+
+def _pause_bar(measured: Measured) -> Bar:
+    pause = max(join.pause_steps for join in measured.joins)
+    return Bar(
+        f"a joiner that catches up with {format_bytes(measured.state_bytes)} beside "
+        f"{measured.load.name}: the longest pause of a survivor, in usual steps",
+        f"<= {_PAUSE_STEPS_MAX:g}",
+        pause,
+        pause <= _PAUSE_STEPS_MAX,
+    )
 
 
 def _data(measured: Measured) -> dict[str, object]:
@@ -152,6 +167,7 @@ def _data(measured: Measured) -> dict[str, object]:
         "enter_s": [join.enter_s for join in joins],
         "steps": [join.steps for join in joins],
         "share": [measured.share(join) for join in joins],
+        "pause_steps": [join.pause_steps for join in joins],
     }
 
 
@@ -167,4 +183,5 @@ def _row(measured: Measured) -> list[str]:
         format_seconds(measured.least_s),
         f"{median([measured.times(join) for join in joins]):.3g}",
         f"{median([measured.share(join) for join in joins]):.0%}",
+        f"{max(join.pause_steps for join in joins):.2f}",
     ]

@@ -127,6 +127,11 @@ class Join:
     longest_s: float  # Its longest one, until a few after the entry.
     steps: int  # That it ended until the entry.
 
+    @property
+    def pause_steps(self) -> float:
+        """How many usual steps the longest one has lost."""
+        return self.longest_s / self.usual_s - 1
+
 
 def join(joiner: Sequence[Record], survivor: Sequence[Record], size: int) -> Join:
     """The joiner's first entry; `size`: how many ranks there are with it."""

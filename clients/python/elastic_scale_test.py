@@ -88,6 +88,14 @@ class ScaleTest(unittest.TestCase):
                     rank.goes_on_as(place, 2)
         self.assertEqual(sizes, [12, 8, 8, 2])
 
+    def test_a_rank_that_begins_again(self) -> None:
+        """As all do where a call needed a rank that is gone: of the job's beginning is what counts."""
+        rank = _Rank(0, 3)
+        rank.goes_on_as(0, 2)
+        with rank._is_current():
+            rank.state.begin()
+        self.assertEqual(rank.state.full_step, 3 * _BATCH)
+
     def test_it_needs_a_sampler(self) -> None:
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -88,7 +88,8 @@ class Elastic(State):
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
 
     def begin(self) -> bool:
-        if self._sampler is not None:
+        # Once: who begins again, as others were lost, keeps that of the job's beginning.
+        if self._sampler is not None and not self._values["full_step"]:
             self._values["full_step"] = self._sampler.batch_size * _client.current().size
         return super().begin()
 

@@ -158,8 +158,10 @@ def shutdown() -> None:
 def suspend() -> None:
     """Leaves the job, as shutdown() does, until resume()."""
     shutdown()
-    # A launcher's agent ends with the job that its ranks leave: resume() starts another.
-    os.environ.pop("TALWEG_AGENT_SOCKET", None)
+    # A launcher's agent ends with the job that its ranks leave: resume() starts another, and the
+    # launcher is not asked for one, which would be the same node.
+    for name in ("TALWEG_AGENT_SOCKET", "TALWEG_RUN_NEEDS"):
+        os.environ.pop(name, None)
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int, context: Any = None) -> None:

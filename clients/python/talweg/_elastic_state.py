@@ -274,6 +274,14 @@ class State:
         elif not _generators.take_over(name, own, value):
             self._values[name] = value
 
+    def counters(self) -> int | None:
+        """A digest of whole numbers and texts."""
+        total = Digest()
+        for name, value in sorted(self._values.items()):
+            if isinstance(value, (int, str)):
+                total.update(repr((name, value)).encode())
+        return total.value
+
     def hashing(self) -> Hashing | None:
         """None: the program may change the values at any time."""
         return None

@@ -20,7 +20,7 @@ import numpy as np
 from talweg import _state_rounds
 from talweg._agreement import U64_MAX, Agreed, Agreement, Said, greatest
 from talweg._replay import Replay
-from talweg._state_rounds import StateHolder
+from talweg._state_rounds import COUNTER_LANES, StateHolder
 from talweg._taking import Taking
 from talweg._views import Change, Least, Member, View, change_between, view_of
 from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
@@ -98,6 +98,8 @@ class Membership:
         # all compare it at the end of the next one.
         self._hashes_first_step = False
         self._hashing: Hashing | None = None
+        # Whether this rank has joined, in the first step with a joiner; None: in any other.
+        self._entered: bool | None = None
         # Hashes what this rank has while it waits for joiners at the end of a step.
         self._waiting: Hashing | None = None
         self._steps_base = 0
@@ -162,7 +164,7 @@ class Membership:
         name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
         if standbys:
             name += f".beside{len(standbys)}"
-        return name, 4 + self.client.size + len(standbys)
+        return name, 4 + self.client.size + len(standbys) + COUNTER_LANES
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
@@ -221,6 +223,7 @@ class Membership:
                         wants_state, has_caught_up = True, False
                     continue
                 self._hashes_first_step = True
+                self._entered = self.is_joiner
                 return
             if agreed.source is None:
                 if not wants_state:
@@ -236,6 +239,7 @@ class Membership:
             except Aborted:  # The source is gone: from the next one, then.
                 continue
             self._is_first_step = True
+            self._entered = self.is_joiner if agreed.has_joiners else None
             return
 
     # What a program calls.
@@ -364,15 +368,22 @@ class Membership:
             lanes[2], lanes[3] = digest, U64_MAX - digest
         lanes[4 + self.client.rank] = 1
         beside = 4 + self.client.size
-        lanes[beside:] = self._agreement.giving.look(self.view)
+        counters = count - COUNTER_LANES
+        lanes[beside:counters] = self._agreement.giving.look(self.view)
+        has_joined, self._entered = self._entered, None
+        told = 0
+        if has_joined is not None:
+            told = _state_rounds.tell_counters(self.holder, has_joined, lanes[counters:])
         greatest(self.client, name, lanes)
+        if has_joined and told:
+            _state_rounds.warn_of_counters(told, lanes[counters:])
         ended = tuple(bool(lane) for lane in lanes[4:beside])
         self._require_none_joined(ended, bool(digest))
         if lanes[2] and int(lanes[2]) != U64_MAX - int(lanes[3]):
             _state_rounds.compare(self.client, self.holder)  # Says who differs.
         if commit is not None:
             commit(ended)
-        self._agreement.giving.on_boundary(step, self.view, ended, lanes[beside:].tolist())
+        self._agreement.giving.on_boundary(step, self.view, ended, lanes[beside:counters].tolist())
         connection.end_step()
         steps = self._steps_base + connection.steps_ended()
         has_joiner = False

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from talweg._client import Client
     from talweg._digest import Hashing
 
+# How many numbers tell of survivors' and joiners' counters: the greatest, and of what they lack.
+COUNTER_LANES = 4
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
 
@@ -30,6 +33,11 @@ class StateHolder(Protocol):
     def unpack(self, payload: memoryview) -> None: ...
 
     def digest(self) -> int: ...
+
+    def counters(self) -> int | None:
+        """A digest of the whole numbers and texts, which may differ from rank to rank; None: they are
+        not to be looked at.
+        """
 
     def hashing(self) -> Hashing | None:
         """A digest of the same, that a thread may make beside the next step; None: it may change at
@@ -54,6 +62,30 @@ def told(digest: int) -> int:
 def digest_of(holder: StateHolder) -> int:
     """As ranks tell it."""
     return told(holder.digest())
+
+
+def tell_counters(holder: StateHolder | None, has_joined: bool, lanes: np.ndarray) -> int:
+    """What this rank tells of them at the end of a joiner's first step; 0: nothing."""
+    counters = holder.counters() if holder is not None else None
+    if counters is None:
+        return 0
+    own, first = told(counters), 2 * has_joined
+    lanes[first], lanes[first + 1] = own, U64_MAX - own
+    return own
+
+
+def warn_of_counters(own: int, lanes: np.ndarray) -> None:
+    """At a joiner that has told its `own`: where all survivors have alike what it has not."""
+    survivors = int(lanes[0])
+    if survivors in (0, own) or survivors != U64_MAX - int(lanes[1]):
+        return
+    warnings.warn(
+        "after its first step this rank, which has joined, has other numbers or texts in its State "
+        "than those that were there before. A joiner gets them as they are in end_step(): change "
+        "them before that call, as end_step() is the last call of a step",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def transfer(

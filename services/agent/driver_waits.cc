@@ -41,6 +41,17 @@ std::string NodeText(const view::View* view, const pipeline::TensorSpec& spec, u
   return text;
 }
 
+// Whether all these nodes are standbys, which may take as long as they like.
+bool AreStandbys(const view::View* view, const std::vector<uint32_t>& nodes) {
+  return view != nullptr && !nodes.empty() &&
+         std::all_of(nodes.begin(), nodes.end(), [&](uint32_t node) {
+           return std::any_of(view->members.begin(), view->members.end(),
+                              [&](const view::ViewMember& member) {
+                                return member.id.node == NodeRank{node} && member.standby;
+                              });
+         });
+}
+
 }  // namespace
 
 std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round) const {
@@ -88,6 +99,8 @@ bool AgentDriver::NameWaiting() {
 void AgentDriver::Do(const pipeline::LogWaiting& effect) {
   if (effect.what == pipeline::LogWaiting::For::kNodes) {
     missing_nodes_[{effect.tensor, effect.round}] = effect.missing;
+    // Nobody's step waits for them.
+    if (AreStandbys(core_->views().newest(), effect.missing)) return;
   }
   if (!NameWaiting()) return;
   std::string who;

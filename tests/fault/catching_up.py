@@ -87,7 +87,8 @@ class Job:
             test.assertEqual(self.ranks[place].process.wait(DEADLINE_S), 0)
 
 
-def _open_catch_ups(agents: Sequence[Daemon]) -> list[Any]:
+def open_catch_ups(agents: Sequence[Daemon]) -> list[Any]:
+    """The rounds that are open at these by which standbys take over state."""
     found = []
     for agent in agents:
         line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
@@ -101,7 +102,7 @@ def require_no_open_round(test: unittest.TestCase, agents: Sequence[Daemon]) -> 
     """Returns when none of these that is there has a round open by which a standby takes over state."""
     there = [agent for agent in agents if agent.process.poll() is None]
     end = time.monotonic() + DEADLINE_S
-    while (left := _open_catch_ups(there)) and time.monotonic() < end:
+    while (left := open_catch_ups(there)) and time.monotonic() < end:
         time.sleep(0.1)
     test.assertEqual(left, [])
 

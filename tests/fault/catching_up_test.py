@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import signal
+import time
 import unittest
 from collections.abc import Sequence
 
-from catching_up import Job, beside, require_no_open_round
+from catching_up import Job, beside, open_catch_ups, require_no_open_round
 from cluster import DEADLINE_S, Cluster
 
 # The state takes as long to travel as many steps.
@@ -61,6 +62,26 @@ class CatchUpTest(unittest.TestCase):
             for rank in job.ranks[:2]:
                 self.assertNotIn("digests", rank.seen[rank.seen.index("gives") :])
             self.assertEqual(joiner.seen.count("digests"), 1)
+
+    def test_nobody_warns_of_a_standby_that_takes_its_time(self) -> None:
+        """Its rounds are open, and status shows them; warnings begin after a second."""
+        with Cluster() as cluster:
+            job = Job(cluster)
+            gate = cluster.directory / "gate"
+            joiner = job.add(2, [f"--begins-when={gate}"])
+            survivors = job.agents[:2]
+            end, waited = time.monotonic() + DEADLINE_S, 0.0
+            while waited < 4.0:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.1)
+                waits = [float(each["waited"][:-1]) for each in open_catch_ups(survivors)]
+                waited = min(waits) if len(waits) == 2 else 0.0
+            for agent in survivors:
+                self.assertNotIn("tensor 'talweg.catch_up.", cluster.log(agent))
+            gate.touch()
+            joiner.wait_for("begins ")
+            require_no_open_round(self, job.agents)
+            job.end(self, [0, 1, 2])
 
     def test_a_joiner_strays_in_its_first_step(self) -> None:
         with Cluster() as cluster:

@@ -83,24 +83,33 @@ double LinkShare::CostOf(const Job& job) {
   return (1 + static_cast<double>(job.sent_bytes) / received) / job.part;
 }
 
-void LinkShare::OnGiven(JobId id, uint64_t bytes) {
+LinkShare::Job* LinkShare::FindSharing(JobId id) {
   const auto found = jobs_.find(id);
-  if (found == jobs_.end() || phase() != Phase::kSharing || !found->second.is_active) return;
-  found->second.account += static_cast<double>(bytes) * CostOf(found->second);
+  if (found == jobs_.end() || phase() != Phase::kSharing || !found->second.is_active) {
+    return nullptr;
+  }
+  return &found->second;
+}
+
+void LinkShare::OnGiven(JobId id, uint64_t bytes) {
+  if (Job* const job = FindSharing(id)) job->account += static_cast<double>(bytes) * CostOf(*job);
 }
 
 uint64_t LinkShare::RoomBytes(JobId id, int64_t now_ns) {
   Advance(now_ns);
-  const auto found = jobs_.find(id);
-  if (found == jobs_.end() || phase() != Phase::kSharing || !found->second.is_active) {
-    return kNoBound;
-  }
-  Job& job = found->second;
+  Job* const job = FindSharing(id);
+  if (job == nullptr) return kNoBound;
   // Who waits here for others is not silent.
-  job.moved_at_ns = now_ns;
-  const double ahead = job.account - LeastAccount(&job);
-  const double room = (static_cast<double>(SlackBytes()) - ahead) / CostOf(job);
+  job->moved_at_ns = now_ns;
+  const double ahead = job->account - LeastAccount(job);
+  const double room = (static_cast<double>(SlackBytes()) - ahead) / CostOf(*job);
   return room <= 0 ? 0 : static_cast<uint64_t>(room);
+}
+
+uint64_t LinkShare::MostRoomBytes(JobId id) {
+  const Job* const job = FindSharing(id);
+  if (job == nullptr) return kNoBound;
+  return static_cast<uint64_t>(static_cast<double>(SlackBytes()) / CostOf(*job));
 }
 
 double LinkShare::PartOf(JobId id) const {

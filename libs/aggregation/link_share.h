@@ -25,6 +25,11 @@ namespace talweg::aggregation {
 // gets for so many bytes, over its part of the link. Nobody's account may be more than SlackBytes()
 // ahead of another's; credit waits until it is not. The job with the least account never waits.
 //
+// This is weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM'89) with the virtual time of
+// start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM'96): an account is a job's finish tag,
+// and the least of them the virtual time. What is scheduled is credit, not packets, so a job may be
+// ahead by the slack, and the link is never idle for want of a word from here.
+//
 // A job may want the link and be slow for another reason: its members, their own links. Then the
 // others would wait for nothing. That shows in what the link carries, and we measure again, for
 // longer each time.
@@ -70,6 +75,8 @@ class LinkShare {
   // For so many bytes that have come from the job credit may go back now. Asked for a job that has
   // credit to be given back.
   uint64_t RoomBytes(JobId job, int64_t now_ns);
+  // As much as that ever is while others want the link, too. kNoBound: it has all the room.
+  uint64_t MostRoomBytes(JobId job);
   // It goes back.
   void OnGiven(JobId job, uint64_t bytes);
 
@@ -101,6 +108,8 @@ class LinkShare {
   };
 
   Job* Count(JobId job, uint64_t bytes, int64_t now_ns);
+  // nullptr: it has all the room there is.
+  Job* FindSharing(JobId job);
   // What a byte that the job sends loads the link with, in the part that is the job's.
   static double CostOf(const Job& job);
   // Time goes on: who wants the link, and what has been measured.

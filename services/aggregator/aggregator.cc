@@ -51,20 +51,21 @@ transport::NetworkOptions NetworkOf(const config::AggregatorConfig& config) {
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
     const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
-    std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials) {
-  auto aggregator = std::unique_ptr<Aggregator>(
-      new Aggregator(config, incarnation, clock, std::move(job_secret), std::move(credentials)));
+    std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials, SharedLink* link) {
+  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(
+      config, incarnation, clock, std::move(job_secret), std::move(credentials), link));
   TALWEG_RETURN_IF_ERROR(aggregator->Open());
   return aggregator;
 }
 
 Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
                        const runtime::Clock* clock, std::string job_secret,
-                       std::shared_ptr<const rpc::Credentials> credentials)
+                       std::shared_ptr<const rpc::Credentials> credentials, SharedLink* link)
     : config_(config),
       job_secret_(std::move(job_secret)),
       credentials_(std::move(credentials)),
       clock_(clock),
+      link_(link),
       started_unix_ns_(runtime::UnixNowNs()),
       name_(NameOf(config)),
       host_id_(runtime::HostId()),
@@ -100,7 +101,8 @@ absl::Status Aggregator::Open() {
                                                    ? aggregation::ResultQueue::kUsualWindowBytes
                                                    : aggregation::ResultQueue::kNoWindow,
                        .peer_connections_max = config_.peer_connections_max},
-      transport_.get(), clock_);
+      transport_.get(), clock_,
+      DataPlaneMachine{.link = link_, .wake = [loop = loop_.get()] { loop->Wake(); }});
   errands_ = std::make_unique<Errands>(loop_.get());
   loop_->AddPoller(errands_.get());
   loop_->AddPoller(data_plane_.get());

@@ -33,11 +33,13 @@ namespace talweg::aggregator {
 class Aggregator {
  public:
   // Binds both addresses; no thread runs yet but gRPC's. `incarnation` is random. `clock` outlives
-  // it. `job_secret` is shown to the scheduler. Without `credentials` there is no TLS. Errors name
-  // what is wrong and the remedy.
+  // it. `job_secret` is shown to the scheduler. Without `credentials` there is no TLS. `link` is
+  // what it shares with the other lanes of the process, and outlives it; nullptr: there are none.
+  // Errors name what is wrong and the remedy.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Create(
       const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
-      std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr);
+      std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr,
+      SharedLink* link = nullptr);
   // Run has returned, or was never called.
   ~Aggregator();
 
@@ -66,7 +68,7 @@ class Aggregator {
  private:
   Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
              const runtime::Clock* clock, std::string job_secret,
-             std::shared_ptr<const rpc::Credentials> credentials);
+             std::shared_ptr<const rpc::Credentials> credentials, SharedLink* link);
   absl::Status Open();
   absl::Status OpenTransport();
   // In the log: who reaches the data port, and what he can do there.
@@ -93,6 +95,7 @@ class Aggregator {
   const std::string job_secret_;
   const std::shared_ptr<const rpc::Credentials> credentials_;
   const runtime::Clock* const clock_;
+  SharedLink* const link_;
   const int64_t started_unix_ns_;
   std::string name_;
   std::string host_id_;

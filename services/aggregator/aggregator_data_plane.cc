@@ -24,6 +24,7 @@ AggregatorDataPlane::AggregatorDataPlane(DataPlaneOptions options, transport::Tr
       machine_(machine),
       budget_(options_.memory_bytes_max),
       ended_(options_.name),
+      lane_(machine_.link == nullptr ? &own_link_ : machine_.link, machine_.wake),
       lobby_(&options_, transport_, clock_, &ended_, &totals_),
       connections_(transport_, clock_, &totals_),
       performer_(&connections_, &turns_) {
@@ -52,9 +53,7 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
   }
   std::unique_ptr<ServedJob>& slot = jobs_[view.job];
   if (slot != nullptr && slot->core.closed()) {
-    link_.share.Remove(view.job);
-    turns_.Remove(view.job);  // It begins again with nothing that waits.
-    leaving_.push_back(std::move(slot));
+    LetLeave(std::move(slot));  // It begins again with nothing that waits.
   }
   if (slot == nullptr) {
     aggregation::AggregatorCoreConfig config = {.job = view.job,
@@ -65,7 +64,7 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
                                                 .refusals_max = options_.refusals_max};
     slot = std::make_unique<ServedJob>(
         std::move(config), &budget_,
-        JobMemory(view.job, transport_, machine_.memory, options_.slots), &link_);
+        JobMemory(view.job, transport_, machine_.memory, options_.slots), &lane_);
     telemetry::Log(telemetry::LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
   }
   ServedJob& job = *slot;
@@ -99,7 +98,7 @@ void AggregatorDataPlane::SetQuota(ServedJob& job, const view::JobQuota& quota) 
   }
   job.core.SetQuota(quota, std::move(tenant));
   turns_.Set(job.id(), quota);
-  link_.share.Set(job.id(), quota);
+  lane_.link().SetQuota(job.id(), quota);
 }
 
 void AggregatorDataPlane::OnJobClosed(JobId id, const std::string& text) {
@@ -113,12 +112,16 @@ void AggregatorDataPlane::Restart(Incarnation incarnation, const std::string& te
   options_.incarnation = incarnation;
   for (auto& [id, job] : jobs_) {
     CloseJob(*job, text);
-    turns_.Remove(id);
-    link_.share.Remove(id);
-    leaving_.push_back(std::move(job));
+    LetLeave(std::move(job));
   }
   jobs_.clear();
   Flush();
+}
+
+void AggregatorDataPlane::LetLeave(std::unique_ptr<ServedJob> job) {
+  turns_.Remove(job->id());
+  job->credit.Leave();
+  leaving_.push_back(std::move(job));
 }
 
 void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
@@ -132,7 +135,7 @@ void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
 int AggregatorDataPlane::Poll() {
   int work = transport_->Poll(*this, options_.events_per_poll);
   work += SumSome();
-  GiveHeldCredit();
+  SettleLink(false);
   Flush();
   return work;
 }
@@ -152,7 +155,7 @@ void AggregatorDataPlane::Tick() {
     performer_.Perform(*job);
   }
   lobby_.OnTick(now_ns);
-  GiveHeldCredit();
+  SettleLink(true);
   connections_.FlushKept();
   Flush();
   ForgetFinishedJobs();
@@ -179,14 +182,21 @@ int AggregatorDataPlane::SumSome() {
   return done;
 }
 
-void AggregatorDataPlane::GiveHeldCredit() {
-  if (!link_.has_held_credit) return;
-  link_.has_held_credit = false;
-  const auto give = [this](ConnectionId id, uint64_t bytes) {
-    connections_.Find(id)->connection.GiveCredit(bytes);
-  };
+void AggregatorDataPlane::SettleLink(bool look_again) {
+  const bool may_have_room = lane_.TakeWoken() || look_again;
+  std::vector<HeldCredit*> credits;
+  std::vector<SharedLink::Turn*> turns;
   for (auto& [id, job] : jobs_) {
-    if (job->credit.GiveSome(clock_->NowNs(), give)) link_.has_held_credit = true;
+    if (!job->credit.HasNews(may_have_room)) continue;
+    credits.push_back(&job->credit);
+    turns.push_back(job->credit.turn());
+  }
+  if (turns.empty()) return;
+  lane_.link().Settle(turns, clock_->NowNs());
+  for (HeldCredit* const credit : credits) {
+    credit->GiveBack([this](ConnectionId id, uint64_t bytes) {
+      connections_.Find(id)->connection.GiveCredit(bytes);
+    });
   }
 }
 
@@ -216,7 +226,6 @@ void AggregatorDataPlane::ForgetFinishedJobs() {
   std::erase_if(jobs_, [&](const auto& entry) {
     if (!is_finished(*entry.second)) return false;
     turns_.Remove(entry.first);
-    link_.share.Remove(entry.first);
     return true;
   });
   std::erase_if(leaving_, [&](const auto& job) { return is_finished(*job); });

@@ -26,6 +26,7 @@
 #include "services/aggregator/job_connections.h"
 #include "services/aggregator/lobby.h"
 #include "services/aggregator/served_job.h"
+#include "services/aggregator/shared_link.h"
 #include "services/aggregator/sum_turns.h"
 
 namespace talweg::aggregator {
@@ -90,8 +91,11 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void OnHello(ConnectionId id, const wire::Frame& hello, std::span<const std::byte> bytes);
   void OnJobFrame(ConnectionId id, JobConnections::Entry& entry, std::span<const std::byte> bytes);
   void Flush();
-  // Gives back the credit for which there is room.
-  void GiveHeldCredit();
+  // Tells the link what jobs have moved, and gives back the credit for which there is room. Where
+  // there was none, and nobody has made some since, it is looked at again if `look_again`.
+  void SettleLink(bool look_again);
+  // The job begins again, or never: its members are being told.
+  void LetLeave(std::unique_ptr<ServedJob> job);
   int SumSome();
   void CloseJob(ServedJob& job, const std::string& text);
   void SetQuota(ServedJob& job, const view::JobQuota& quota);
@@ -105,8 +109,9 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   aggregation::MemoryBudget budget_;
   std::map<std::string, std::shared_ptr<aggregation::PlaceBudget>> tenants_;
   EndedJobs ended_;
-  SharedLink link_;  // Whose credit waits, by jobs_.
-  SumTurns turns_;   // Whose sum is next, by jobs_.
+  SharedLink own_link_;    // If the process has none.
+  SharedLink::Lane lane_;  // Outlives the jobs.
+  SumTurns turns_;         // Whose sum is next, by jobs_.
   std::map<JobId, std::unique_ptr<ServedJob>> jobs_;
   // Jobs of former incarnations, or that have begun again, which are telling their members so.
   std::vector<std::unique_ptr<ServedJob>> leaving_;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "libs/aggregation/result_queue.h"
@@ -38,10 +39,16 @@ struct DataPlaneOptions {
   SlotLimits slots;
 };
 
-// What a data plane computes with. Both outlive it.
+class SharedLink;
+
+// What a data plane computes with, and shares with the other lanes of its process. All outlive it.
 struct DataPlaneMachine {
   const Summer* summer = &KernelSummer();
   MemorySource* memory = &AnonymousMemory();
+  SharedLink* link = nullptr;  // nullptr: one of its own.
+  // Has the data plane's thread poll soon: another lane has left room on the link. Any thread; does
+  // not block.
+  std::function<void()> wake = [] {};
 };
 
 // What a connection of a job has moved.

@@ -2,6 +2,7 @@
 #include "services/aggregator/held_credit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "libs/base/bytes.h"
 
@@ -12,49 +13,56 @@ constexpr uint64_t kPieceBytes = 64 * kKiB;
 
 }  // namespace
 
-void HeldCredit::SetWants(ConnectionId connection, bool wants, int64_t now_ns) {
-  const bool is_new = wants ? wanting_.insert(connection).second : wanting_.erase(connection) > 0;
-  if (is_new) link_->share.SetWants(job_, !wanting_.empty(), now_ns);
+HeldCredit::HeldCredit(JobId job, SharedLink::Lane* lane)
+    : lane_(lane), turn_{.use = lane->link().Begin(lane, job)} {}
+
+void HeldCredit::Leave() {
+  if (std::exchange(has_left_, true)) return;
+  lane_->link().End(turn_.use);
 }
 
-void HeldCredit::OnReceived(uint64_t bytes, int64_t now_ns) {
-  link_->share.OnReceived(job_, bytes, now_ns);
-}
-
-void HeldCredit::OnSent(uint64_t bytes, int64_t now_ns) {
-  link_->share.OnSent(job_, bytes, now_ns);
+void HeldCredit::SetWants(ConnectionId connection, bool wants) {
+  if (wants) {
+    wanting_.insert(connection);
+  } else {
+    wanting_.erase(connection);
+  }
+  turn_.wants = !wanting_.empty();
 }
 
 void HeldCredit::Hold(ConnectionId connection, uint64_t bytes) {
   uint64_t& held_bytes = bytes_[connection];
   if (held_bytes == 0) turns_.push_back(connection);
   held_bytes += bytes;
-  link_->has_held_credit = true;
+  turn_.held_bytes += bytes;
 }
 
-bool HeldCredit::GiveSome(int64_t now_ns, const Give& give) {
-  if (!turns_.empty()) GiveByTurns(now_ns, give);
-  is_late_ = !turns_.empty();
-  return is_late_;
+void HeldCredit::Forget(ConnectionId connection) {
+  const auto held = bytes_.find(connection);
+  if (held == bytes_.end()) return;
+  turn_.held_bytes -= held->second;
+  bytes_.erase(held);
 }
 
-void HeldCredit::GiveByTurns(int64_t now_ns, const Give& give) {
-  uint64_t room_bytes = link_->share.RoomBytes(job_, now_ns);
-  while (!turns_.empty()) {
+bool HeldCredit::HasNews(bool may_have_room) const {
+  if (has_left_) return false;
+  if (turn_.received_bytes + turn_.sent_bytes > 0 || turn_.wants != has_said_wants_) return true;
+  return turn_.held_bytes > 0 ? may_have_room || !is_late_ : is_late_;
+}
+
+void HeldCredit::GiveBack(const Give& give) {
+  has_said_wants_ = turn_.wants;
+  is_late_ = turn_.held_bytes > 0;
+  while (turn_.given_bytes > 0) {
     const ConnectionId next = turns_.front();
+    turns_.pop_front();
     const auto held = bytes_.find(next);
-    if (held == bytes_.end()) {
-      turns_.pop_front();
-      continue;
-    }
+    if (held == bytes_.end()) continue;
     // Members take turns, as a sum needs all of them.
-    const uint64_t bytes = std::min({held->second, room_bytes, kPieceBytes});
-    if (bytes == 0) return;
-    link_->share.OnGiven(job_, bytes);
-    room_bytes -= bytes;
+    const uint64_t bytes = std::min({held->second, turn_.given_bytes, kPieceBytes});
+    turn_.given_bytes -= bytes;
     held->second -= bytes;
     give(next, bytes);
-    turns_.pop_front();
     if (held->second > 0) {
       turns_.push_back(next);
     } else {

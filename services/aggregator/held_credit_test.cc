@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/held_credit.h"
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -14,19 +15,36 @@ namespace {
 constexpr JobId kJob{1};
 constexpr ConnectionId kFirst{10};
 constexpr ConnectionId kSecond{11};
+constexpr int64_t kMs = 1'000'000;
 
 struct Fixture {
-  Fixture() {
-    link.share.Set(kJob, {});
-    link.share.Set(JobId{2}, {});
+  void GiveBack(int64_t now_ns = 0) {
+    SharedLink::Turn* const turn = credit.turn();
+    link.Settle({&turn, 1}, now_ns);
+    credit.GiveBack(
+        [this](ConnectionId connection, uint64_t bytes) { given.emplace_back(connection, bytes); });
+  }
+  // Both jobs want the link, and what it carries has been measured: from now on they share it.
+  int64_t Measure() {
+    int64_t now_ns = 0;
+    credit.SetWants(kFirst, true);
+    other.SetWants(kSecond, true);
+    while (link.phase() != aggregation::LinkShare::Phase::kSharing) {
+      now_ns += kMs;
+      credit.OnReceived(100 * kKiB);
+      other.OnReceived(100 * kKiB);
+      const std::array<SharedLink::Turn*, 2> turns = {credit.turn(), other.turn()};
+      link.Settle(turns, now_ns);
+      REQUIRE(now_ns < 5000 * kMs);
+    }
+    return now_ns;
   }
 
   SharedLink link;
-  HeldCredit credit{kJob, &link};
+  SharedLink::Lane lane{&link, [] {}};
+  HeldCredit credit{kJob, &lane};
+  HeldCredit other{JobId{2}, &lane};
   std::vector<std::pair<ConnectionId, uint64_t>> given;
-  HeldCredit::Give give = [this](ConnectionId connection, uint64_t bytes) {
-    given.emplace_back(connection, bytes);
-  };
 };
 
 TEST_CASE("HeldCredit: members take turns", "[aggregator]") {
@@ -35,11 +53,12 @@ TEST_CASE("HeldCredit: members take turns", "[aggregator]") {
   f.credit.Hold(kFirst, 60 * kKiB);
   f.credit.Hold(kSecond, 64 * kKiB);
   f.credit.Hold(kFirst, 40 * kKiB);
-  CHECK(f.link.has_held_credit);
-  CHECK_FALSE(f.credit.GiveSome(0, f.give));
+  CHECK(f.credit.HasNews(false));
+  f.GiveBack();
   CHECK(f.given == std::vector<std::pair<ConnectionId, uint64_t>>{
                        {kFirst, 64 * kKiB}, {kSecond, 64 * kKiB}, {kFirst, 36 * kKiB}});
   CHECK_FALSE(f.credit.is_late());
+  CHECK_FALSE(f.credit.HasNews(true));
 }
 
 TEST_CASE("HeldCredit: what is forgotten does not come back", "[aggregator]") {
@@ -48,44 +67,67 @@ TEST_CASE("HeldCredit: what is forgotten does not come back", "[aggregator]") {
   f.credit.Hold(kSecond, 20);
   f.credit.Forget(kFirst);
   f.credit.Hold(kFirst, 30);
-  f.credit.GiveSome(0, f.give);
+  f.GiveBack();
   CHECK(f.given == std::vector<std::pair<ConnectionId, uint64_t>>{{kFirst, 30}, {kSecond, 20}});
-  f.credit.GiveSome(0, f.give);
+  f.GiveBack();
   CHECK(f.given.size() == 2);
 }
 
-TEST_CASE("HeldCredit: without room it waits", "[aggregator]") {
+TEST_CASE("HeldCredit: without room it waits, and is no news until there may be some",
+          "[aggregator]") {
   Fixture f;
-  constexpr int64_t kMs = 1'000'000;
-  HeldCredit other(JobId{2}, &f.link);
-  f.credit.SetWants(kFirst, true, 0);
-  other.SetWants(kSecond, true, 0);
-  // Until what the link carries has been measured nothing is held back.
-  int64_t now_ns = 0;
-  while (f.link.share.phase() != aggregation::LinkShare::Phase::kSharing) {
-    now_ns += kMs;
-    f.credit.OnReceived(100 * kKiB, now_ns);
-    other.OnReceived(100 * kKiB, now_ns);
-    REQUIRE(now_ns < 5000 * kMs);
-  }
-  const uint64_t much = 100 * f.link.share.SlackBytes();
+  const int64_t now_ns = f.Measure();
+  const uint64_t much = 100 * f.link.SlackBytes();
   f.credit.Hold(kFirst, much);
-  CHECK(f.credit.GiveSome(now_ns, f.give));
+  f.GiveBack(now_ns);
   CHECK(f.credit.is_late());
   uint64_t given_bytes = 0;
   for (const auto& [connection, bytes] : f.given) given_bytes += bytes;
   CHECK(given_bytes > 0);
   CHECK(given_bytes < much);
+  CHECK_FALSE(f.credit.HasNews(false));
+  CHECK(f.credit.HasNews(true));
+  // The link is told that nothing waits any more.
+  f.credit.Forget(kFirst);
+  CHECK(f.credit.HasNews(false));
+  f.GiveBack(now_ns);
+  CHECK_FALSE(f.credit.is_late());
 }
 
 TEST_CASE("HeldCredit: a job wants the link as long as one of its members does", "[aggregator]") {
   Fixture f;
-  f.credit.SetWants(kFirst, true, 0);
-  f.credit.SetWants(kSecond, true, 0);
-  f.credit.SetWants(kFirst, false, 0);
-  CHECK(f.link.share.PartOf(kJob) > 0);
-  f.credit.SetWants(kSecond, false, 0);
-  CHECK(f.link.share.PartOf(kJob) == 0);
+  f.credit.SetWants(kFirst, true);
+  f.credit.SetWants(kSecond, true);
+  f.credit.SetWants(kFirst, false);
+  CHECK(f.credit.HasNews(false));
+  f.GiveBack();
+  CHECK(f.link.PartOf(kJob) > 0);
+  CHECK_FALSE(f.credit.HasNews(false));
+  f.credit.SetWants(kSecond, false);
+  f.GiveBack();
+  CHECK(f.link.PartOf(kJob) == 0);
+}
+
+TEST_CASE("HeldCredit: connections of a former life are not the job's that began again",
+          "[aggregator]") {
+  Fixture f;
+  f.credit.SetWants(kFirst, true);
+  f.GiveBack();
+  f.credit.Leave();
+  HeldCredit again(kJob, &f.lane);
+  CHECK(again.is_shared());
+  CHECK_FALSE(f.credit.is_shared());  // Its credit goes back at once.
+  CHECK(f.link.PartOf(kJob) == 0);
+  f.credit.SetWants(kSecond, true);
+  f.credit.OnReceived(100);
+  CHECK_FALSE(f.credit.HasNews(true));
+  again.SetWants(kFirst, true);
+  SharedLink::Turn* const turn = again.turn();
+  f.link.Settle({&turn, 1}, 0);
+  CHECK(f.link.PartOf(kJob) > 0);
+  f.credit.SetWants(kSecond, false);
+  f.credit.Forget(kFirst);
+  CHECK(f.link.PartOf(kJob) > 0);
 }
 
 }  // namespace

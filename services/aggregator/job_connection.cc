@@ -27,7 +27,7 @@ void JobConnection::UncountInline(uint64_t bytes) {
 }
 
 void JobConnection::OnFrameTaken(uint64_t bytes) {
-  if (SharesLink()) credit_->OnReceived(bytes, share_.clock->NowNs());
+  if (SharesLink()) credit_->OnReceived(bytes);
 }
 
 void JobConnection::SetMoreWaits(bool more_wait) {
@@ -128,7 +128,7 @@ bool JobConnection::OnWritten(uint64_t write) {
   results_.OnWritten(length_bytes);
   writes_.erase(found);
   if (SharesLink()) {
-    credit_->OnSent(length_bytes, share_.clock->NowNs());
+    credit_->OnSent(length_bytes);
     UpdateWants();
   }
   while (const auto next = results_.Take()) PostResult(*next);
@@ -138,7 +138,7 @@ bool JobConnection::OnWritten(uint64_t write) {
 void JobConnection::PostFrame(std::vector<std::byte> frame) {
   traffic_.sent_bytes += frame.size();
   share_.totals->sent_bytes += frame.size();
-  if (SharesLink()) credit_->OnSent(frame.size(), share_.clock->NowNs());
+  if (SharesLink()) credit_->OnSent(frame.size());
   share_.transport->PostFrame(config_.id, std::move(frame));
 }
 
@@ -151,7 +151,7 @@ void JobConnection::UpdateWants() {
   const bool wants = is_over_link() && (more_wait_ || !writes_.empty());
   if (wants == wants_link_) return;
   wants_link_ = wants;
-  credit_->SetWants(config_.id, wants, share_.clock->NowNs());
+  credit_->SetWants(config_.id, wants);
 }
 
 void JobConnection::Flush(Epoch epoch, uint64_t credit_bytes) {

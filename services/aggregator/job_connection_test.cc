@@ -77,8 +77,18 @@ struct Fixture {
   runtime::ManualClock clock;
   DataPlaneTotals totals;
   std::vector<ConnectionId> unflushed;
+  // Another job is there, too.
+  void Share() { other.emplace(JobId{2}, &lane); }
+  void GiveBack() {
+    SharedLink::Turn* const turn = credit.turn();
+    link.Settle({&turn, 1}, 0);
+    credit.GiveBack([this](ConnectionId, uint64_t bytes) { connection.GiveCredit(bytes); });
+  }
+
   SharedLink link;
-  HeldCredit credit{JobId{1}, &link};
+  SharedLink::Lane lane{&link, [] {}};
+  HeldCredit credit{JobId{1}, &lane};
+  std::optional<HeldCredit> other;
   std::unique_ptr<transport::LoopbackNetwork> network = transport::NewLoopbackNetwork();
   std::unique_ptr<transport::Transport> memory_transport = network->NewTransport();
   SlotPool pool{memory_transport.get(), &AnonymousMemory()};
@@ -121,22 +131,20 @@ TEST_CASE("JobConnection: credit comes back at once, or waits where jobs share t
   }
   SECTION("a shared link") {
     Fixture f(aggregation::ResultQueue::kNoWindow, "10.0.0.1");
-    f.link.share.Set(JobId{1}, {});
-    f.link.share.Set(JobId{2}, {});
+    f.Share();
     f.connection.ReturnCredit(100);
     CHECK(f.Posted().empty());
-    f.credit.GiveSome(0, [&f](ConnectionId, uint64_t bytes) { f.connection.GiveCredit(bytes); });
+    f.GiveBack();
     CHECK(f.Posted() == std::vector<std::string>{"Credit +100"});
     // After a Welcome nothing is in flight.
     f.connection.ReturnCredit(100);
     f.connection.Say({.connection = kId, .epoch = Epoch{1}, .entry = wire::Welcome{}});
-    f.credit.GiveSome(0, [&f](ConnectionId, uint64_t bytes) { f.connection.GiveCredit(bytes); });
+    f.GiveBack();
     CHECK(f.Posted() == std::vector<std::string>{"Welcome"});
   }
   SECTION("this machine's memory") {
     Fixture f;
-    f.link.share.Set(JobId{1}, {});
-    f.link.share.Set(JobId{2}, {});
+    f.Share();
     f.connection.ReturnCredit(100);
     CHECK(f.Posted() == std::vector<std::string>{"Credit +100"});
   }
@@ -145,13 +153,14 @@ TEST_CASE("JobConnection: credit comes back at once, or waits where jobs share t
 TEST_CASE("JobConnection: its job wants the link as long as results are being written",
           "[aggregator]") {
   Fixture f(aggregation::ResultQueue::kNoWindow, "10.0.0.1");
-  f.link.share.Set(JobId{1}, {});
-  f.link.share.Set(JobId{2}, {});
+  f.Share();
   f.SendWritten(1);
-  CHECK(f.link.share.PartOf(JobId{1}) > 0);
+  f.GiveBack();
+  CHECK(f.link.PartOf(JobId{1}) > 0);
   SECTION("written") { f.connection.OnWritten(1); }
   SECTION("over") { f.connection.End(); }
-  CHECK(f.link.share.PartOf(JobId{1}) == 0);
+  f.GiveBack();
+  CHECK(f.link.PartOf(JobId{1}) == 0);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Lanes>> Lanes::Create(
   for (uint32_t lane = 0; lane < config.lanes; ++lane) {
     absl::StatusOr<std::unique_ptr<Aggregator>> aggregator = Aggregator::Create(
         LaneConfig(config, lane), lane == 0 ? incarnation : runtime::NewIncarnation(), clock,
-        job_secret, credentials);
+        job_secret, credentials, &lanes->link_);
     if (!aggregator.ok()) {
       return config.lanes == 1
                  ? aggregator.status()

@@ -27,7 +27,7 @@ config::AggregatorConfig LaneConfig(const config::AggregatorConfig& config, uint
 
 // The aggregators of one process, each with a data thread of its own: its lanes. To the scheduler
 // and to jobs each is an aggregator like any other, with an endpoint, slots and credit of its own.
-// They end together.
+// They have the host's link in common, and end together.
 //
 // Everything is called by one thread.
 class Lanes {
@@ -60,6 +60,7 @@ class Lanes {
   explicit Lanes(std::vector<uint32_t> cpus) : cpus_(std::move(cpus)) {}
 
   const std::vector<uint32_t> cpus_;
+  SharedLink link_;  // Outlives the lanes.
   std::vector<Lane> lanes_;
 };
 

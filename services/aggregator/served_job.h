@@ -15,10 +15,10 @@ namespace talweg::aggregator {
 // One life of a job at this aggregator: its core, and what the core's effects have left here.
 struct ServedJob {
   ServedJob(aggregation::AggregatorCoreConfig config, aggregation::MemoryBudget* budget,
-            JobMemory memory_of_job, SharedLink* link)
+            JobMemory memory_of_job, SharedLink::Lane* lane)
       : core(std::move(config), budget),
         memory(std::move(memory_of_job)),
-        credit(core.config().job, link) {}
+        credit(core.config().job, lane) {}
 
   JobId id() const { return core.config().job; }
 

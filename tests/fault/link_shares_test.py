@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import time
 import unittest
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from cluster import DEADLINE_S, TOOL, Cluster, Rank
 from netns import Network
@@ -20,15 +23,44 @@ _NODES = 2
 _MBIT = 1_000_000
 # Each rank always has so many tensors of so many bytes under way: more than a link's queue.
 _TENSORS, _TENSOR_BYTES = "6", str(512 << 10)
+# One lane sums the whole of a tensor as small as this: of fewer bytes than 64 KiB for each lane.
+_SMALL_TENSORS, _SMALL_TENSOR_BYTES = 40, 96 << 10
 # Rounds of the job that gets more, before anything is compared, and that are compared.
 _FIRST_ROUNDS, _ROUNDS = 30, 90
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+def _fingerprint(text: str) -> int:
+    """As libs/base/fingerprint.h has it."""
+    value = 0xCBF29CE484222325 ^ len(text)
+    for char in text.encode():
+        value = (value ^ char) * 0x100000001B3 % 2**64
+    return _mix(value)
+
+
+def _names_at(lane: str, lanes: list[str], count: int) -> list[str]:
+    """Names of tensors that are placed whole at that lane (libs/view/placement.h)."""
+
+    def owner(name: str) -> str:
+        key = _mix(_fingerprint(name))
+        return max(lanes, key=lambda each: _mix(key ^ _fingerprint(each)))
+
+    names = (f"small{i}" for i in itertools.count())
+    return list(itertools.islice((name for name in names if owner(name) == lane), count))
 
 
 class _Jobs:
     """An aggregator behind a link of that rate, and two jobs of two nodes, each on a host of its own."""
 
-    def __init__(self, rules: str, link_bits_per_s: int) -> None:
+    def __init__(self, rules: str, link_bits_per_s: int, lanes: int = 1) -> None:
         self._rules = rules
+        self._lanes = lanes
         self._rate = link_bits_per_s
         self._stack = contextlib.ExitStack()
         self._ranks: dict[str, list[Rank]] = {}
@@ -59,20 +91,29 @@ class _Jobs:
         line = [*listen, "--in_memory", f"--quotas_file={rules}"]
         scheduler = self._cluster.start("scheduler", "scheduler", line, self._server)
         self._scheduler = scheduler.addresses["listen"]
-        line = [f"--scheduler={self._scheduler}", "--name=x", *listen]
+        line = [f"--scheduler={self._scheduler}", "--name=x", f"--lanes={self._lanes}", *listen]
         self._cluster.start("aggregator", "aggregator.x", line, self._server)
         end_s = time.monotonic() + DEADLINE_S
-        while self.credit_held_bytes() is None:  # It has not registered yet.
+        while len(self._aggregators()) < self._lanes:  # They have not registered yet.
             assert time.monotonic() < end_s
             time.sleep(0.01)
 
-    def credit_held_bytes(self) -> int | None:
+    def _aggregators(self) -> dict[str, Any]:
         line = [str(TOOL), "status", f"--scheduler={self._scheduler}", "--json"]
         output = subprocess.check_output([*self._server, *line], timeout=DEADLINE_S)
-        answer = json.loads(output)["aggregators"].get("x")
-        return None if answer is None else int(answer["counters"]["credit_held_bytes"])
+        answer: dict[str, Any] = json.loads(output)["aggregators"]
+        return answer
 
-    def begin(self, job: str) -> None:
+    def credit_held_bytes(self) -> int:
+        lanes = self._aggregators().values()
+        return sum(int(lane["counters"]["credit_held_bytes"]) for lane in lanes)
+
+    def sums_at(self, lane: str, job: str) -> int:
+        """Slices of the job that the lane has summed."""
+        jobs = {each["name"]: each for each in self._aggregators()[lane]["jobs"]}
+        return int(jobs[job]["rounds_done"]) if job in jobs else 0
+
+    def begin(self, job: str, tensors: Sequence[str] = (_TENSORS, _TENSOR_BYTES)) -> None:
         """Returns when a round is over."""
         self._ranks[job] = []
         for node in range(_NODES):
@@ -81,7 +122,7 @@ class _Jobs:
             line += [f"--node_rank={node}", "--rank_count=1"]
             line += [f"--min_members={_NODES}", f"--max_members={_NODES}"]
             agent = self._cluster.agent(node, line, host, name=f"{job}{node}")
-            rank = self._cluster.rank(agent, "busy.py", [_TENSORS, _TENSOR_BYTES], host)
+            rank = self._cluster.rank(agent, "busy.py", tensors, host)
             self._ranks[job].append(rank)
         for rank in self._ranks[job]:
             rank.wait_for("ready")
@@ -100,14 +141,14 @@ class _Jobs:
         assert all(line.startswith("step ") for line in lines), lines
         return len(lines)
 
-    def ratio(self) -> float:
-        """Rounds of one job over those of the other, while both are busy."""
-        self.goes_on("one", _FIRST_ROUNDS)
+    def ratio(self, times: int = 1) -> float:
+        """Rounds of one job over those of the other, while both are busy; of so many times more."""
+        self.goes_on("one", times * _FIRST_ROUNDS)
         self.drop("one")
         self.drop("other")
-        self.goes_on("one", _ROUNDS)
+        self.goes_on("one", times * _ROUNDS)
         more = self.drop("one")
-        return (_ROUNDS + more) / max(1, self.drop("other"))
+        return (times * _ROUNDS + more) / max(1, self.drop("other"))
 
 
 class LinkSharesTest(unittest.TestCase):
@@ -139,6 +180,24 @@ class LinkSharesTest(unittest.TestCase):
     )
     def test_four_to_one_on_a_fast_link(self) -> None:
         self._check_weights(1000 * _MBIT)
+
+    def test_four_to_one_over_all_lanes(self) -> None:
+        """A job at one lane, and one at both: they share the link, and not that lane alone."""
+        lanes = ["x", "x/1"]
+        names = _names_at(lanes[0], lanes, _SMALL_TENSORS)
+        small = [str(_SMALL_TENSORS), str(_SMALL_TENSOR_BYTES), *names]
+        with _Jobs("job one weight=4\n", 200 * _MBIT, len(lanes)) as jobs:
+            jobs.begin("one", small)
+            jobs.goes_on("one", 10)
+            jobs.begin("other")
+            rounds = jobs.ratio(int(_TENSOR_BYTES) // _SMALL_TENSOR_BYTES)
+            self.assertEqual(jobs.sums_at(lanes[1], "one"), 0)
+            for lane in lanes:
+                self.assertGreater(jobs.sums_at(lane, "other"), 0)
+        ratio = rounds * _SMALL_TENSOR_BYTES / int(_TENSOR_BYTES)
+        print(f"weight 4 at one of two lanes, beside a job at both: {ratio:.2f} to 1")
+        self.assertGreater(ratio, 2.2)
+        self.assertLess(ratio, 6)
 
     def test_equal_weights(self) -> None:
         ratio = self._ratio("job * weight=3\n", 200 * _MBIT)

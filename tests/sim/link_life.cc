@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,16 +12,20 @@
 #include "libs/aggregation/link_share.h"
 #include "libs/base/bytes.h"
 #include "libs/base/random.h"
+#include "services/aggregator/shared_link.h"
 
 namespace talweg::sim {
 namespace {
 
 using aggregation::LinkShare;
+using aggregator::SharedLink;
 
 constexpr int64_t kNsPerMs = 1'000'000;
 constexpr double kSlice = 64.0 * kKiB;
 // A member has at most so many slices of which no result has come: two rounds of its tensors.
 constexpr uint64_t kAheadSlices = 128;
+// A lane looks at what waits so often, if nobody wakes it.
+constexpr int64_t kTickMs = 100;
 // Before anything is judged.
 constexpr int64_t kWarmUpMs = 10'000;
 constexpr int64_t kLifeMs = 40'000;
@@ -47,11 +52,20 @@ struct Member {
   double held = 0;
 };
 
+// A job at one lane. Its slices there are summed among themselves.
+struct Place {
+  size_t lane = 0;
+  std::vector<Member> members;
+  uint64_t summed = 0;
+  SharedLink::Turn turn;
+  bool has_said_wants = false;
+  bool is_late = false;  // Something waits, and has been looked at.
+};
+
 struct Job {
   JobId id;
   view::JobQuota quota;
-  std::vector<Member> members;
-  uint64_t summed = 0;
+  std::vector<Place> places;
   bool is_on = true;
   int64_t turns_at_ms = 0;
   bool wants = false;
@@ -63,15 +77,30 @@ class Life {
   explicit Life(uint64_t seed) : random_(seed) {
     kind_ = static_cast<Kind>(random_.Below(3));
     link_ = Pick({6'250, 25'000, 125'000});
+    const size_t lane_count = 1 + random_.Below(3);
+    for (size_t i = 0; i < lane_count; ++i) {
+      lanes_.push_back(std::make_unique<SharedLink::Lane>(&share_, [this] { ++wakes_; }));
+    }
     const size_t job_count = 2 + random_.Below(3);
     for (size_t i = 0; i < job_count; ++i) jobs_.push_back(MakeJob(i));
     if (kind_ == Kind::kSlow) {
       jobs_.front().quota.weight = jobs_.front().quota.tenant_weight = 8;
-      for (Member& member : jobs_.front().members) {
-        member.own_link = link_ / static_cast<double>(8 * jobs_.front().members.size());
+      for (Place& place : jobs_.front().places) {
+        const size_t count = 8 * place.members.size() * jobs_.front().places.size();
+        for (Member& member : place.members) member.own_link = link_ / static_cast<double>(count);
       }
     }
-    for (const Job& job : jobs_) share_.Set(job.id, job.quota);
+    for (Job& job : jobs_) {
+      for (Place& place : job.places) {
+        place.turn.use = share_.Begin(lanes_[place.lane].get(), job.id);
+      }
+      share_.SetQuota(job.id, job.quota);
+    }
+  }
+  ~Life() {
+    for (const Job& job : jobs_) {
+      for (const Place& place : job.places) share_.End(place.turn.use);
+    }
   }
 
   LinkResult Run() {
@@ -94,9 +123,15 @@ class Life {
       job.quota.tenant_weight = 2;
     }
     const size_t members = 1 + random_.Below(4);
-    for (size_t i = 0; i < members; ++i) {
-      job.members.push_back({.tcp = Pick({0.7, 1, 1.4}),
-                             .window = Pick({4, 8}) * kSlice + Pick({0, 10, 20}) * link_});
+    // At all lanes, or at one.
+    const size_t only = random_.OneIn(2) ? random_.Below(lanes_.size()) : lanes_.size();
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      if (only < lanes_.size() && lane != only) continue;
+      Place& place = job.places.emplace_back(Place{.lane = lane});
+      for (size_t i = 0; i < members; ++i) {
+        place.members.push_back({.tcp = Pick({0.7, 1, 1.4}),
+                                 .window = Pick({4, 8}) * kSlice + Pick({0, 10, 20}) * link_});
+      }
     }
     return job;
   }
@@ -109,22 +144,22 @@ class Life {
         job.is_on = !job.is_on;
         job.turns_at_ms = now_ms_ + static_cast<int64_t>(50 + random_.Below(1500));
       }
-      Send(job);
+      for (Place& place : job.places) Send(job, place);
     }
     const double in = Carry(&Member::queue_in, &Member::part_in);
     const double out = Carry(&Member::queue_out, &Member::part_out);
     bool wanted = false;
     size_t wanting = 0;
     for (Job& job : jobs_) {
-      Receive(job);
-      const bool wants = MoreWaits(job);
-      if (wants) ++wanting;
+      job.wants = false;
+      for (Place& place : job.places) {
+        Receive(job, place);
+        job.wants |= place.turn.wants = MoreWaits(job, place);
+      }
+      if (job.wants) ++wanting;
       wanted |= job.is_on;
-      if (wants != job.wants) share_.SetWants(job.id, job.wants = wants, NowNs());
     }
-    for (Job& job : jobs_) {
-      if (!Is(job.members, 0)) Give(job);
-    }
+    Give();
     if (now_ms_ <= kWarmUpMs) return;
     if (wanted) {
       carried_ += in + out;
@@ -133,15 +168,15 @@ class Life {
     Cover(wanting);
   }
 
-  bool MoreWaits(const Job& job) const {
-    return std::any_of(job.members.begin(), job.members.end(), [&](const Member& member) {
+  static bool MoreWaits(const Job& job, const Place& place) {
+    return std::any_of(place.members.begin(), place.members.end(), [&](const Member& member) {
       return (job.is_on && member.slices_sent < member.slices_out + kAheadSlices) ||
              member.queue_out > 0;
     });
   }
 
-  void Send(Job& job) const {
-    for (Member& member : job.members) {
+  static void Send(const Job& job, Place& place) {
+    for (Member& member : place.members) {
       while (job.is_on && member.in_flight + kSlice <= member.window &&
              member.slices_sent < member.slices_out + kAheadSlices) {
         member.in_flight += kSlice;
@@ -157,9 +192,11 @@ class Life {
     double carried = 0;
     std::vector<std::pair<Member*, double>> busy;  // And how much its own link still takes.
     for (Job& job : jobs_) {
-      for (Member& member : job.members) {
-        if (member.*queue > 0)
-          busy.emplace_back(&member, member.own_link > 0 ? member.own_link : link_);
+      for (Place& place : job.places) {
+        for (Member& member : place.members) {
+          if (member.*queue > 0)
+            busy.emplace_back(&member, member.own_link > 0 ? member.own_link : link_);
+        }
       }
     }
     while (!busy.empty() && room > 1) {
@@ -180,26 +217,28 @@ class Life {
     return carried;
   }
 
-  void Receive(Job& job) {
-    for (Member& member : job.members) {
+  void Receive(Job& job, Place& place) const {
+    for (Member& member : place.members) {
       while (member.part_in >= kSlice - 1) {
         member.part_in -= kSlice;
         ++member.slices_in;
+        place.turn.held_bytes += static_cast<uint64_t>(kSlice);
         member.held += kSlice;
         Moved(job);
-        share_.OnReceived(job.id, static_cast<uint64_t>(kSlice), NowNs());
+        place.turn.received_bytes += static_cast<uint64_t>(kSlice);
       }
       while (member.part_out >= kSlice - 1) {
         member.part_out -= kSlice;
         ++member.slices_out;
         Moved(job);
-        share_.OnSent(job.id, static_cast<uint64_t>(kSlice), NowNs());
+        place.turn.sent_bytes += static_cast<uint64_t>(kSlice);
       }
     }
     const auto least = [](const Member& a, const Member& b) { return a.slices_in < b.slices_in; };
-    const uint64_t all = std::min_element(job.members.begin(), job.members.end(), least)->slices_in;
-    for (; job.summed < all; ++job.summed) {
-      for (Member& member : job.members) member.queue_out += kSlice;
+    const uint64_t all =
+        std::min_element(place.members.begin(), place.members.end(), least)->slices_in;
+    for (; place.summed < all; ++place.summed) {
+      for (Member& member : place.members) member.queue_out += kSlice;
     }
   }
 
@@ -207,28 +246,61 @@ class Life {
     if (now_ms_ > kWarmUpMs) job.moved += kSlice;
   }
 
-  void Give(Job& job) {
-    for (Member& member : job.members) {
-      const double room = static_cast<double>(share_.RoomBytes(job.id, NowNs()));
-      const double bytes = std::min(member.held, room);
-      if (bytes <= 0) continue;
-      share_.OnGiven(job.id, static_cast<uint64_t>(bytes));
-      member.held -= bytes;
-      member.in_flight -= bytes;
+  // Lanes have passes until none is woken any more.
+  void Give() {
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) Settle(lane, now_ms_ % kTickMs == 0);
+    while (wakes_ > 0) {
+      wakes_ = 0;
+      for (size_t lane = 0; lane < lanes_.size(); ++lane) Settle(lane, false);
     }
-    const bool is_alone = std::none_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
-      return &other != &job && other.wants;
-    });
-    if (is_alone && !Is(job.members, 0)) Fail("a job that is alone waits for credit");
+    for (const Job& job : jobs_) {
+      const bool is_alone = std::none_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
+        return &other != &job && other.wants;
+      });
+      if (is_alone && Holds(job)) Fail("a job that is alone waits for credit");
+    }
   }
-  static bool Is(const std::vector<Member>& members, double held) {
-    return std::all_of(members.begin(), members.end(),
-                       [&](const Member& member) { return member.held <= held; });
+  void Settle(size_t lane, bool look_again) {
+    const bool may_have_room = lanes_[lane]->TakeWoken() || look_again;
+    std::vector<Place*> places;
+    std::vector<SharedLink::Turn*> turns;
+    for (Job& job : jobs_) {
+      for (Place& place : job.places) {
+        if (place.lane != lane || !HasNews(place, may_have_room)) continue;
+        places.push_back(&place);
+        turns.push_back(&place.turn);
+      }
+    }
+    if (turns.empty()) return;
+    share_.Settle(turns, NowNs());
+    for (Place* const place : places) {
+      place->has_said_wants = place->turn.wants;
+      place->is_late = place->turn.held_bytes > 0;
+      double given = static_cast<double>(place->turn.given_bytes);
+      for (Member& member : place->members) {
+        const double bytes = std::min(member.held, given);
+        member.held -= bytes;
+        member.in_flight -= bytes;
+        given -= bytes;
+      }
+    }
+  }
+  static bool HasNews(const Place& place, bool may_have_room) {
+    const SharedLink::Turn& turn = place.turn;
+    return turn.received_bytes + turn.sent_bytes > 0 || turn.wants != place.has_said_wants ||
+           (turn.held_bytes > 0 && (may_have_room || !place.is_late));
+  }
+  static bool Holds(const Job& job) {
+    return std::any_of(job.places.begin(), job.places.end(),
+                       [](const Place& place) { return place.turn.held_bytes > 0; });
   }
 
   void Cover(size_t wanting) {
-    const auto holds = [](const Job& job) { return !Is(job.members, 0); };
-    if (std::any_of(jobs_.begin(), jobs_.end(), holds)) ++result_.coverage["credit is held"];
+    if (std::any_of(jobs_.begin(), jobs_.end(), Holds)) ++result_.coverage["credit is held"];
+    const auto is_at_some = [&](const Job& job) { return job.places.size() < lanes_.size(); };
+    if (std::any_of(jobs_.begin(), jobs_.end(), is_at_some)) {
+      ++result_.coverage["a job is not at all lanes"];
+    }
     if (wanting == 1) ++result_.coverage["a job is alone"];
     if (wanting < 2) return;
     ++result_
@@ -291,8 +363,10 @@ class Life {
   Random random_;
   Kind kind_ = Kind::kBusy;
   double link_ = 0;  // Bytes a millisecond, each way.
+  SharedLink share_;
+  int wakes_ = 0;
+  std::vector<std::unique_ptr<SharedLink::Lane>> lanes_;
   std::vector<Job> jobs_;
-  LinkShare share_;
   int64_t now_ms_ = 0;
   double carried_ = 0;
   int64_t judged_ms_ = 0;  // While somebody wanted the link.

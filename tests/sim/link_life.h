@@ -6,7 +6,8 @@
 #include <map>
 #include <string>
 
-// Jobs of any weights that meet on the link of one aggregator, which shares it (docs/quotas.md).
+// Jobs of any weights that meet on the link of the lanes of one aggregator, which share it
+// (docs/quotas.md).
 // TCP gives each connection what it likes, members' own links may be slow, and jobs pause.
 namespace talweg::sim {
 

@@ -13,7 +13,7 @@ constexpr uint64_t kLives = 300;
 
 constexpr const char* kCoverage[] = {
     "a job is alone", "what it carries is measured",      "jobs share the link",
-    "credit is held", "a job is slow for another reason",
+    "credit is held", "a job is slow for another reason", "a job is not at all lanes",
 };
 
 TEST_CASE("A full link is shared by weight, and never idle for it", "[sim]") {

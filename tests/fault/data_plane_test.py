@@ -16,6 +16,8 @@ from on_the_path import Change, OnThePath, place_of
 _SECURE = ("keyed", "tls")
 # What libfabric's tcp says first: a header of its own, and a token.
 _CONNECT_BYTES = 32 + 53
+# Half-open connections of one address, and how many more there may be for an instant.
+_STRANGERS_MAX, _BURST_MAX = 64, 128
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -242,6 +244,24 @@ class DataPlaneTest(unittest.TestCase):
             # And nobody is left after a while.
             for connection in held:
                 self.assertTrue(_is_closed(connection))
+
+    def test_a_burst_of_strangers_at_libfabrics_port_is_bounded(self) -> None:
+        """They connect as fast as they can. The aggregator never has many of them."""
+        with Cluster() as cluster:
+            options = ["--local_transport=false"]
+            job = Job(cluster, aggregator_options=options, agent_options=options)
+            descriptors = f"/proc/{job.aggregators[0].process.pid}/fd"
+            usual = len(os.listdir(descriptors))
+            most = 0
+            for number in range(1200):
+                stranger = socket.create_connection(place_of(job.aggregators[0]), DEADLINE_S)
+                self.addCleanup(stranger.close)
+                if number % 20 == 0:
+                    most = max(most, len(os.listdir(descriptors)))
+            print(f"a burst of 1200 connections: {most - usual} more descriptors at most")
+            self.assertLess(most - usual, _STRANGERS_MAX + _BURST_MAX)
+            for rank in job.all_ranks():
+                rank.goes_on()
 
     def test_other_settings_are_told_both(self) -> None:
         with Cluster() as cluster:

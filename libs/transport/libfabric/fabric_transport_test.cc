@@ -489,6 +489,28 @@ TEST_CASE("Fabric: strangers who hold on take nobody else's place", "[transport]
   REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
 }
 
+TEST_CASE("Fabric: a burst of strangers leaves descriptors, though no time goes by",
+          "[transport]") {
+  FabricHarness harness;
+  runtime::ManualClock clock{1'000'000'000};
+  constexpr size_t kOfHost = 8;
+  Endpoint server{NewTcp(&clock, {.unproven_of_host_max = kOfHost})};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 300; ++i) {
+    strangers.emplace_back(harness.ConnectRaw(*address));
+    PollUntilIdle({&server});
+    const auto held = std::count_if(strangers.begin(), strangers.end(),
+                                    [](const Descriptor& each) { return !IsOver(each.get()); });
+    REQUIRE(held <=
+            static_cast<int64_t>(kOfHost) + HalfOpen::kBurstMax + HalfOpen::kCallsForEachProbe);
+  }
+  Endpoint client{harness.NewTransport()};
+  REQUIRE(client.transport->Connect(*address).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
+}
+
 TEST_CASE("Fabric: the address of the process that had this port before is refused at once",
           "[transport]") {
   runtime::MonotonicClock clock;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/libfabric/half_open.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -27,7 +29,21 @@ void HalfOpen::AddListener(const SocketAddress& address) {
 }
 
 void HalfOpen::NoteActivity(int64_t now_ns) {
-  if (!listeners_.empty() && !due_ns_) due_ns_ = std::max(now_ns, next_look_ns_);
+  if (listeners_.empty()) return;
+  if (!due_ns_) due_ns_ = std::max(now_ns, next_look_ns_);
+  if (++calls_ < kCallsForEachProbe) return;
+  calls_ = 0;
+  if (IsBurst()) due_ns_ = now_ns;
+}
+
+bool HalfOpen::IsBurst() {
+  if (descriptors_ == nullptr) return false;
+  const int lowest_free = fcntl(dirfd(descriptors_.get()), F_DUPFD_CLOEXEC, 0);
+  if (lowest_free < 0) return true;  // There is none left.
+  close(lowest_free);
+  if (!is_known_ || lowest_free < lowest_free_) lowest_free_ = lowest_free;
+  is_known_ = true;
+  return lowest_free - lowest_free_ >= kBurstMax;
 }
 
 bool HalfOpen::IsListeners(const SocketAddress& local) const {
@@ -81,6 +97,7 @@ size_t HalfOpen::Look(const std::unordered_set<std::string>& peers, int64_t now_
       shutdown(each.descriptor, SHUT_RDWR);
     }
   }
+  is_known_ = false;
   next_look_ns_ = now_ns + pause_ns_;
   due_ns_.reset();
   if (!strangers.empty()) due_ns_ = next_look_ns_;

@@ -26,6 +26,9 @@ namespace talweg::transport {
 // too many, or one is too old, it is shut down. libfabric reads that as the stranger's end, and
 // closes the socket itself.
 //
+// A burst is bounded, too. The kernel gives out the lowest free descriptor. So between two looks no
+// more were opened than the lowest free one has risen by. Where that is much, we look at once.
+//
 // Belongs to the transport's thread: no other has libfabric accept or close.
 class HalfOpen {
  public:
@@ -37,13 +40,17 @@ class HalfOpen {
   // How often we look while there are some. Longer where the process has many descriptors.
   static constexpr int64_t kLookNs = 20'000'000;
   static constexpr int64_t kLookNsForEach = 20'000;
+  // We look at once where the process may have opened so many descriptors since the last look. That
+  // is asked once in so many calls of NoteActivity.
+  static constexpr int kBurstMax = 32;
+  static constexpr int kCallsForEachProbe = 8;
 
   explicit HalfOpen(const Options& options) : options_(options) {}
 
   // libfabric listens there. The address may be a wildcard's.
   void AddListener(const SocketAddress& address);
 
-  // Somebody may have connected.
+  // Somebody may have connected: libfabric was asked for events, and accepts one in a call.
   void NoteActivity(int64_t now_ns);
   // When to look; nullopt: there is nothing to look for.
   std::optional<int64_t> due_ns() const { return due_ns_; }
@@ -58,6 +65,8 @@ class HalfOpen {
   };
   using Key = std::pair<int, std::string>;  // Descriptor and address.
 
+  // Whether a look cannot wait.
+  bool IsBurst();
   bool IsListeners(const SocketAddress& local) const;
   // All there are, and notes them in since_ns_.
   std::vector<Stranger> FindAll(const std::unordered_set<std::string>& peers, int64_t now_ns);
@@ -74,6 +83,9 @@ class HalfOpen {
   std::optional<int64_t> due_ns_;
   int64_t next_look_ns_ = 0;  // Not before.
   int64_t pause_ns_ = kLookNs;
+  int calls_ = 0;          // NoteActivity was called, since the last probe.
+  int lowest_free_ = 0;    // Descriptor, at the last look, or less since then.
+  bool is_known_ = false;  // lowest_free_ is.
 };
 
 }  // namespace talweg::transport

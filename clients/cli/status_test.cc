@@ -273,6 +273,7 @@ TEST_CASE("Table: columns by characters, not bytes", "[cli]") {
   table.Add({"\xc3\xa4\xc3\xb6", "x"});
   table.Add({"abc\n", "y"});
   CHECK(table.Text() == "> A     B\n> \xc3\xa4\xc3\xb6    x\n> abc?  y\n");
+  CHECK(Plain("a\u009b31m\u00a3") == "a?31m\u00a3");
 }
 
 }  // namespace

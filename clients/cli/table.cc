@@ -19,9 +19,14 @@ size_t Width(const std::string& text) {
 }  // namespace
 
 std::string Plain(const std::string& text) {
-  std::string plain = text;
-  for (char& c : plain) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  std::string plain;
+  plain.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    // U+0080 to U+009F, in UTF-8: terminals obey them as they do ESC and what follows it.
+    const bool is_late = c == '\xc2' && i + 1 < text.size() && (text[i + 1] & 0xe0) == 0x80;
+    if (is_late) ++i;
+    plain += is_late || static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   }
   return plain;
 }

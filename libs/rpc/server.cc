@@ -34,7 +34,12 @@
 namespace talweg::rpc {
 namespace {
 
-constexpr int kMessageBytesMax = 64 << 20;
+// gRPC reads a call's message before anybody is asked whether the call may be made, and keeps what
+// has come of it. So whoever reaches a port can make us keep kRequestBytesMax for each of a
+// connection's calls, and no more. The largest request is WatchJobs' by an aggregator with as many
+// jobs as there may be (24 KiB).
+constexpr int kRequestBytesMax = 64 << 10;
+constexpr int kCallsOfConnectionMax = 128;
 // A server's own, and its first connections'.
 constexpr size_t kDescriptorsMin = 16;
 // Where it may have any number.
@@ -298,7 +303,8 @@ bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
   // Clients ping as well; that is no abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.SetMaxReceiveMessageSize(kRequestBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsOfConnectionMax);
   for (grpc::Service* service : services) builder.RegisterService(service);
   gate = options.gate;
   if (gate != nullptr) {

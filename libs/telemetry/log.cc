@@ -53,18 +53,28 @@ bool IsControl(char c) {
   return byte < 0x20 || byte == 0x7f;
 }
 
+// U+0080 to U+009F, in UTF-8: terminals obey them as they do ESC and what follows it.
+bool IsLateControl(const std::string& text, size_t at) {
+  return text[at] == '\xc2' && at + 1 < text.size() && (text[at + 1] & 0xe0) == 0x80;
+}
+
 std::string Escaped(const std::string& text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  const auto in_hex = [&](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return std::string{kHex[byte >> 4], kHex[byte & 15]};
+  };
   std::string escaped;
   escaped.reserve(text.size() + 8);
-  for (const char c : text) {
-    if (!IsControl(c)) {
-      escaped += c;
-    } else if (c == '\n') {
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (IsLateControl(text, i)) {
+      escaped += "\\u00" + in_hex(text[++i]);
+    } else if (!IsControl(text[i])) {
+      escaped += text[i];
+    } else if (text[i] == '\n') {
       escaped += "\\n";
     } else {
-      constexpr char kHex[] = "0123456789abcdef";
-      const auto byte = static_cast<unsigned char>(c);
-      escaped += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+      escaped += "\\x" + in_hex(text[i]);
     }
   }
   return escaped;

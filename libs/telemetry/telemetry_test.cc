@@ -77,11 +77,13 @@ TEST_CASE("Log: time, level, process and incarnation, text; one line whatever th
   CapturedStderr captured;
   StartLog("talweg-agent", 0x7f3a21, LogLevel::kInfo);
   Log(LogLevel::kDebug, "not shown");
-  Log(LogLevel::kInfo, "joined job '", std::string("a\nb\x1b"), "' {} as node ", 1);
+  Log(LogLevel::kInfo, "joined job '", std::string("a\nb\x1b\u009b\u00a3"), "' {} as node ", 1);
   Log(LogLevel::kWarning, "second");
   const std::string text = captured.Text();
   const std::regex expected(
-      R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z I talweg-agent\[007f3a21\] joined job 'a\\nb\\x1b' \{\} as node 1\n)"
+      R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z I talweg-agent\[007f3a21\] joined job 'a\\nb\\x1b\\u009b)"
+      "\u00a3"
+      R"(' \{\} as node 1\n)"
       R"(\S+Z W talweg-agent\[007f3a21\] second\n)");
   INFO(text);
   CHECK(std::regex_match(text, expected));

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import other_user
+import raw_http2
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Daemon, Job
 
 # As other_user.BECOME, with no right over files beside its own.
@@ -30,9 +31,40 @@ _BECOME = (
     "--ambient-caps=-all",
     "--",
 )
+# What a port may be made to keep for one connection, beside what it has anyway.
+_KEPT_KIB_MAX = 48 << 10
 _OK = "code 0 "
 _DENIED = "code 7 "
 _PRECONDITION = "code 9 "
+
+
+def _resident_kib(daemon: Daemon) -> int:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1])
+
+
+def _send_half(address: str, method: str, declared: int) -> None:
+    """Begins 150 calls with messages of that size. Sends the most that is taken of them, but never
+    their ends, up to 4 MiB of each."""
+    most = min(declared - 1, 4 << 20)
+    with raw_http2.RawHttp2(address, DEADLINE_S) as connection:
+        connection.take(DEADLINE_S)
+        left = {connection.call(method): most for _ in range(150)}
+        first = b"\0" + declared.to_bytes(4, "big")
+        while not connection.is_over:
+            moved = 0
+            for stream, bytes_left in left.items():
+                if stream in connection.ended or bytes_left == 0:
+                    continue
+                head = first if bytes_left == most else b""
+                sent = connection.send(stream, head + bytes(min(bytes_left, 1 << 16)))
+                left[stream] = max(0, bytes_left - sent)
+                moved += sent
+            # What it takes, it takes at once.
+            if not connection.take(0.2) and moved == 0:
+                return
 
 
 class StrangersTest(unittest.TestCase):
@@ -102,6 +134,34 @@ class StrangersTest(unittest.TestCase):
                 except OSError as error:  # It may be thrown out at any of these.
                     self.assertIn(error.errno, (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
         self.assertIsNone(job.aggregators[0].process.poll())
+
+    def test_messages_that_never_end_are_not_kept(self) -> None:
+        """gRPC keeps what has come of a message before anybody looks at the call."""
+        with Cluster() as cluster:
+            job = Job(cluster, scheduler_options=["--secret_file=none"])
+            for daemon, place, method in (
+                (job.scheduler, "listen", "talweg.scheduler.v1.MembershipService/Join"),
+                (job.aggregators[0], "admin", "talweg.aggregator.v1.AdminService/GetStatus"),
+                (job.agents[0], "admin", "talweg.agent.v1.AdminService/GetStatus"),
+            ):
+                for declared in (60 << 20, 60 << 10):
+                    with self.subTest(method, declared=declared):
+                        before = _resident_kib(daemon)
+                        _send_half(daemon.addresses[place], f"/{method}", declared)
+                        self.assertLess(_resident_kib(daemon) - before, _KEPT_KIB_MAX)
+                with (
+                    self.subTest(method, metadata=1 << 20),
+                    raw_http2.RawHttp2(daemon.addresses[place], DEADLINE_S) as connection,
+                ):
+                    before = _resident_kib(daemon)
+                    connection.take(DEADLINE_S)  # The settings: gRPC holds to those that are known.
+                    for _ in range(100):
+                        connection.call(f"/{method}", {"x": b"x" * (1 << 20)})
+                    while connection.take(0.2):
+                        pass
+                    self.assertLess(_resident_kib(daemon) - before, _KEPT_KIB_MAX)
+            for rank in job.all_ranks():
+                rank.goes_on()
 
     def test_nobody_takes_a_members_place(self) -> None:
         with Cluster() as cluster:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC's bytes by hand, for those who do not keep to what a gRPC library would send."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK, _END_HEADERS = 1, 4
+_FRAME_BYTES_MAX = 16384
+_WINDOW_BYTES = 65535
+
+
+def _number(value: int) -> bytes:
+    """A length of HPACK, with a prefix of seven bits."""
+    if value < 127:
+        return bytes([value])
+    value -= 127
+    out = bytearray([127])
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(name: str, value: bytes) -> bytes:
+    """A literal that nobody notes."""
+    key = name.encode()
+    return b"\0" + _number(len(key)) + key + _number(len(value)) + value
+
+
+class RawHttp2:
+    """One connection to a gRPC port. It sends as much as the other end's windows allow."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._window = _WINDOW_BYTES  # The connection's.
+        self._first_window = _WINDOW_BYTES  # Each stream's.
+        self._windows: dict[int, int] = {}
+        self.ended: set[int] = set()  # Streams that the other end has answered or reset.
+        self.is_over = False
+        self._received = b""
+        self._next_stream = 1
+        self._socket.sendall(_PREFACE + self._frame(SETTINGS, 0, 0, b""))
+
+    def __enter__(self) -> RawHttp2:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    @staticmethod
+    def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags])
+        return head + struct.pack(">I", stream) + payload
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            self.is_over = True
+
+    def call(self, method: str, metadata: dict[str, bytes] | None = None) -> int:
+        """Begins a call, and sends no message. Returns its stream."""
+        stream = self._next_stream
+        self._next_stream += 2
+        block = _field(":method", b"POST") + _field(":scheme", b"http")
+        block += _field(":path", method.encode()) + _field(":authority", b"localhost")
+        block += _field("content-type", b"application/grpc") + _field("te", b"trailers")
+        for name, value in (metadata or {}).items():
+            block += _field(name, value)
+        parts = [block[i : i + _FRAME_BYTES_MAX] for i in range(0, len(block), _FRAME_BYTES_MAX)]
+        self._windows[stream] = self._first_window
+        for i, part in enumerate(parts):
+            flags = _END_HEADERS if i == len(parts) - 1 else 0
+            self._send(self._frame(HEADERS if i == 0 else 9, flags, stream, part))
+        return stream
+
+    def send(self, stream: int, data: bytes) -> int:
+        """As much of it as may be sent now. Returns how much that was."""
+        room = min(len(data), self._window, self._windows[stream])
+        sent = 0
+        while sent < room and not self.is_over and stream not in self.ended:
+            part = data[sent : min(room, sent + _FRAME_BYTES_MAX)]
+            self._send(self._frame(DATA, 0, stream, part))
+            sent += len(part)
+        self._window -= sent
+        self._windows[stream] -= sent
+        return sent
+
+    def take(self, timeout_s: float) -> bool:
+        """Takes in what has come, and waits so long for some. False: nothing came."""
+        self._socket.settimeout(timeout_s)
+        try:
+            data = self._socket.recv(1 << 20)
+        except TimeoutError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.is_over = True
+            return False
+        self._received += data
+        while len(self._received) >= 9:
+            size = int.from_bytes(self._received[:3], "big")
+            if len(self._received) < 9 + size:
+                break
+            kind, flags = self._received[3], self._received[4]
+            stream = int.from_bytes(self._received[5:9], "big") & 0x7FFFFFFF
+            self._on_frame(kind, flags, stream, self._received[9 : 9 + size])
+            self._received = self._received[9 + size :]
+        return True
+
+    def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == SETTINGS and not flags & _ACK:
+            for i in range(0, len(payload), 6):
+                name, value = struct.unpack(">HI", payload[i : i + 6])
+                if name != 4:  # The first window of a stream.
+                    continue
+                for each in self._windows:
+                    self._windows[each] += value - self._first_window
+                self._first_window = value
+            self._send(self._frame(SETTINGS, _ACK, 0, b""))
+        elif kind == PING and not flags & _ACK:
+            self._send(self._frame(PING, _ACK, 0, payload))
+        elif kind == WINDOW_UPDATE:
+            more = int.from_bytes(payload, "big")
+            if stream == 0:
+                self._window += more
+            elif stream in self._windows:
+                self._windows[stream] += more
+        elif kind in (HEADERS, RST_STREAM):
+            self.ended.add(stream)
+        elif kind == GOAWAY:
+            self.is_over = True

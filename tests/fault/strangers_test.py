@@ -33,6 +33,8 @@ _BECOME = (
 )
 # What a port may be made to keep for one connection, beside what it has anyway.
 _KEPT_KIB_MAX = 48 << 10
+# All that processes were started with, as far as it may be read.
+_LOOK_AROUND = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr -c '[:print:]' '\\n'"
 _OK = "code 0 "
 _DENIED = "code 7 "
 _PRECONDITION = "code 9 "
@@ -254,6 +256,12 @@ class StrangersTest(unittest.TestCase):
             self.assertEqual((directory / "secret").stat().st_mode & 0o777, 0o600)
             self.assertIn("Permission denied", self._as_stranger("ls", directory))
             self.assertIn("Permission denied", self._as_stranger("cat", directory / "secret"))
+            # Nor is it where another user may look.
+            shown = self._as_stranger("sh", "-c", _LOOK_AROUND)
+            self.assertIn("steady.py", shown)
+            self.assertIn(f"{directory}/scheduler.sock", shown)  # The path, which lets nobody in.
+            self.assertNotIn((directory / "secret").read_text().strip()[:16], shown)
+            self.assertNotIn(f"TMPDIR={self.public}", shown)  # Its environment.
             sockets = sorted(path for path in directory.iterdir() if path.is_socket())
             self.assertIn(directory / "scheduler.sock", sockets)
             for path in sockets:

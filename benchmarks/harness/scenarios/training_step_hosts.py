@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _NONE, _DDP, _HOROVOD, _OPTIMIZER = (
     "DistributedOptimizer",
 )
 _OF_HOROVOD = 1 / 2
+_ROOT = Path(__file__).resolve().parents[3]
 
 # The model and the batch of each process.
 _CASES: dict[str, tuple[tuple[str, int], ...]] = {
@@ -36,11 +38,21 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 }
 
 
-def _horovod_python() -> str:
-    venv = Path(__file__).resolve().parents[3] / ".cache" / "venv-horovod"
-    if not list(venv.glob("lib/python*/site-packages/horovod")):
-        raise Missing(f"there is no Horovod in {venv}; benchmarks/build_horovod builds it")
-    return str(venv / "bin" / "python")
+def horovod_python(root: Path) -> str:
+    """The Python of the checkout's Horovod. An environment that does not import it is as good as none."""
+    venv = root / ".cache" / "venv-horovod"
+    python = str(venv / "bin" / "python")
+    line = [python, "-P", "-c", "import horovod.torch"]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    except OSError:
+        raise Missing(
+            f"there is no Horovod in {venv}; benchmarks/build_horovod builds it"
+        ) from None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Missing(f"{venv} is broken ({reason}); benchmarks/build_horovod makes it anew")
+    return python
 
 
 def _measure(context: Context) -> list[Result]:
@@ -54,7 +66,7 @@ def _measure(context: Context) -> list[Result]:
             return hosts.python_ranks(cluster, name, [peer, manner], STEADY_HEAP)
 
         def horovod() -> Contender:
-            line, python = [peer, "horovod"], _horovod_python()
+            line, python = [peer, "horovod"], horovod_python(_ROOT)
             return hosts.horovod(cluster, _HOROVOD, python, programs.peers, line, STEADY_HEAP)
 
         def ours() -> Contender:

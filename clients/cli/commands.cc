@@ -12,6 +12,7 @@
 #include "clients/cli/doctor_command.h"
 #include "clients/cli/run_command.h"
 #include "clients/cli/status_command.h"
+#include "clients/cli/topology_command.h"
 #include "libs/config/config.h"
 #include "libs/config/secret_file.h"
 #include "libs/rpc/version.h"
@@ -129,6 +130,7 @@ const std::vector<Command>& Commands() {
       CertsCommand(),
       StatusCommand(),
       DoctorCommand(),
+      TopologyCommand(),
       BenchCommand(),
       CompletionCommand(),
       VersionCommand(),

@@ -111,7 +111,8 @@ Topology ValueOf(hwloc_topology_t handle) {
     const unsigned base_class = bus.class_id >> 8;
     if (base_class != kPciDisplay && base_class != kPciAccelerator) return;
     topology.gpus.push_back({AddressOf(bus), RootPortOf(device),
-                             NumaNodeOf(hwloc_get_non_io_ancestor_obj(handle, device))});
+                             NumaNodeOf(hwloc_get_non_io_ancestor_obj(handle, device)),
+                             bus.vendor_id});
   });
   return topology;
 }

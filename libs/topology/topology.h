@@ -53,6 +53,7 @@ struct Gpu {
   // Empty: the GPU lies on the root itself.
   std::string root_port;
   std::optional<uint32_t> numa_node;  // The nearest; none when unknown.
+  uint32_t vendor = 0;                // PCI's number: 0x10de is NVIDIA.
 
   friend bool operator==(const Gpu&, const Gpu&) = default;
 };

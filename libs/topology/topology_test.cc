@@ -55,10 +55,10 @@ TEST_CASE("ParseTopology: two switches with two GPUs each", "[topology]") {
   REQUIRE(file);
   const std::string xml(std::istreambuf_iterator<char>(file), {});
   const Topology topology = ParseTopology(xml).value();
-  CHECK(topology.gpus == std::vector<Gpu>{{"0000:01:00.0", "0000:00:01.1", 0},
-                                          {"0000:02:00.0", "0000:00:01.1", 0},
-                                          {"0000:03:00.0", "0000:80:01.1", 1},
-                                          {"0000:04:00.0", "0000:80:01.1", 1}});
+  CHECK(topology.gpus == std::vector<Gpu>{{"0000:01:00.0", "0000:00:01.1", 0, 0x10de},
+                                          {"0000:02:00.0", "0000:00:01.1", 0, 0x10de},
+                                          {"0000:03:00.0", "0000:80:01.1", 1, 0x10de},
+                                          {"0000:04:00.0", "0000:80:01.1", 1, 0x10de}});
   CHECK(topology.FindGpu("0000:03:00.0") == &topology.gpus[2]);
   CHECK(topology.FindGpu("0000:05:00.0") == nullptr);
   CHECK(topology.nics.empty());

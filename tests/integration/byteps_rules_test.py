@@ -7,12 +7,17 @@ import os
 import tempfile
 import unittest
 from pathlib import Path
+from typing import ClassVar
 
+import job
 from byteps_commands import run
 from talweg._compat.environment import Effect, VariableError
 from talweg.byteps import _cores, _job, _trace
 from talweg.byteps._environment import TABLE
-from talweg.errors import Unsupported
+from talweg.errors import TalwegError, Unsupported
+
+# Files of libs/topology.
+_MACHINES = Path(job.TOOL).parents[2] / "libs" / "topology" / "testdata"
 
 
 class VariablesTest(unittest.TestCase):
@@ -202,7 +207,9 @@ class VariablesTest(unittest.TestCase):
 class CoresTest(unittest.TestCase):
     """Two NUMA nodes of sixteen cores with two threads each."""
 
-    nodes = [[*range(16), *range(32, 48)], [*range(16, 32), *range(48, 64)]]
+    nodes: ClassVar[list[list[list[int]]]] = [
+        [[core, core + 32] for core in range(first, first + 16)] for first in (0, 16)
+    ]
 
     def _plan(self, local_size: int, **variables: str) -> list[str] | None:
         plan = _cores.plan(variables, local_size, self.nodes, set(range(64)))
@@ -237,22 +244,11 @@ class CoresTest(unittest.TestCase):
         with self.assertRaisesRegex(VariableError, "no core that this process may use"):
             self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
 
-    def _gpu(self, root: Path, address: str, cores: str, vendor: str = "0x10de") -> None:
-        directory = root / address
-        directory.mkdir()
-        for name, text in (("vendor", vendor), ("class", "0x030200"), ("local_cpulist", cores)):
-            (directory / name).write_text(text + "\n")
-
     def test_a_rank_gets_cores_near_its_gpu(self) -> None:
-        first, second = "0-15,32-47", "16-31,48-63"
-        with tempfile.TemporaryDirectory() as directory:
-            root = Path(directory)
-            for number, cores in enumerate((second, second, first, first)):
-                self._gpu(root, f"0000:{number + 1:02}:00.0", cores)
-            self._gpu(root, "0000:00:00.0", first, vendor="0x8086")
-            (root / "0000:99:00.0").mkdir()  # One that says nothing.
-            found = _cores.cores_near_gpus(root)
-        self.assertEqual([_cores.show(sorted(each)) for each in found], [second] * 2 + [first] * 2)
+        first, second = (
+            {cpu for core in cores for cpu in core} for cores in (self.nodes[0], self.nodes[1])
+        )
+        found = [second, second, first, first]
 
         def plan(visible: str, local_size: int) -> list[str]:
             near = _cores.of_ranks(found, visible, local_size)
@@ -277,11 +273,65 @@ class CoresTest(unittest.TestCase):
         self.assertEqual(_cores.of_daemons(visible, ranks, usable), {0, 1, 4})
 
     def test_fewer_cores_than_ranks(self) -> None:
-        self.assertIsNone(_cores.plan({}, 4, [[0, 1]], {0, 1}))
+        self.assertIsNone(_cores.plan({}, 4, [[[0], [1]]], {0, 1}))
+        self.assertIsNone(_cores.plan({}, 2, [[[0, 1]]], {0, 1}))
         self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))
 
+    def test_cores_without_a_second_thread(self) -> None:
+        """A node's root may then have all of it."""
+        self.assertEqual(_cores.plan({}, 1, [[[0], [1]]], {0, 1}), [[0, 1]])
+        self.assertEqual(_cores.plan({}, 2, [[[0], [1]]], {0, 1}), [[0], [1]])
+
+
+class MachinesTest(unittest.TestCase):
+    """Topologies of machines, as hwloc has them."""
+
+    def _read(self, **variables: str) -> _cores.Machine:
+        return _cores.read({**os.environ, **variables})
+
+    def _plan(self, machine: _cores.Machine, local_size: int, visible: str = "") -> list[str]:
+        near = _cores.of_ranks(machine.near_gpus, visible, local_size)
+        cpus = {cpu for cores in machine.nodes for core in cores for cpu in core}
+        plan = _cores.plan({}, local_size, machine.nodes, cpus, near)
+        assert plan is not None
+        return [_cores.show(cores) for cores in plan]
+
+    def test_threads_that_stand_side_by_side(self) -> None:
+        """Two sockets of four cores, of which core 0 has the threads 0 and 1."""
+        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_sockets_two_nics.xml"))
+        sockets = [[[cpu, cpu + 1] for cpu in range(first, first + 8, 2)] for first in (0, 8)]
+        self.assertEqual(machine, _cores.Machine(sockets, []))
+        self.assertEqual(self._plan(machine, 4), ["0-3", "4-7", "8-11", "12-15"])
+        self.assertEqual(self._plan(machine, 2), ["0-7", "8-11"])
+
+    def test_gpus_of_two_nodes(self) -> None:
+        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_switches_four_gpus.xml"))
+        nodes = [{cpu for core in cores for cpu in core} for cores in machine.nodes]
+        self.assertEqual(len(nodes), 2)
+        self.assertEqual(machine.near_gpus, [nodes[0], nodes[0], nodes[1], nodes[1]])
+        [plan] = self._plan(machine, 1, "2")
+        self.assertLessEqual(set(_cores.parse(plan)), nodes[1])
+
+    def test_threads_that_stand_apart(self) -> None:
+        """The numbers of most servers: the second threads come after all first ones."""
+        threads = ",".join(f"{core},{core + 8}" for core in range(8))
+        machine = self._read(HWLOC_SYNTHETIC=f"numa:2 core:4 pu:2(indexes={threads})")
+        self.assertEqual(machine.nodes[1], [[core, core + 8] for core in range(4, 8)])
+        self.assertEqual(self._plan(machine, 4), ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"])
+
+    def test_a_machine_without_threads(self) -> None:
+        machine = self._read(HWLOC_SYNTHETIC="numa:1 core:6 pu:1")
+        self.assertEqual(self._plan(machine, 3), ["0-1", "2-3", "4-5"])
+
+    def test_a_topology_that_cannot_be_read(self) -> None:
+        with self.assertRaisesRegex(TalwegError, "BYTEPS_NUMA_ON=0"):
+            self._read(HWLOC_XMLFILE="/no/such/file", HWLOC_COMPONENTS="xml,stop")
+
     def test_this_host(self) -> None:
-        self.assertTrue(all(_cores.numa_nodes()))
+        machine = _cores.read()
+        cpus = [cpu for cores in machine.nodes for core in cores for cpu in core]
+        self.assertEqual(set(cpus), os.sched_getaffinity(0))
+        self.assertEqual(len(set(cpus)), len(cpus))
 
 
 if __name__ == "__main__":

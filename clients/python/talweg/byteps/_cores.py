@@ -1,23 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logical cores each rank of a node is bound to, by BytePS's rules.
+"""Which logical cores each rank of a node is bound to, by BytePS's rules on what hwloc knows of it.
 
-The cores of one NUMA node come in their order; with hyperthreading the first half of them are
-physical, and core i's sibling is i + the number of physical cores of the host.
+hwloc tells which logical cores are threads of one physical core, and where cores and GPUs lie.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import subprocess
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+from talweg import _programs
 from talweg._compat.environment import VariableError
 from talweg.byteps._environment import TABLE
+from talweg.errors import TalwegError
 
-_NODES = Path("/sys/devices/system/node")
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
-_NVIDIA = "0x10de"
-_DISPLAY_CLASS = "0x03"  # 0x0300: VGA; 0x0302: 3D.
+_NVIDIA = 0x10DE
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use of a machine."""
+
+    # By NUMA node: its physical cores, of each its logical ones.
+    nodes: list[list[list[int]]]
+    # For each of NVIDIA's GPUs, in the order of their PCI addresses: the logical cores on its NUMA
+    # node; none where that is not known.
+    near_gpus: list[set[int]]
+
+
+def read(environment: Mapping[str, str] | None = None) -> Machine:
+    """This machine, or another one whose topology hwloc's variables name."""
+    line = [_programs.tool(), "topology", "--json"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise TalwegError(
+            f"this machine's cores are not known, so that BYTEPS_NUMA_ON=0 is needed: {done.stderr}"
+        )
+    return machine_of(json.loads(done.stdout))
+
+
+def machine_of(told: Any) -> Machine:
+    """What `talweg topology --json` says."""
+    by_node: dict[tuple[bool, int], list[list[int]]] = {}
+    for core in told["cores"]:
+        node, socket = core["numa_node"], core["socket"]
+        place = (True, socket) if node is None else (False, node)
+        by_node.setdefault(place, []).append(core["cpus"])
+    near_gpus = []
+    for gpu in sorted(told["gpus"], key=lambda each: str(each["pci_address"])):
+        if gpu["vendor"] == _NVIDIA:
+            cores = by_node.get((False, gpu["numa_node"]), [])
+            near_gpus.append({cpu for core in cores for cpu in core})
+    return Machine([sorted(by_node[place]) for place in sorted(by_node)], near_gpus)
 
 
 def parse(text: str) -> list[int]:
@@ -27,32 +64,6 @@ def parse(text: str) -> list[int]:
         first, _, last = part.partition("-")
         cores += range(int(first), int(last or first) + 1)
     return cores
-
-
-def numa_nodes(root: Path = _NODES) -> list[list[int]]:
-    """The logical cores of each NUMA node of this host; none where the kernel does not say."""
-    nodes = []
-    for directory in sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        names = [path.name for path in directory.glob("cpu[0-9]*")]
-        cores = sorted(int(name[3:]) for name in names if re.fullmatch(r"cpu\d+", name))
-        if cores:
-            nodes.append(cores)
-    return nodes
-
-
-def cores_near_gpus(root: Path = _PCI_DEVICES) -> list[set[int]]:
-    """For each GPU, in the order of their PCI addresses: the logical cores on its NUMA node."""
-    found = []
-    for device in sorted(root.glob("*")):
-        try:
-            vendor, kind, cores = (
-                (device / name).read_text().strip() for name in ("vendor", "class", "local_cpulist")
-            )
-        except OSError:
-            continue
-        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASS):
-            found.append(set(parse(cores)) if cores else set())
-    return found
 
 
 def of_ranks(near_gpus: list[set[int]], visible: str, local_size: int) -> list[set[int]]:
@@ -69,7 +80,7 @@ def of_ranks(near_gpus: list[set[int]], visible: str, local_size: int) -> list[s
 def plan(
     environment: Mapping[str, str],
     local_size: int,
-    nodes: list[list[int]],
+    nodes: list[list[list[int]]],
     usable: set[int],
     near_gpus: list[set[int]] | None = None,
 ) -> list[list[int]] | None:
@@ -113,15 +124,17 @@ def _left_out(environment: Mapping[str, str]) -> set[int]:
 def _automatic(
     environment: Mapping[str, str],
     local_size: int,
-    nodes: list[list[int]],
+    nodes: list[list[list[int]]],
     usable: set[int],
     near_gpus: list[set[int]],
 ) -> list[list[int]] | None:
-    threaded = TABLE.switch(environment, "BYTEPS_MULTITHREADED_CPU")
     usable = usable - _left_out(environment)
-    physical = [cores[: len(cores) // 2] if threaded else cores for cores in nodes]
-    host_cores = sum(len(cores) for cores in physical)
-    free = [[core for core in cores if core in usable] for cores in physical]
+    threaded = TABLE.switch(environment, "BYTEPS_MULTITHREADED_CPU")
+    if not threaded:
+        nodes = [sorted([cpu] for core in cores for cpu in core) for cores in nodes]
+    has_siblings = any(len(core) > 1 for cores in nodes for core in cores)
+    # A core whose first thread is left out is not used.
+    free = [[core for core in cores if core[0] in usable] for cores in nodes]
     total = sum(len(cores) for cores in free)
     if total < local_size:
         return None
@@ -132,23 +145,22 @@ def _automatic(
     # The last rank is the node's root: the rest, but no more than half a NUMA node.
     root_quota = TABLE.number(environment, "BYTEPS_NUMA_ROOT_QUOTA")
     root_quota = root_quota or total - quota * (local_size - 1)
-    largest = max(len(cores) for cores in physical)
-    root_quota = max(1, min(root_quota, largest // 2 if threaded else largest))
+    largest = max(len(cores) for cores in nodes)
+    root_quota = max(1, min(root_quota, largest // 2 if has_siblings else largest))
     ranks = []
     for local_rank in range(local_size):
         wanted = root_quota if local_rank == local_size - 1 else quota
         mine = _take(free, wanted, near_gpus[local_rank])
-        siblings = [core + host_cores for core in mine] if threaded else []
-        ranks.append(mine + [core for core in siblings if core in usable])
+        ranks.append(sorted(cpu for core in mine for cpu in core if cpu in usable))
     return ranks
 
 
-def _take(free: list[list[int]], wanted: int, near: set[int]) -> list[int]:
+def _take(free: list[list[list[int]]], wanted: int, near: set[int]) -> list[list[int]]:
     """So many cores of the first node that has them, else one fewer, and so on.
 
     The node that `near` lies on comes first, even if it has fewer of them left.
     """
-    on_it = [cores for cores in free if cores and set(cores) <= near]
+    on_it = [cores for cores in free if cores and all(core[0] in near for core in cores)]
     nodes = on_it if on_it and len(on_it) < len(free) else free
     for count in range(wanted, 0, -1):
         for cores in nodes:

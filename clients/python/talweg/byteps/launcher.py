@@ -137,8 +137,9 @@ def _plan_cores(
         return None
     usable = os.sched_getaffinity(0)
     visible = TABLE.value(environment, "NVIDIA_VISIBLE_DEVICES")
-    near_gpus = _cores.of_ranks(_cores.cores_near_gpus(), visible, local_size)
-    cores = _cores.plan(environment, local_size, _cores.numa_nodes(), usable, near_gpus)
+    machine = _cores.read()
+    near_gpus = _cores.of_ranks(machine.near_gpus, visible, local_size)
+    cores = _cores.plan(environment, local_size, machine.nodes, usable, near_gpus)
     if cores is None:
         log.info(
             "ranks are not bound to cores: there are fewer cores than the %d ranks", local_size

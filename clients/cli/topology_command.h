@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_TOPOLOGY_COMMAND_H_
+#define TALWEG_CLIENTS_CLI_TOPOLOGY_COMMAND_H_
+
+#include "clients/cli/command.h"
+
+namespace talweg::cli {
+
+Command TopologyCommand();
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_TOPOLOGY_COMMAND_H_

@@ -94,6 +94,7 @@ struct AggregatorConfig : ProcessConfig {
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
   bool results_by_priority = false;
+  uint64_t renew_ms = 0;                // As AgentConfig.
   uint64_t silence_ms = 20'000;         // As AgentConfig.
   uint32_t peer_connections_max = 256;  // One member's, or one address's; 0: any number.
 
@@ -132,8 +133,11 @@ struct AgentConfig : ProcessConfig {
   uint64_t silence_ms =
       20'000;  // A data connection that is silent for so long is broken; 0: never.
   uint64_t unreachable_ms =
-      30'000;              // The job ends here if steps wait so long for somebody; 0: never.
-  std::string trace_path;  // Empty: no trace.
+      30'000;             // The job ends here if steps wait so long for somebody; 0: never.
+  uint64_t renew_ms = 0;  // Between two renewals of the lease; 0: a fifth of it.
+  uint64_t stall_ms = 0;  // A round that waits so long for a rank ends the job; 0: never.
+  uint64_t stall_notice_ms = 1000;  // After so long people are told of it; 0: never.
+  std::string trace_path;           // Empty: no trace.
   uint32_t trace_rounds = 16;
   std::string gpu = "auto";         // "off": ranks' tensors on GPUs go through host memory.
   std::string gpu_direct = "auto";  // "off": NICs reach no GPU's memory.

@@ -42,6 +42,9 @@ constexpr char kSilenceHelp[] =
     "After how long a silence a data connection counts as broken and is made anew; 0: never. Peers "
     "say something every 2 s when they have nothing to send. Longer than a slice takes on the "
     "slowest link.";
+constexpr char kRenewHelp[] =
+    "How often the scheduler is told that this daemon lives, at least twice in lease_ms; 0: five "
+    "times in it.";
 constexpr char kProviderHelp[] = "libfabric provider of the data plane: tcp, verbs, efa, ...";
 constexpr char kDataSecurityHelp[] =
     "What is done to the bytes of the data plane on a network; the same at all daemons. keyed: "
@@ -192,6 +195,7 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
       Make<C>("results_by_priority", &C::results_by_priority, Switch{},
               "Results that wait for an agent's connection leave by the priority of their tensor's "
               "push, as contributions do; else as they were summed."),
+      Make<C>("renew_ms", &C::renew_ms, Milliseconds{10, 3'600'000, true}, kRenewHelp),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(
           "peer_connections_max", &C::peer_connections_max, Number<uint32_t>{0, 1'000'000},
@@ -268,6 +272,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("gather_ms", &C::gather_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
               "How long a job that has min_members nodes waits for begin_members before it begins. "
               "Who comes later joins between two steps."),
+      Make<C>("renew_ms", &C::renew_ms, Milliseconds{10, 3'600'000, true}, kRenewHelp),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
@@ -276,6 +281,15 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           "waited for, and the scheduler with it; and how long the scheduler, while the job waits "
           "for its word. 0: for ever. Longer than the lease and than a restart of the scheduler "
           "take."),
+      Make<C>(
+          "stall_ms", &C::stall_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
+          "How long a round that a rank of this node has pushed may wait for other ranks, which "
+          "live, before the job ends with an error that names the tensor and those ranks. 0: "
+          "for ever, as where loss_policy is continue."),
+      Make<C>("stall_notice_ms", &C::stall_notice_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
+              "How long such a round has waited when the agent's log first tells of it. It tells "
+              "after one second, two, four and so on, so that may be up to twice as long. 0: it "
+              "does not tell."),
       Make<C>("trace_path", &C::trace_path, Text{},
               "File for a timeline of the first rounds (trace event JSON; opens in Perfetto).",
               "no trace"),

@@ -35,7 +35,8 @@ AgentCore::AgentCore(const AgentCoreConfig& config)
       recovery_(&config_, &views_, &tensors_, &links_, &rounds_, &quiesce_, &failures_, &counters_),
       declarations_(&config_, &views_, &tensors_, &links_, &rounds_, &recovery_, &failures_,
                     &counters_),
-      waits_(&config_, &views_, &tensors_, &links_, &quiesce_, &failures_, &timer_) {
+      waits_(&config_, &views_, &tensors_, &links_, &quiesce_, &failures_, &timer_),
+      stalls_(&config_, &views_, &ranks_, &tensors_, &failures_, &timer_) {
   TALWEG_CHECK(config.rank_count > 0);
 }
 
@@ -232,6 +233,7 @@ void AgentCore::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec
 
 void AgentCore::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   pushes_.OnPush(push, now_ns, out);
+  if (!views_.has_failed()) stalls_.OnPush(now_ns);
   recovery_.Settle(out);
 }
 
@@ -284,6 +286,7 @@ void AgentCore::OnTick(int64_t now_ns, Effects& out) {
   links_.Reconnect(now_ns, out);
   pushes_.OnTick(now_ns, out);
   waits_.TellAggregators(now_ns, out);
+  stalls_.OnTick(now_ns, out);
 }
 
 void AgentCore::Flush(int64_t now_ns, Effects& out) {

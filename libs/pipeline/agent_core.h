@@ -20,6 +20,7 @@
 #include "libs/pipeline/reductions.h"
 #include "libs/pipeline/rounds.h"
 #include "libs/pipeline/slice_sender.h"
+#include "libs/pipeline/stalls.h"
 #include "libs/pipeline/step_quiesce.h"
 #include "libs/pipeline/tensor_table.h"
 #include "libs/pipeline/tick_timer.h"
@@ -158,6 +159,7 @@ class AgentCore {
   Recovery recovery_;
   Declarations declarations_;
   Waits waits_;
+  Stalls stalls_;
 };
 
 }  // namespace talweg::pipeline

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "libs/base/bytes.h"
@@ -12,6 +13,10 @@
 #include "libs/wire/frames.h"
 
 namespace talweg::pipeline {
+
+// The priority of pushes for whose rounds nobody waits; of all others that clients make it is the
+// lowest.
+inline constexpr int32_t kNobodyWaits = std::numeric_limits<int32_t>::min() + 1;
 
 struct AgentCoreConfig {
   view::MemberIdentity self;
@@ -34,6 +39,9 @@ struct AgentCoreConfig {
   // of it either, ends the job here; so does a member that has no connection for so long, and the
   // scheduler where its word is waited for, when the scheduler is silent for so long. 0: never.
   int64_t unreachable_ns = 0;
+  // A round that ranks here have pushed and that waits for others for so long ends the job; 0: it
+  // waits as long as it takes.
+  int64_t stall_ns = 0;
   // A view of this job is the last while a round is open. So the caller's memory may hold a round's
   // result where it holds what the node contributes to it, and to the next round.
   bool one_view = false;

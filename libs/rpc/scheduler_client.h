@@ -26,6 +26,8 @@ struct SchedulerLinkOptions {
   int64_t join_timeout_ns = 10'000'000'000;
   int64_t backoff_min_ns = 50'000'000;
   int64_t backoff_max_ns = 2'000'000'000;
+  // How often the lease is renewed, at least twice in its length; 0: five times.
+  int64_t renew_ns = 0;
   uint64_t seed = 0;       // The back-off's jitter's: the incarnation, say.
   std::string job_secret;  // Empty: none.
   std::shared_ptr<const Credentials> credentials = {};  // Null: no TLS.

@@ -256,6 +256,10 @@ void Session::Watching() {
   }
 }
 
+int64_t Session::RenewalNs(int64_t lease_ns) const {
+  return options_.renew_ns > 0 ? std::min(options_.renew_ns, lease_ns / 2) : lease_ns / 5;
+}
+
 void Session::Renewing() {
   int64_t renewed_ns = SteadyNs();
   int64_t detached_since_ns = SteadyNs();
@@ -266,7 +270,7 @@ void Session::Renewing() {
     {
       std::unique_lock lock(mutex_);
       lease_ns = lease_ns_;
-      const auto wake_ns = renewed_ns + lease_ns / 5;
+      const auto wake_ns = renewed_ns + RenewalNs(lease_ns);
       changed_.wait_for(
           lock, std::chrono::nanoseconds(std::max<int64_t>(wake_ns - SteadyNs(), 0)), [&] {
             return stopped_ || out_ || lease_ns_ != lease_ns || (entered_ && !words_.empty());
@@ -284,7 +288,7 @@ void Session::Renewing() {
       }
     }
     if (words) SendWords();
-    if (SteadyNs() - renewed_ns >= lease_ns / 5) {
+    if (SteadyNs() - renewed_ns >= RenewalNs(lease_ns)) {
       if (entered) RenewOnce();
       renewed_ns = SteadyNs();
     }

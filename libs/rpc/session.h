@@ -81,6 +81,8 @@ class Session {
 
   void Watching();
   void Renewing();
+  // How long after a renewal the next one is due.
+  int64_t RenewalNs(int64_t lease_ns) const;
   bool EnterOrGiveUp();
   void RenewOnce();
   void SendWords();

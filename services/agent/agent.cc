@@ -101,6 +101,11 @@ AgentDriverOptions Agent::DriverOptions() {
       .reduce_bytes_max = gpu_platform_ != nullptr ? kGpuReduceBytesMax
                                                    : pipeline::AgentCoreConfig{}.reduce_bytes_max,
       .unreachable_ns = static_cast<int64_t>(config_.unreachable_ms) * 1'000'000,
+      // Where nodes may come and go, those that wait would be the ones that go.
+      .stall_ns = config_.loss_policy == config::LossPolicy::kContinue
+                      ? 0
+                      : static_cast<int64_t>(config_.stall_ms) * 1'000'000,
+      .stall_notice_ns = static_cast<int64_t>(config_.stall_notice_ms) * 1'000'000,
       .drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000,
       .alone = standalone(),
       .membership_changes = !standalone() && config_.loss_policy == config::LossPolicy::kContinue,
@@ -141,10 +146,12 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
               }},
       transport_.get(), &driver_->memory(), &driver_->timeline(), &clock_, driver_.get());
   const auto join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
-  rpc::SchedulerLinkOptions scheduler = {.address = config_.scheduler,
-                                         .seed = options_.incarnation.value(),
-                                         .job_secret = options_.job_secret,
-                                         .credentials = options_.credentials};
+  rpc::SchedulerLinkOptions scheduler = {
+      .address = config_.scheduler,
+      .renew_ns = static_cast<int64_t>(config_.renew_ms) * 1'000'000,
+      .seed = options_.incarnation.value(),
+      .job_secret = options_.job_secret,
+      .credentials = options_.credentials};
   scheduler.join_timeout_ns = std::min(scheduler.join_timeout_ns, join_timeout_ns);
   membership::JobSpec spec;
   spec.min_members = config_.min_members;

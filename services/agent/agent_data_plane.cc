@@ -8,6 +8,7 @@
 #include "libs/base/check.h"
 #include "libs/base/shown_address.h"
 #include "libs/status/status.h"
+#include "libs/telemetry/log.h"
 
 namespace talweg::agent {
 
@@ -175,6 +176,8 @@ void AgentDataPlane::Do(pipeline::Send& send) {
       }
     }
   }
+  telemetry::Log(telemetry::LogLevel::kDebug, "sends ", wire::FrameTypeName(send.type),
+                 " of epoch ", send.epoch, " to connection ", send.connection);
   std::visit(
       [&](auto& entries) {
         if constexpr (std::is_same_v<std::decay_t<decltype(entries)>, std::monostate>) {
@@ -242,6 +245,9 @@ void AgentDataPlane::OnFrame(ConnectionId connection, std::span<const std::byte>
     return;
   }
   const wire::Frame& frame = std::get<wire::Frame>(parsed);
+  telemetry::Log(telemetry::LogLevel::kDebug, "received ", wire::FrameTypeName(frame.header.type),
+                 " of ", bytes.size(), " bytes, with ", frame.header.entry_count,
+                 " entries, from connection ", name);
   events_->OnPeerFrame(name, frame);
 }
 

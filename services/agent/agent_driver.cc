@@ -42,6 +42,7 @@ void AgentDriver::NewMember() {
       .reduce_bytes_max =
           memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max() : options_.reduce_bytes_max,
       .unreachable_ns = options_.unreachable_ns,
+      .stall_ns = options_.stall_ns,
       .one_view = options_.one_view});
 }
 

@@ -50,6 +50,9 @@ struct AgentDriverOptions {
   // Where nothing is reduced nothing can be preempted, and there is no such limit.
   uint64_t reduce_bytes_max = 0;
   int64_t unreachable_ns = 0;
+  int64_t stall_ns = 0;  // AgentCoreConfig::stall_ns.
+  int64_t stall_notice_ns =
+      1'000'000'000;  // People are told of rounds that have waited so long; 0: of none.
   int64_t drain_ns = 0;
   bool alone = false;
   bool membership_changes = false;  // Nodes may come and go.

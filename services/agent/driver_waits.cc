@@ -102,6 +102,10 @@ void AgentDriver::Do(const pipeline::LogWaiting& effect) {
     // Nobody's step waits for them.
     if (AreStandbys(core_->views().newest(), effect.missing)) return;
   }
+  const bool is_of_tensor = effect.what == pipeline::LogWaiting::For::kNodes ||
+                            effect.what == pipeline::LogWaiting::For::kLocalRanks;
+  const auto notice_ns = static_cast<uint64_t>(options_.stall_notice_ns);
+  if (is_of_tensor && (notice_ns == 0 || effect.waited_ns < notice_ns)) return;
   if (!NameWaiting()) return;
   std::string who;
   for (size_t i = 0; i < effect.missing.size(); ++i) {

@@ -232,6 +232,7 @@ std::unique_ptr<SchedulerLink> Aggregator::MakeLink(Incarnation incarnation,
                                                     SchedulerLink::OnEvent on_event) {
   return NewRegistrationLink(
       {.address = config_.scheduler,
+       .renew_ns = static_cast<int64_t>(config_.renew_ms) * 1'000'000,
        .seed = incarnation.value(),
        .job_secret = job_secret_,
        .credentials = credentials_},

@@ -18,7 +18,7 @@ import talweg.horovod.torch
 from horovod.common.exceptions import HorovodInternalError
 from talweg._compat.environment import VariableError
 from talweg.errors import Unsupported
-from talweg.horovod._environment import TABLE
+from talweg.horovod._environment import TABLE, agent_variables
 from torch_forks import TorchForks
 
 
@@ -108,14 +108,54 @@ class HorovodTest(unittest.TestCase):
         misspelt = TABLE.misspelt({"HOROVOD_TIMELIN": "x", "HOROVOD_TIMELINE": "x"})
         self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
 
-    def test_a_job_that_is_not_ended_is_warned_of(self) -> None:
-        told = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9"}
+    def test_stalled_ranks(self) -> None:
+        """On one node, and on two."""
+        horovodrun = [sys.executable, "-P", "-m", "talweg.horovod.runner", "-np", "2"]
+        horovodrun += ["--stall-check-shutdown-time-seconds=1"]
+        forked = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / "horovod_stall.py")]
+        two_nodes = job.command("horovod_stall.py", nodes=2, ranks=(2, 1), forks=self.forks)
+        for line, env in (
+            ([*horovodrun, *forked], {}),
+            (two_nodes, {"TALWEG_STALL_MS": "1000"}),
+        ):
+            with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
+                output = job.run([*line, "late", f"{directory}/told"], env, check=False)
+            for rank in (0, 1, 2)[: 2 if env == {} else 3]:
+                self.assertIn(f"rank {rank} has heard of it", output)
+
+    def test_ranks_that_have_joined_do_not_stall(self) -> None:
+        for nodes, ranks in ((1, 2), (2, 1)):
+            told = ["joined", "0.3"]
+            line = job.command("horovod_stall.py", told, nodes=nodes, ranks=ranks, forks=self.forks)
+            self.assertIn("round 1", job.run(line, {"TALWEG_STALL_MS": "300"}))
+
+    def test_what_agents_are_told_of_stalls(self) -> None:
+        def told(**variables: str) -> dict[str, str]:
+            given = {f"HOROVOD_STALL_{name}": value for name, value in variables.items()}
+            return agent_variables(given)
+
+        self.assertEqual(told(), {})
+        self.assertEqual(told(SHUTDOWN_TIME_SECONDS="0"), {})
+        self.assertEqual(told(SHUTDOWN_TIME_SECONDS="9"), {"TALWEG_STALL_MS": "9000"})
+        self.assertEqual(
+            told(SHUTDOWN_TIME_SECONDS="9", CHECK_TIME_SECONDS="30"),
+            {"TALWEG_STALL_MS": "30000", "TALWEG_STALL_NOTICE_MS": "30000"},
+        )
+        week = str(7 * 24 * 3600 * 1000)
+        self.assertEqual(told(SHUTDOWN_TIME_SECONDS="2147483647"), {"TALWEG_STALL_MS": week})
+        self.assertEqual(
+            told(SHUTDOWN_TIME_SECONDS="9", CHECK_DISABLE="1"), {"TALWEG_STALL_NOTICE_MS": "0"}
+        )
+        # What is set there wins.
+        given = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9", "TALWEG_STALL_MS": "5"}
+        self.assertEqual(agent_variables(given), {"TALWEG_STALL_MS": "5"})
+
+    def test_misspelt_variables_are_warned_of(self) -> None:
         log = logging.getLogger("test")
         with self.assertLogs(log, "WARNING") as caught:
-            TABLE.say({**told, "HOROVOD_TIMELIN": "x"}, log)
-        [misspelt, stall] = caught.output
+            TABLE.say({"HOROVOD_TIMELIN": "x"}, log)
+        [misspelt] = caught.output
         self.assertIn("did you mean HOROVOD_TIMELINE?", misspelt)
-        self.assertIn("STALL_SHUTDOWN_TIME_SECONDS has no effect: Nothing ends a job", stall)
 
     def test_somebody_elses_launcher(self) -> None:
         """Its ranks would each train alone."""

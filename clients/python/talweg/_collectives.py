@@ -315,7 +315,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
     given = Given(JOINED, -1, None, [], 0, None, lambda rows, counts: (None, 0))
     words = block(given)
     control = channel.control()
-    round_ = connection.push_parts(control, words, [len(words)])
+    round_ = connection.push_parts(control, words, [len(words)], _native_arguments.NOBODY_WAITS)
     yield Wait(control, round_, channel.said_at, channel.said.size)
     turn = channel.turn_of(round_)
     told = channel.read_said(turn)

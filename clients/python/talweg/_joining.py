@@ -49,6 +49,7 @@ from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration, DType, Op
 from talweg._kinds import ALL_GATHER, WHOLE, Given, Rows
+from talweg._native_arguments import NOBODY_WAITS
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch, TalwegError
 
@@ -134,7 +135,7 @@ class Announcements:
         """Tells the group, and hears what its other ranks tell; does not wait for it."""
         channel = channel_of_names(self.client, group)
         if isinstance(channel, CallChannel):
-            job = _collectives.job_of(channel, [_given(name) for name in names], 0)
+            job = _collectives.job_of(channel, [_given(name) for name in names], NOBODY_WAITS)
         else:
             told = [b"" if name is None else pickle.dumps(name) for name in names]
             job = Job(channel, [partial(_steps_of_gather, channel, each) for each in told])
@@ -226,7 +227,7 @@ def _maxima(channel: Channel, words: str, own: np.ndarray) -> Steps:
     name = f"{channel.name}.{words}{own.size}"
     tensor = channel.declare(name, dtype, Op.MAX, (WHOLE, WHOLE), 0, own.size)
     address = int(own.ctypes.data)
-    round_ = channel.client.connection.push_parts(tensor, address, [own.nbytes])
+    round_ = channel.client.connection.push_parts(tensor, address, [own.nbytes], NOBODY_WAITS)
     yield Wait(tensor, round_, address, own.nbytes)
 
 
@@ -307,12 +308,16 @@ class _TensorStream:
         try:
             if declaration.op is Op.BROADCAST:
                 gives = declaration.root_rank == self._client.rank
-                self.begun = connection.push_parts(self._tensor, 0, [0] * gives, 0, _HAS_JOINED)
+                self.begun = connection.push_parts(
+                    self._tensor, 0, [0] * gives, NOBODY_WAITS, _HAS_JOINED
+                )
             else:
                 if self._known is not None and self._known.buffer is not None:
                     self._known.buffer.claim()
                 address, signature = self._zeros(declaration.nbytes), declaration.signature
-                self.begun = connection.push_parts(self._tensor, address, None, 0, signature)
+                self.begun = connection.push_parts(
+                    self._tensor, address, None, NOBODY_WAITS, signature
+                )
         except Busy:
             raise InvalidArgument(
                 f"hvd.join(): an operation on '{self.name.name}' is open at this rank: synchronize "
@@ -438,7 +443,9 @@ class _Joined:
     def _say_so(self) -> Handle:
         one: np.ndarray = np.ones(1, np.int32)
         declaration = Declaration(DType.I32, 1, Op.SUM, 0)
-        handle = self.client.push(f"{_OWN}.all", declaration, one.ctypes.data, 0, keep=one)
+        handle = self.client.push(
+            f"{_OWN}.all", declaration, one.ctypes.data, 0, NOBODY_WAITS, keep=one
+        )
 
         def over() -> None:
             self._events.put(None)

@@ -35,6 +35,10 @@ def within(what: str, value: int, lowest: int, highest: int) -> int:
     return value
 
 
+# The priority of pushes for whose rounds nobody waits: the agents' stall_ms does not count them.
+NOBODY_WAITS = 1 - 2**31
+
+
 def checked_priority(value: int) -> int:
     # The lowest of 32 bits stands for the priority that was declared.
     return within("priority", value, 1 - 2**31, 2**31 - 1)

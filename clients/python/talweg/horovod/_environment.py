@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from talweg._compat.environment import (
     ANY,
     Effect,
@@ -93,18 +95,29 @@ _TUNING = [
     _none("AUTOTUNE_GAUSSIAN_PROCESS_NOISE", decimal(0, 1e9), "0.8", _TUNED),
 ]
 
-_STALL = "The agent says who is waited for and on which tensor, and `talweg status` shows it."
 _OTHERS = [
-    _none("STALL_CHECK_DISABLE", _FLAG, "0", _STALL),
-    _none("STALL_CHECK_TIME_SECONDS", number(0, _MANY), "60", _STALL),
-    Variable(
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    _honoured(
+        "STALL_CHECK_DISABLE",
+        _FLAG,
+        "0",
+        "1: agents do not tell of tensors that wait for ranks, and do not end the job for it. "
+        "`talweg status` shows them all the same.",
+    ),
+    _honoured(
+        "STALL_CHECK_TIME_SECONDS",
+        number(0, _MANY),
+        "",
+        "After how many seconds the agent first tells of a tensor that waits, and of the ranks that "
+        "it waits for (stall_notice_ms). It looks after one second, two, four and so on. Unset: one "
+        "second.",
+    ),
+    _honoured(
+        "STALL_SHUTDOWN_TIME_SECONDS",
         number(0, _MANY),
         "0",
-        Effect.NONE,
-        "Nothing ends a job that waits for a rank which lives. The agent says who is waited for and "
-        "on which tensor. Said as a warning.",
-        warns=True,
+        "After how many seconds a tensor that waits ends the job, with an error that names it and "
+        "the missing ranks (stall_ms); not before HOROVOD_STALL_CHECK_TIME_SECONDS. 0: never, as "
+        "in jobs whose nodes may come and go. Under talweg run set TALWEG_STALL_MS instead.",
     ),
     _none("GLOO_TIMEOUT_SECONDS", number(0, _MANY), "30", "There is no Gloo."),
     _none(
@@ -137,8 +150,27 @@ _OTHERS = [
     _none("DISABLE_NVTX_RANGES", _FLAG, "0", "There are no NVTX ranges."),
 ]
 
+# The longest that an agent takes.
+_STALL_MAX_S = 7 * 24 * 3600
+
 TABLE = Table(
     "Horovod",
     [("Places", _PLACES), ("Tuning", _TUNING), ("Others", _OTHERS)],
     ("HOROVOD_",),
 )
+
+
+def agent_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the variables ask of a node's agent, in the agent's own; what is set there wins."""
+    if TABLE.switch(environment, "HOROVOD_STALL_CHECK_DISABLE"):
+        return {"TALWEG_STALL_NOTICE_MS": "0"}
+    told = {}
+    notice_s = TABLE.value(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS")
+    if notice_s:
+        notice_ms = min(max(int(notice_s) * 1000, 1), _STALL_MAX_S * 1000)
+        told["TALWEG_STALL_NOTICE_MS"] = str(notice_ms)
+    shutdown_s = TABLE.number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    if shutdown_s > 0:
+        stall_s = min(max(shutdown_s, int(notice_s or 0)), _STALL_MAX_S)
+        told["TALWEG_STALL_MS"] = str(stall_s * 1000)
+    return {name: environment.get(name, value) for name, value in told.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from talweg._compat import session
 from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
-from talweg.horovod._environment import LOG_LEVELS, TABLE
+from talweg.horovod._environment import LOG_LEVELS, TABLE, agent_variables
 from talweg.horovod.common import joining
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.exceptions import HorovodInternalError
@@ -54,7 +55,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     TABLE.check(os.environ)
     level = LOG_LEVELS[TABLE.value(os.environ, "HOROVOD_LOG_LEVEL").lower()]
     hides_time = TABLE.switch(os.environ, "HOROVOD_LOG_HIDE_TIME")
-    TABLE.say(os.environ, logger("horovod", level, hides_time))
+    log = logger("horovod", level, hides_time)
+    TABLE.say(os.environ, log)
+    _tell_agent(log)
     talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
     _check_comm(comm)
     nodes: list[int] | None = None
@@ -70,6 +73,21 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     joining.begin()
     _begin_timeline()
     _at_exit.register(shutdown)
+
+
+def _tell_agent(log: logging.Logger) -> None:
+    """Has an agent that init() starts know what the variables ask of it. One that runs already has
+    been told by whoever started it, or has not."""
+    told = agent_variables(os.environ)
+    missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
+    if "TALWEG_AGENT_SOCKET" not in os.environ:
+        os.environ.update(told)
+    elif missing:
+        log.warning(
+            "HOROVOD_STALL_* is not known to this node's agent, which runs already: start the job by "
+            "horovodrun, or with %s",
+            " ".join(missing),
+        )
 
 
 def _tell_numbers() -> None:

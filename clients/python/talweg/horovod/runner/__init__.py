@@ -16,7 +16,7 @@ from talweg import _programs
 from talweg._node import hosts, listed_hosts
 from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError
-from talweg.horovod._environment import TABLE
+from talweg.horovod._environment import TABLE, agent_variables
 from talweg.horovod._run import run
 from talweg.horovod.runner._output import Output
 from talweg.horovod.runner._variables import add_options, attribute, variables_of
@@ -247,7 +247,7 @@ def launch_of(options: Any) -> hosts.Launch:
         dealt,
         Output(options).say,
         hosts.Ssh(options.ssh_port, options.ssh_identity_file),
-        {**os.environ, **variables_of(options)},
+        _environment_of(options),
         (options.network_interfaces or "").split(","),
     )
 
@@ -287,7 +287,12 @@ def line_here(options: Any) -> list[str]:
 
 
 def environment_here(options: Any) -> dict[str, str]:
-    return {"TALWEG_PYTHON": sys.executable, **os.environ, **variables_of(options)}
+    return {"TALWEG_PYTHON": sys.executable, **_environment_of(options)}
+
+
+def _environment_of(options: Any) -> dict[str, str]:
+    environment = {**os.environ, **variables_of(options)}
+    return environment | agent_variables(environment)
 
 
 def _build() -> str:

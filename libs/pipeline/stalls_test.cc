@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds that wait for ranks which live.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "libs/pipeline/agent_core_fixture.h"
+
+namespace talweg::pipeline {
+namespace {
+
+using Catch::Contains;
+using testing::Fixture;
+using testing::Key;
+using testing::MakeView;
+using testing::Spec;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+// An agent that ends its job when a round waits for five seconds.
+struct Impatient : Fixture {
+  explicit Impatient(uint32_t rank_count, int64_t stall_ns = 5 * kSecond)
+      : Fixture(AgentCoreConfig{.self = {NodeRank{0}, Incarnation{100}},
+                                .job_name = "job",
+                                .node_name = "node",
+                                .rank_count = rank_count,
+                                .stall_ns = stall_ns}) {}
+
+  // Ticks whenever one is due.
+  void Pass(int64_t seconds) {
+    const int64_t end_ns = now_ns + seconds * kSecond;
+    while (member.NextTickNs() <= end_ns) {
+      now_ns = std::max(now_ns, member.NextTickNs());
+      Tick();
+    }
+    now_ns = end_ns;
+  }
+  void Waiting(uint64_t round, const std::vector<uint32_t>& nodes) {
+    From<wire::Waiting>(0, wire::FrameType::kWaiting,
+                        {{.key = Key("w"),
+                          .round = Round{round},
+                          .waited_ns = 5 * kSecond,
+                          .missing_nodes = nodes}});
+  }
+  const std::string& failure() const { return member.views().failed_text(); }
+};
+
+TEST_CASE("Stalls: a round that waits for a rank of this node ends the job", "[pipeline]") {
+  Impatient f(3);
+  f.Start(MakeView(1, {3}, 0));
+  f.Open(Spec("w", 10));
+  f.Push(1, 0, 1);
+  f.Pass(4);
+  CHECK(f.failure() == "");
+  f.Pass(1);
+  CHECK_THAT(f.failure(), Contains("round 1 of tensor 'w' has waited for rank 0 (local "
+                                   "rank 0 of node 0"));
+  CHECK_THAT(f.failure(), Contains("rank 2 (local rank 2 of node 0"));
+  CHECK_THAT(f.failure(), Contains(" for 5000 ms"));
+  CHECK(f.Of<ReportLost>(f.all).size() == 1);
+}
+
+TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[pipeline]") {
+  Impatient f(1);
+  f.Start(MakeView(1, {1, 2, 1}, 1));
+  f.Open(Spec("w", 10));
+  f.Push(0, 0, 1);
+  f.Flush();
+  SECTION("whom the owner names") {
+    f.Waiting(1, {1, 2});
+    f.Pass(5);
+    CHECK_THAT(f.failure(),
+               Contains("tensor 'w' has waited for ranks 1, 2 of node 1, rank 3 of node 2"));
+  }
+  SECTION("but not while its bytes are on their way, and nobody is missing") {
+    f.Pass(60);
+    CHECK(f.failure() == "");
+    f.Waiting(1, {2});
+    f.Pass(1);
+    CHECK_THAT(f.failure(), Contains("for rank 3 of node 2"));
+  }
+}
+
+TEST_CASE("Stalls: what nobody waits for may wait", "[pipeline]") {
+  Impatient f(2);
+  f.Start(MakeView(1, {2}, 0));
+  f.Open(Spec("w", 10));
+  f.Push(0, 0, 1, kNobodyWaits);
+  f.Pass(60);
+  CHECK(f.failure() == "");
+  f.Open(Spec("x", 10));
+  f.Push(0, 1, 1);
+  f.Pass(5);
+  CHECK_THAT(f.failure(), Contains("tensor 'x'"));
+}
+
+TEST_CASE("Stalls: rounds that end in time, and agents that are not told", "[pipeline]") {
+  SECTION("each round has the time anew") {
+    Impatient f(2);
+    f.Start(MakeView(1, {2}, 0));
+    f.Open(Spec("w", 10));
+    for (uint64_t round = 1; round < 5; ++round) {
+      f.Push(0, 0, round);
+      f.Pass(4);
+      f.Push(1, 0, round);
+      for (const ReduceSlice& slice : f.Of<ReduceSlice>(f.Flush())) f.Reduced(slice.ticket);
+    }
+    CHECK(f.failure() == "");
+  }
+  SECTION("without a limit") {
+    Impatient f(2, 0);
+    f.Start(MakeView(1, {2}, 0));
+    f.Open(Spec("w", 10));
+    f.Push(0, 0, 1);
+    f.Pass(1'000'000);
+    CHECK(f.failure() == "");
+  }
+}
+
+}  // namespace
+}  // namespace talweg::pipeline

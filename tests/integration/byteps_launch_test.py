@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,49 @@ class CommandsTest(unittest.TestCase):
         for process in (worker, server, scheduler):
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
             self.assertEqual(process.returncode, 0, output)
+
+    def test_what_the_daemons_say(self) -> None:
+        """PS_VERBOSE: nothing; who comes and goes; and each message."""
+        for verbose, says_info, says_messages in (
+            ("0", False, False),
+            ("1", True, False),
+            ("2", True, True),
+        ):
+            given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1", PS_VERBOSE=verbose)
+            worker = start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+            scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
+            server = start(self, [], **given, DMLC_ROLE="server", DMLC_PORT="0")
+            for process, daemon in (
+                (worker, "agent"),
+                (server, "aggregator"),
+                (scheduler, "scheduler"),
+            ):
+                output, _ = process.communicate(timeout=job.TIMEOUT_S)
+                self.assertEqual(process.returncode, 0, output)
+                self.assertEqual(f" I talweg-{daemon}[" in output, says_info, output)
+                if daemon != "scheduler":
+                    message = rf" D talweg-{daemon}\[\w+\] received \w+ of \d+ bytes"
+                    self.assertEqual(bool(re.search(message, output)), says_messages, output)
+
+    def test_how_often_a_server_says_that_it_lives(self) -> None:
+        """Its lease of an hour would be renewed every twelve minutes."""
+        given = shared(PS_HEARTBEAT_TIMEOUT="3600", PS_HEARTBEAT_INTERVAL="1")
+        start(self, [], **given, DMLC_ROLE="scheduler")
+        start(self, [], **given, DMLC_ROLE="server")
+        address = f"{given['DMLC_PS_ROOT_URI']}:{given['DMLC_PS_ROOT_PORT']}"
+        end = time.monotonic() + job.TIMEOUT_S
+        last_s = 0.0
+        renewals = 0
+        while renewals < 2 and time.monotonic() < end:
+            told = _job.status(address)
+            for each in (told or {}).get("pool", []):
+                left_s = float(each["lease_remaining"].rstrip("s"))
+                self.assertLessEqual(left_s, 3600.0)
+                # It goes down until it is renewed.
+                renewals += last_s > 0.0 and left_s > last_s
+                last_s = left_s
+            time.sleep(0.1)
+        self.assertEqual(renewals, 2)
 
     def test_a_process_that_starts_job_after_job(self) -> None:
         """As BytePS's unit tests do, whose scheduler and server are not told that they are forced.

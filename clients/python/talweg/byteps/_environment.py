@@ -308,15 +308,22 @@ _DEBUG = [
         "0",
         "1: bpslaunch runs the command in gdb, which prints a backtrace.",
     ),
-    _honoured("PS_VERBOSE", number(0, 6), "0", "1: daemons log at level info, 2 and more: debug."),
+    _honoured(
+        "PS_VERBOSE",
+        number(0, 6),
+        "0",
+        "1: the daemons log at level info: who joins, connects and leaves. 2 and more: at level "
+        "debug, with a line for each message sent and received.",
+    ),
 ]
 
 _LIVENESS = [
-    _none(
+    _honoured(
         "PS_HEARTBEAT_INTERVAL",
         number(0, _MANY),
         "0",
-        "Leases are renewed well inside their length.",
+        "How many seconds pass between two renewals of a worker's or a server's lease (renew_ms), at "
+        "most half the lease; 0: a fifth of it.",
     ),
     _honoured(
         "PS_HEARTBEAT_TIMEOUT",

@@ -24,6 +24,8 @@ _SLICE_BYTES = 1 << 20
 _SLICE_BYTES_MAX = 1 << 30
 _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
+# The longest that a daemon takes.
+_RENEW_MAX_S = 3600
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -147,6 +149,9 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
         lowest, highest = _CREDIT_BYTES
         wanted = credit * slice_bytes(environment)
         found["TALWEG_CREDIT_BYTES"] = str(min(max(wanted, lowest), highest))
+    heartbeat_s = TABLE.number(environment, "PS_HEARTBEAT_INTERVAL")
+    if heartbeat_s > 0:
+        found["TALWEG_RENEW_MS"] = str(min(heartbeat_s, _RENEW_MAX_S) * 1000)
     if is_server and environment.get("BYTEPS_SERVER_ENGINE_THREAD"):
         wanted = TABLE.number(environment, "BYTEPS_SERVER_ENGINE_THREAD")
         found["TALWEG_LANES"] = str(min(wanted, _LANES_MAX))

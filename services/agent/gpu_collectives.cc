@@ -43,6 +43,12 @@ bool GpuCollectives::MayUse(const GpuSet& gpus, int64_t now_ns) {
   return true;
 }
 
+bool GpuCollectives::MayUseAll(const std::vector<GpuSet>& groups, int64_t now_ns) {
+  return std::all_of(groups.begin(), groups.end(), [&](const GpuSet& group) {
+    return group.size() == 1 || MayUse(group, now_ns);
+  });
+}
+
 GpuCollectives::Readiness GpuCollectives::Ask(const GpuSet& gpus, int64_t now_ns) {
   Entry& entry = entries_.at(gpus);
   if (entry.communicator == nullptr) return Readiness::kUnavailable;

@@ -46,6 +46,8 @@ class GpuCollectives {
   // Starts one if need be. It waits for a start that is under way, because the path must not depend
   // on time: otherwise the bits would.
   bool MayUse(const GpuSet& gpus, int64_t now_ns);
+  // The same for each group of several GPUs.
+  bool MayUseAll(const std::vector<GpuSet>& groups, int64_t now_ns);
   Readiness Ask(const GpuSet& gpus, int64_t now_ns);
   gpu::Communicator& At(const GpuSet& gpus) { return *entries_.at(gpus).communicator; }
   absl::Status Error(const GpuSet& gpus) const;

@@ -93,6 +93,7 @@ class GpuNode {
   // Opens the GPU on its first use. Afterwards the pinned staging of every lane is there.
   absl::StatusOr<NodeGpu*> Open(const gpu::GpuUuid& uuid);
   NodeGpu& At(const gpu::GpuUuid& uuid) { return gpus_.at(uuid); }
+  gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *At(uuid).device; }
   NodeGpu* Find(const gpu::GpuUuid& uuid);
   // Nothing of the GPU is in use.
   void Close(const gpu::GpuUuid& uuid);

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_GPU_HOMES_H_
+#define TALWEG_SERVICES_AGENT_GPU_HOMES_H_
+
+#include <absl/status/statusor.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+
+#include "libs/gpu/device.h"
+#include "libs/pipeline/effects.h"
+#include "services/agent/gpu_buffers.h"
+#include "services/agent/gpu_collectives.h"
+#include "services/agent/gpu_losses.h"
+#include "services/agent/gpu_node.h"
+
+namespace talweg::agent {
+
+// Memory of a tensor that a NIC has on one GPU, beside its places on the host.
+struct GpuHome {
+  gpu::GpuUuid gpu;         // One that the ranks use.
+  uint32_t rank_count = 0;  // The node's.
+  gpu::DeviceSpan allocated;
+  gpu::DeviceSpan send;
+  std::array<gpu::DeviceSpan, 2> results;
+
+  gpu::DeviceSpan Bytes(const pipeline::SliceBytes& slice) const;
+};
+
+// Tensors that a NIC sends from a GPU and receives into it (docs/gpu.md, "GPUDirect"). Owned by the
+// data thread.
+class GpuHomes {
+ public:
+  struct DirectMemory {
+    gpu::NicMemory send;
+    std::array<gpu::NicMemory, 2> results;  // By parity of the round.
+  };
+
+  // All outlive it.
+  GpuHomes(const GpuStageOptions& options, GpuNode& node, GpuCollectives& collectives,
+           const GpuLosses& losses, const GpuBuffers& buffers)
+      : options_(options),
+        node_(node),
+        collectives_(collectives),
+        losses_(losses),
+        buffers_(buffers) {}
+
+  // GpuStage::MakeDirect.
+  absl::StatusOr<DirectMemory> Make(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
+                                    uint32_t rank_count, int64_t now_ns);
+  // Frees it, if there is one. Returns whether there was.
+  bool Drop(pipeline::TensorIndex tensor);
+  void DropAll();
+
+  // The bytes of a slice that came, or leaves, in a frame. An error is the GPU's.
+  absl::Status Store(const pipeline::SliceBytes& slice, std::span<const std::byte> bytes);
+  absl::Status Fetch(const pipeline::SliceBytes& slice, std::span<std::byte> bytes);
+  // Before anything is posted that reads what a NIC wrote.
+  absl::Status Flush(const GpuHome& home) { return node_.DeviceOf(home.gpu).FlushNicWrites(); }
+
+  bool Has(pipeline::TensorIndex tensor) const { return homes_.contains(tensor); }
+  bool empty() const { return homes_.empty(); }
+  // Null: there is none.
+  const GpuHome* Find(pipeline::TensorIndex tensor) const;
+  // Null: these bytes lie on the host.
+  const GpuHome* HomeOf(const pipeline::SliceBytes& slice) const;
+  bool AreOn(const gpu::GpuUuid& uuid) const;
+  void AddGpus(std::set<gpu::GpuUuid>& uuids) const;
+
+ private:
+  // One of the GPUs where the node's ranks have their memory. The same GPUs always have the same
+  // home.
+  absl::StatusOr<gpu::GpuUuid> ChooseGpu(const pipeline::TensorSpec& spec, uint32_t rank_count,
+                                         int64_t now_ns);
+
+  const GpuStageOptions& options_;
+  GpuNode& node_;
+  GpuCollectives& collectives_;
+  const GpuLosses& losses_;
+  const GpuBuffers& buffers_;
+  std::map<pipeline::TensorIndex, GpuHome> homes_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_GPU_HOMES_H_

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Start(
   size_t failed = 0;
   for (int i = 0; i < count && !HasFailed(result); ++i) {
     failed = static_cast<size_t>(i);
-    entered = started->devices_[failed]->Enter();
+    entered = started->devices_[failed]->context().Enter();
     if (!entered.ok()) break;  // The group is ended all the same.
     NcclConfig config;
     result = api.CommInitRankConfig(&started->comms_[failed], count, id, i, &config);
@@ -59,7 +59,7 @@ Communicator::State CudaCommunicator::Poll() {
   if (!error_.ok()) return State::kFailed;
   bool busy = false;
   for (size_t i = 0; i < comms_.size(); ++i) {
-    if (absl::Status entered = devices_[i]->Enter(); !entered.ok()) {
+    if (absl::Status entered = devices_[i]->context().Enter(); !entered.ok()) {
       error_ = absl::UnavailableError(entered.message());
       return State::kFailed;
     }
@@ -97,7 +97,7 @@ absl::Status CudaCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   size_t failed = 0;
   for (size_t i = 0; i < parts.size() && !HasFailed(result); ++i) {
     failed = i;
-    entered = devices_[i]->Enter();
+    entered = devices_[i]->context().Enter();
     // The other parts would wait for this one, so the communicator fails.
     if (!entered.ok()) break;
     result = call(parts[i], comms_[i], streams[i]);
@@ -176,7 +176,7 @@ void CudaCommunicator::Abort() {
   for (size_t i = 0; i < comms_.size(); ++i) {
     NcclComm const comm = std::exchange(comms_[i], nullptr);
     if (comm == nullptr) continue;
-    devices_[i]->Enter().IgnoreError();
+    devices_[i]->context().Enter().IgnoreError();
     nccl_->CommAbort(comm);  // Its result changes nothing: the communicator is gone.
   }
   if (error_.ok()) error_ = absl::UnavailableError("the communicator was aborted");

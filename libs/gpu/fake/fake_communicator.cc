@@ -29,7 +29,7 @@ void FakeCommunicator::Fail(const char* why) {
 }
 
 void FakeCommunicator::Release() {
-  for (size_t i = 0; i < reserved_.size(); ++i) devices_[i]->Reserve(reserved_[i], false);
+  for (size_t i = 0; i < reserved_.size(); ++i) devices_[i]->streams().Reserve(reserved_[i], false);
   reserved_.clear();
 }
 
@@ -58,11 +58,12 @@ absl::Status FakeCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   std::vector<Place> sends;
   std::vector<Place> receives;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!devices_[i]->HasStream(parts[i].stream)) {
+    if (!devices_[i]->streams().Has(parts[i].stream)) {
       return absl::InvalidArgumentError(absl::StrCat(what, ": part ", i, " has no such stream"));
     }
-    TALWEG_ASSIGN_OR_RETURN(Place send, devices_[i]->Resolve({parts[i].send, send_bytes}));
-    TALWEG_ASSIGN_OR_RETURN(Place receive, devices_[i]->Resolve({parts[i].receive, receive_bytes}));
+    TALWEG_ASSIGN_OR_RETURN(Place send, devices_[i]->memory().Resolve({parts[i].send, send_bytes}));
+    TALWEG_ASSIGN_OR_RETURN(Place receive,
+                            devices_[i]->memory().Resolve({parts[i].receive, receive_bytes}));
     sends.push_back(std::move(send));
     receives.push_back(std::move(receive));
   }
@@ -91,14 +92,16 @@ absl::Status FakeCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   }
   // All parts happen together: what one stream knows, all know.
   VectorClock together;
-  for (size_t i = 0; i < parts.size(); ++i) together.Merge(devices_[i]->clock_of(parts[i].stream));
+  for (size_t i = 0; i < parts.size(); ++i)
+    together.Merge(devices_[i]->streams().clock_of(parts[i].stream));
   for (size_t i = 0; i < parts.size(); ++i) {
-    devices_[i]->clock_of(parts[i].stream).Merge(together);
+    devices_[i]->streams().clock_of(parts[i].stream).Merge(together);
     Work work;
     work.joint = joint;
-    devices_[i]->Post(parts[i].stream, std::move(work),
-                      {{sends[i], AccessKind::kRead}, {receives[i], AccessKind::kWrite}}, what);
-    devices_[i]->Reserve(parts[i].stream, true);
+    devices_[i]->streams().Post(parts[i].stream, std::move(work),
+                                {{sends[i], AccessKind::kRead}, {receives[i], AccessKind::kWrite}},
+                                what);
+    devices_[i]->streams().Reserve(parts[i].stream, true);
     reserved_.push_back(parts[i].stream);
   }
   posted_.push_back({joint, std::move(receives)});

@@ -32,7 +32,9 @@ GpuInfo InfoOf(size_t gpu, uint64_t memory_bytes) {
 class FakePlatform final : public Platform {
  public:
   FakePlatform(World& world, std::vector<size_t> visible)
-      : world_(world), visible_(std::move(visible)) {}
+      : world_(world),
+        visible_(std::move(visible)),
+        pinned_(std::make_shared<PinnedMemory>(world)) {}
 
   absl::StatusOr<std::vector<GpuInfo>> Gpus() override {
     std::vector<GpuInfo> infos;
@@ -76,7 +78,7 @@ class FakePlatform final : public Platform {
  private:
   World& world_;
   const std::vector<size_t> visible_;
-  const std::shared_ptr<PinnedRegions> pinned_ = std::make_shared<PinnedRegions>();
+  const std::shared_ptr<PinnedMemory> pinned_;
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace talweg::gpu::fake {
 
 absl::StatusOr<NicMemory> FakeDevice::OpenToNic(DeviceSpan span) {
   TALWEG_RETURN_IF_ERROR(Ready());
-  TALWEG_ASSIGN_OR_RETURN(const auto holder, HolderForNic(memory_, span));
+  TALWEG_ASSIGN_OR_RETURN(const auto holder, HolderForNic(memory_.map(), span));
   if (!world_.options.opens_to_nics) {
     return absl::UnimplementedError(
         absl::StrCat(Describe(info()), " lets no NIC reach its memory"));
@@ -33,7 +33,7 @@ absl::Status FakeDevice::FlushNicWrites() {
 absl::Status FakeDevice::ReadNow(std::span<std::byte> target, DeviceSpan source) {
   TALWEG_RETURN_IF_ERROR(Ready());
   TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
-  TALWEG_ASSIGN_OR_RETURN(const Place from, Resolve(source));
+  TALWEG_ASSIGN_OR_RETURN(const Place from, memory_.Resolve(source));
   world_.host_clock.Tick(kHost);
   world_.Touch(*from.memory, from.offset, from.bytes, AccessKind::kRead, kHost, world_.host_clock,
                "the host");
@@ -44,7 +44,7 @@ absl::Status FakeDevice::ReadNow(std::span<std::byte> target, DeviceSpan source)
 absl::Status FakeDevice::WriteNow(DeviceSpan target, std::span<const std::byte> source) {
   TALWEG_RETURN_IF_ERROR(Ready());
   TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
-  TALWEG_ASSIGN_OR_RETURN(const Place to, Resolve(target));
+  TALWEG_ASSIGN_OR_RETURN(const Place to, memory_.Resolve(target));
   world_.host_clock.Tick(kHost);
   world_.Touch(*to.memory, to.offset, to.bytes, AccessKind::kWrite, kHost, world_.host_clock,
                "the host");
@@ -55,7 +55,7 @@ absl::Status FakeDevice::WriteNow(DeviceSpan target, std::span<const std::byte> 
 // The place of what a NIC was given: a span that OpenToNic had, or part of it.
 Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
   world_->Advance();
-  const auto place = dynamic_cast<FakeDevice&>(device).Resolve(span);
+  const auto place = dynamic_cast<FakeDevice&>(device).memory().Resolve(span);
   TALWEG_CHECK(place.ok());
   if (!place->memory->open_to_nics) {
     world_->Violate(absl::StrCat("a NIC is at ", place->memory->name, ", which nobody opened"));

@@ -19,6 +19,7 @@
 #include "libs/gpu/address_map.h"
 #include "libs/gpu/fake/event_watcher.h"
 #include "libs/gpu/fake/shared_files.h"
+#include "libs/gpu/fake/shared_memory.h"
 #include "libs/gpu/kernels/reduce_plan.h"
 #include "libs/status/status.h"
 
@@ -27,10 +28,6 @@ namespace {
 
 std::byte* At(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
-struct Pinned {
-  AddressMap<std::unique_ptr<std::byte[]>> map;
-};
-
 std::string LossPath(const SharedMachineOptions& options, size_t gpu) {
   return absl::StrCat(options.directory, "/lost", gpu, ".", getpid());
 }
@@ -38,15 +35,12 @@ std::string LossPath(const SharedMachineOptions& options, size_t gpu) {
 class SharedDevice final : public Device {
  public:
   SharedDevice(SharedMachineOptions options, GpuInfo info, size_t gpu,
-               std::shared_ptr<Pinned> pinned)
+               std::shared_ptr<SharedPins> pinned)
       : options_(std::move(options)),
         info_(std::move(info)),
         gpu_(gpu),
-        pinned_(std::move(pinned)),
-        wakeups_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-  ~SharedDevice() override {
-    for (const uint64_t address : my_pinned_) pinned_->map.Erase(address);
-  }
+        wakeups_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        pinned_(std::move(pinned)) {}
 
   const GpuInfo& info() const override { return info_; }
   absl::StatusOr<MemoryInfo> Memory() override {
@@ -58,55 +52,36 @@ class SharedDevice final : public Device {
     TALWEG_ASSIGN_OR_RETURN(auto file, NewFile(kMemoryKind, kHeaderBytes + bytes));
     const MemoryHeader header = {gpu_, bytes};
     std::memcpy(file->data(), &header, sizeof header);
-    return Keep(std::move(file), bytes, false);
+    return memory_.Keep(std::move(file), bytes, false);
   }
-  absl::Status Free(DeviceSpan span) override { return Forget(span, false); }
+  absl::Status Free(DeviceSpan span) override { return memory_.Forget(span, false); }
   absl::StatusOr<std::span<std::byte>> AllocateHost(uint64_t bytes) override {
-    auto memory = std::make_unique<std::byte[]>(bytes);
-    const std::span<std::byte> span(memory.get(), bytes);
-    my_pinned_.insert(AddressOf(span.data()));
-    pinned_->map.Insert(AddressOf(span.data()), bytes, std::move(memory));
-    return span;
+    return pinned_.Allocate(bytes);
   }
-  absl::Status FreeHost(std::span<std::byte> bytes) override { return Unpin(bytes); }
-  absl::Status RegisterHost(std::span<std::byte> bytes) override {
-    if (bytes.empty() || pinned_->map.Overlaps(AddressOf(bytes.data()), bytes.size())) {
-      return absl::InvalidArgumentError("host memory is pinned already, or empty");
-    }
-    my_pinned_.insert(AddressOf(bytes.data()));
-    pinned_->map.Insert(AddressOf(bytes.data()), bytes.size(), nullptr);
-    return absl::OkStatus();
-  }
-  absl::Status UnregisterHost(std::span<std::byte> bytes) override { return Unpin(bytes); }
+  absl::Status FreeHost(std::span<std::byte> bytes) override { return pinned_.Unpin(bytes); }
+  absl::Status RegisterHost(std::span<std::byte> bytes) override { return pinned_.Register(bytes); }
+  absl::Status UnregisterHost(std::span<std::byte> bytes) override { return pinned_.Unpin(bytes); }
 
-  absl::StatusOr<MemoryHandle> Export(DeviceSpan span) override {
-    const auto* const entry = memory_.Find(span.address);
-    if (entry == nullptr || entry->value.imported) {
-      return absl::InvalidArgumentError("not allocated here");
-    }
-    return MemoryHandle{entry->value.file->handle()};
-  }
+  absl::StatusOr<MemoryHandle> Export(DeviceSpan span) override { return memory_.HandleOf(span); }
   absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(auto file, OpenFile(kMemoryKind, handle.bytes));
-    for (const auto& [address, entry] : memory_.entries()) {
-      if (entry.value.file->name() == file->name()) {
-        return absl::InvalidArgumentError("the handle's memory is mapped, or this process's own");
-      }
+    if (memory_.Has(*file)) {
+      return absl::InvalidArgumentError("the handle's memory is mapped, or this process's own");
     }
     MemoryHeader header;
     std::memcpy(&header, file->data(), sizeof header);
     if (header.gpu != gpu_ || header.bytes + kHeaderBytes > file->bytes()) {
       return absl::InvalidArgumentError("not a handle of memory on " + Describe(info_));
     }
-    return Keep(std::move(file), header.bytes, true);
+    return memory_.Keep(std::move(file), header.bytes, true);
   }
-  absl::Status Unmap(DeviceSpan span) override { return Forget(span, true); }
+  absl::Status Unmap(DeviceSpan span) override { return memory_.Forget(span, true); }
 
   // A write to a file is seen at once.
   absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override {
     TALWEG_RETURN_IF_ERROR(Ready());
-    TALWEG_RETURN_IF_ERROR(HolderForNic(memory_, span).status());
+    TALWEG_RETURN_IF_ERROR(HolderForNic(memory_.map(), span).status());
     return NicMemory{
         .address = span.address, .bytes = span.bytes, .device = static_cast<int>(gpu_)};
   }
@@ -114,14 +89,14 @@ class SharedDevice final : public Device {
   absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(source));
     std::memcpy(target.data(), At(source.address), target.size());
     return absl::OkStatus();
   }
   absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(target));
     std::memcpy(At(target.address), source.data(), source.size());
     return absl::OkStatus();
   }
@@ -189,8 +164,8 @@ class SharedDevice final : public Device {
                           DeviceSpan source) override {
     TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
-    TALWEG_RETURN_IF_ERROR(CheckPinned(target));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    TALWEG_RETURN_IF_ERROR(pinned_.Check(target));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(source));
     std::memcpy(target.data(), At(source.address), target.size());
     return absl::OkStatus();
   }
@@ -198,16 +173,16 @@ class SharedDevice final : public Device {
                             std::span<const std::byte> source) override {
     TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
-    TALWEG_RETURN_IF_ERROR(CheckPinned(source));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    TALWEG_RETURN_IF_ERROR(pinned_.Check(source));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(target));
     std::memcpy(At(target.address), source.data(), source.size());
     return absl::OkStatus();
   }
   absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) override {
     TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(source));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(target));
     std::memmove(At(target.address), At(source.address), source.bytes);
     return absl::OkStatus();
   }
@@ -217,8 +192,8 @@ class SharedDevice final : public Device {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     auto* const other = dynamic_cast<SharedDevice*>(&peer);
     if (other == nullptr || other == this) return NoPeer();
-    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
-    TALWEG_RETURN_IF_ERROR(other->CheckSpan(target));
+    TALWEG_RETURN_IF_ERROR(memory_.Check(source));
+    TALWEG_RETURN_IF_ERROR(other->memory_.Check(target));
     std::memcpy(At(target.address), At(source.address), source.bytes);
     return absl::OkStatus();
   }
@@ -227,15 +202,14 @@ class SharedDevice final : public Device {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(const kernels::ReducePlan plan,
                             kernels::PlanReduce(spec, inputs, outputs, element_count));
-    for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(CheckSpan({input, plan.bytes}));
-    for (const uint64_t output : outputs) TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+    for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(memory_.Check({input, plan.bytes}));
+    for (const uint64_t output : outputs)
+      TALWEG_RETURN_IF_ERROR(memory_.Check({output, plan.bytes}));
     kernels::RunOnHost(plan, 33);
     return absl::OkStatus();
   }
 
-  absl::Status CheckSpan(DeviceSpan span) const {
-    return memory_.Holder(span.address, span.bytes, kDeviceMemory).status();
-  }
+  const SharedMemory& memory() const { return memory_; }
 
  private:
   // ABORTED once somebody has said that this process loses the GPU.
@@ -243,10 +217,6 @@ class SharedDevice final : public Device {
     if (access(LossPath(options_, gpu_).c_str(), F_OK) != 0) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat(Describe(info_), " is lost"));
   }
-  struct Mapped {
-    std::shared_ptr<SharedFile> file;
-    bool imported = false;
-  };
   struct Event {
     std::shared_ptr<SharedFile> file;
     bool is_shared = false;
@@ -265,29 +235,6 @@ class SharedDevice final : public Device {
     if (file != nullptr) return file;
     return absl::InvalidArgumentError("not a handle of a living process's memory or event");
   }
-  DeviceSpan Keep(std::shared_ptr<SharedFile> file, uint64_t bytes, bool imported) {
-    const DeviceSpan span = {AddressOf(file->data()) + kHeaderBytes, bytes};
-    memory_.Insert(span.address, bytes, {std::move(file), imported});
-    return span;
-  }
-  absl::Status Forget(DeviceSpan span, bool imported) {
-    const auto* const entry = memory_.Find(span.address);
-    if (entry == nullptr || entry->bytes != span.bytes || entry->value.imported != imported) {
-      return absl::InvalidArgumentError("not allocated, or mapped, here");
-    }
-    memory_.Erase(span.address);
-    return absl::OkStatus();
-  }
-  absl::Status Unpin(std::span<std::byte> bytes) {
-    if (my_pinned_.erase(AddressOf(bytes.data())) == 0) {
-      return absl::InvalidArgumentError("not pinned by this device");
-    }
-    pinned_->map.Erase(AddressOf(bytes.data()));
-    return absl::OkStatus();
-  }
-  absl::Status CheckPinned(std::span<const std::byte> bytes) const {
-    return pinned_->map.Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory).status();
-  }
   absl::Status CheckStream(StreamId stream) const {
     TALWEG_RETURN_IF_ERROR(Ready());
     if (streams_.contains(stream)) return absl::OkStatus();
@@ -302,11 +249,10 @@ class SharedDevice final : public Device {
   const SharedMachineOptions options_;
   const GpuInfo info_;
   const size_t gpu_;
-  const std::shared_ptr<Pinned> pinned_;
   const Descriptor wakeups_;
   uint64_t next_id_ = 1;
-  std::set<uint64_t> my_pinned_;
-  AddressMap<Mapped> memory_;
+  DevicePins pinned_;
+  SharedMemory memory_;
   std::set<StreamId> streams_;
   std::map<EventId, Event> events_;
   EventWatcher watcher_{wakeups_.get()};
@@ -373,8 +319,8 @@ class SharedCommunicator final : public Communicator {
   absl::Status Check(std::span<const CollectivePart> parts, uint64_t send, uint64_t receive) const {
     if (parts.size() != devices_.size()) return absl::InvalidArgumentError("a part a device");
     for (size_t i = 0; i < parts.size(); ++i) {
-      TALWEG_RETURN_IF_ERROR(devices_[i]->CheckSpan({parts[i].send, send}));
-      TALWEG_RETURN_IF_ERROR(devices_[i]->CheckSpan({parts[i].receive, receive}));
+      TALWEG_RETURN_IF_ERROR(devices_[i]->memory().Check({parts[i].send, send}));
+      TALWEG_RETURN_IF_ERROR(devices_[i]->memory().Check({parts[i].receive, receive}));
     }
     return absl::OkStatus();
   }
@@ -427,7 +373,7 @@ class SharedPlatform final : public Platform {
  private:
   const SharedMachineOptions options_;
   std::vector<GpuInfo> infos_;
-  const std::shared_ptr<Pinned> pinned_ = std::make_shared<Pinned>();
+  const std::shared_ptr<SharedPins> pinned_ = std::make_shared<SharedPins>();
 };
 
 }  // namespace

@@ -318,7 +318,7 @@ void Agent::OnMail(Mail mail) {
         if constexpr (std::is_same_v<M, rpc::MemberEvent>) {
           driver_->OnMemberEvent(m);
         } else if constexpr (std::is_same_v<M, HostFound>) {
-          driver_->OnHostFound(m.connection, m.literal);
+          driver_->link().OnHostFound(m.connection, m.literal);
         } else if constexpr (std::is_same_v<M, StopRequested>) {
           if (driver_->Stop(m.why)) admin_->SetServing("", false);
         } else if constexpr (std::is_same_v<M, StatusRequested>) {
@@ -341,11 +341,11 @@ void Agent::OnMail(Mail mail) {
 
 void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority) {
-  driver_->OnRankPush({.rank = rank,
-                       .tensor = tensor,
-                       .round = round,
-                       .priority = priority,
-                       .signature = driver_->desk().SignatureOnDevice(rank, tensor)});
+  driver_->rank_words().OnRankPush({.rank = rank,
+                                    .tensor = tensor,
+                                    .round = round,
+                                    .priority = priority,
+                                    .signature = driver_->desk().SignatureOnDevice(rank, tensor)});
 }
 
 void Agent::OnUnexported(LocalRank rank, uint32_t request) {
@@ -357,7 +357,7 @@ void Agent::OnEventsLost(LocalRank rank) { driver_->desk().TellEventsLost(rank);
 void Agent::OnGpuFailed(const std::string& text) {
   // What a NIC still reads on a GPU that is lost nobody can vouch for.
   if (gpus_->stage().AnyDirect()) driver_->link().CloseAll();
-  driver_->OnRankFailure(text);
+  driver_->rank_words().OnRankFailure(text);
 }
 
 void Agent::OnGpuNote(const std::string& text) {

@@ -102,7 +102,9 @@ class Agent final : private runtime::Poller, private GpuEvents {
   void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                        int32_t priority) override;
   bool ReduceWanted(uint64_t ticket) override { return driver_->core().ReduceWanted(ticket); }
-  void OnReduced(uint64_t ticket, uint64_t bytes) override { driver_->OnReduced(ticket, bytes); }
+  void OnReduced(uint64_t ticket, uint64_t bytes) override {
+    driver_->bytes().OnReduced(ticket, bytes);
+  }
   void OnDelivered(const pipeline::CompleteRound& round) override { driver_->FinishRound(round); }
   void OnUnexported(LocalRank rank, uint32_t request) override;
   void OnEventsLost(LocalRank rank) override;

@@ -2,7 +2,6 @@
 #include "services/agent/agent_driver.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -17,66 +16,73 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
     : options_(std::move(options)),
       clock_(parts.clock),
       rank_server_(parts.ranks),
-      combiner_(parts.combiner),
       timeline_(options_.trace_rounds),
+      waits_(options_.job_name, options_.self.node, options_.stall_notice_ns),
+      life_({.alone = options_.alone, .drain_ns = options_.drain_ns}),
+      runner_(clock_, [this](pipeline::Effects& effects) { Perform(effects); }),
       memory_(std::make_unique<TensorMemory>(
           TensorMemory::Options{.rank_count = options_.rank_count,
                                 .one_view = options_.one_view,
                                 .tells_arrivals = options_.tells_arrivals},
           parts.ranks, parts.transport)),
+      bytes_({.clock = clock_,
+              .combiner = parts.combiner,
+              .memory = memory_.get(),
+              .timeline = &timeline_,
+              .runner = &runner_}),
+      rank_words_({.clock = clock_,
+                   .runner = &runner_,
+                   .life = &life_,
+                   .timeline = &timeline_,
+                   .waits = &waits_}),
       desk_(std::make_unique<RankDesk>(options_.rank_count, options_.job_name, parts.ranks,
-                                       memory_.get(), static_cast<RankEvents*>(this))),
-      life_({.alone = options_.alone, .drain_ns = options_.drain_ns}) {
+                                       memory_.get(), &rank_words_)) {
+  rank_words_.SetDesk(desk_.get());
   desk_->SetMembershipChanges(options_.membership_changes);
   NewMember();
 }
 
 void AgentDriver::NewMember() {
-  core_ = std::make_unique<pipeline::AgentCore>(pipeline::AgentCoreConfig{
-      .self = options_.self,
-      .job_name = options_.job_name,
-      .node_name = options_.node_name,
-      .host_id = options_.host_id,
-      .rank_count = options_.rank_count,
-      .credit_bytes_max = options_.credit_bytes_max,
-      .reduce_bytes_max =
-          memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max() : options_.reduce_bytes_max,
-      .unreachable_ns = options_.unreachable_ns,
-      .stall_ns = options_.stall_ns,
-      .one_view = options_.one_view});
+  runner_.Begin({.self = options_.self,
+                 .job_name = options_.job_name,
+                 .node_name = options_.node_name,
+                 .host_id = options_.host_id,
+                 .rank_count = options_.rank_count,
+                 .credit_bytes_max = options_.credit_bytes_max,
+                 .reduce_bytes_max = memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max()
+                                                          : options_.reduce_bytes_max,
+                 .unreachable_ns = options_.unreachable_ns,
+                 .stall_ns = options_.stall_ns,
+                 .one_view = options_.one_view});
 }
 
 void AgentDriver::CloseDesk() {
   desk_.reset();
   if (memory_ != nullptr) memory_->DropNicRegions();
-  devices_ = nullptr;
+  SetDeviceRounds(nullptr);
 }
 
 int AgentDriver::Poll() {
   int work = link_->Poll(options_.events_per_poll);
   work += rank_server_->PollRings(*desk_);
   if (devices_ != nullptr) work += devices_->Poll(NowNs());
-  work += ReduceSome();
-  if (NowNs() >= core_->NextTickNs()) {
-    Deliver([this](pipeline::Effects& out) { core_->OnTick(NowNs(), out); });
+  work += bytes_.ReduceSome(options_.reduce_bytes_per_poll);
+  if (NowNs() >= core().NextTickNs()) {
+    runner_.Deliver([this](pipeline::Effects& out) { runner_.core().OnTick(NowNs(), out); });
   }
-  if (std::exchange(dirty_, false)) {
-    Deliver([this](pipeline::Effects& out) { core_->Flush(NowNs(), out); });
-    dirty_ = false;
-    ++work;
-  }
+  work += runner_.Flush();
   Live();
   return work;
 }
 
 bool AgentDriver::PrepareToSleep(int64_t* deadline_ns) {
-  if (!reduces_.empty() || dirty_) return false;
+  if (bytes_.AnyQueued() || runner_.dirty()) return false;
   using Until = shm::RankServer::Until;
   // A timeline has each push when it was.
   bool may_sleep = rank_server_->PrepareToSleep(
       memory_->ranks_sum() && !timeline_.records() ? Until::kAwaited : Until::kPushed);
   may_sleep &= link_->PrepareToSleep();
-  *deadline_ns = core_->NextTickNs();
+  *deadline_ns = core().NextTickNs();
   if (const auto life_ns = life_.NextNs(Look())) *deadline_ns = std::min(*deadline_ns, *life_ns);
   if (devices_ != nullptr) {
     const std::optional<int64_t> devices_ns = devices_->PrepareToSleep();
@@ -84,21 +90,6 @@ bool AgentDriver::PrepareToSleep(int64_t* deadline_ns) {
     if (devices_ns) *deadline_ns = std::min(*deadline_ns, *devices_ns);
   }
   return may_sleep;
-}
-
-void AgentDriver::Deliver(std::function<void(pipeline::Effects&)> event) {
-  events_.push_back(std::move(event));
-  if (performing_) return;  // After what is being performed.
-  performing_ = true;
-  while (!events_.empty()) {
-    const auto next = std::move(events_.front());
-    events_.pop_front();
-    pipeline::Effects effects;
-    next(effects);
-    dirty_ = true;
-    Perform(effects);
-  }
-  performing_ = false;
 }
 
 void AgentDriver::Perform(pipeline::Effects& effects) {
@@ -115,11 +106,17 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
                                std::is_same_v<E, pipeline::FailRank> ||
                                std::is_same_v<E, pipeline::StopRanks>) {
             desk_->Do(e);
+          } else if constexpr (std::is_same_v<E, pipeline::CopyInline> ||
+                               std::is_same_v<E, pipeline::CopyOwn> ||
+                               std::is_same_v<E, pipeline::ReduceSlice>) {
+            bytes_.Do(e);
+          } else if constexpr (std::is_same_v<E, pipeline::LogWaiting>) {
+            waits_.OnWaiting(e, core(), *memory_, NowNs());
           } else if constexpr (std::is_same_v<E, pipeline::SliceArrived>) {
             // What GPUs have summed is in host memory when they deliver the round, not before.
             if (!OnDevices(e.result.tensor, e.result.round)) desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
-            missing_nodes_.erase({e.tensor, e.round});
+            waits_.OnComplete(e.tensor, e.round);
             if (OnDevices(e.tensor, e.round)) {
               devices_->Deliver(e);  // FinishRound follows.
             } else {
@@ -146,14 +143,14 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
 
 void AgentDriver::Do(pipeline::FailJob& effect) {
   if (!life_.Leaves()) {
-    if (scheduler_silent_since_ns_ != 0) effect.text += "; " + SchedulerSilenceText();
+    if (!scheduler_.answers()) effect.text += "; " + scheduler_.SilenceText(NowNs());
     telemetry::Log(telemetry::LogLevel::kError, "job '", options_.job_name,
                    "' has failed: ", effect.text);
     end_ = absl::AbortedError(effect.text);
   }
-  life_.OnFailed(core_->views().failed_text(), NowNs());
+  life_.OnFailed(core().views().failed_text(), NowNs());
   desk_->Do(effect);
-  reduces_.clear();
+  bytes_.Abandon();
   if (devices_ != nullptr) devices_->Abandon();
 }
 
@@ -165,11 +162,11 @@ void AgentDriver::Do(pipeline::AllocateTensor& effect) {
                                  .one_place = desk_->OnePlaceOf(name)};
   if (on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
   const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, std::move(wishes));
-  if (on_device) core_->StageContributions(effect.tensor);
+  if (on_device) runner_.core().StageContributions(effect.tensor);
   if (!status.ok() && devices_ != nullptr) devices_->DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
-  Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
-    core_->OnTensorAllocated(tensor, text, NowNs(), out);
+  runner_.Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
+    runner_.core().OnTensorAllocated(tensor, text, NowNs(), out);
   });
 }
 
@@ -180,92 +177,18 @@ void AgentDriver::FinishRound(const pipeline::CompleteRound& effect) {
   timeline_.OnVisible(effect.tensor, spec.name, effect.round, spec.bytes(), NowNs());
 }
 
-void AgentDriver::Do(const pipeline::CopyInline& effect) {
-  TALWEG_CHECK(frame_ != nullptr);
-  const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
-  const std::span<const std::byte> bytes = results[effect.entry].bytes;
-  if (memory_->OnNic(effect.target)) {
-    // If that fails the GPU is lost, and with it this member.
-    devices_->StoreResult(effect.target, bytes).IgnoreError();
-    return;
-  }
-  const std::span<std::byte> target = memory_->Writable(effect.target);
-  TALWEG_CHECK(bytes.size() == target.size());
-  std::memcpy(target.data(), bytes.data(), bytes.size());
-}
-
-void AgentDriver::Do(const pipeline::CopyOwn& effect) {
-  pipeline::SliceBytes target = effect.source;
-  target.memory = pipeline::Memory::kResult;
-  const std::span<const std::byte> bytes = memory_->Readable(effect.source);
-  const std::span<std::byte> to = memory_->Writable(target);
-  if (to.data() != bytes.data()) std::memcpy(to.data(), bytes.data(), bytes.size());
-}
-
-void AgentDriver::Do(pipeline::ReduceSlice& effect) {
-  if (OnDevices(effect.target.tensor, effect.target.round)) {
-    devices_->Reduce(effect);
-  } else {
-    reduces_.push_back(std::move(effect));
-  }
-}
-
-int AgentDriver::ReduceSome() {
-  uint64_t bytes = 0;
-  int count = 0;
-  while (!reduces_.empty() && bytes < options_.reduce_bytes_per_poll) {
-    const pipeline::ReduceSlice reduce = std::move(reduces_.front());
-    reduces_.pop_front();
-    ++count;
-    if (!core_->ReduceWanted(reduce.ticket)) continue;
-    if (!memory_->Shared(reduce.target.tensor)) bytes += reduce.target.length_bytes;
-    RunReduce(reduce);
-  }
-  return count;
-}
-
-void AgentDriver::RunReduce(const pipeline::ReduceSlice& reduce) {
-  const pipeline::SliceBytes& target = reduce.target;
-  if (memory_->Shared(target.tensor)) {
-    // The round is over, and what is left is done where the bytes are wanted.
-    return OnReduced(reduce.ticket, 0);
-  }
-  const pipeline::TensorSpec& spec = memory_->spec(target.tensor);
-  std::vector<const std::byte*> inputs;
-  for (const LocalRank rank : reduce.inputs) {
-    inputs.push_back(memory_->Contribution(target, rank).data());
-    TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
-  }
-  const std::span<std::byte> output = memory_->Writable(target);
-  const bool traced = timeline_.Wants(target.round);
-  const int64_t begin_ns = traced ? NowNs() : 0;
-  combiner_->Combine(spec, reduce.is_final, inputs, output);
-  if (traced) timeline_.OnReduced(target.tensor, target.round, begin_ns, NowNs());
-  OnReduced(reduce.ticket, target.length_bytes * inputs.size());
-}
-
-void AgentDriver::OnReduced(uint64_t ticket, uint64_t bytes) {
-  bytes_reduced_ += bytes;
-  Deliver([this, ticket](pipeline::Effects& out) { core_->OnReduced(ticket, NowNs(), out); });
-}
-
-const std::vector<uint32_t>* AgentDriver::MissingNodes(pipeline::TensorIndex tensor,
-                                                       Round round) const {
-  const auto missing = missing_nodes_.find({tensor, round});
-  return missing == missing_nodes_.end() ? nullptr : &missing->second;
-}
-
 void AgentDriver::OnPeerConnected(ConnectionId connection) {
-  Deliver(
-      [this, connection](pipeline::Effects& out) { core_->OnConnected(connection, NowNs(), out); });
+  runner_.Deliver([this, connection](pipeline::Effects& out) {
+    runner_.core().OnConnected(connection, NowNs(), out);
+  });
 }
 
 void AgentDriver::OnPeerDisconnected(ConnectionId connection, const std::string& reason) {
-  Deliver([this, connection, reason](pipeline::Effects& out) {
-    for (const auto& [index, owner] : core_->owners()) {
+  runner_.Deliver([this, connection, reason](pipeline::Effects& out) {
+    for (const auto& [index, owner] : core().owners()) {
       if (owner.connection == connection) link_->ReportUnreachable(owner.incarnation, reason);
     }
-    core_->OnDisconnected(connection, reason, NowNs(), out);
+    runner_.core().OnDisconnected(connection, reason, NowNs(), out);
   });
 }
 
@@ -274,18 +197,18 @@ void AgentDriver::OnPeerFrame(ConnectionId connection, const wire::Frame& frame)
     const int64_t now_ns = NowNs();
     for (const wire::Result& result : *results) {
       if (!timeline_.Wants(result.round)) continue;
-      const pipeline::AgentTensor* tensor = core_->FindTensor(result.key);
+      const pipeline::AgentTensor* tensor = core().FindTensor(result.key);
       if (tensor != nullptr) timeline_.OnResult(tensor->index, result.round, now_ns);
     }
   }
   // The transport delivers frames outside of everything else, so this is performed before it
   // returns: the frame is borrowed for that long.
-  TALWEG_CHECK(!performing_);
-  frame_ = &frame;
-  Deliver([this, connection, &frame](pipeline::Effects& out) {
-    core_->OnFrame(connection, frame, NowNs(), out);
+  TALWEG_CHECK(!runner_.performing());
+  bytes_.SetFrame(&frame);
+  runner_.Deliver([this, connection, &frame](pipeline::Effects& out) {
+    runner_.core().OnFrame(connection, frame, NowNs(), out);
   });
-  frame_ = nullptr;
+  bytes_.SetFrame(nullptr);
 }
 
 }  // namespace talweg::agent

@@ -3,18 +3,12 @@
 #define TALWEG_SERVICES_AGENT_AGENT_DRIVER_H_
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "libs/pipeline/agent_core.h"
 #include "libs/rpc/scheduler_events.h"
@@ -23,22 +17,18 @@
 #include "libs/transport/transport.h"
 #include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_life.h"
+#include "services/agent/byte_work.h"
+#include "services/agent/core_runner.h"
 #include "services/agent/device_rounds.h"
 #include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"
+#include "services/agent/rank_words.h"
+#include "services/agent/round_waits.h"
+#include "services/agent/scheduler_contact.h"
 #include "services/agent/tensor_memory.h"
 #include "services/agent/timeline.h"
 
 namespace talweg::agent {
-
-// Combines what the ranks of a node push, in the order of the ranks (combine.h).
-class RankCombiner {
- public:
-  virtual ~RankCombiner() = default;
-  virtual void Combine(const pipeline::TensorSpec& spec, bool is_final,
-                       std::span<const std::byte* const> inputs,
-                       std::span<std::byte> output) const = 0;
-};
 
 struct AgentDriverOptions {
   std::string job_name;
@@ -76,7 +66,7 @@ struct AgentDriverOptions {
 //
 // One owner thread, which calls Poll, and again after Poll has returned more than 0 or whenever
 // something has come. Nothing blocks.
-class AgentDriver final : public PeerEvents, private RankEvents {
+class AgentDriver final : public PeerEvents {
  public:
   // All outlive it. `transport` is null where the agent is alone.
   struct Parts {
@@ -90,11 +80,14 @@ class AgentDriver final : public PeerEvents, private RankEvents {
 
   // Before Join, if there are any. Both stay until CloseDesk.
   void SetDevices(DeviceRounds* rounds, RankDevices* devices) {
-    devices_ = rounds;
+    SetDeviceRounds(rounds);
     desk_->SetDevices(devices);
   }
   // Before Join: the link's AgentDataPlane has memory() and timeline(), and tells this object.
-  void SetLink(std::unique_ptr<JobLink> link) { link_ = std::move(link); }
+  void SetLink(std::unique_ptr<JobLink> link) {
+    link_ = std::move(link);
+    rank_words_.SetLink(link_.get());
+  }
   void Join() { link_->Join(options_.self); }
 
   // One turn of the duty cycle; how much was done.
@@ -104,19 +97,14 @@ class AgentDriver final : public PeerEvents, private RankEvents {
 
   // What comes from elsewhere.
   void OnMemberEvent(const rpc::MemberEvent& event);
-  void OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal);
   // Lets ranks finish for a while, then fails them. False: it was told so before, or it is too
   // late.
   bool Stop(const std::string& why);
   // Says goodbye to the scheduler, for how the life ended. Nothing is said or heard after it.
   absl::Status Leave();
 
-  // --- What devices tell.
-  void OnRankPush(const pipeline::Push& push) override;
-  void OnReduced(uint64_t ticket, uint64_t bytes);
-  // The ranks may be told: the result is where they want it.
+  // A device tells: the ranks may be told, the result is where they want it.
   void FinishRound(const pipeline::CompleteRound& effect);
-  void OnRankFailure(const std::string& text) override;
 
   // Nobody calls Poll any more. The ranks see that nobody serves them; a NIC has no tensor.
   void CloseDesk();
@@ -124,25 +112,20 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   void CloseLink() { link_.reset(); }
   void CloseMemory() { memory_.reset(); }
 
-  const pipeline::AgentCore& core() const { return *core_; }
+  const pipeline::AgentCore& core() const { return runner_.core(); }
   const AgentLife& life() const { return life_; }
   RankDesk& desk() { return *desk_; }
-  const RankDesk& desk() const { return *desk_; }
-  TensorMemory& memory() { return *memory_; }
-  const TensorMemory& memory() const { return *memory_; }
+  RankWords& rank_words() { return rank_words_; }
+  ByteWork& bytes() { return bytes_; }
+  const RoundWaits& waits() const { return waits_; }
+  const SchedulerContact& scheduler() const { return scheduler_; }
+  TensorMemory& memory() const { return *memory_; }
   Timeline& timeline() { return timeline_; }
-  const Timeline& timeline() const { return timeline_; }
   JobLink& link() { return *link_; }
-  const JobLink& link() const { return *link_; }
 
   JobId job() const { return job_; }
   // OK, or why the job has failed.
   const absl::Status& end() const { return end_; }
-  bool scheduler_answers() const { return scheduler_silent_since_ns_ == 0; }
-  const std::string& scheduler_text() const { return scheduler_text_; }
-  uint64_t bytes_reduced() const { return bytes_reduced_; }
-  // The nodes for which a round waits, if that is known; else null.
-  const std::vector<uint32_t>* MissingNodes(pipeline::TensorIndex tensor, Round round) const;
 
   // --- PeerEvents
   void OnPeerConnected(ConnectionId connection) override;
@@ -152,42 +135,23 @@ class AgentDriver final : public PeerEvents, private RankEvents {
  private:
   void NewMember();
 
-  // Gives the core one event, performs what follows, and what follows from that.
-  void Deliver(std::function<void(pipeline::Effects&)> event);
+  void SetDeviceRounds(DeviceRounds* rounds) {
+    devices_ = rounds;
+    bytes_.SetDevices(rounds);
+    rank_words_.SetDevices(rounds);
+  }
+
   void Perform(pipeline::Effects& effects);
   void Do(pipeline::AllocateTensor& effect);
-  void Do(pipeline::ReduceSlice& effect);
-  void Do(const pipeline::CopyInline& effect);
-  void Do(const pipeline::CopyOwn& effect);
-  void Do(const pipeline::LogWaiting& effect);
   void Do(pipeline::FailJob& effect);
-  // Whether one more wait is named in this second's log: who waits may do so with thousands of
-  // tensors. The others are counted.
-  bool NameWaiting();
-  int ReduceSome();
-  void RunReduce(const pipeline::ReduceSlice& reduce);
   bool OnDevices(pipeline::TensorIndex tensor, Round round) const {
     return devices_ != nullptr && devices_->TakesPart(tensor, round);
   }
 
-  // --- RankEvents
-  void OnRankJoined(LocalRank rank, uint32_t pid) override;
-  void OnRanksAttached(bool all) override;
-  void OnRanksReady(bool all) override;
-  void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
-  void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
-  void OnRankAtBoundary(LocalRank rank, uint64_t steps) override;
-  void OnRanksStop(std::vector<uint64_t> ended) override;
-  void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) override;
-  std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const override;
-  const pipeline::AgentCore& Core() const override { return *core_; }
-
   // driver_life.cc: what the scheduler says, and what the agent's life has come to.
   void OnView(const view::View& view);
-  void FailJob(const std::string& text);
   void Live();
   LifeSight Look() const;
-  std::string SchedulerSilenceText() const;
   void Restart();
 
   int64_t NowNs() const { return clock_->NowNs(); }
@@ -195,30 +159,19 @@ class AgentDriver final : public PeerEvents, private RankEvents {
   const AgentDriverOptions options_;
   const runtime::Clock* const clock_;
   shm::RankServer* const rank_server_;
-  const RankCombiner* const combiner_;
   DeviceRounds* devices_ = nullptr;
   Timeline timeline_;
+  RoundWaits waits_;
+  AgentLife life_;
+  SchedulerContact scheduler_;
+  CoreRunner runner_;
   std::unique_ptr<TensorMemory> memory_;
+  ByteWork bytes_;
+  RankWords rank_words_;
   std::unique_ptr<RankDesk> desk_;
-  std::unique_ptr<pipeline::AgentCore> core_;
   std::unique_ptr<JobLink> link_;
 
-  std::deque<std::function<void(pipeline::Effects&)>> events_;
-  bool performing_ = false;
-  bool dirty_ = false;  // The core has had events since the last Flush.
-  const wire::Frame* frame_ = nullptr;
-  std::deque<pipeline::ReduceSlice> reduces_;
-
   JobId job_;
-  int64_t scheduler_silent_since_ns_ = 0;  // 0: it answers.
-  std::string scheduler_text_;
-  std::map<std::pair<pipeline::TensorIndex, Round>, std::vector<uint32_t>> missing_nodes_;
-  int64_t waiting_second_ = 0;
-  uint32_t waiting_named_ = 0;
-  uint32_t waiting_unnamed_ = 0;
-  uint64_t bytes_reduced_ = 0;
-
-  AgentLife life_;
   absl::Status end_;
 };
 

@@ -100,9 +100,9 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     *status.mutable_view() = rpc::ToShown(*member.views().newest());
   }
   status.set_state(StateText(member));
-  status.set_scheduler_reachable(driver_->scheduler_answers() && !driver_->link().IsAlone());
+  status.set_scheduler_reachable(driver_->scheduler().answers() && !driver_->link().IsAlone());
   status.set_scheduler_text(driver_->link().IsAlone() ? "none: this node is the whole job"
-                                                      : driver_->scheduler_text());
+                                                      : driver_->scheduler().text());
 
   for (uint32_t i = 0; i < driver_->desk().ranks().size(); ++i) {
     const RankDesk::Rank& rank = driver_->desk().ranks()[i];
@@ -140,7 +140,8 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   if (open.size() > open_max) open.resize(open_max);
   for (const pipeline::AgentTensor* tensor : open) {
     *status.add_open_rounds() = MakeOpenRound(
-        member, *tensor, driver_->MissingNodes(tensor->index, tensor->active_round()), NowNs());
+        member, *tensor, driver_->waits().MissingNodes(tensor->index, tensor->active_round()),
+        NowNs());
   }
 
   for (const auto& [index, owner] : member.owners()) {
@@ -161,7 +162,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   const JobLink::Totals totals = driver_->link().totals();
   status.set_bytes_sent(totals.bytes_sent);
   status.set_bytes_received(totals.bytes_received + counters.result_bytes_written);
-  status.set_bytes_reduced_locally(driver_->bytes_reduced());
+  status.set_bytes_reduced_locally(driver_->bytes().bytes_reduced());
   status.set_memory_bytes(driver_->memory().bytes());
   status.set_tracing(driver_->timeline().recording());
   AddCounters(status);

@@ -20,7 +20,7 @@ class DeviceRounds {
   virtual ~DeviceRounds() = default;
 
   virtual bool TakesPart(pipeline::TensorIndex tensor, Round round) const = 0;
-  // AgentDriver::OnReduced follows.
+  // ByteWork::OnReduced follows.
   virtual void Reduce(const pipeline::ReduceSlice& reduce) = 0;
   // AgentDriver::FinishRound follows.
   virtual void Deliver(const pipeline::CompleteRound& round) = 0;

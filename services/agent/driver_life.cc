@@ -24,10 +24,6 @@ view::View WithKeys(view::View view) {
 
 }  // namespace
 
-void AgentDriver::FailJob(const std::string& text) {
-  Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
-}
-
 void AgentDriver::OnView(const view::View& view) {
   job_ = view.job;
   if (!link_->IsAlone()) {
@@ -37,16 +33,13 @@ void AgentDriver::OnView(const view::View& view) {
     const std::string problem = options_.view_problem ? options_.view_problem(view) : "";
     if (!problem.empty()) {
       link_->ReportLost({.text = problem, .rank = std::nullopt});
-      return FailJob(problem);
+      return runner_.FailJob(problem);
     }
   }
   desk_->OnNewestView(view.epoch);  // Before ranks go on in it.
-  Deliver([this, view](pipeline::Effects& out) { core_->OnView(view, NowNs(), out); });
-  if (!core_->views().has_failed()) desk_->SetView(view, core_->config().self);
-}
-
-void AgentDriver::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
-  link_->OnHostFound(connection, literal);
+  runner_.Deliver(
+      [this, view](pipeline::Effects& out) { runner_.core().OnView(view, NowNs(), out); });
+  if (!core().views().has_failed()) desk_->SetView(view, core().config().self);
 }
 
 void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
@@ -58,48 +51,42 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
           telemetry::Log(telemetry::LogLevel::kInfo, "joined job '", options_.job_name, "' (",
                          e.job, ") as node ", options_.self.node.value());
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
-          FailJob("cannot join job '" + options_.job_name + "': " + status::StatusText(e.status));
+          runner_.FailJob("cannot join job '" + options_.job_name +
+                          "': " + status::StatusText(e.status));
         } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
           OnView(WithKeys(e.view));
         } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||
                              std::is_same_v<E, rpc::LeaseLost>) {
-          FailJob(e.text);
+          runner_.FailJob(e.text);
         } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
-          Deliver(
-              [this, e](pipeline::Effects& out) { core_->OnQuiesce(e.id, e.step, NowNs(), out); });
+          runner_.Deliver([this, e](pipeline::Effects& out) {
+            runner_.core().OnQuiesce(e.id, e.step, NowNs(), out);
+          });
         } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
-          Deliver([this, id = e.id](pipeline::Effects& out) { core_->OnResume(id, NowNs(), out); });
+          runner_.Deliver([this, id = e.id](pipeline::Effects& out) {
+            runner_.core().OnResume(id, NowNs(), out);
+          });
         } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
-          core_->OnMemberLeft(e.id, e.text);
+          runner_.core().OnMemberLeft(e.id, e.text);
         } else if constexpr (std::is_same_v<E, rpc::JoinDelayed>) {
           telemetry::Log(telemetry::LogLevel::kWarning, "not let in yet: ", e.text);
         } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
-          if (scheduler_silent_since_ns_ == 0) {
+          if (scheduler_.OnUnreachable(e.text, NowNs())) {
             telemetry::Log(telemetry::LogLevel::kWarning, "the scheduler at ", options_.scheduler,
                            " cannot be reached: ", e.text,
                            job_ == JobId{0} ? "; trying again" : "; running steps go on");
-            scheduler_silent_since_ns_ = NowNs();
             // Until it has joined, the time limit is that of joining.
-            if (job_ != JobId{0}) core_->OnSchedulerSilent(NowNs());
+            if (job_ != JobId{0}) runner_.core().OnSchedulerSilent(NowNs());
           }
-          scheduler_text_ = e.text;
         } else {
           static_assert(std::is_same_v<E, rpc::Reachable>);
-          if (scheduler_silent_since_ns_ != 0) {
+          if (scheduler_.OnReachable()) {
             telemetry::Log(telemetry::LogLevel::kInfo, "the scheduler answers again");
           }
-          scheduler_silent_since_ns_ = 0;
-          scheduler_text_.clear();
-          core_->OnSchedulerAnswers(e.lease_ns, NowNs());
+          runner_.core().OnSchedulerAnswers(e.lease_ns, NowNs());
         }
       },
       event);
-}
-
-std::string AgentDriver::SchedulerSilenceText() const {
-  const int64_t seconds = (NowNs() - scheduler_silent_since_ns_) / 1'000'000'000;
-  return "for " + std::to_string(seconds) + " s the " + scheduler_text_ +
-         " (start it again, and then this job)";
 }
 
 bool AgentDriver::Stop(const std::string& why) {
@@ -129,10 +116,12 @@ void AgentDriver::Live() {
       const std::string text = "the agent of node " + std::to_string(options_.self.node.value()) +
                                " (pid " + std::to_string(getpid()) +
                                ") ends: " + life_.why_it_stops();
-      Deliver([this, text](pipeline::Effects& out) { core_->OnJobFailed(text, NowNs(), out); });
+      runner_.FailJob(text);
       return;
     }
-    case LifeStep::kLeave: Deliver([this](pipeline::Effects& out) { core_->Leave(out); }); return;
+    case LifeStep::kLeave:
+      runner_.Deliver([this](pipeline::Effects& out) { runner_.core().Leave(out); });
+      return;
     case LifeStep::kEnd: options_.on_end(); return;
   }
 }
@@ -144,10 +133,10 @@ void AgentDriver::Restart() {
   if (devices_ != nullptr) devices_->ForgetTensors();
   memory_->Forget();
   rank_server_->DropTensorMemory();
-  missing_nodes_.clear();
+  waits_.Forget();
   timeline_.ForgetOpen();
   NewMember();
-  link_->Join(core_->config().self);
+  link_->Join(core().config().self);
 }
 
 }  // namespace talweg::agent

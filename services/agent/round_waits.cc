@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people are told of whom rounds wait for.
+#include "services/agent/round_waits.h"
+
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "libs/telemetry/log.h"
-#include "services/agent/agent_driver.h"
 
 namespace talweg::agent {
 namespace {
@@ -54,8 +52,14 @@ bool AreStandbys(const view::View* view, const std::vector<uint32_t>& nodes) {
 
 }  // namespace
 
-std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round) const {
-  const pipeline::AgentCore& member = *core_;
+const std::vector<uint32_t>* RoundWaits::MissingNodes(pipeline::TensorIndex tensor,
+                                                      Round round) const {
+  const auto missing = missing_nodes_.find({tensor, round});
+  return missing == missing_nodes_.end() ? nullptr : &missing->second;
+}
+
+std::string RoundWaits::WhomItWaitsFor(const pipeline::AgentCore& member,
+                                       pipeline::TensorIndex index, Round round) const {
   if (index.value() >= member.tensors().size()) return "";
   const pipeline::AgentTensor& tensor = *member.tensors()[index.value()];
   if (tensor.active_round() != round) return "";
@@ -65,48 +69,49 @@ std::string AgentDriver::WhomItWaitsFor(pipeline::TensorIndex index, Round round
       if (!tensor.in_group[i] || tensor.pushed[i]) continue;
       who.push_back("rank " + std::to_string(member.views().GlobalRank(LocalRank{i}).value()) +
                     " (local rank " + std::to_string(i) + " of node " +
-                    std::to_string(options_.self.node.value()) + ")");
+                    std::to_string(node_.value()) + ")");
     }
     return Joined(who);
   }
-  const auto missing = missing_nodes_.find({index, round});
-  if (missing == missing_nodes_.end()) return "";
-  for (const uint32_t node : missing->second) {
+  const std::vector<uint32_t>* missing = MissingNodes(index, round);
+  if (missing == nullptr) return "";
+  for (const uint32_t node : *missing) {
     who.push_back(NodeText(member.views().newest(), tensor.spec, node));
   }
   return Joined(who);
 }
 
-bool AgentDriver::NameWaiting() {
-  const int64_t second = NowNs() / 1'000'000'000;
-  if (second != waiting_second_) {
-    if (waiting_unnamed_ > 0) {
-      telemetry::Log(telemetry::LogLevel::kWarning, waiting_unnamed_,
+bool RoundWaits::NameWaiting(int64_t now_ns) {
+  const int64_t second = now_ns / 1'000'000'000;
+  if (second != second_) {
+    if (unnamed_ > 0) {
+      telemetry::Log(telemetry::LogLevel::kWarning, unnamed_,
                      " more tensors waited in the same second");
     }
-    waiting_second_ = second;
-    waiting_named_ = 0;
-    waiting_unnamed_ = 0;
+    second_ = second;
+    named_ = 0;
+    unnamed_ = 0;
   }
-  if (waiting_named_ == kWaitingNamedMax) {
-    ++waiting_unnamed_;
+  if (named_ == kWaitingNamedMax) {
+    ++unnamed_;
     return false;
   }
-  ++waiting_named_;
+  ++named_;
   return true;
 }
 
-void AgentDriver::Do(const pipeline::LogWaiting& effect) {
+void RoundWaits::OnWaiting(const pipeline::LogWaiting& effect, const pipeline::AgentCore& core,
+                           const TensorMemory& memory, int64_t now_ns) {
   if (effect.what == pipeline::LogWaiting::For::kNodes) {
     missing_nodes_[{effect.tensor, effect.round}] = effect.missing;
     // Nobody's step waits for them.
-    if (AreStandbys(core_->views().newest(), effect.missing)) return;
+    if (AreStandbys(core.views().newest(), effect.missing)) return;
   }
   const bool is_of_tensor = effect.what == pipeline::LogWaiting::For::kNodes ||
                             effect.what == pipeline::LogWaiting::For::kLocalRanks;
-  const auto notice_ns = static_cast<uint64_t>(options_.stall_notice_ns);
+  const auto notice_ns = static_cast<uint64_t>(notice_ns_);
   if (is_of_tensor && (notice_ns == 0 || effect.waited_ns < notice_ns)) return;
-  if (!NameWaiting()) return;
+  if (!NameWaiting(now_ns)) return;
   std::string who;
   for (size_t i = 0; i < effect.missing.size(); ++i) {
     who += (who.empty() ? "" : ", ") + std::to_string(effect.missing[i]);
@@ -116,22 +121,21 @@ void AgentDriver::Do(const pipeline::LogWaiting& effect) {
   const double seconds = static_cast<double>(effect.waited_ns) / 1e9;
   switch (effect.what) {
     case pipeline::LogWaiting::For::kNodes:
-      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name,
+      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory.spec(effect.tensor).name,
                      "' round ", effect.round, " waits since ", seconds, " s for node ", who);
       return;
     case pipeline::LogWaiting::For::kLocalRanks:
-      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name,
+      telemetry::Log(telemetry::LogLevel::kWarning, "tensor '", memory.spec(effect.tensor).name,
                      "' round ", effect.round, " waits since ", seconds, " s for local rank ", who,
-                     " of node ", options_.self.node.value());
+                     " of node ", node_.value());
       return;
     case pipeline::LogWaiting::For::kAggregators:
-      telemetry::Log(telemetry::LogLevel::kWarning, "epoch ", core_->views().newest()->epoch,
-                     " of job '", options_.job_name, "' waits since ", seconds,
-                     " s for aggregator ", who);
+      telemetry::Log(telemetry::LogLevel::kWarning, "epoch ", core.views().newest()->epoch,
+                     " of job '", job_name_, "' waits since ", seconds, " s for aggregator ", who);
       return;
     case pipeline::LogWaiting::For::kEpoch:
-      telemetry::Log(telemetry::LogLevel::kWarning, "an epoch of job '", options_.job_name, "', ",
-                     core_->views().newest()->epoch, " or later, waits since ", seconds,
+      telemetry::Log(telemetry::LogLevel::kWarning, "an epoch of job '", job_name_, "', ",
+                     core.views().newest()->epoch, " or later, waits since ", seconds,
                      " s for node ", who);
       return;
   }

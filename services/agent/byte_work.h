@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_BYTE_WORK_H_
+#define TALWEG_SERVICES_AGENT_BYTE_WORK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include "libs/pipeline/agent_core.h"
+#include "libs/runtime/clock.h"
+#include "libs/wire/frames.h"
+#include "services/agent/core_runner.h"
+#include "services/agent/device_rounds.h"
+#include "services/agent/tensor_memory.h"
+#include "services/agent/timeline.h"
+
+namespace talweg::agent {
+
+// Combines what the ranks of a node push, in the order of the ranks (combine.h).
+class RankCombiner {
+ public:
+  virtual ~RankCombiner() = default;
+  virtual void Combine(const pipeline::TensorSpec& spec, bool is_final,
+                       std::span<const std::byte* const> inputs,
+                       std::span<std::byte> output) const = 0;
+};
+
+// What the core has done with bytes: copies at once, reductions a few at a time. Owned by the data
+// thread.
+class ByteWork {
+ public:
+  // All outlive its last call.
+  struct Parts {
+    const runtime::Clock* clock = nullptr;
+    const RankCombiner* combiner = nullptr;
+    TensorMemory* memory = nullptr;
+    Timeline* timeline = nullptr;
+    CoreRunner* runner = nullptr;
+  };
+  explicit ByteWork(const Parts& parts) : parts_(parts) {}
+
+  // Null: there are none any more.
+  void SetDevices(DeviceRounds* devices) { devices_ = devices; }
+  // The frame that the core is being given, from which bytes are copied; null: none is.
+  void SetFrame(const wire::Frame* frame) { frame_ = frame; }
+
+  void Do(const pipeline::CopyInline& effect);
+  void Do(const pipeline::CopyOwn& effect);
+  void Do(pipeline::ReduceSlice& effect);
+
+  // Reduces what is queued, until it has done so many bytes. Says how many slices.
+  int ReduceSome(uint64_t bytes_max);
+  bool AnyQueued() const { return !reduces_.empty(); }
+  void Abandon() { reduces_.clear(); }
+  // A reduction is done, here or on devices.
+  void OnReduced(uint64_t ticket, uint64_t bytes);
+  uint64_t bytes_reduced() const { return bytes_reduced_; }
+
+ private:
+  void Reduce(const pipeline::ReduceSlice& reduce);
+
+  const Parts parts_;
+  DeviceRounds* devices_ = nullptr;
+  const wire::Frame* frame_ = nullptr;
+  std::deque<pipeline::ReduceSlice> reduces_;
+  uint64_t bytes_reduced_ = 0;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_BYTE_WORK_H_

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_CORE_RUNNER_H_
+#define TALWEG_SERVICES_AGENT_CORE_RUNNER_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "libs/pipeline/agent_core.h"
+#include "libs/runtime/clock.h"
+
+namespace talweg::agent {
+
+// Gives the core of a member one event after the other, each with what follows from it. Owned by
+// the data thread.
+class CoreRunner {
+ public:
+  using Event = std::function<void(pipeline::Effects&)>;
+
+  // `perform` does what an event has led to; it may deliver more. The clock outlives this.
+  CoreRunner(const runtime::Clock* clock, std::function<void(pipeline::Effects&)> perform)
+      : clock_(clock), perform_(std::move(perform)) {}
+
+  // From here on there is another member.
+  void Begin(pipeline::AgentCoreConfig config);
+  pipeline::AgentCore& core() { return *core_; }
+  const pipeline::AgentCore& core() const { return *core_; }
+
+  // Gives the core the event, performs what follows, and what follows from that.
+  void Deliver(Event event);
+  void FailJob(const std::string& text);
+  // Lets leave what the events since the last time have led to. Says whether there were any.
+  bool Flush();
+
+  bool dirty() const { return dirty_; }
+  bool performing() const { return performing_; }
+
+ private:
+  const runtime::Clock* const clock_;
+  const std::function<void(pipeline::Effects&)> perform_;
+  std::unique_ptr<pipeline::AgentCore> core_;
+  std::deque<Event> events_;
+  bool performing_ = false;
+  bool dirty_ = false;  // The core has had events since the last Flush.
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_CORE_RUNNER_H_

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_SCHEDULER_CONTACT_H_
+#define TALWEG_SERVICES_AGENT_SCHEDULER_CONTACT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace talweg::agent {
+
+// Whether the scheduler answers, for people.
+class SchedulerContact {
+ public:
+  // `text`: why it cannot be reached. True: until now it answered.
+  bool OnUnreachable(const std::string& text, int64_t now_ns) {
+    text_ = text;
+    if (silent_since_ns_ != 0) return false;
+    silent_since_ns_ = now_ns;
+    return true;
+  }
+  // True: until now it did not.
+  bool OnReachable() {
+    text_.clear();
+    return std::exchange(silent_since_ns_, 0) != 0;
+  }
+
+  bool answers() const { return silent_since_ns_ == 0; }
+  const std::string& text() const { return text_; }
+  // What a failure says of it while it does not answer.
+  std::string SilenceText(int64_t now_ns) const {
+    return "for " + std::to_string((now_ns - silent_since_ns_) / 1'000'000'000) + " s the " +
+           text_ + " (start it again, and then this job)";
+  }
+
+ private:
+  int64_t silent_since_ns_ = 0;  // 0: it answers.
+  std::string text_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_SCHEDULER_CONTACT_H_

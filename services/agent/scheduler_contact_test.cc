@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/scheduler_contact.h"
+
+#include <catch2/catch.hpp>
+
+namespace talweg::agent {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+TEST_CASE("SchedulerContact: silence is news once, and counts from its beginning") {
+  SchedulerContact contact;
+  CHECK(contact.answers());
+  CHECK_FALSE(contact.OnReachable());
+  CHECK(contact.OnUnreachable("scheduler at x: refused", 10 * kSecond));
+  CHECK_FALSE(contact.OnUnreachable("scheduler at x: timed out", 12 * kSecond));
+  CHECK_FALSE(contact.answers());
+  CHECK(contact.text() == "scheduler at x: timed out");
+  CHECK(contact.SilenceText(15 * kSecond) ==
+        "for 5 s the scheduler at x: timed out (start it again, and then this job)");
+  CHECK(contact.OnReachable());
+  CHECK(contact.answers());
+  CHECK(contact.text().empty());
+  CHECK(contact.OnUnreachable("again", 20 * kSecond));
+}
+
+}  // namespace
+}  // namespace talweg::agent

@@ -52,7 +52,7 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
-        scenarios += ["collectives", "recovery", "loss_curve", "fairness"]
+        scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
@@ -136,6 +136,12 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual({each["tensor_count"] for each in ours}, {5})
         self.assertEqual({each["tensor_count"] for each in merged}, {1})
         self.assertEqual({each["total_bytes"] for each in ours + merged}, {69656})
+
+    def test_lanes(self) -> None:
+        for lanes in ("1 lane", "2 lanes"):
+            [result] = self.results("lanes", lanes)
+            self.assertEqual(result["failure"], "")
+            self.assertGreater(result["gigabytes_per_s_median"], 0)
 
     def test_growth(self) -> None:
         data = self.document["data"].get("growth", {})

@@ -34,6 +34,28 @@ class RunDeathsTest(RunTestCase):
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("ended before its ranks: killed by signal 9", errors)
 
+    def test_a_killed_rank_was_first_of_ranks_that_end_at_once(self) -> None:
+        script = """
+            echo $$ > $TALWEG_TEST_LOG/new$RANK; mv $TALWEG_TEST_LOG/{new,rank}$RANK; echo up
+            [ $RANK = 0 ] && exec sleep 1000
+            until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+            exit 1
+        """
+        run = Run("--ranks-per-node=2", "--", "bash", "-c", script)
+        if "[0] up" not in run.until_output("[1] up"):
+            run.until_output("[0] up")
+        pids = [int((run.log / f"rank{rank}").read_text()) for rank in range(2)]
+        supervisor = run.supervisor()
+        os.kill(supervisor, signal.SIGSTOP)  # So that it sees both ends at once.
+        os.kill(pids[0], signal.SIGKILL)
+        (run.log / "go").touch()
+        for pid in pids:
+            run.until_ended(pid)
+        os.kill(supervisor, signal.SIGCONT)
+        status, _, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGKILL, errors)
+        self.assertIn(f"rank 0 (pid {pids[0]}) failed first: killed by signal 9", errors)
+
     def test_a_scheduler_that_dies_is_started_again_where_it_was(self) -> None:
         script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done; echo done"
         for options in ([], ["--force-distributed"]):

@@ -154,6 +154,14 @@ class Run:
             assert time.monotonic() < deadline, f"{daemon} was not started {count} times"
             time.sleep(0.01)
 
+    @staticmethod
+    def until_ended(pid: int) -> None:
+        """Returns when the process has ended, though its parent has not seen that yet."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+            time.sleep(0.01)
+
     def arguments_of(self, daemon: str) -> list[str]:
         return sorted((self.log / daemon).read_text().splitlines())
 

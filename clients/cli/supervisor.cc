@@ -225,10 +225,10 @@ void Supervisor::Reap(SupervisorEvents& events) {
       break;
     }
   }
-  // The kernel tells of them in the order of their start. Of those that have ended at once, one that
-  // a signal killed was first: others end because of it, with a status of their own. When a rank
-  // and a daemon have ended so, the daemon did it because of the rank, more likely than not; ranks
-  // were started last.
+  // The kernel tells of them in the order of their start. Of those that have ended at once, one
+  // that a signal killed was first: others end because of it, with a status of their own. When a
+  // rank and a daemon have ended so, the daemon did it because of the rank, more likely than not;
+  // ranks were started last.
   std::sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
     const bool a_killed = a.second.signal_number != 0, b_killed = b.second.signal_number != 0;
     return a_killed != b_killed ? a_killed : a.first > b.first;

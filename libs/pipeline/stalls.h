@@ -36,7 +36,7 @@ class Stalls {
   void OnTick(int64_t now_ns, Effects& out);
 
  private:
-  // Whom the tensor's open round waits for; "": nobody that is known.
+  // This names those for whom the tensor's open round waits; "": nobody that is known.
   std::string WhoIsMissing(const AgentTensor& tensor) const;
   std::string RanksOfNode(const AgentTensor& tensor, NodeRank node) const;
 

@@ -32,7 +32,7 @@ class RoundWaits {
 
   // The nodes for which a round waits, if that is known; else null.
   const std::vector<uint32_t>* MissingNodes(pipeline::TensorIndex tensor, Round round) const;
-  // Whom the round waits for, in words; "": nobody that is known.
+  // This names those for whom the round waits, in words; "": nobody that is known.
   std::string WhomItWaitsFor(const pipeline::AgentCore& core, pipeline::TensorIndex tensor,
                              Round round) const;
 

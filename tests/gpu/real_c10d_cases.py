@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -32,9 +31,9 @@ def _inputs(step: int, rank: int) -> torch.Tensor:
     return torch.randn(16, 64).to(f"cuda:{gpu.ordinal}")
 
 
-def _train(model: nn.Module, ranks: list[int], optimizer: Any = None) -> None:
+def _train(model: nn.Module, ranks: list[int]) -> None:
     """On the batches of these ranks."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(_STEPS):
         optimizer.zero_grad()
         batch = torch.cat([_inputs(step, rank) for rank in ranks])
@@ -185,9 +184,7 @@ def real_c10d_beside_gloo() -> None:
     results = []
     for backend in ("talweg", "gloo"):
         begin(backend)
-        model = nn.parallel.DistributedDataParallel(
-            copy.deepcopy(_model()), device_ids=[gpu.ordinal]
-        )
+        model = nn.parallel.DistributedDataParallel(_model(), device_ids=[gpu.ordinal])
         _train(model, [tw.rank()])
         results.append([plain(parameter) for parameter in model.parameters()])
         dist.destroy_process_group()

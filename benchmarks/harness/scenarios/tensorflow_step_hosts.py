@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
 from harness.contender import Command, Contender
 from harness.hosts import Cluster
 from harness.measure import Result
-from harness.scenario import Context, Make, Section
+from harness.scenario import Context, Make, Section, noted
 from harness.scenarios.tensorflow_step import (
     CASES,
     HOW,
@@ -63,14 +63,10 @@ def _measure(context: Context) -> list[Result]:
 
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    try:
-        results = _measure(context)
-    except NotPermitted as refusal:
-        context.notes.append(f"{TITLE} is left out: {refusal}")
-        return section
-    tell(section, results, _SETTING)
-    section.text += HOW + (
-        "One process runs on each of two hosts, which are network namespaces of this machine;\n"
-        "their links are not shaped. Talweg has an aggregator on each host.\n"
-    )
+    with noted(context, section):
+        tell(section, _measure(context), _SETTING)
+        section.text += HOW + (
+            "One process runs on each of two hosts, which are network namespaces of this machine;\n"
+            "their links are not shaped. Talweg has an aggregator on each host.\n"
+        )
     return section

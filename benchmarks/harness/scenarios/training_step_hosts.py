@@ -7,7 +7,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
 from harness.contender import Contender
@@ -15,7 +15,7 @@ from harness.contenders import Missing, talweg_python
 from harness.hosts import Cluster
 from harness.measure import Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, find
+from harness.scenario import Context, Make, Section, find, noted
 from harness.scenarios.training_step import STEADY_HEAP, added_bar, measure_steps, step_row
 
 TITLE = "A training step on two hosts"
@@ -86,11 +86,12 @@ def _measure(context: Context) -> list[Result]:
 
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    try:
-        results = _measure(context)
-    except NotPermitted as refusal:
-        context.notes.append(f"{TITLE} is left out: {refusal}")
-        return section
+    with noted(context, section):
+        _tell(section, _measure(context))
+    return section
+
+
+def _tell(section: Section, results: list[Result]) -> None:
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:
@@ -111,7 +112,6 @@ def run(context: Context) -> Section:
         "beside it is a multiple of what Horovod with Gloo adds; nine in ten draws of as many\n"
         "repetitions lie there.\n"
     )
-    return section
 
 
 def bars(results: list[Result]) -> list[Bar]:

@@ -198,6 +198,17 @@ TEST_CASE("AgentCore: ranks of a node that is alone disagree for one round", "[p
   CHECK(next[0].status == Status::kOk);
 }
 
+TEST_CASE("AgentCore: a round that ended on a mismatch is not said to be aborted", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2}, 0));
+  f.Open(SpecOf("all_reduce", 16, {}));
+  PushOf(f, 0, 1, {64});
+  PushOf(f, 1, 1, {32});
+  const Effects again = PushOf(f, 0, 1, {64});
+  CHECK(Fixture::Of<CompleteRound>(again).empty());
+  CHECK(Fixture::Of<FailRank>(again).size() == 1);
+}
+
 TEST_CASE("AgentCore: owners hear that ranks of this node disagree, and what they answer ends it",
           "[pipeline]") {
   Fixture f(0, 2);

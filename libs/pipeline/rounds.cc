@@ -183,7 +183,12 @@ void Rounds::RoundDone(AgentTensor& tensor, Effects& out) {
 
 void Rounds::Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
-  if (tensor.aborted_from == Round{0}) tensor.aborted_from = round;
+  // A mismatch is known once every rank here has pushed the round: none comes to it late.
+  if (status == Status::kMismatch) {
+    tensor.aborted_from = Round{0};
+  } else if (tensor.aborted_from == Round{0}) {
+    tensor.aborted_from = round;
+  }
   tensor.held = {.round = round, .sum_epoch = Epoch{0}, .ranks_summed = 0};
   ++counters_->rounds_aborted;
   out.push_back(

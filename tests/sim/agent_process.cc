@@ -259,7 +259,8 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   if (ledger_ != nullptr) ledger_->OnTensorFailed();
   if (const std::optional<size_t> side = SideOf(failed.tensor)) {
     if (failed.status != pipeline::Status::kAborted &&
-        failed.status != pipeline::Status::kOverBudget) {
+        failed.status != pipeline::Status::kOverBudget &&
+        !ledger_->NamedByOlderNumbers(sides_[*side].name)) {
       throw Violation{name_ + ": a side tensor fails: " + failed.text};
     }
     trace_->Reached("a side tensor ends with one of its ranks");

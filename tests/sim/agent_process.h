@@ -239,7 +239,6 @@ class AgentProcess : private TransportWatcher, private RankHearing {
     std::string name;
     view::MemberIdentity other;
     uint64_t round_count = 0;
-    Epoch numbers;  // The view by whose numbers its declaration names ranks.
     pipeline::TensorIndex index;
     bool declared = false;
     bool over = false;

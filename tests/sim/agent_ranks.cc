@@ -140,7 +140,7 @@ void AgentProcess::DeclareNext(LocalRank rank) {
   }
   for (size_t tensor = 0; tensor < mine.size(); ++tensor) {
     // A few ranks that are all it knows would be all that there will be.
-    const bool means_all = SpecOf(rank, tensor).ranks.size() == told_view_->RankCount() &&
+    const bool means_all = plans_[tensor]->group().size() == told_view_->RankCount() &&
                            !plans_[tensor]->collective().needs_every_rank();
     if (mine[tensor].is_mine && means_all) return FailRankWith(rank, "it knows no other ranks");
     for (const view::Place& place : plans_[tensor]->group()) {

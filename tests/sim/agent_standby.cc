@@ -96,7 +96,6 @@ void AgentProcess::DeclareSide(size_t place) {
   SideTensor& side = sides_[place];
   const view::View* const numbers = core().views().numbers();
   if (!RankPushes() || !numbers->IndexOf(side.other)) return EndSide(place);
-  side.numbers = numbers->epoch;
   pipeline::TensorSpec spec{.name = side.name,
                             .collective = {DType::kF32, Op::kSum, Share::kWhole, Share::kWhole,
                                            kElements, /*side=*/true}};
@@ -116,9 +115,8 @@ void AgentProcess::OnSideDeclared(size_t place, pipeline::TensorIndex index, Rou
 }
 
 void AgentProcess::OnSideRefused(size_t place, shm::RankStatus status, const std::string& text) {
-  // Ranks that follow a newer view meanwhile call others by other numbers.
-  const bool means_others = core().views().numbers()->epoch != sides_[place].numbers;
-  if (!means_others &&
+  // Whichever of its ranks follows a newer view meanwhile calls others by other numbers.
+  if (!ledger_->NamedByOlderNumbers(sides_[place].name) &&
       (status == shm::RankStatus::kInvalidArgument || status == shm::RankStatus::kMismatch)) {
     throw Violation{name_ + ": a side tensor is refused: " + text};
   }

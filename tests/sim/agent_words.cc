@@ -36,10 +36,13 @@ void AgentProcess::Declare(LocalRank rank, uint32_t request, const pipeline::Ten
   const auto shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
   declaration.in_place = declaration.one_place =
       shape.all_get_one && spec.ranks.empty() && (config_.incarnation.value() + request) % 2 == 0;
-  rank_server_.Say(
-      rank, [request, declaration](shm::RankEventSink& sink, shm::RankConnectionId connection) {
-        sink.OnRankDeclare(connection, shm::RequestId{request}, declaration);
-      });
+  const Epoch numbers = core().views().numbers()->epoch;
+  rank_server_.Say(rank, [this, request, declaration, numbers](shm::RankEventSink& sink,
+                                                               shm::RankConnectionId connection) {
+    // The node may have followed a newer view while this was on its way.
+    if (core().views().numbers()->epoch != numbers) ledger_->OnOlderNumbers(declaration.name);
+    sink.OnRankDeclare(connection, shm::RequestId{request}, declaration);
+  });
 }
 
 void AgentProcess::Say(LocalRank rank, const pipeline::Push& push) {

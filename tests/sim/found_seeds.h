@@ -41,8 +41,13 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kStandbys, 326'532'003'606},
     // A rank names another by the numbers of a view while its follow of the next one is on its way.
     {Kind::kStandbys, 159'687'003'395},
+    {Kind::kStandbys, 5'100'194'225},
     // A rank that breaks the rules pushes what is right by chance.
     {Kind::kGroups, 9'228'287},
+    // A rank that breaks the rules pushes again what has ended on a mismatch.
+    {Kind::kGroups, 5'100'209'706},
+    // All that two ranks know of those who agreed on a group is themselves.
+    {Kind::kStandbys, 5'100'039'176},
 };
 
 }  // namespace talweg::sim

@@ -97,6 +97,12 @@ class Ledger {
   };
   void OnDead(TensorKey tensor, const Death& death);
 
+  // A rank has named others of a tensor by the numbers of a view that its node follows no more.
+  void OnOlderNumbers(const std::string& tensor) { named_by_older_numbers_.insert(tensor); }
+  bool NamedByOlderNumbers(const std::string& tensor) const {
+    return named_by_older_numbers_.contains(tensor);
+  }
+
   // Some tensor has failed: it has no round any more.
   void OnTensorFailed() { tensor_failed_ = true; }
   bool tensor_failed() const { return tensor_failed_; }
@@ -147,6 +153,7 @@ class Ledger {
   std::map<TensorKey, RoundPlan> plans_;
   std::map<std::pair<TensorKey, std::vector<view::MemberIdentity>>, std::vector<Death>> deaths_;
   bool tensor_failed_ = false;
+  std::set<std::string> named_by_older_numbers_;
   uint64_t outcomes_ = 0;
 };
 

@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <utility>
 
-#include "libs/telemetry/log.h"
 #include "tests/sim/agent_process.h"
 #include "tests/sim/aggregator_process.h"
 #include "tests/sim/joiner_checks.h"
 #include "tests/sim/ledger.h"
+#include "tests/sim/log_sink.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/reached.h"
@@ -25,18 +24,6 @@ namespace {
 // Far above what any life needs once its faults are over: leases, back-offs and retries included.
 constexpr int64_t kSettleNs = 450 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
-
-// What daemons log, while it lives.
-class LogSink {
- public:
-  explicit LogSink(std::function<void(const std::string& text)> sink) {
-    telemetry::SetLogSink(
-        [sink = std::move(sink)](telemetry::LogLevel, const std::string& text) { sink(text); });
-  }
-  ~LogSink() { telemetry::SetLogSink(nullptr); }
-  LogSink(const LogSink&) = delete;
-  LogSink& operator=(const LogSink&) = delete;
-};
 
 class World {
  public:
@@ -89,6 +76,7 @@ class World {
   void StopSomeProcess();
   void NoteZombie(const AgentProcess& process);
   bool Settled() const;
+  uint64_t OutcomeCount() const;  // Results that ranks have taken and found right.
   void CheckMemory() const;
   void Gather(LifeResult& result);
 
@@ -498,6 +486,12 @@ bool World::Settled() const {
                      });
 }
 
+uint64_t World::OutcomeCount() const {
+  uint64_t count = 0;
+  for (const auto& [name, ledger] : ledgers_) count += ledger.outcomes();
+  return count;
+}
+
 void World::CheckMemory() const {
   for (const AggregatorHost& aggregator : aggregators_) {
     if (aggregator.process == nullptr) continue;
@@ -519,9 +513,16 @@ LifeResult World::Live() {
   try {
     Build();
     const int64_t faults_end_ns = 2 * kSecond + profile_.fault_end_ns;
-    while (result.events < kEventsMax && timeline_.RunOne(faults_end_ns + kSettleNs)) {
+    int64_t end_ns = faults_end_ns + kSettleNs;
+    uint64_t outcomes = 0;
+    while (result.events < kEventsMax && timeline_.RunOne(end_ns)) {
       ++result.events;
-      if (result.events % 64 == 0 && timeline_.now_ns() > faults_end_ns && Settled()) break;
+      if (result.events % 64 != 0 || timeline_.now_ns() <= faults_end_ns) continue;
+      if (Settled()) break;
+      // Slow ranks may need long. A life that is stuck takes no results.
+      if (std::exchange(outcomes, OutcomeCount()) != outcomes) {
+        end_ns = timeline_.now_ns() + kSettleNs;
+      }
     }
     CheckMemory();
     if (!Settled()) {
@@ -550,10 +551,8 @@ LifeResult World::Live() {
 void World::Gather(LifeResult& result) {
   result.trace = trace_.lines();
   result.coverage = trace_.reached();
-  for (const auto& [name, ledger] : ledgers_) {
-    result.outcomes += ledger.outcomes();
-    GatherLedger(ledger, result.coverage);
-  }
+  result.outcomes = OutcomeCount();
+  for (const auto& [name, ledger] : ledgers_) GatherLedger(ledger, result.coverage);
   for (const auto& [name, count] : faults_) result.coverage["fault: " + name] += count;
   const auto gather_job = [&](const aggregation::Counters& counters) {
     GatherJob(counters, result.coverage);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "tests/sim/agent_process.h"
 
@@ -81,8 +83,13 @@ void AgentProcess::OnFramePosted(ConnectionId connection, std::span<const std::b
   if (frame->header.type == wire::FrameType::kReport) {
     reports_sent_[connection] = {bytes.begin(), bytes.end()};
   }
-  if (frame->header.type == wire::FrameType::kContribute &&
-      config_.profile->fault_weights[static_cast<int>(Fault::kConfuseAgent)] > 0) {
+  const auto* const contributes = std::get_if<std::vector<wire::Contribute>>(&frame->entries);
+  if (contributes == nullptr) return;
+  // Where contribution and result lie in one place, what answers an old one would land on the next.
+  const bool is_in_place =
+      std::any_of(contributes->begin(), contributes->end(),
+                  [&](const wire::Contribute& entry) { return in_place_.contains(entry.key); });
+  if (!is_in_place && config_.profile->fault_weights[static_cast<int>(Fault::kConfuseAgent)] > 0) {
     contributions_sent_.emplace_back(connection,
                                      std::vector<std::byte>(bytes.begin(), bytes.end()));
     if (contributions_sent_.size() > 8) contributions_sent_.pop_front();

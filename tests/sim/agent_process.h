@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -288,6 +289,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   bool ended_ = false;  // Its life is over.
   bool told_to_stop_ = false;
   std::map<pipeline::TensorIndex, Allocated> allocated_;
+  std::set<TensorKey> in_place_;  // Tensors that ranks here have declared so.
   std::vector<RankProcess> ranks_;
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/fingerprint.h"
 #include "tests/sim/agent_process.h"
 
 // What the ranks of a simulated agent and their agent say to each other.
@@ -36,6 +37,7 @@ void AgentProcess::Declare(LocalRank rank, uint32_t request, const pipeline::Ten
   const auto shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
   declaration.in_place = declaration.one_place =
       shape.all_get_one && spec.ranks.empty() && (config_.incarnation.value() + request) % 2 == 0;
+  if (declaration.in_place) in_place_.insert(TensorKey{Fingerprint64(spec.name)});
   const Epoch numbers = core().views().numbers()->epoch;
   rank_server_.Say(rank, [this, request, declaration, numbers](shm::RankEventSink& sink,
                                                                shm::RankConnectionId connection) {

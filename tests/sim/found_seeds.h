@@ -46,6 +46,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGroups, 9'228'287},
     // A rank that breaks the rules pushes again what has ended on a mismatch.
     {Kind::kGroups, 5'100'209'706},
+    // What answers a contribution that a confused agent sends again lands on its next one.
+    {Kind::kUsual, 5'100'513'306},
     // All that two ranks know of those who agreed on a group is themselves.
     {Kind::kStandbys, 5'100'039'176},
 };

@@ -544,6 +544,16 @@ bool AgentProcess::Settled() const {
   });
 }
 
+bool AgentProcess::WaitsForSomebody() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+    if (rank.state == RankState::kStarting || rank.state == RankState::kDeclaring) return true;
+    if (rank.state != RankState::kTraining) return false;
+    return rank.at_boundary ||
+           std::any_of(rank.tensors.begin(), rank.tensors.end(),
+                       [](const RankTensor& tensor) { return tensor.pushed != tensor.taken; });
+  });
+}
+
 bool AgentProcess::Lingers() const {
   return !left_ && Settled() && (told_to_stop_ || AllRanksDone() || Failed());
 }

@@ -48,6 +48,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGroups, 5'100'209'706},
     // What answers a contribution that a confused agent sends again lands on its next one.
     {Kind::kUsual, 5'100'513'306},
+    // Slow ranks of a node go on with a tensor of their own beside a node that is dead.
+    {Kind::kGroups, 5'100'419'333},
     // All that two ranks know of those who agreed on a group is themselves.
     {Kind::kStandbys, 5'100'039'176},
 };

@@ -17,7 +17,7 @@ constexpr int64_t kNoticedNs = 5 * kSecond;
 void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
                            int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns) {
   const view::View* const view = agent.core().views().newest();
-  if (view == nullptr || agent.Settled() || agent.Failed()) return;
+  if (view == nullptr || !agent.WaitsForSomebody() || agent.Failed()) return;
   for (const view::ViewMember& member : view->members) {
     const auto death = deaths.find(member.id);
     if (death == deaths.end()) continue;

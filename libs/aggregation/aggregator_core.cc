@@ -56,6 +56,7 @@ void AggregatorCore::OnFrame(ConnectionId connection, const wire::Frame& frame, 
   if (session->state == SessionState::kRefused) return;
   if (header.type == FrameType::kGoodbye) {
     ++counters_.goodbyes;
+    if (const auto left = view_.IndexOf(session->hello.member)) attendance_.OnGoodbye(*left);
     sessions_.Close(connection, "it said goodbye", out);
     return;
   }

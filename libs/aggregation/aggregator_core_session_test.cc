@@ -245,6 +245,29 @@ TEST_CASE("AggregatorCore: who has not entered the epoch is named to those who h
   CHECK(tick(10).empty());
 }
 
+TEST_CASE("AggregatorCore: whoever has said goodbye is named as one that has left",
+          "[aggregation]") {
+  JobFixture f;
+  f.PublishView();
+  f.SayHello(0);
+  f.SayReport(0);
+  f.SayHello(1);
+  const auto told = [&f](int64_t seconds) {
+    f.effects_seen.clear();
+    f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);
+    f.Perform();
+    const auto notices = f.Sent<wire::Waiting>(Conn(0));
+    REQUIRE(notices.size() == 1);
+    CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
+    return notices[0].left_nodes;
+  };
+  CHECK(told(1).empty());
+  wire::Frame goodbye;
+  goodbye.header = {.type = wire::FrameType::kGoodbye, .job = JobFixture::kJob};
+  f.SayFrame(Conn(1), goodbye);
+  CHECK(told(3) == std::vector<uint32_t>{1});
+}
+
 TEST_CASE(
     "AggregatorCore: a member that has not heard of the newest view is told so in the one it holds",
     "[aggregation]") {

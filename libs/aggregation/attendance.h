@@ -17,6 +17,7 @@ struct PresentMember {
   std::optional<ConnectionId> connection;  // Active in the present epoch.
   int64_t absent_ns = 0;        // For how long there has been none, as ticks have counted it.
   bool absent_at_tick = false;  // At the last one.
+  bool has_left = false;        // It has said goodbye.
 };
 
 // Which members of the present view are here, over which connection, and for how long the others
@@ -31,6 +32,7 @@ class Attendance {
   void Enter(MemberIndex member, ConnectionId connection);
   void Leave(MemberIndex member) { members_[member.value()].connection.reset(); }
   void LeaveAll();
+  void OnGoodbye(MemberIndex member) { members_[member.value()].has_left = true; }
   // A few times a second.
   void OnTick(int64_t now_ns);
 

@@ -72,8 +72,11 @@ int64_t Notices::DueNs(const std::vector<bool>& missing, int64_t since_ns, int64
 void Notices::NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const {
   for (uint32_t i = 0; i < missing.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
     if (!missing[i]) continue;
-    notice.missing_nodes.push_back(view_->IdOf(MemberIndex{i}).node.value());
-    notice.absent_ns.push_back(static_cast<uint64_t>(attendance_->members()[i].absent_ns));
+    const PresentMember& member = attendance_->members()[i];
+    const uint32_t node = view_->IdOf(MemberIndex{i}).node.value();
+    notice.missing_nodes.push_back(node);
+    notice.absent_ns.push_back(static_cast<uint64_t>(member.absent_ns));
+    if (member.has_left) notice.left_nodes.push_back(node);
   }
 }
 

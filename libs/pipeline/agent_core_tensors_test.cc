@@ -15,6 +15,19 @@ using testing::Key;
 using testing::MakeView;
 using testing::Spec;
 
+constexpr uint64_t kSecond = 1'000'000'000;
+
+// An owner waits for node 1 in round 1 of a tensor.
+wire::Waiting WaitingFor(const std::string& tensor, bool has_left) {
+  wire::Waiting waiting{.key = Key(tensor),
+                        .round = Round{1},
+                        .waited_ns = 1,
+                        .missing_nodes = {1},
+                        .absent_ns = {0}};
+  if (has_left) waiting.left_nodes = {1};
+  return waiting;
+}
+
 DeclareReply OnlyReply(const Effects& effects) {
   const auto replies = Fixture::Of<DeclareReply>(effects);
   REQUIRE(replies.size() == 1);
@@ -382,9 +395,7 @@ TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a ne
     f.AgreeTo(f.AnswerAll());
     REQUIRE(f.member.views().phase() == Phase::kReporting);
     f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
-    f.From<wire::Waiting>(
-        0, wire::FrameType::kWaiting,
-        {{.key = Key("pair"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+    f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("pair", /*has_left=*/true)});
   }
   CHECK(f.member.FindTensor(Key("pair"))->state == TensorState::kFailed);
   CHECK(f.member.views().phase() == Phase::kActive);
@@ -398,11 +409,40 @@ TEST_CASE("AgentCore: a round that needs a member which has left fails the job",
   f.Flush();
   f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
   CHECK(f.member.views().phase() == Phase::kActive);  // It may have contributed already.
-  const Effects out = f.From<wire::Waiting>(
-      0, wire::FrameType::kWaiting,
-      {{.key = Key("w"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  const Effects out =
+      f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/true)});
   REQUIRE(f.Of<FailJob>(out).size() == 1);
   CHECK(f.Of<FailJob>(out)[0].text.find("node 1 has left") != std::string::npos);
+}
+
+TEST_CASE("AgentCore: what was said before a member gave its part and left fails nothing",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 100));
+  f.Push(0, 0, 1);
+  const auto sent = f.Entries<wire::Contribute>(f.Flush());
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  // It lay in the connection for long.
+  const Effects out =
+      f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/false)});
+  CHECK(f.Of<FailJob>(out).empty());
+  REQUIRE(sent.size() == 1);
+  CHECK(f.Of<CompleteRound>(f.ResultOf(sent[0], 2)).size() == 1);
+}
+
+TEST_CASE("AgentCore: an owner that has heard no goodbye believes a long absence", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 100));
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  wire::Waiting waiting = WaitingFor("w", /*has_left=*/false);
+  waiting.absent_ns = {9 * kSecond};
+  CHECK(f.Of<FailJob>(f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting})).empty());
+  waiting.absent_ns = {10 * kSecond};
+  CHECK(f.Of<FailJob>(f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting})).size() == 1);
 }
 
 TEST_CASE("AgentCore: a round of a group that needs a member which has left fails its tensor",
@@ -415,9 +455,8 @@ TEST_CASE("AgentCore: a round of a group that needs a member which has left fail
   f.Push(0, 0, 1);
   f.Flush();
   f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
-  const Effects out = f.From<wire::Waiting>(
-      0, wire::FrameType::kWaiting,
-      {{.key = Key("pair"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  const Effects out =
+      f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("pair", /*has_left=*/true)});
   CHECK(f.Of<FailJob>(out).empty());
   const auto completed = f.Of<CompleteRound>(out);
   REQUIRE(completed.size() == 1);
@@ -437,9 +476,8 @@ TEST_CASE("AgentCore: a side tensor waits for the view without the member that h
   f.Push(0, 0, 1);
   f.Flush();
   f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
-  const Effects out = f.From<wire::Waiting>(
-      0, wire::FrameType::kWaiting,
-      {{.key = Key("state"), .round = Round{1}, .waited_ns = 1, .missing_nodes = {1}}});
+  const Effects out =
+      f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("state", /*has_left=*/true)});
   CHECK(f.Of<FailJob>(out).empty());
 }
 

@@ -10,6 +10,18 @@ namespace {
 
 std::string MillisecondsText(uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
+// An owner that has heard no goodbye of a node believes after this time that it has left.
+constexpr uint64_t kLeftUnheardNs = 10'000'000'000;
+
+// Whether the owner knew that this node, which is missing, had left. It may have said what it says
+// before the node gave its part and left. Then the result is the next that comes.
+bool HadLeft(const wire::Waiting& entry, size_t missing) {
+  const bool has_said_goodbye = std::count(entry.left_nodes.begin(), entry.left_nodes.end(),
+                                           entry.missing_nodes[missing]) > 0;
+  return has_said_goodbye ||
+         (missing < entry.absent_ns.size() && entry.absent_ns[missing] >= kLeftUnheardNs);
+}
+
 }  // namespace
 
 void Waits::OnView(const view::View& view) {
@@ -155,9 +167,10 @@ void Waits::OnEpochWaiting(AggregatorIndex from, const wire::Waiting& entry, int
 }
 
 std::string Waits::LeftText(const wire::Waiting& entry, const std::string& what) const {
-  for (const uint32_t node : entry.missing_nodes) {
+  for (size_t i = 0; i < entry.missing_nodes.size(); ++i) {
+    const uint32_t node = entry.missing_nodes[i];
     const auto left = left_members_.find(NodeRank{node});
-    if (left == left_members_.end()) continue;
+    if (left == left_members_.end() || !HadLeft(entry, i)) continue;
     return "node " + std::to_string(node) + " has left job '" + config_->job_name + "' (" +
            left->second + "), but " + what + " needs it";
   }

@@ -261,6 +261,7 @@ void Write(FieldWriter& out, const Waiting& e) {
   out.Put(e.waited_ns);
   out.Put(e.missing_nodes);
   out.Put(e.absent_ns);
+  out.Put(e.left_nodes);
 }
 void Read(FieldReader& in, Waiting& e) {
   in.Get(e.key);
@@ -268,6 +269,7 @@ void Read(FieldReader& in, Waiting& e) {
   in.Get(e.waited_ns);
   in.Get(e.missing_nodes);
   in.Get(e.absent_ns);
+  if (in.remaining() > 0) in.Get(e.left_nodes);  // Version 2.2 ends here.
   e.absent_ns.resize(e.missing_nodes.size());
 }
 

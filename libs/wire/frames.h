@@ -28,7 +28,7 @@ namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
 inline constexpr uint8_t kVersionMajor = 2;     // 2: collectives, groups, lengths.
-inline constexpr uint8_t kVersionMinor = 2;     // 1: priorities. 2: side tensors.
+inline constexpr uint8_t kVersionMinor = 3;     // 1: priorities. 2: side tensors. 3: left nodes.
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;
@@ -234,6 +234,7 @@ struct Waiting {
   std::vector<uint32_t> missing_nodes;  // Node ranks, ascending; at most 64 are named.
   // For how long each of them has had no connection in the epoch; 0: it has one. As many as nodes.
   std::vector<uint64_t> absent_ns;
+  std::vector<uint32_t> left_nodes;  // Those of them that have said goodbye to this owner.
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 

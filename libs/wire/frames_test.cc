@@ -59,7 +59,7 @@ TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
   CHECK(std::get<std::vector<Refused>>(RoundTrip(FrameType::kRefused, refused).entries) == refused);
   const std::vector<Failed> failed = {{TensorKey{0}, Round{0}, FailedCode::kJobFailed, "x"}};
   CHECK(std::get<std::vector<Failed>>(RoundTrip(FrameType::kFailed, failed).entries) == failed);
-  const std::vector<Waiting> waiting = {{TensorKey{1}, Round{5}, 12345, {0, 3}, {0, 7}}};
+  const std::vector<Waiting> waiting = {{TensorKey{1}, Round{5}, 12345, {0, 3}, {0, 7}, {3}}};
   CHECK(std::get<std::vector<Waiting>>(RoundTrip(FrameType::kWaiting, waiting).entries) == waiting);
   for (const FrameType type :
        {FrameType::kCredit, FrameType::kFence, FrameType::kFenceAck, FrameType::kGoodbye}) {
@@ -146,7 +146,7 @@ TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.2, this process 2.2") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.3, this process 2.3") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");

@@ -50,6 +50,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kUsual, 5'100'513'306},
     // Slow ranks of a node go on with a tensor of their own beside a node that is dead.
     {Kind::kGroups, 5'100'419'333},
+    // That a round waits for a node is read when the node has given its part and left.
+    {Kind::kGroups, 5'100'468'803},
     // All that two ranks know of those who agreed on a group is themselves.
     {Kind::kStandbys, 5'100'039'176},
 };

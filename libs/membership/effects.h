@@ -70,7 +70,7 @@ using MemberMessage =
 // Messages on an aggregator's stream.
 struct JobView {
   std::string job_name;
-  view::View view;
+  SharedView view;
   view::JobQuota quota = {};
   friend bool operator==(const JobView&, const JobView&) = default;
 };

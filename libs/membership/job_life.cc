@@ -145,7 +145,7 @@ bool JobLife::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
            CountText(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
            CountText(job.view->aggregators.size(), "aggregator"));
   // Aggregators first: members greet them as soon as they know.
-  pool_->Tell(JobView{job.name, *job.view, admission_->QuotaOf(job).share}, turn);
+  pool_->Tell(JobView{job.name, SharedView{job.view}, admission_->QuotaOf(job).share}, turn);
   for (const view::ViewMember& member : job.view->members) {
     const LiveMember& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, SharedView{job.view}});

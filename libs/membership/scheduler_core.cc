@@ -52,7 +52,7 @@ void SchedulerCore::Finish(Turn& turn, std::vector<Effect>& out) {
       if (shared != nullptr) view = &**shared;
     } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
       const auto* job_view = std::get_if<JobView>(&tell->message);
-      if (job_view != nullptr) view = &job_view->view;
+      if (job_view != nullptr) view = &*job_view->view;
     }
     return view != nullptr && view->epoch < jobs_.all().at(view->job).view->epoch;
   });

@@ -265,7 +265,7 @@ class Fixture {
         if (const auto* view = std::get_if<SharedView>(&tell->message)) CheckStored(**view);
         told_[tell->stream].push_back(tell->message);
       } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
-        if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(view->view);
+        if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(*view->view);
         aggregator_told_[tell->stream].push_back(tell->message);
       } else if (const auto* close = std::get_if<CloseStream>(&effect)) {
         closed_[close->stream] = close->why;

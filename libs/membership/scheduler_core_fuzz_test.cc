@@ -140,7 +140,7 @@ class World {
       } else if (const auto* tell = std::get_if<TellMember>(&effect)) {
         if (const auto* view = std::get_if<SharedView>(&tell->message)) CheckStored(**view);
       } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
-        if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(view->view);
+        if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(*view->view);
       }
       first = false;
     }

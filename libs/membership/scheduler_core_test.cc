@@ -2,6 +2,7 @@
 #include "libs/membership/scheduler_core.h"
 
 #include <algorithm>
+#include <memory>
 
 #include <catch2/catch.hpp>
 
@@ -29,7 +30,8 @@ TEST_CASE("SchedulerCore: a job runs when min_members have joined and opened the
   CHECK(views[0].aggregators.size() == 1);
   CHECK(f.Told<view::View>(Id(0, 10)) == views);
   REQUIRE(f.AggregatorTold<JobView>(100).size() == 1);
-  CHECK(f.AggregatorTold<JobView>(100)[0] == JobView{"mnist", views[0]});
+  CHECK(f.AggregatorTold<JobView>(100)[0] ==
+        JobView{"mnist", SharedView{std::make_shared<const view::View>(views[0])}});
 }
 
 TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_members",

@@ -75,8 +75,8 @@ void ToldViews::Write(const ViewPointer& view, MemberTold& told, v1::WatchViewsR
 
 void ToldViews::Write(const membership::JobView& job, AggregatorTold& told,
                       v1::WatchJobsResponse& response) {
-  ViewPointer shown = Shown(job.view);
-  const ViewPointer base = std::exchange(told.views[job.view.job], shown);
+  ViewPointer shown = ShownOf(job.view.pointer());
+  const ViewPointer base = std::exchange(told.views[job.view->job], shown);
   if (!told.takes_changes || base == nullptr) {
     response.mutable_job_view()->set_job_name(job.job_name);
     *response.mutable_job_view()->mutable_view() = rpc::ToProto(*shown);
@@ -90,11 +90,13 @@ void ToldViews::Write(const membership::JobView& job, AggregatorTold& told,
   *response.mutable_job_view_change()->mutable_quota() = rpc::ToProto(job.quota);
 }
 
-ViewPointer ToldViews::Shown(const view::View& view) {
-  const auto found = shown_.find(view.job);
-  if (found != shown_.end() && found->second->epoch == view.epoch) return found->second;
-  std::erase_if(shown_, [](const auto& entry) { return entry.second.use_count() == 1; });
-  return shown_[view.job] = std::make_shared<const view::View>(WithoutKeys(view));
+ViewPointer ToldViews::ShownOf(const ViewPointer& view) {
+  const auto found = shown_.find(view->job);
+  if (found != shown_.end() && found->second.whole == view) return found->second.shown;
+  std::erase_if(shown_, [](const auto& entry) { return entry.second.shown.use_count() == 1; });
+  ViewPointer shown = std::make_shared<const view::View>(WithoutKeys(*view));
+  shown_[view->job] = {.whole = view, .shown = shown};
+  return shown;
 }
 
 }  // namespace talweg::scheduler

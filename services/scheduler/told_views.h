@@ -53,12 +53,18 @@ class ToldViews {
     }
   };
 
-  ViewPointer Shown(const view::View& view);
+  // A view as aggregators may have it.
+  struct Shown {
+    ViewPointer whole;
+    ViewPointer shown;
+  };
+
+  ViewPointer ShownOf(const ViewPointer& view);
 
   Change to_members_;
   Change to_aggregators_;
-  // The last view of each job as aggregators may have it, while a stream's AggregatorTold has it.
-  std::map<JobId, ViewPointer> shown_;
+  // The last one of each job, while a stream's AggregatorTold has it.
+  std::map<JobId, Shown> shown_;
 };
 
 }  // namespace talweg::scheduler

@@ -14,6 +14,8 @@
 namespace talweg::scheduler {
 namespace {
 
+using membership::SharedView;
+
 const std::string kPlace = "fi:tcp://127.0.0.1:2/";
 const std::string kListener = "s" + std::string(64, 'b');
 const std::string kOlderListener(64, 'c');
@@ -117,13 +119,14 @@ TEST_CASE("ToldViews: an aggregator gets changes of each job, and no keys", "[sc
   AggregatorTold told{.takes_changes = takes_changes};
   v1::WatchJobsResponse whole;
   const ViewPointer before = MakeView(1, 3, 2);
-  views.Write({.job_name = "mnist", .view = *before}, told, whole);
+  views.Write({.job_name = "mnist", .view = SharedView(before)}, told, whole);
   CHECK(whole.job_view().job_name() == "mnist");
   const absl::StatusOr<view::View> base = rpc::FromProto(whole.job_view().view());
   REQUIRE(base.ok());
   const ViewPointer after = MakeView(2, 2, 3);
   v1::WatchJobsResponse response;
-  views.Write({.job_name = "mnist", .view = *after, .quota = {.tenant = "blue"}}, told, response);
+  views.Write({.job_name = "mnist", .view = SharedView(after), .quota = {.tenant = "blue"}}, told,
+              response);
   REQUIRE(response.has_job_view_change() == takes_changes);
   const absl::StatusOr<view::View> view =
       takes_changes ? rpc::Changed(*base, response.job_view_change().change())
@@ -138,8 +141,9 @@ TEST_CASE("ToldViews: an aggregator gets changes of each job, and no keys", "[sc
   // Another job's first view comes whole.
   view::View other = *after;
   other.job = JobId{5};
+  const SharedView bert(std::make_shared<const view::View>(other));
   v1::WatchJobsResponse first;
-  views.Write({.job_name = "bert", .view = other}, told, first);
+  views.Write({.job_name = "bert", .view = bert}, told, first);
   CHECK(first.job_view().job_name() == "bert");
 }
 

@@ -135,12 +135,12 @@ void AggregatorLink::Attach() {
 
 void AggregatorLink::OnMessage(const membership::AggregatorMessage& message) {
   if (const auto* view = std::get_if<membership::JobView>(&message)) {
-    Epoch& held = held_[view->view.job];
-    if (view->view.epoch <= held) {
-      return Tell(rpc::JobQuotaPublished{view->view.job, view->quota});
+    Epoch& held = held_[view->view->job];
+    if (view->view->epoch <= held) {
+      return Tell(rpc::JobQuotaPublished{view->view->job, view->quota});
     }
-    held = view->view.epoch;
-    Tell(rpc::JobViewPublished{view->job_name, view->view, view->quota});
+    held = view->view->epoch;
+    Tell(rpc::JobViewPublished{view->job_name, *view->view, view->quota});
   } else if (const auto* quota = std::get_if<membership::JobQuotaChanged>(&message)) {
     if (held_.contains(quota->job)) Tell(rpc::JobQuotaPublished{quota->job, quota->quota});
   } else if (const auto* closed = std::get_if<membership::JobClosed>(&message)) {

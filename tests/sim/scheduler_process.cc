@@ -306,7 +306,7 @@ void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {
             if (const auto* view = std::get_if<membership::JobView>(&each.message)) {
-              OnViewTold(view->view);
+              OnViewTold(*view->view);
             }
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::CloseStream>) {

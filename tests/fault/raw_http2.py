@@ -7,14 +7,23 @@ import socket
 import struct
 from types import TracebackType
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_ACK, _END_HEADERS = 1, 4
-_FRAME_BYTES_MAX = 16384
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    3,
+    4,
+    6,
+    7,
+    8,
+    9,
+)
+ACK, END_STREAM, END_HEADERS = 1, 1, 4
+FRAME_BYTES_MAX = 16384
 _WINDOW_BYTES = 65535
 
 
-def _number(value: int) -> bytes:
+def number(value: int) -> bytes:
     """A length of HPACK, with a prefix of seven bits."""
     if value < 127:
         return bytes([value])
@@ -26,10 +35,22 @@ def _number(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _field(name: str, value: bytes) -> bytes:
+def field(name: str, value: bytes) -> bytes:
     """A literal that nobody notes."""
     key = name.encode()
-    return b"\0" + _number(len(key)) + key + _number(len(value)) + value
+    return b"\0" + number(len(key)) + key + number(len(value)) + value
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags])
+    return head + struct.pack(">I", stream) + payload
+
+
+def request(method: str) -> bytes:
+    """What the metadata of each call begins with."""
+    block = field(":method", b"POST") + field(":scheme", b"http")
+    block += field(":path", method.encode()) + field(":authority", b"localhost")
+    return block + field("content-type", b"application/grpc") + field("te", b"trailers")
 
 
 class RawHttp2:
@@ -46,7 +67,7 @@ class RawHttp2:
         self.is_over = False
         self._received = b""
         self._next_stream = 1
-        self._socket.sendall(_PREFACE + self._frame(SETTINGS, 0, 0, b""))
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def __enter__(self) -> RawHttp2:
         return self
@@ -59,11 +80,6 @@ class RawHttp2:
     ) -> None:
         self._socket.close()
 
-    @staticmethod
-    def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags])
-        return head + struct.pack(">I", stream) + payload
-
     def _send(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
@@ -74,16 +90,14 @@ class RawHttp2:
         """Begins a call, and sends no message. Returns its stream."""
         stream = self._next_stream
         self._next_stream += 2
-        block = _field(":method", b"POST") + _field(":scheme", b"http")
-        block += _field(":path", method.encode()) + _field(":authority", b"localhost")
-        block += _field("content-type", b"application/grpc") + _field("te", b"trailers")
+        block = request(method)
         for name, value in (metadata or {}).items():
-            block += _field(name, value)
-        parts = [block[i : i + _FRAME_BYTES_MAX] for i in range(0, len(block), _FRAME_BYTES_MAX)]
+            block += field(name, value)
+        parts = [block[i : i + FRAME_BYTES_MAX] for i in range(0, len(block), FRAME_BYTES_MAX)]
         self._windows[stream] = self._first_window
         for i, part in enumerate(parts):
-            flags = _END_HEADERS if i == len(parts) - 1 else 0
-            self._send(self._frame(HEADERS if i == 0 else 9, flags, stream, part))
+            flags = END_HEADERS if i == len(parts) - 1 else 0
+            self._send(frame(HEADERS if i == 0 else CONTINUATION, flags, stream, part))
         return stream
 
     def send(self, stream: int, data: bytes) -> int:
@@ -91,8 +105,8 @@ class RawHttp2:
         room = min(len(data), self._window, self._windows[stream])
         sent = 0
         while sent < room and not self.is_over and stream not in self.ended:
-            part = data[sent : min(room, sent + _FRAME_BYTES_MAX)]
-            self._send(self._frame(DATA, 0, stream, part))
+            part = data[sent : min(room, sent + FRAME_BYTES_MAX)]
+            self._send(frame(DATA, 0, stream, part))
             sent += len(part)
         self._window -= sent
         self._windows[stream] -= sent
@@ -122,7 +136,7 @@ class RawHttp2:
         return True
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == SETTINGS and not flags & _ACK:
+        if kind == SETTINGS and not flags & ACK:
             for i in range(0, len(payload), 6):
                 name, value = struct.unpack(">HI", payload[i : i + 6])
                 if name != 4:  # The first window of a stream.
@@ -130,9 +144,9 @@ class RawHttp2:
                 for each in self._windows:
                     self._windows[each] += value - self._first_window
                 self._first_window = value
-            self._send(self._frame(SETTINGS, _ACK, 0, b""))
-        elif kind == PING and not flags & _ACK:
-            self._send(self._frame(PING, _ACK, 0, payload))
+            self._send(frame(SETTINGS, ACK, 0, b""))
+        elif kind == PING and not flags & ACK:
+            self._send(frame(PING, ACK, 0, payload))
         elif kind == WINDOW_UPDATE:
             more = int.from_bytes(payload, "big")
             if stream == 0:

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_FRAME_GUARD_H_
+#define TALWEG_LIBS_RPC_FRAME_GUARD_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+
+namespace talweg::rpc {
+
+// What one connection of a gRPC server may send (docs/quotas.md, "Frames").
+struct FrameLimits {
+  // The metadata of one call, as HTTP/2 packs it. gRPC holds each of its frames to 8 KiB unpacked.
+  size_t header_block_bytes_max = 16 << 10;
+  size_t header_frames_max = 4;
+  // Calls whose requests have not ended, and what they make the process keep.
+  size_t half_requests_max = 256;
+  uint64_t half_bytes_max = 16 << 20;
+  // As half_bytes_max, while all connections of the process keep half_bytes_scarce or more.
+  uint64_t half_bytes_max_when_scarce = 128 << 10;
+  uint64_t half_bytes_scarce = 32 << 20;
+  // Calls that the client resets: so many at once, and in a second.
+  uint32_t resets_max = 256;
+  uint32_t resets_per_second = 128;
+  // Frames that carry nothing of a request: PING, SETTINGS, WINDOW_UPDATE, empty DATA and others.
+  uint32_t control_frames_max = 65'536;
+  uint32_t control_frames_per_second = 4096;
+};
+
+// What half requests of all connections make the process keep. Any thread.
+using HalfBytes = std::atomic<uint64_t>;
+
+// Reads the heads of the frames that a client of a gRPC server sends, before gRPC reads them, and
+// says when the connection must end. gRPC 1.51 bounds none of this by itself.
+//
+// No clock, lock or gRPC. One owner, or one lock around it.
+class FrameGuard {
+ public:
+  enum class Verdict : uint8_t {
+    kGood,
+    kHeaderBlock,   // Metadata that is too long, or comes in too many frames.
+    kHalfRequests,  // Too many requests that do not end, or too much of them.
+    kResets,
+    kControlFrames,
+  };
+
+  // Both outlive this.
+  FrameGuard(const FrameLimits* limits, HalfBytes* half_bytes_of_all);
+  // What this connection made the process keep is given back.
+  ~FrameGuard();
+  FrameGuard(const FrameGuard&) = delete;
+  FrameGuard& operator=(const FrameGuard&) = delete;
+
+  // The next bytes from the client. Other than kGood: gRPC must not see them, nor any that follow.
+  Verdict OnBytes(std::span<const uint8_t> bytes, int64_t now_ns);
+
+  uint64_t half_bytes() const { return half_bytes_; }
+
+ private:
+  // So many at once, and then as many as time gives back.
+  struct Bucket {
+    double level = 0;  // What was taken and has not been given back.
+    int64_t at_ns = 0;
+    bool Take(uint32_t count_max, uint32_t per_second, int64_t now_ns);
+  };
+
+  Verdict OnFrame(int64_t now_ns);
+  Verdict OnHeaders(uint32_t stream, bool is_new);
+  Verdict OnData(uint32_t stream, int64_t now_ns);
+  Verdict Keep(uint32_t stream, uint64_t bytes);
+  void End(uint32_t stream);
+
+  const FrameLimits& limits_;
+  HalfBytes& half_bytes_of_all_;
+
+  size_t preface_bytes_left_;
+  std::array<uint8_t, 9> head_{};
+  size_t head_bytes_ = 0;
+  uint64_t payload_bytes_left_ = 0;
+
+  // The block of metadata that is under way, or was last.
+  size_t block_bytes_ = 0;
+  size_t block_frames_ = 0;
+  std::map<uint32_t, uint64_t> half_requests_;  // By stream: what it is taken to keep.
+  uint64_t half_bytes_ = 0;
+  Bucket resets_;
+  Bucket control_frames_;
+};
+
+// For people.
+const char* Text(FrameGuard::Verdict verdict);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_FRAME_GUARD_H_

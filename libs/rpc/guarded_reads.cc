@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Puts a FrameGuard before each connection of this process's gRPC servers: on ports, with and
+// without TLS, and on Unix sockets.
+//
+// gRPC 1.51 has no place of its own for that. It is linked from an archive, so the linker can hand
+// us its calls from one of its files to another (--wrap, in BUILD.bazel), with those functions'
+// names of that version: another version that has others does not link. Where gRPC is a shared
+// library (--config=tsan) nothing of this is called.
+#include <grpc/slice.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "libs/rpc/frame_guard.h"
+
+// As gRPC declares them.
+struct grpc_chttp2_transport;
+struct grpc_endpoint;
+struct grpc_transport;
+namespace grpc_core {
+class ChannelArgs;
+}
+
+namespace talweg::rpc {
+
+// One of HTTP/2's settings, as gRPC 1.51 lays it out.
+struct Setting {
+  const char* name;
+  uint32_t default_value;
+  uint32_t min_value;
+  uint32_t max_value;
+  uint32_t invalid_value_behavior;
+  uint32_t error_value;
+};
+static_assert(sizeof(Setting) == 32);
+using Settings = std::array<Setting, 7>;
+
+// The functions and the table of gRPC's, and what its other files find in their place.
+#define TALWEG_CREATE "_Z28grpc_create_chttp2_transportRKN9grpc_core11ChannelArgsEP13grpc_endpointb"
+#define TALWEG_READ "_Z24grpc_chttp2_perform_readP21grpc_chttp2_transportRK10grpc_slice"
+#define TALWEG_DESTROY "_Z21grpc_endpoint_destroyP13grpc_endpoint"
+#define TALWEG_SETTINGS "grpc_chttp2_settings_parameters"
+
+grpc_transport* RealCreate(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
+                           bool is_client) asm("__real_" TALWEG_CREATE);
+grpc_transport* Create(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
+                       bool is_client) asm("__wrap_" TALWEG_CREATE);
+absl::Status RealRead(grpc_chttp2_transport* transport,
+                      const grpc_slice& slice) asm("__real_" TALWEG_READ);
+absl::Status Read(grpc_chttp2_transport* transport,
+                  const grpc_slice& slice) asm("__wrap_" TALWEG_READ);
+void RealDestroy(grpc_endpoint* endpoint) asm("__real_" TALWEG_DESTROY);
+void Destroy(grpc_endpoint* endpoint) asm("__wrap_" TALWEG_DESTROY);
+extern const Settings kRealSettings asm("__real_" TALWEG_SETTINGS);
+extern Settings settings asm("__wrap_" TALWEG_SETTINGS);
+
+namespace {
+
+// What gRPC takes a client to keep to before it has acknowledged the server's settings. They are
+// one off the server's own (kCallsOfConnectionMax in server.cc, and gRPC's 8 KiB of metadata), as
+// gRPC tells its clients only what differs from the default.
+constexpr uint32_t kStreamsBeforeMax = 129;
+constexpr uint32_t kMetadataBytesBeforeMax = 8193;
+
+Settings WithBounds(Settings settings) {
+  for (Setting& setting : settings) {
+    if (std::strcmp(setting.name, "MAX_CONCURRENT_STREAMS") == 0) {
+      setting.default_value = kStreamsBeforeMax;
+    }
+    if (std::strcmp(setting.name, "MAX_HEADER_LIST_SIZE") == 0) {
+      setting.default_value = kMetadataBytesBeforeMax;
+    }
+  }
+  return settings;
+}
+
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The guards of all connections. gRPC reads one connection on one thread at a time, and several
+// connections at once.
+class Guards {
+ public:
+  void Add(const void* transport, const grpc_endpoint* endpoint) {
+    const std::lock_guard lock(mutex_);
+    guards_[transport] = std::make_shared<FrameGuard>(&limits_, &half_bytes_);
+    transports_[endpoint] = transport;
+  }
+
+  void Remove(const grpc_endpoint* endpoint) {
+    const std::lock_guard lock(mutex_);
+    const auto found = transports_.find(endpoint);
+    if (found == transports_.end()) return;
+    guards_.erase(found->second);
+    transports_.erase(found);
+  }
+
+  // Null: this process is the client.
+  std::shared_ptr<FrameGuard> Find(const void* transport) {
+    const std::lock_guard lock(mutex_);
+    const auto found = guards_.find(transport);
+    return found == guards_.end() ? nullptr : found->second;
+  }
+
+ private:
+  const FrameLimits limits_;
+  HalfBytes half_bytes_ = 0;
+  std::mutex mutex_;
+  std::map<const void*, std::shared_ptr<FrameGuard>> guards_;
+  std::map<const grpc_endpoint*, const void*> transports_;
+};
+
+Guards& AllGuards() {
+  // Never destroyed: gRPC's threads may outlive main.
+  static auto* const guards = new Guards;
+  return *guards;
+}
+
+}  // namespace
+
+// Set before main, and read by gRPC from its first connection on.
+Settings settings = WithBounds(kRealSettings);
+
+grpc_transport* Create(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
+                       bool is_client) {
+  grpc_transport* const transport = RealCreate(args, endpoint, is_client);
+  // It is asked to read only after this.
+  if (!is_client) AllGuards().Add(transport, endpoint);
+  return transport;
+}
+
+absl::Status Read(grpc_chttp2_transport* transport, const grpc_slice& slice) {
+  if (const auto guard = AllGuards().Find(transport); guard != nullptr) {
+    const std::span bytes(GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice));
+    const auto verdict = guard->OnBytes(bytes, SteadyNs());
+    if (verdict != FrameGuard::Verdict::kGood) {
+      return absl::ResourceExhaustedError(std::string("the connection ends: ") + Text(verdict));
+    }
+  }
+  return RealRead(transport, slice);
+}
+
+void Destroy(grpc_endpoint* endpoint) {
+  AllGuards().Remove(endpoint);
+  RealDestroy(endpoint);
+}
+
+}  // namespace talweg::rpc

@@ -139,9 +139,10 @@ struct AgentConfig : ProcessConfig {
   uint64_t stall_notice_ms = 1000;  // After so long people are told of it; 0: never.
   std::string trace_path;           // Empty: no trace.
   uint32_t trace_rounds = 16;
-  std::string gpu = "auto";         // "off": ranks' tensors on GPUs go through host memory.
-  std::string gpu_direct = "auto";  // "off": NICs reach no GPU's memory.
-  std::string test_fake_gpus;       // Tests only: DIRECTORY:COUNT of gpu::fake::NewSharedPlatform.
+  uint64_t trace_bytes_max = 64 * kMiB;  // For a timeline that SetTrace asks for; 0: none.
+  std::string gpu = "auto";              // "off": ranks' tensors on GPUs go through host memory.
+  std::string gpu_direct = "auto";       // "off": NICs reach no GPU's memory.
+  std::string test_fake_gpus;  // Tests only: DIRECTORY:COUNT of gpu::fake::NewSharedPlatform.
 
   friend bool operator==(const AgentConfig&, const AgentConfig&) = default;
 };

@@ -295,6 +295,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "no trace"),
       Make<C>("trace_rounds", &C::trace_rounds, Number<uint32_t>{1, 1'000'000},
               "How many rounds of each tensor are traced."),
+      Make<C>("trace_bytes_max", &C::trace_bytes_max, Bytes{64 * kKiB, 16 * kGiB, true},
+              "What a timeline may take that AdminService's SetTrace switches on. 0: nobody may "
+              "switch it on. Without TLS whoever reaches admin_listen may."),
       Make<C>(
           "gpu", &C::gpu, Choice{{"auto", "off"}},
           "Whether tensors are taken from the memory of this node's GPUs, where there are any."),

@@ -15,6 +15,8 @@ namespace talweg::rpc {
 namespace {
 
 constexpr int kEventsPerMessage = 4096;
+// Answers of GetTrace at a time.
+constexpr int kTracesMax = 2;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
@@ -71,13 +73,36 @@ grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* conte
   });
 }
 
+// Answers of GetTrace that are under way. Each keeps a whole timeline until its client has read it.
+class Traces {
+ public:
+  // False: there are too many.
+  bool Begin() {
+    if (++count_ <= kTracesMax) return true;
+    --count_;
+    return false;
+  }
+  void End() { --count_; }
+
+ private:
+  std::atomic<int> count_{0};
+};
+
 // A recorded timeline, in pieces that fit into messages.
 class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse> {
  public:
   using Trace = agent::v1::GetTraceResponse;
 
-  static TraceAnswer* Start(const std::function<void(Done<Trace>)>& ask) {
-    auto* answer = new TraceAnswer();
+  static TraceAnswer* Start(std::shared_ptr<Traces> traces,
+                            const std::function<void(Done<Trace>)>& ask) {
+    auto* answer = new TraceAnswer(std::move(traces));
+    if (!answer->is_counted_) {
+      answer->Give(absl::ResourceExhaustedError(
+          std::to_string(kTracesMax) +
+          " timelines of this agent are being read, which is as many as may be at a time; ask "
+          "again when one is done"));
+      return answer;
+    }
     ask([self = answer->self_](absl::StatusOr<Trace> result) { self->Give(std::move(result)); });
     return answer;
   }
@@ -92,10 +117,14 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
       Finish(grpc::Status::CANCELLED);
     }
   }
-  void OnDone() override { self_.reset(); }
+  void OnDone() override {
+    if (is_counted_) traces_->End();
+    self_.reset();
+  }
 
  private:
-  TraceAnswer() : self_(this) {}
+  explicit TraceAnswer(std::shared_ptr<Traces> traces)
+      : traces_(std::move(traces)), is_counted_(traces_->Begin()), self_(this) {}
 
   void Give(absl::StatusOr<Trace> result) {
     if (given_.exchange(true)) return;
@@ -119,6 +148,8 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
     StartWrite(&piece_);
   }
 
+  const std::shared_ptr<Traces> traces_;
+  const bool is_counted_;
   std::atomic<bool> given_{false};
   Trace whole_;
   Trace piece_;
@@ -145,7 +176,7 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
       grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest* request) override {
-    return TraceAnswer::Start([&](Done<agent::v1::GetTraceResponse> done) {
+    return TraceAnswer::Start(traces_, [&](Done<agent::v1::GetTraceResponse> done) {
       if (const absl::Status entered = Enter(gate_.get(), context); !entered.ok()) {
         done(entered);
       } else if (handlers_.get_trace) {
@@ -159,6 +190,7 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
  private:
   const AgentAdminHandlers handlers_;
   const std::shared_ptr<CallGate> gate_;
+  const std::shared_ptr<Traces> traces_ = std::make_shared<Traces>();
 };
 
 class AggregatorAdminService final : public aggregator::v1::AdminService::CallbackService,

@@ -5,7 +5,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <condition_variable>
 #include <fstream>
+#include <future>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -352,6 +354,47 @@ TEST_CASE("Admin service: an owner that does not answer costs the caller its dea
   const std::lock_guard lock(held.mutex);
   REQUIRE(held.waiting.size() == 1);
   held.waiting[0](agent::v1::GetStatusResponse());
+}
+
+TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
+  std::mutex mutex;
+  std::condition_variable asked;
+  std::vector<Done<agent::v1::GetTraceResponse>> waiting;
+  AgentAdminHandlers handlers;
+  handlers.get_trace = [&](const agent::v1::GetTraceRequest&,
+                           Done<agent::v1::GetTraceResponse> done) {
+    const std::lock_guard lock(mutex);
+    waiting.push_back(std::move(done));
+    asked.notify_all();
+  };
+  const auto service = MakeAgentAdminService(std::move(handlers));
+  const auto server = Server::Start({}, {service->service()});
+  REQUIRE(server.ok());
+  const auto read = [&] {
+    return AgentAdminClient((*server)->address(), 60 * kSecond).GetTrace().status();
+  };
+  auto one = std::async(std::launch::async, read);
+  auto other = std::async(std::launch::async, read);
+  {
+    std::unique_lock lock(mutex);
+    asked.wait(lock, [&] { return waiting.size() == 2; });
+  }
+  const absl::Status third = read();
+  CHECK(third.code() == absl::StatusCode::kResourceExhausted);
+  CHECK(Contains(Message(third), "2 timelines of this agent are being read"));
+  for (const auto& done : waiting) done(agent::v1::GetTraceResponse());
+  CHECK(one.get().ok());
+  CHECK(other.get().ok());
+  // The server notices the end of a call a little after its client has.
+  auto after = std::async(std::launch::async, [&] {
+    absl::Status status = read();
+    while (status.code() == absl::StatusCode::kResourceExhausted) status = read();
+    return status;
+  });
+  std::unique_lock lock(mutex);
+  asked.wait(lock, [&] { return waiting.size() == 3; });
+  waiting[2](agent::v1::GetTraceResponse());
+  CHECK(after.get().ok());
 }
 
 TEST_CASE("Server: a peer that calls too often is refused, on a port, and every service", "[rpc]") {

@@ -324,12 +324,7 @@ void Agent::OnMail(Mail mail) {
         } else if constexpr (std::is_same_v<M, StatusRequested>) {
           m.done(MakeStatus(m.request));
         } else if constexpr (std::is_same_v<M, SetTraceRequested>) {
-          constexpr uint64_t kBufferBytes = 64 * kMiB;
-          const uint64_t bytes = m.request.buffer_bytes() == 0
-                                     ? kBufferBytes
-                                     : std::min<uint64_t>(m.request.buffer_bytes(), kGiB);
-          driver_->timeline().Record(m.request.enabled(), bytes / sizeof(TimelineEvent));
-          m.done(v1::SetTraceResponse{});
+          m.done(SetTrace(m.request));
         } else {
           m.done(MakeTrace());
         }

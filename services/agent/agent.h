@@ -118,6 +118,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   // agent_status.cc
   v1::GetStatusResponse MakeStatus(const v1::GetStatusRequest& request) const;
   void AddCounters(v1::GetStatusResponse& status) const;
+  absl::StatusOr<v1::SetTraceResponse> SetTrace(const v1::SetTraceRequest& request);
   v1::GetTraceResponse MakeTrace() const;
 
   int64_t NowNs() const { return clock_.NowNs(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GetStatus and GetTrace answer, and the file of a timeline.
+// What GetStatus, SetTrace and GetTrace answer, and the file of a timeline.
 #include <unistd.h>
 
 #include <algorithm>
@@ -214,6 +214,23 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
   named["gpu_bytes_staged"] = gpus.bytes_staged;
   named["gpu_collectives_failed"] = gpus.collectives_failed;
   named["gpu_reopened"] = gpus.gpus_reopened;
+}
+
+absl::StatusOr<v1::SetTraceResponse> Agent::SetTrace(const v1::SetTraceRequest& request) {
+  const uint64_t bytes_max = config_.trace_bytes_max;
+  const uint64_t bytes = request.buffer_bytes() == 0 ? bytes_max : request.buffer_bytes();
+  if (request.enabled() && bytes_max == 0) {
+    return absl::FailedPreconditionError(
+        "the agent records no timeline: its trace_bytes_max is 0; raise that option");
+  }
+  if (request.enabled() && bytes > bytes_max) {
+    return absl::InvalidArgumentError(
+        "a timeline of buffer_bytes=" + std::to_string(bytes) +
+        " is more than the agent's trace_bytes_max=" + std::to_string(bytes_max) +
+        "; ask for less, or raise that option");
+  }
+  driver_->timeline().Record(request.enabled(), std::min(bytes, bytes_max) / sizeof(TimelineEvent));
+  return v1::SetTraceResponse();
 }
 
 v1::GetTraceResponse Agent::MakeTrace() const {

@@ -76,6 +76,42 @@ config::AgentConfig Alone(uint32_t rank_count) {
   return config;
 }
 
+TEST_CASE("Agent: a timeline takes no more memory than the agent's configuration allows",
+          "[agent]") {
+  config::AgentConfig config = Alone(1);
+  config.trace_bytes_max = kMiB;
+  const RunningAgent agent(config);
+  rpc::AgentAdminClient client(agent.admin_address(), kGenerousNs);
+  agent::v1::SetTraceRequest request;
+  request.set_enabled(true);
+  request.set_buffer_bytes(kMiB + 1);
+  const absl::Status refused = client.SetTrace(request);
+  CHECK(refused.code() == absl::StatusCode::kInvalidArgument);
+  CHECK_THAT(std::string(refused.message()),
+             Catch::Contains("buffer_bytes=1048577 is more than the agent's "
+                             "trace_bytes_max=1048576"));
+  CHECK_FALSE(agent.Status().tracing());
+  request.set_buffer_bytes(kMiB);
+  CHECK(client.SetTrace(request).ok());
+  CHECK(agent.Status().tracing());
+  request.set_buffer_bytes(0);
+  CHECK(client.SetTrace(request).ok());
+}
+
+TEST_CASE("Agent: with trace_bytes_max=0 nobody switches a timeline on", "[agent]") {
+  config::AgentConfig config = Alone(1);
+  config.trace_bytes_max = 0;
+  const RunningAgent agent(config);
+  rpc::AgentAdminClient client(agent.admin_address(), kGenerousNs);
+  agent::v1::SetTraceRequest request;
+  CHECK(client.SetTrace(request).ok());
+  request.set_enabled(true);
+  const absl::Status refused = client.SetTrace(request);
+  CHECK(refused.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(refused.message()), Catch::Contains("its trace_bytes_max is 0"));
+  CHECK_FALSE(agent.Status().tracing());
+}
+
 // Runs `program` as every rank, on threads; returns what failed, in words. (Catch's macros are for
 // one thread.)
 std::string RunRanks(const std::string& socket, uint32_t rank_count,

@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -118,6 +119,71 @@ TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not n
   const auto scheduler = admin.GetScheduler();
   REQUIRE(scheduler.ok());
   CHECK(scheduler->refused_by_code().at("PERMISSION_DENIED") == 10);
+  CHECK_FALSE(first.events.Has<rpc::JobFailed>());
+  CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
+}
+
+TEST_CASE("Scheduler: a member's secret speaks for it alone, in its own job alone", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  TestAggregator a0(daemon.address(), "a0", 200);
+  TestMember first(Link(daemon.address()), Spec(0, 2, 2));
+  TestMember second(Link(daemon.address()), Spec(1, 2, 2));
+  const view::View view = first.events.Next<rpc::ViewPublished>().view;
+  // A member of another job, which has the same node rank and incarnation there.
+  Stranger member(daemon.address());
+  using MemberStub = v1::MembershipService::Stub;
+  const rpc::JoinSpec spec = Spec(1, 1, 2);
+  v1::JoinRequest join;
+  *join.mutable_version() = rpc::ToProto(rpc::Version{});
+  join.set_job_name("another");
+  *join.mutable_spec() = rpc::ToProto(spec.spec);
+  join.mutable_id()->set_node_rank(1);
+  join.mutable_id()->set_incarnation(101);
+  join.set_rank_count(1);
+  join.set_session_secret(rpc::NewSecret());
+  grpc::ClientContext context;
+  v1::JoinResponse joined;
+  const grpc::Status status = member.members().Join(&context, join, &joined);
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  const JobId own(joined.job_id());
+  REQUIRE(own != view.job);
+  const auto say =
+      [&]<typename Request, typename Response>(
+          grpc::Status (MemberStub::*method)(grpc::ClientContext*, const Request&, Response*),
+          JobId job, const std::function<void(Request&)>& more = {}) {
+        // In its own job there is no view yet.
+        auto request = Stranger::As<Request>(job, 1, 101, job == own ? 0 : 1);
+        request.set_session_secret(join.session_secret());
+        if (more) more(request);
+        return member.Call(member.members(), method, request).error_code();
+      };
+  const auto denied = grpc::StatusCode::PERMISSION_DENIED;
+  const std::function<void(v1::LeaveRequest&)> stopped = [](v1::LeaveRequest& request) {
+    request.set_reason(v1::LEAVE_REASON_STOPPED);
+  };
+  const std::function<void(v1::ReportLostRequest&)> rank = [](v1::ReportLostRequest& request) {
+    request.set_rank(1);
+  };
+  CHECK(say(&MemberStub::RenewLease, view.job) == denied);
+  CHECK(say(&MemberStub::Quiesced, view.job) == denied);
+  CHECK(say(&MemberStub::ReportLost, view.job, rank) == denied);
+  CHECK(say(&MemberStub::Leave, view.job, stopped) == denied);
+  auto watch = Stranger::As<v1::WatchViewsRequest>(view.job, 1, 101, 1);
+  *watch.mutable_version() = rpc::ToProto(rpc::Version{});
+  watch.set_session_secret(join.session_secret());
+  grpc::ClientContext watch_context;
+  CHECK(member.members().WatchViews(&watch_context, watch)->Finish().error_code() == denied);
+  // Nor does it speak for an aggregator.
+  v1::DeregisterAggregatorRequest deregister;
+  deregister.set_incarnation(200);
+  deregister.set_leave(true);
+  deregister.set_session_secret(join.session_secret());
+  CHECK(member.Call(member.pool(), &v1::PoolService::Stub::DeregisterAggregator, deregister)
+            .error_code() == denied);
+  // And in its own job it is heard.
+  CHECK(say(&MemberStub::RenewLease, own) == grpc::StatusCode::OK);
+  CHECK(say(&MemberStub::Leave, own, stopped) == grpc::StatusCode::OK);
   CHECK_FALSE(first.events.Has<rpc::JobFailed>());
   CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 import subprocess
+import threading
 import time
 import unittest
 
@@ -33,6 +35,61 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def _flip(data: bytes) -> bytes:
     return data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
+
+
+class _SlowStrangers:
+    """They connect all at once. Each says a byte of the greeting five times a second, until it is
+    thrown out or has said all of it."""
+
+    _PACE_S = 0.2
+
+    def __init__(self, place: tuple[str, int], greeting: bytes, count: int, pid: int) -> None:
+        self._greeting = greeting
+        self._descriptors = f"/proc/{pid}/fd"
+        self._usual = len(os.listdir(self._descriptors))
+        self._stops = threading.Event()
+        self._open: dict[socket.socket, int] = {}
+        self._said: list[int] = []
+        # How many descriptors the process had beside those before, at most.
+        self.descriptors_max = 0
+        for _ in range(count):
+            self._open[socket.create_connection(place, DEADLINE_S)] = 0
+            self._look()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stops.set()
+        self._thread.join(DEADLINE_S)
+        for connection in self._open:
+            connection.close()
+
+    def wait(self) -> list[int]:
+        """Returns how many bytes each had said when it was thrown out."""
+        self._thread.join(DEADLINE_S)
+        assert not self._open, f"{len(self._open)} are still there"
+        return self._said
+
+    def _look(self) -> None:
+        now = len(os.listdir(self._descriptors)) - self._usual
+        self.descriptors_max = max(self.descriptors_max, now)
+
+    def _talk(self) -> None:
+        while self._open and not self._stops.is_set():
+            over, _, _ = select.select(list(self._open), [], [], 0)
+            for connection in list(self._open):
+                said = self._open[connection]
+                try:
+                    if connection in over and not connection.recv(4096):
+                        raise ConnectionResetError
+                    connection.send(self._greeting[said : said + 1])
+                except OSError:
+                    self._said.append(self._open.pop(connection))
+                    connection.close()
+                else:
+                    self._open[connection] = said + 1
+            self._look()
+            self._stops.wait(self._PACE_S)
 
 
 class DataPlaneTest(unittest.TestCase):
@@ -262,6 +319,31 @@ class DataPlaneTest(unittest.TestCase):
             self.assertLess(most - usual, _STRANGERS_MAX + _BURST_MAX)
             for rank in job.all_ranks():
                 rank.goes_on()
+
+    def test_strangers_who_say_a_byte_at_a_time_are_bounded_and_keep_nobody_out(self) -> None:
+        """None of them gets to the end of a greeting, however it is spaced."""
+        hello = b"TLWK" + bytes([1, 0, 0, 0]) + bytes(96)
+        for setting, greeting in (
+            ("--data_security=keyed", hello[:5] + b"\2" + hello[6:]),
+            ("--data_security=tls", hello[:5] + b"\3" + hello[6:]),
+            # libfabric's own header, and a token.
+            ("--data_transport=libfabric", b"\1\0\0\1" + bytes(_CONNECT_BYTES - 4)),
+        ):
+            with self.subTest(setting), Cluster() as cluster:
+                network = [setting, "--local_transport=false"]
+                job = Job(cluster, aggregator_options=network, agent_options=network)
+                aggregator = job.aggregators[0]
+                place, pid = place_of(aggregator), aggregator.process.pid
+                strangers = _SlowStrangers(place, greeting, 300, pid)
+                self.addCleanup(strangers.close)
+                beside = Job(cluster, agent_options=network, beside=job, name="beside")
+                for rank in (*job.all_ranks(), *beside.all_ranks()):
+                    rank.goes_on()
+                said = strangers.wait()
+                print(f"{setting}: {max(said)} of {len(greeting)} bytes were taken at most")
+                self.assertLess(max(said), len(greeting))
+                self.assertLess(strangers.descriptors_max, _STRANGERS_MAX + _BURST_MAX)
+                self._check_unharmed(job)
 
     def test_other_settings_are_told_both(self) -> None:
         with Cluster() as cluster:

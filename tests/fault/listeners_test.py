@@ -72,12 +72,14 @@ def _udp_ports(inodes: set[str]) -> set[int]:
     return ports
 
 
-def _unix_names(inodes: set[str]) -> set[str]:
-    """Names of Unix sockets among these that others may connect to."""
+def _unix_names(inodes: set[str], *, listening: bool) -> set[str]:
+    """Names of Unix sockets among these: of those that others may connect to, or of all."""
     names = set()
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[3], 16) & _ACCEPTS and fields[6] in inodes:
+        fields = line.split(maxsplit=7)
+        if fields[6] not in inodes or (listening and not int(fields[3], 16) & _ACCEPTS):
+            continue
+        if listening or len(fields) > 7:
             names.add(fields[7] if len(fields) > 7 else "")
     return names
 
@@ -139,13 +141,20 @@ class ListenersTest(unittest.TestCase):
             with self.subTest(options), _run(*options) as run:
                 self.assertEqual(_ports(run.sockets), set())
                 self.assertEqual(_udp_ports(run.sockets), set())
-                names = _unix_names(run.sockets)
+                names = _unix_names(run.sockets, listening=True)
                 # The agents' two each; the scheduler's, and two of each aggregator.
                 self.assertEqual(len(names), 2 if options == ["--nodes=1"] else 4 + 1 + 4, names)
                 directories = {os.path.dirname(name) for name in names}
                 self.assertEqual(len(directories), 1, names)
                 self.assertRegex(directories.pop(), r"^/tmp/talweg\.\w+/talweg-run-\w+$")
                 self.assertNotIn("TCP ports", run.errors)
+                # Nor has any socket a name that has no file, and so no mode ("@...").
+                bound = _unix_names(run.sockets, listening=False)
+                self.assertLessEqual(names, bound)
+                self.assertEqual([name for name in bound if not name.startswith("/")], [])
+                # A path fits into an address, and leaves room for a longer TMPDIR.
+                for name in names:
+                    self.assertLess(len(name.partition("/talweg-run-")[2]), 32, name)
 
     def test_the_network_is_opened_when_it_is_asked_for_and_that_is_said(self) -> None:
         asked: Sequence[tuple[list[str], dict[str, str]]] = (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import unittest
 from pathlib import Path
@@ -13,6 +14,7 @@ from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job
 _GENERIC_TOOL = RUNFILES / "tests" / "fault" / "generic_tool"
 _SCHEDULER = "talweg.scheduler.v1"
 _ROLES = ["scheduler", "aggregator:a0", "node:default", "operator", "viewer"]
+_NOBODY = "nobody"  # Knows the authority, and shows no certificate.
 # Who may make which call, as docs/security.md has it; the others may not.
 _READERS = {"operator", "viewer"}
 _NODES = {"node:default"}
@@ -37,10 +39,13 @@ _MAY_CALL = {
     "talweg.agent.v1.AdminService/GetStatus": _READERS,
     "talweg.agent.v1.AdminService/GetTrace": _READERS,
     "talweg.agent.v1.AdminService/SetTrace": {"operator"},
-    "grpc.health.v1.Health/Check": set(_ROLES),
-    "grpc.health.v1.Health/Watch": set(_ROLES),
+    "grpc.health.v1.Health/Check": {*_ROLES, _NOBODY},
+    "grpc.health.v1.Health/Watch": {*_ROLES, _NOBODY},
 }
-_ROLE_DENIED = re.compile(r" is for .*, and the caller is ")
+_DENIED = {
+    "PERMISSION_DENIED": re.compile(r" is for .*, and the caller is "),
+    "UNAUTHENTICATED": re.compile(r" is for .*, and the caller has shown no identity: give "),
+}
 
 
 def _directory(role: str) -> str:
@@ -137,13 +142,15 @@ class TlsTest(unittest.TestCase):
     def test_every_call_of_every_daemon_with_every_role(self) -> None:
         with Cluster() as cluster:
             job, pki = self._job(cluster)
+            (pki / _NOBODY).mkdir()
+            shutil.copy(pki / "viewer" / "ca.crt", pki / _NOBODY)
             seen = set()
             for address in (
                 job.scheduler.addresses["listen"],
                 job.aggregators[0].addresses["admin"],
                 job.agents[0].addresses["admin"],
             ):
-                for role in _ROLES:
+                for role in (*_ROLES, _NOBODY):
                     done = subprocess.run(
                         [_GENERIC_TOOL, address, pki / _directory(role), pki / "viewer"],
                         capture_output=True,
@@ -157,7 +164,7 @@ class TlsTest(unittest.TestCase):
                     for method, code, text in called:
                         with self.subTest(method, role=role):
                             self.assertIn(method, _MAY_CALL)
-                            denied = code == "PERMISSION_DENIED" and _ROLE_DENIED.search(text)
+                            denied = code in _DENIED and _DENIED[code].search(text)
                             self.assertEqual(not denied, role in _MAY_CALL[method], text)
                         seen.add(method)
                     # Reflection, which the tool asks as a reader, with the role itself.

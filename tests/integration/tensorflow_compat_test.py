@@ -31,6 +31,10 @@ class CompatTest(unittest.TestCase):
     def test_horovod_matrix(self) -> None:
         job.run(job.command("horovod_tensorflow_matrix.py", nodes=2, ranks=2, forks=self.forks))
 
+    def test_horovod_gradients(self) -> None:
+        program = "horovod_tensorflow_gradients.py"
+        job.run(job.command(program, nodes=2, ranks=(2, 1), forks=self.forks))
+
     def test_byteps(self) -> None:
         self._run("byteps_tensorflow.py")
 

@@ -64,7 +64,10 @@ class Slices:
         self.tensors = list(zip(names, (values, tf.convert_to_tensor(gradient.indices))))
 
     def gather(self) -> tf.IndexedSlices:
-        """All ranks' rows: their sum where an index comes several times."""
+        """All ranks' rows: their sum where an index comes several times.
+
+        Averages of integers are floating, as TensorFlow's quotients are.
+        """
         choices = self._choices
         size = Group(_client.current(), choices.process_set, "push_pull").size
         names, tensors = zip(*self.tensors)
@@ -73,6 +76,8 @@ class Slices:
         factor = choices.prescale * choices.postscale
         if choices.op is Op.AVERAGE:
             factor /= size
+            if gathered.dtype.is_integer:
+                gathered = tf.cast(gathered, tf.float64 if gathered.dtype.size > 2 else tf.float32)
         if factor != 1.0:
             gathered = gathered * tf.cast(factor, gathered.dtype)
         return tf.IndexedSlices(gathered, indices, self._dense_shape)

@@ -44,6 +44,10 @@ class BroadcastVariables(Hooks):
         self.broadcast_done = False
         self._local = [_variables.tf_variable(each).ref() for each in local_variables or []]
 
+    def register_local_var(self, var: Any) -> None:
+        """This variable stays as it is."""
+        self._local.append(_variables.tf_variable(var).ref())
+
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self._broadcast()
 

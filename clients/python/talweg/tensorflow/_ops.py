@@ -42,8 +42,17 @@ def unique_name(
     return unique.rpartition("/")[2] if ignores_scope else unique
 
 
-def _gradient_name(name: str | None) -> str | None:
-    return None if name is None else f"{name}.gradient"
+def _gradient_names(names: Sequence[str | None]) -> list[str | None]:
+    """The names of operations' gradients: of each time that a graph has them, another one.
+
+    A graph that asks for several gradients through one operation computes them in any order, and
+    at once.
+    """
+    if tf.executing_eagerly():
+        return [None if name is None else f"{name}.gradient" for name in names]
+    graph = tf.compat.v1.get_default_graph()
+    with graph.name_scope(None):  # Whatever scope asks for it.
+        return [None if name is None else graph.unique_name(f"{name}.gradient") for name in names]
 
 
 def _rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:
@@ -103,7 +112,7 @@ def reduce_tensors(
         outputs = reduce_many(inputs, names, [how] * len(inputs))
 
         def gradient(*upstream: tf.Tensor) -> Any:
-            wanted = [_gradient_name(name) for name in names]
+            wanted = _gradient_names(names)
             return reduce_tensors(upstream, wanted, how)
 
         return outputs, gradient
@@ -197,7 +206,7 @@ def broadcast_tensors(
         outputs = reduce_many(inputs, names, [how] * len(inputs))
 
         def gradient(*upstream: tf.Tensor) -> Any:
-            wanted = [_gradient_name(name) for name in names]
+            wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [average] * len(upstream))
             if _client.current().rank == root_rank:
                 return averages
@@ -284,7 +293,7 @@ def gather_tensors(
 
         def gradient(*upstream: tf.Tensor) -> Any:
             how = Reduction(Op.AVERAGE, process_set=process_set)
-            wanted = [_gradient_name(name) for name in names]
+            wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [how] * len(upstream))
             own = [None if name is None else f"{name}.rows" for name in wanted]
             place = Group(_client.current(), process_set, operation).place
@@ -350,7 +359,7 @@ def scatter_tensors(
             size = Group(_client.current(), how.process_set, operation).size
             times = factor * size if how.op is Op.SUM else factor
             scaled = [each * tf.cast(times, each.dtype) for each in upstream]
-            return gather_many(scaled, [_gradient_name(n) for n in names], how.process_set)
+            return gather_many(scaled, _gradient_names(names), how.process_set)
 
         return outputs, gradient
 
@@ -432,7 +441,8 @@ def exchange_tensor(
         received, counts = _exchange(rows, wanted, name, process_set, drops_surplus)
 
         def gradient(upstream: tf.Tensor, _: Any) -> Any:
-            back, _ = _exchange(upstream, counts, _gradient_name(name), process_set, False)
+            [wanted_back] = _gradient_names([name])
+            back, _ = _exchange(upstream, counts, wanted_back, process_set, False)
             missing = tf.shape(rows)[0] - tf.shape(back)[0]
             if not drops_surplus:
                 return back

@@ -29,6 +29,7 @@ class _Steps:
         self._averages_passes = averages_passes
         self._sums: list[Any] = []
         self._count: Any = None
+        self._is_in_graph = False  # A graph of tf.compat.v1: a session has the values.
         # A program that computes gradients by the optimizer has combined ones from then on.
         self._combines_when_computed = False
         self._minimizing = 0
@@ -68,7 +69,9 @@ class _Steps:
 
     def _begin_anew(self, _: Client) -> None:
         """The job is another one, or this rank's agent was lost: a step begins with its first pass."""
-        if self._count is not None and tf.executing_eagerly():
+        if self._count is None or self._is_in_graph:
+            return
+        with tf.init_scope():
             self._count.assign(0)
             for total in self._sums:
                 if total is not None:
@@ -88,6 +91,7 @@ class _Steps:
                 aggregation=tf.VariableAggregation.SUM,
             )
 
+        self._is_in_graph = not tf.compat.v1.executing_eagerly_outside_functions()
         with tf.init_scope():
             self._sums = [
                 None if each is None else zeros(each.shape, each.dtype) for each in gradients

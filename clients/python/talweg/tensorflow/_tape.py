@@ -39,13 +39,13 @@ class _Methods:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[Any], list[Any]]:
-        """The gradients of local sources, as gradient() gives them, and the other ones."""
+        """Pairs of a source and what gradient() gives for it: of local sources, and the other ones."""
         both = self.gradient(target, sources, output_gradients)
         local = self._talweg_choices.local
-        flat = list(zip(tf.nest.flatten(both), tf.nest.flatten(sources)))
+        pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(both)))
         return (
-            [gradient for gradient, source in flat if _gradients.key_of(source) in local],
-            [gradient for gradient, source in flat if _gradients.key_of(source) not in local],
+            [pair for pair in pairs if _gradients.key_of(pair[0]) in local],
+            [pair for pair in pairs if _gradients.key_of(pair[0]) not in local],
         )
 
 

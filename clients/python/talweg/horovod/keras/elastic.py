@@ -41,8 +41,8 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         super().__init__()
         if batches_per_commit < 1:
             raise ValueError(f"batches_per_commit is {batches_per_commit}; it must be at least 1")
-        self._state = state
-        self._batches_per_commit = batches_per_commit
+        self.state = state
+        self.batches_per_commit = batches_per_commit
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -57,9 +57,13 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         self._commit_in_time()
 
     def _commit_in_time(self) -> None:
-        if self._batches >= self._batches_per_commit:
+        if self._batches >= self.batches_per_commit:
             self._batches = 0
-            self._state.commit()
+            self.commit()
+
+    def commit(self) -> None:
+        """Commits the state. A subclass may do more."""
+        self.state.commit()
 
 
 class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
@@ -70,13 +74,13 @@ class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self._state = state
+        self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._state.batch += 1
+        self.state.batch += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._state.batch = 0
+        self.state.batch = 0
 
 
 class UpdateEpochStateCallback(Hooks, keras.callbacks.Callback):
@@ -84,7 +88,7 @@ class UpdateEpochStateCallback(Hooks, keras.callbacks.Callback):
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self._state = state
+        self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._state.epoch += 1
+        self.state.epoch += 1

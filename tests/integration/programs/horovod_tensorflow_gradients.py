@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of tensorflow_compat_test.py: gradients, lives and callbacks of horovod.tensorflow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import horovod.keras as hvd_keras
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+_COUNT = 4
+
+
+def _operations() -> list[tuple[str, Callable[[list[Any]], list[Any]], float]]:
+    """An operation of several tensors, and by what it multiplies a gradient of ones."""
+    size = hvd.size()
+    splits = [2] * size
+    return [
+        ("allreduce", lambda them: hvd.grouped_allreduce(them, op=hvd.Sum), size),
+        ("allgather", hvd.grouped_allgather, 1.0),
+        ("reducescatter", lambda them: hvd.grouped_reducescatter(them, op=hvd.Sum), size),
+        ("broadcast", lambda them: [hvd.broadcast(each, 0) for each in them], hvd.rank() == 0),
+        ("alltoall", lambda them: [hvd.alltoall(each, splits)[0] for each in them], 1.0),
+    ]
+
+
+def _inputs() -> list[tf.Tensor]:
+    return [tf.fill([2 * hvd.size(), 3], float(each)) for each in range(_COUNT)]
+
+
+def gradients_of_a_group() -> None:
+    """Each output's own, all in one run of a graph."""
+    for kind, call, times in _operations():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            inputs = _inputs()
+            outputs = call(inputs)
+            wanted = [tf.gradients(out, own)[0] for out, own in zip(outputs, inputs)]
+            for found in session.run(wanted):
+                assert np.allclose(found, times), (kind, found)
+
+
+def gradients_of_one_tensor() -> None:
+    """Two losses through one operation, within a function."""
+    for kind, call, times in _operations():
+
+        @tf.function(reduce_retracing=True)
+        def both(
+            inputs: list[tf.Tensor], call: Callable[[list[Any]], list[Any]] = call
+        ) -> tuple[Any, Any]:
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(inputs)
+                outputs = call(inputs)
+                one = tf.add_n([tf.reduce_sum(each) for each in outputs])
+                two = 3.0 * one
+            return tape.gradient(one, inputs), tape.gradient(two, inputs)
+
+        for _ in range(2):
+            first, second = both(_inputs())
+            for found, thrice in zip(first, second):
+                assert np.allclose(found, times), (kind, found)
+                assert np.allclose(thrice, 3.0 * times), (kind, thrice)
+
+
+def local_and_global_gradients() -> None:
+    """Pairs of a source and its gradient, in the sources' order."""
+    rank, size = hvd.rank(), hvd.size()
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    layer.build((None, 2))
+    kernel, bias = (weight.value for weight in layer.weights)
+    other, third = tf.Variable(1.0), tf.Variable(2.0)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(layer(tf.ones([1, 2]))) + other + third * 2.0
+        loss *= float(rank + 1)
+    sources = [other, kernel, third, bias]
+    mean = (size + 1) / 2
+    partial = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+    local, combined = partial.get_local_and_global_gradients(loss, sources)
+    assert [source is mine for (source, _), mine in zip(local, [kernel, bias])] == [True] * 2
+    assert [source is mine for (source, _), mine in zip(combined, [other, third])] == [True] * 2
+    for _, found in local:
+        assert np.allclose(found, (rank + 1) / size), found
+    assert np.allclose([found for _, found in combined], [mean, 2 * mean])
+    local, combined = hvd.DistributedGradientTape(tape).get_local_and_global_gradients(
+        loss, sources
+    )
+    assert local == [] and len(combined) == len(sources)
+
+
+def averages_of_integer_slices() -> None:
+    """Quotients, as TensorFlow's: rows of one index give the average together."""
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in (tf.uint8, tf.int16, tf.int32, tf.int64, tf.float32):
+        rows = tf.constant([[5, 100], [5, 100]], dtype)
+        own = tf.IndexedSlices(rows, tf.constant([rank, rank + 1]), tf.constant([size + 1, 2]))
+        for reduce in (hvd.allreduce, tf.function(hvd.allreduce)):
+            mean = reduce(own, op=hvd.Average)
+            assert mean.values.dtype == (rows / rows).dtype, mean.values.dtype
+            dense = tf.convert_to_tensor(mean)
+            assert np.allclose(dense[0], [5 / size, 100 / size]), (dtype, dense)
+            assert size == 1 or np.allclose(dense[1], [10 / size, 200 / size]), (dtype, dense)
+            total = reduce(own, op=hvd.Sum)
+            assert total.values.dtype == dtype and np.all(total.values == [5, 100])
+
+
+def lives_after_a_graph() -> None:
+    """A job that begins after another one in whose graph an optimizer had several passes a step."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("w", initializer=[1.0])
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        train = optimizer.minimize(weight * 2.0)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train)
+        hvd.shutdown()
+    hvd.init()
+    assert np.allclose(hvd.allreduce(tf.ones(2), op=hvd.Sum), hvd.size())
+
+
+def own_callbacks() -> None:
+    """A program's own callbacks over Horovod's of elastic jobs and of broadcasts."""
+    rank = hvd.rank()
+    model = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.build((None, 1))
+    model.set_weights([np.full_like(each, rank + 1.0) for each in model.get_weights()])
+    state = hvd_keras.elastic.KerasState(model, epoch=0, batch=0, commits=0)
+
+    class Counting(hvd_keras.elastic.CommitStateCallback):
+        def commit(self) -> None:
+            self.state.commits += 1
+            super().commit()
+
+    counting = Counting(state, batches_per_commit=2)
+    assert counting.state is state and counting.batches_per_commit == 2
+    spread = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    spread.register_local_var(model.layers[0].bias)
+    data: np.ndarray = np.zeros(
+        (4, 1), np.float32
+    )  # The first layer's gradients differ from rank to rank.
+    model.fit(data, data, batch_size=1, epochs=2, verbose=0, callbacks=[spread, counting])
+    assert state.commits == 4, state.commits
+    own, other = (hvd.allgather(layer.bias.value).numpy() for layer in model.layers)
+    assert np.all(other == other[0]), other
+    assert len(set(own)) == hvd.size(), own
+
+
+def main() -> int:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init()
+    for case in (
+        gradients_of_a_group,
+        gradients_of_one_tensor,
+        local_and_global_gradients,
+        averages_of_integer_slices,
+        lives_after_a_graph,
+        own_callbacks,
+    ):
+        print(f"case {case.__name__}", flush=True)
+        case()
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

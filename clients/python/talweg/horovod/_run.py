@@ -37,7 +37,7 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
 
 
 # What programs look for in the text of an error.
-FAILED = "Horovod detected that one or more processes exited with a failure"
+FAILED = "Horovod detected that one or more processes exited with non-zero status"
 
 _ELASTIC = (
     "min_num_proc",

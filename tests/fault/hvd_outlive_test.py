@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import unittest
 
 from outliving import Run
@@ -27,6 +29,23 @@ class HvdOutliveTest(unittest.TestCase):
             self.assertNotIn("stale", lines)
             self.assertIn("reset 1", lines)  # It has seen the other go,
             self.assertIn("reset 2", lines)  # and come back.
+
+    def test_an_aggregator_is_lost(self) -> None:
+        """The job has another epoch, and the same ranks: they are not interrupted."""
+        options = ["--nodes=2", "--aggregators=2", "--loss-policy=continue"]
+        run = Run(self, ["hvd_elastic_torch.py"], options)
+        run.go_on(2)
+        os.kill(run.daemon("talweg-aggregator"), signal.SIGKILL)
+        run.wait_for(
+            "no other epoch",
+            lambda said: all(any(line.startswith("epoch") for line in said[pid]) for pid in said),
+        )
+        run.go_on(2)
+        run.stop()
+        for lines in run.said().values():
+            told = [line for line in lines if line.startswith(("begins", "reset"))]
+            self.assertEqual(told, ["begins 0"])
+            self.assertTrue(lines[-1].startswith("weights "), lines[-1])
 
     def test_the_only_agent_comes_back(self) -> None:
         """Its ranks have summed gradients in memory that they have shared."""

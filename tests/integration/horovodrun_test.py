@@ -134,7 +134,9 @@ class HorovodrunTest(unittest.TestCase):
         arguments.num_proc, arguments.command = 2, ["true"]
         self.assertIsNone(launch._run(arguments))
         arguments.command = ["false"]
-        with self.assertRaisesRegex(RuntimeError, "one or more processes exited with non-zero status"):
+        with self.assertRaisesRegex(
+            RuntimeError, "one or more processes exited with non-zero status"
+        ):
             launch._run(arguments)
         arguments.run_func = os.getpid
         self.assertEqual(len(set(launch._run(arguments))), 2)

@@ -9,7 +9,7 @@ next backward pass, when some gradients have left and others have not.
 Lines go to DIRECTORY/PID: "begins BATCH" where the function of run() is called, "step BATCH" after
 each commit, "reset SIZE" where the ranks have changed, "stale" where a step begins with a gradient
 of another one, "changed" where one that was kept over the loss of the agent has other values then,
-at last "weights DIGEST".
+"epoch EPOCH" where a step begins in another epoch of the job, at last "weights DIGEST".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
+import talweg
 import torch
 
 
@@ -44,6 +45,7 @@ def main() -> None:
     )
 
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    epochs = [talweg.epoch()]
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -52,6 +54,9 @@ def main() -> None:
             if not torch.equal(gradient, copy):
                 log.write("changed\n")
         while not state.stopped:
+            if epochs[-1] != talweg.epoch():
+                epochs.append(talweg.epoch())
+                log.write(f"epoch {epochs[-1]}\n")
             generator = torch.Generator().manual_seed(1000 * hvd.rank() + state.batch)
             inputs = torch.randn(8, 20, generator=generator)
             hidden = model[0](inputs)

@@ -59,7 +59,8 @@ class State(TalwegState):
     def check_host_updates(self) -> None:
         """Ends a step: raises HostsUpdatedInterrupt when nodes have come or gone."""
         change = self.end_step()
-        if change is not None:
+        # A job whose aggregators have changed has the same ranks as before.
+        if change is not None and (change.lost or change.joined):
             # Whoever has come has the state already.
             raise HostsUpdatedInterrupt(skip_sync=True)
 

@@ -64,7 +64,12 @@ def signatures() -> None:
 
 
 def calls_of_unreleased_branches() -> None:
-    for name, remedy in (("allgather", "all_gather"), ("alltoall", "all_to_all")):
+    for name, remedy in (
+        ("allgather", "all_gather"),
+        ("alltoall", "all_to_all"),
+        ("alltoall_cpu2gpu", "all_to_all"),
+        ("alltoall_gpu2cpu", "all_to_all"),
+    ):
         assert not hasattr(bps, name)
         expect(AttributeError, f"use talweg.tensorflow.{remedy}", getattr, bps, name)
 

@@ -82,6 +82,12 @@ def calls_of_unreleased_branches() -> None:
             ("allgather", "talweg.torch.all_gather"),
             ("alltoall", "talweg.torch.all_to_all"),
             ("SyncBatchNorm", "talweg.horovod.torch.SyncBatchNorm"),
+            ("batched_fuse_", "torch.cat"),
+            ("batched_unfuse_", "torch.split"),
+            ("batched_zero_", "the optimizer's zero_grad"),
+            ("delay_compensation_", "gradients as they are"),
+            ("recv_async", "torch.distributed.irecv"),
+            ("send_async", "torch.distributed.isend"),
         ):
             assert not hasattr(module, name)
             expect(AttributeError, f"use {remedy}", getattr, module, name)

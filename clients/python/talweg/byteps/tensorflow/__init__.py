@@ -26,5 +26,7 @@ __all__ += surface.__all__
 _REMEDIES = {
     "allgather": "talweg.tensorflow.all_gather",
     "alltoall": "talweg.tensorflow.all_to_all",
+    "alltoall_cpu2gpu": "talweg.tensorflow.all_to_all",
+    "alltoall_gpu2cpu": "talweg.tensorflow.all_to_all",
 }
 __getattr__ = remedies("byteps.tensorflow", _REMEDIES)

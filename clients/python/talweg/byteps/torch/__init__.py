@@ -28,8 +28,14 @@ __all__ += ops.__all__
 __all__ += surface.__all__
 
 _REMEDIES = {
-    "SyncBatchNorm": "talweg.horovod.torch.SyncBatchNorm",
     "allgather": "talweg.torch.all_gather",
     "alltoall": "talweg.torch.all_to_all",
+    "batched_fuse_": "torch.cat",
+    "batched_unfuse_": "torch.split",
+    "batched_zero_": "the optimizer's zero_grad()",
+    "delay_compensation_": "gradients as they are: each round is a sum over all ranks of one step",
+    "recv_async": "torch.distributed.irecv over the backend talweg",
+    "send_async": "torch.distributed.isend over the backend talweg",
+    "SyncBatchNorm": "talweg.horovod.torch.SyncBatchNorm",
 }
 __getattr__ = remedies("byteps.torch", _REMEDIES)

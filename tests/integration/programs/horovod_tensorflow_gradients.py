@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+from expected_errors import expect
 
 _COUNT = 4
 
@@ -150,6 +152,12 @@ def own_callbacks() -> None:
     assert len(set(own)) == hvd.size(), own
 
 
+def parts_that_are_not_offered() -> None:
+    for name in ("data", "data.compute_service"):
+        part = f"horovod.tensorflow.{name}"
+        expect(ModuleNotFoundError, "not offered by Talweg: let", importlib.import_module, part)
+
+
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
@@ -160,6 +168,7 @@ def main() -> int:
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,
+        parts_that_are_not_offered,
     ):
         print(f"case {case.__name__}", flush=True)
         case()

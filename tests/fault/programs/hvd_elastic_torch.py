@@ -41,8 +41,15 @@ def main() -> None:
             orders.unlink()
 
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0002, momentum=0.9), model.named_parameters()
+        torch.optim.SGD(model.parameters(), lr=0.0001 * hvd.size(), momentum=0.9),
+        model.named_parameters(),
     )
+
+    def on_reset() -> None:
+        """As Horovod's guide has it: the rate is that of all ranks."""
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0001 * hvd.size()
+        log.write(f"reset {hvd.size()}\n")
 
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     epochs = [talweg.epoch()]
@@ -76,7 +83,7 @@ def main() -> None:
             log.write(f"step {state.batch}\n")
 
     state = hvd.elastic.TorchState(model, optimizer, batch=0, stopped=False)
-    state.register_reset_callbacks([lambda: log.write(f"reset {hvd.size()}\n")])
+    state.register_reset_callbacks([on_reset])
     train(state)
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]

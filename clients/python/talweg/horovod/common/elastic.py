@@ -26,7 +26,7 @@ class State(TalwegState):
         self.save()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Called after each change of the membership."""
+        """Called after each change of the membership, also at a rank that has entered by it."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -100,6 +100,9 @@ def _run(
         try:
             if not skip_sync:
                 state.sync()
+                if state.joined:
+                    # It has the state from before the others' on_reset(), which they call now.
+                    state.on_reset()
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt as interrupt:
             skip_sync, has_failed = interrupt.skip_sync, False

@@ -33,7 +33,7 @@ class HvdOutliveTensorflowTest(unittest.TestCase):
         self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
         for pid, lines in said.items():
             self.assertTrue(lines[-1].startswith("weights "), lines[-1])
-            first = int(lines[0].split()[1])
+            first = next(int(line.split()[1]) for line in lines if line.startswith("begins"))
             if pid in pids:
                 self.assertEqual(first, 0)
                 self.assertIn("reset 2", lines)

@@ -517,7 +517,9 @@ def grouped_push_pull_async(
         _client.current().tensors.settle(
             (
                 f"{name}.{index}",
-                Declaration(numpy_dtype(array.dtype), array.size, declared_op, 0),
+                Declaration(
+                    numpy_dtype(array.dtype), array.size, declared_op, 0, shape=array.shape
+                ),
                 0,
             )
             for index, array in enumerate(arrays)

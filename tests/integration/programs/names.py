@@ -11,6 +11,7 @@ import numpy as np
 import talweg
 import talweg.torch
 import torch
+from talweg import _client
 
 
 def _told(call: Callable[[], object]) -> str:
@@ -154,6 +155,9 @@ def test_groups() -> None:
         arrays: list[np.ndarray] = [np.ones(count, np.float32), np.ones(2 * count, np.float32)]
         for result in talweg.grouped_push_pull(arrays, "group", talweg.Op.SUM):
             assert (result == talweg.size()).all()
+    # One round each, as other settled names.
+    talweg.grouped_push_pull([np.ones((2, 3), np.float32)] * 2, "settled group", talweg.Op.SUM)
+    assert not any(_client.current().tensors.is_free(f"settled group.{i}") for i in range(2))
     first: list[np.ndarray] = [np.ones(3, np.float32), np.ones(4 + (rank == 1), np.float32)]
     _check(
         _told(partial(talweg.grouped_push_pull, first, "first group", talweg.Op.SUM)),

@@ -25,6 +25,7 @@ from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._elastic_state import State
+from talweg._left_rounds import finish_call
 from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
 from talweg._outlive import rejoin
@@ -381,12 +382,12 @@ def push_pull(
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
-    _client.current().check_timeout(timeout_s)
+    client, operation = _client.current(), chosen_op(op, average)
+    left_s = _rounds.before_call(client, name, process_set, timeout_s)
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
-    factors = Factors(prescale_factor, postscale_factor)
-    operation, waits = chosen_op(op, average), timeout_s is None
+    factors, waits = Factors(prescale_factor, postscale_factor), timeout_s is None
     handle = _start(array, out, operation, name, priority, 0, process_set, factors, waits)
-    result: np.ndarray = synchronize(handle, timeout_s)
+    result: np.ndarray = finish_call(client, handle, left_s)
     return result
 
 
@@ -425,7 +426,8 @@ def push_pull_inplace(
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """As push_pull(), into `array` itself, which is also returned."""
-    _client.current().check_timeout(timeout_s)
+    client = _client.current()
+    left_s = _rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
         array,
         name=name,
@@ -436,7 +438,7 @@ def push_pull_inplace(
         postscale_factor=postscale_factor,
         priority=priority,
     )
-    synchronize(handle, timeout_s)
+    finish_call(client, handle, left_s)
     return array
 
 
@@ -475,7 +477,9 @@ def broadcast(
 
     `root_rank` is a number in the job, also within a set.
     """
-    synchronize(broadcast_async(array, root_rank, name, process_set))
+    client = _client.current()
+    _rounds.before_call(client, name, process_set)
+    finish_call(client, broadcast_async(array, root_rank, name, process_set))
     return array
 
 
@@ -537,9 +541,10 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[np.ndarray]:
     """push_pull() of many arrays; returns a list of results."""
-    _client.current().check_timeout(timeout_s)
+    client = _client.current()
+    left_s = _rounds.before_calls(client, name, len(arrays), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(arrays, name, op, **options)
-    results: list[np.ndarray] = synchronize(handle, timeout_s)
+    results: list[np.ndarray] = finish_call(client, handle, left_s)
     return results
 
 

@@ -24,6 +24,7 @@ from talweg._handles import Handle as Handle
 from talweg._handles import HandleOfMany as HandleOfMany
 from talweg._handles import Nameless
 from talweg._handles import group_of as group_of
+from talweg._left_rounds import LeftRounds
 from talweg._membership import Membership
 from talweg._node import launchers
 from talweg._node.join import Attachment, attach
@@ -102,6 +103,7 @@ class Client:
         self.tensors = Tensors(self.connection)
         self._nameless = Nameless()
         self._nameless_calls: dict[str, int] = {}
+        self.left = LeftRounds()
         self._pushed_bytes = 0
         self._in_barrier: set[str] = set()
         self._pid = os.getpid()
@@ -342,11 +344,16 @@ class Client:
             declared.buffer.claim()
         self.before_push(declared, address)
         signature, connection = declared.signature, self.connection
-        round_: int
-        if signature:
-            round_ = connection.push_parts(declared.tensor, address, None, priority, signature)
-        else:
-            round_ = connection.push_pull(declared.tensor, address, priority)
+        round_ = 0
+        while not round_:
+            try:
+                if signature:
+                    parts = (declared.tensor, address, None, priority, signature)
+                    round_ = connection.push_parts(*parts)
+                else:
+                    round_ = connection.push_pull(declared.tensor, address, priority)
+            except Busy as busy:
+                self.left.make_way(declared.name, busy)
         self.count_push(declared.declaration)
         return round_
 

@@ -69,6 +69,7 @@ from talweg._kinds import (
     lane_of,
     split_evenly,
 )
+from talweg._left_rounds import finish_call
 from talweg._process_sets import Group
 from talweg._words import (
     Said,
@@ -130,6 +131,22 @@ class JobHandle(Handle):
         assert self.job is not None
         return self.job.channel.look(self.job)
 
+    def waits_for(self) -> str:
+        assert self.job is not None
+        return self.job.channel.waits_for()
+
+    def leave(self) -> None:
+        """Other ranks may need more of the call yet, where they turn out to call something else."""
+        assert self.job is not None
+        self.job.channel.call_when_done(self.job, lambda: None)
+
+    @property
+    def title(self) -> str:
+        assert self.job is not None
+        channel = self.job.channel
+        name = channel.title if isinstance(channel, CallChannel) else channel.name
+        return f"'{name}{channel.group.suffix}'"
+
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         _native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
         assert self.job is not None
@@ -138,7 +155,7 @@ class JobHandle(Handle):
             who = self.job.channel.waits_for() if timeout_s else ""
             late = f"; it still waits for {who}" if who else ""
             raise Timeout(
-                f"{self.name}: not complete after {timeout_s} s; synchronize() again{late}"
+                f"{self.title}: not complete after {timeout_s} s; synchronize() again{late}"
             )
         if self.job.failure is not None:
             raise self.job.failure
@@ -485,7 +502,7 @@ def run(
     """Runs calls on this thread."""
     client.check_timeout(timeout_s)
     handle = start(client, name, group, calls, priority, shape, is_async=False)
-    return client.synchronize(handle, timeout_s)
+    return finish_call(client, handle, timeout_s)
 
 
 __all__ = [

@@ -54,6 +54,18 @@ class Handle:
     def order_result(self) -> None:
         """What take() has done to the thread that called it, once more for this one."""
 
+    def waits_for(self) -> str:
+        """Whom the round waits for, for people; empty: nobody that is known."""
+        return self.client.connection.waits_for(self.tensor, self.round)
+
+    @property
+    def title(self) -> str:
+        """What texts of errors call it."""
+        return f"tensor '{self.name}'"
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: it ends by itself."""
+
 
 @dataclass(eq=False)
 class HandleOfMany(Handle):
@@ -63,6 +75,14 @@ class HandleOfMany(Handle):
 
     def is_complete(self, connection: _native.Connection) -> bool:
         return all(part.done or self.client.poll(part) for part in self.parts)
+
+    def waits_for(self) -> str:
+        return next((part.waits_for() for part in self.parts if not part.done), "")
+
+    def leave(self) -> None:
+        for part in self.parts:
+            if not part.done:
+                part.leave()
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         end = None if timeout_s is None else time.monotonic() + timeout_s

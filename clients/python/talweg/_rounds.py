@@ -38,10 +38,10 @@ from talweg._channels import Job, Steps, Wait
 from talweg._client import Client, Declared, Handle
 from talweg._collectives import Given, JobHandle, Rows
 from talweg._declaration import Declaration, Op
-from talweg._process_sets import Group
+from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
 from talweg._words import DIMENSIONS_MAX
-from talweg.errors import Mismatch, Timeout
+from talweg.errors import Mismatch, TalwegError, Timeout
 
 # How many calls without a name may be under way at once; others wait for their turn.
 _TURNS = 2
@@ -125,6 +125,15 @@ class _SettledRound(Handle):
     # After a Mismatch: it, and the control round that says more of it.
     mismatch: Mismatch | None = None
     explanation: JobHandle | None = None
+    over: bool = False  # The tensor may be pushed again.
+
+    def __del__(self) -> None:
+        if not self.over and not self.client.is_closed:
+            self.client.left.drop(self)
+
+    def leave(self) -> None:
+        if not self.over:
+            call_when_over(self, self.client.left.leave(self))
 
     def is_complete(self, connection: _native.Connection) -> bool:
         if self.explanation is not None:
@@ -136,9 +145,14 @@ class _SettledRound(Handle):
         if self.explanation is None:
             try:
                 super().take(connection, timeout_s)
+                self.over = True
                 return
             except Mismatch as mismatch:
                 self.mismatch = mismatch
+            except TalwegError as failure:
+                self.over = not isinstance(failure, Timeout)
+                raise
+            self.over = True
             assert self.declared is not None
             group = self.group or Group(self.client, None, "push_pull")
             self.explanation = explain(self.client, self.channel, group, self.declared)
@@ -296,6 +310,38 @@ def explain(client: Client, name: str, group: Group, settled: Declared) -> JobHa
     address = int(nothing.ctypes.data)
     brought = Brought(declaration, address, address, None, nothing, stays=True)
     return _as_collective(client, _channel_of(name), name, group, brought)
+
+
+# ----- Calls that block -----
+
+
+def before_call(
+    client: Client,
+    name: str | None,
+    process_set: ProcessSet | None = None,
+    timeout_s: float | None = None,
+) -> float | None:
+    """What a call does that blocks, before it pushes: see _left_rounds. Returns its time."""
+    client.check_timeout(timeout_s)
+    if not client.left or name is None:
+        return timeout_s
+    suffix = Group(client, process_set, "push_pull").suffix
+    return client.left.wait_for(f"{name}{suffix}", timeout_s)
+
+
+def before_calls(
+    client: Client,
+    name: str | None,
+    count: int,
+    process_set: ProcessSet | None,
+    timeout_s: float | None,
+) -> float | None:
+    """before_call() of a group: name.0, name.1 and so on."""
+    client.check_timeout(timeout_s)
+    if client.left and name is not None:
+        for index in range(count):
+            timeout_s = before_call(client, f"{name}.{index}", process_set, timeout_s)
+    return timeout_s
 
 
 # ----- Rounds that no thread waits for -----

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -196,6 +198,116 @@ def test_torch() -> None:
         torch.ones(9), name="torch in place", op=talweg.Op.SUM, prescale_factor=2.0
     )
     assert (scaled == 2 * size).all()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _raises(kind: type[BaseException], call: Callable[[], object], *words: str) -> None:
+    try:
+        call()
+    except kind as failure:
+        _check(str(failure), *words)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def _calls_that_block(name: str, count: int) -> list[tuple[Callable[..., object], bool]]:
+    """Each with a name of its own, and whether it takes a time limit."""
+    last, frame, tensor = talweg.size() - 1, talweg.torch, torch.ones(count)
+    array: np.ndarray = np.ones(count, np.float32)
+    return [
+        (partial(talweg.push_pull, array, f"{name} sum"), True),
+        (partial(talweg.push_pull_inplace, array.copy(), f"{name} in place"), True),
+        (partial(talweg.grouped_push_pull, [array, array], f"{name} group"), True),
+        (partial(talweg.broadcast, array.copy(), last, f"{name} broadcast"), False),
+        (partial(frame.push_pull, tensor, f"{name} torch"), True),
+        (partial(frame.push_pull_inplace, tensor.clone(), f"{name} torch in place"), True),
+        (partial(frame.grouped_push_pull, [tensor], f"{name} torch group"), True),
+        (partial(frame.broadcast, tensor, last, f"{name} torch broadcast"), False),
+        (partial(frame.broadcast_, tensor.clone(), last, f"{name} torch broadcast_"), False),
+    ]
+
+
+def test_calls_that_end_before_their_rounds() -> None:
+    """A call that blocks has no handle to go on with: its round ends by itself."""
+    signal.signal(signal.SIGALRM, _interrupt)
+    for count in (4, 300_000):
+        for call, has_limit in _calls_that_block(f"early {count}", count):
+            call()  # The name is settled.
+            for is_interrupted in (True, False) if has_limit else (True,):
+                if talweg.rank() > 0:
+                    talweg.barrier()
+                    call()
+                elif is_interrupted:
+                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                    _raises(KeyboardInterrupt, call)
+                    talweg.barrier()
+                else:
+                    _raises(talweg.Timeout, partial(call, timeout_s=0.01), "goes on by itself")
+                    _raises(talweg.Timeout, partial(call, timeout_s=0.01), "has pushed nothing")
+                    talweg.barrier()
+                call()
+                call()
+
+
+def test_a_round_that_was_left_and_differs() -> None:
+    """The others are told without another call of the rank that has left it."""
+    for op in (talweg.Op.SUM, talweg.Op.MAX):  # As the name was used before, and otherwise.
+        name = f"left {op.name}"
+        assert _sum(4, name)
+        if talweg.rank() == 0:
+            array: np.ndarray = np.ones(4, np.float32)
+            _raises(talweg.Timeout, partial(talweg.push_pull, array, name, op, timeout_s=0.01))
+        talweg.barrier()
+        if talweg.rank() > 0:
+            _check(_told(partial(_sum, 5, name)), name, "4]", "5]")
+        talweg.barrier()
+        assert _sum(5, name)
+    for count in (4, 30_000):
+        part: np.ndarray = np.ones(count, np.float32)
+        if talweg.rank() == 0:
+            call = partial(talweg.reduce_scatter, part, "left part", timeout_s=0.01)
+            _raises(talweg.Timeout, call, "'left part'", "goes on by itself")
+        talweg.barrier()
+        if talweg.rank() > 0:
+            told = _told(partial(talweg.reduce_scatter, part, "left part", talweg.Op.SUM))
+            _check(told, "sum", "average")
+        talweg.barrier()
+        talweg.reduce_scatter(part, "left part")
+
+
+def test_dropped_handles() -> None:
+    """A round of which nobody has the handle is taken by the next call of its name."""
+    for count in (4, 300_000):
+        array: np.ndarray = np.ones(count, np.float32)
+        tensor = torch.ones(count)
+        for start, rest in (
+            (talweg.push_pull_async, array),
+            (talweg.torch.push_pull_async_inplace, tensor),
+        ):
+            name = f"dropped {count} {start.__module__}"
+            push = partial(start, rest, name, talweg.Op.MAX)
+            talweg.synchronize(push())
+            if talweg.rank() > 0:
+                talweg.barrier()
+            push()
+            if talweg.rank() == 0:
+                _raises(talweg.Busy, push, name, "handle of its last round was dropped")
+                talweg.barrier()
+                talweg.synchronize(_not_busy(push))
+            else:
+                talweg.synchronize(_not_busy(push))
+            assert (talweg.push_pull(array, name, talweg.Op.MAX) == 1).all()
+
+
+def _not_busy(push: Callable[[], talweg.Handle]) -> talweg.Handle:
+    while True:
+        try:
+            return push()
+        except talweg.Busy:
+            os.sched_yield()
 
 
 def test_what_no_tensor_can_be() -> None:

@@ -13,6 +13,7 @@ from talweg import _client, _rounds
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Client, Handle, group_of
 from talweg._declaration import Declaration, DType, Op, op_of
+from talweg._left_rounds import finish_call
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
@@ -341,7 +342,6 @@ def push_pull(
     order at every rank when the ranks compute alike. Sum and average have gradients; of other
     ops backward raises InvalidArgument: pass tensor.detach().
     """
-    _client.current().check_timeout(timeout_s)
     factors = Factors(prescale_factor, postscale_factor)
     op = chosen_op(op, average)
     return _push_pull(tensor, op, name, priority, timeout_s, process_set, factors)
@@ -363,11 +363,14 @@ class _PushPull(torch.autograd.Function):
         process_set: ProcessSet | None,
         factors: Factors,
     ) -> torch.Tensor:
+        client = _client.current()
+        left_s = _rounds.before_call(client, name, process_set, timeout_s)
         handle = _start_new(tensor, op, name, priority, process_set, factors)
         # Without a name: after the tensor whose turn it is, which is agreed on when forward runs.
         # Numbers of backward's own would have others' rounds without names come in between.
         ctx.round = (op, handle.name, priority, timeout_s, process_set, factors)
-        return finish(_client.current(), handle, timeout_s)
+        result: torch.Tensor = finish_call(client, handle, left_s)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -398,8 +401,11 @@ def _push_pull(
 ) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
         return _PushPull.apply(tensor, op, name, priority, timeout_s, process_set, factors)
+    client = _client.current()
+    left_s = _rounds.before_call(client, name, process_set, timeout_s)
     handle = _start_new(tensor, op, name, priority, process_set, factors)
-    return finish(_client.current(), handle, timeout_s)
+    result: torch.Tensor = finish_call(client, handle, left_s)
+    return result
 
 
 @_old_order
@@ -416,7 +422,8 @@ def push_pull_inplace(
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
-    _client.current().check_timeout(timeout_s)
+    client = _client.current()
+    left_s = _rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
         tensor,
         name=name,
@@ -427,7 +434,8 @@ def push_pull_inplace(
         postscale_factor=postscale_factor,
         priority=priority,
     )
-    return synchronize(handle, timeout_s)
+    result: torch.Tensor = finish_call(client, handle, left_s)
+    return result
 
 
 def poll(handle: Handle) -> bool:
@@ -447,7 +455,12 @@ def broadcast_(
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
     """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    client = _client.current()
+    _rounds.before_call(client, name, process_set)
+    result: torch.Tensor = finish_call(
+        client, broadcast_async_(tensor, root_rank, name, process_set)
+    )
+    return result
 
 
 def broadcast_async_(
@@ -469,7 +482,12 @@ def broadcast(
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
     """Returns a copy of the root's tensor on every rank, byte for byte; without a gradient."""
-    return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    client = _client.current()
+    _rounds.before_call(client, name, process_set)
+    result: torch.Tensor = finish_call(
+        client, broadcast_async(tensor, root_rank, name, process_set)
+    )
+    return result
 
 
 def broadcast_async(
@@ -526,8 +544,8 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[torch.Tensor]:
     """push_pull() of many tensors; returns a list of results, without gradients."""
-    _client.current().check_timeout(timeout_s)
-    results: list[torch.Tensor] = synchronize(
-        grouped_push_pull_async(tensors, name, op, **options), timeout_s
-    )
+    client = _client.current()
+    left_s = _rounds.before_calls(client, name, len(tensors), options.get("process_set"), timeout_s)
+    handle = grouped_push_pull_async(tensors, name, op, **options)
+    results: list[torch.Tensor] = finish_call(client, handle, left_s)
     return results

@@ -242,8 +242,16 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
                 raise data.failure
         if data.lane is not None:
             every = None
-    result, out = given.allocate(rows, got_rows)
     got_bytes = [count * rows.row_bytes for count in got_rows]
+    try:
+        result, out = given.allocate(rows, got_rows)
+    except Exception:  # No memory, or no such dtype: other ranks get their results all the same.
+        if data.lane is not None:
+            yield from _drop(channel, data.lane, data.round)
+        elif every is not None and not all(said.inline for said in every):
+            nbytes = _largest(every) * rows.row_bytes
+            yield from _carry(channel, given, priority, turn, source, own, None, got_bytes, nbytes)
+        raise
     if every is not None and all(said.inline for said in every):
         for (place, part), nbytes in zip(got, got_bytes):
             before = sum(every[place].part_rows[:part]) * rows.row_bytes
@@ -255,8 +263,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         tensor = channel.lane_tensor(data.lane)
         yield Wait(tensor, data.round, *room, False, next_may_begin=channel.overlaps)
     elif every is not None:
-        largest = max((max(said.part_rows, default=0) for said in every), default=0)
-        nbytes = largest * rows.row_bytes
+        nbytes = _largest(every) * rows.row_bytes
         yield from _carry(channel, given, priority, turn, source, own, out, got_bytes, nbytes)
     if given.slot == WANTS_SLOT and are_alike and channel.slots is not None:
         channel.slots.agree(given)
@@ -421,6 +428,11 @@ def _drop(channel: CallChannel, lane: Lane, round_: int) -> Steps:
         yield Wait(channel.lane_tensor(lane), round_, int(nothing.ctypes.data), nothing.size)
 
 
+def _largest(every: list[Said]) -> int:
+    """The rows of the longest part that a rank gives."""
+    return max((max(said.part_rows, default=0) for said in every), default=0)
+
+
 def _starts(lengths: Sequence[int], first: int) -> list[int]:
     """Where each of parts begins that lie one after another."""
     starts = []
@@ -437,11 +449,14 @@ def _carry(
     turn: int,
     source: int,
     own: list[int],
-    out: int,
+    out: int | None,
     got: list[int],
     largest: int,
 ) -> Steps:
-    """Parts of `own` bytes from `source` to the other ranks, of `got` bytes from them to `out`."""
+    """Parts of `own` bytes from `source` to the other ranks, of `got` bytes from them to `out`.
+
+    None: to nowhere.
+    """
     if largest == 0:
         return
     connection, size = channel.client.connection, channel.group.size
@@ -449,15 +464,20 @@ def _carry(
     root = given.root_rank if ROOT in (given.kind.gives, given.kind.gets) else 0
     lane = Lane(given.kind, given.dtype, given.op, root, capacity, turn=turn)
     tensor = channel.lane_tensor(lane)
-    sources, targets = _starts(own, source), _starts(got, out)
-    at_home = _own_part(given.kind, channel.group.place, own, got)
+    sources = _starts(own, source)
+    nowhere: np.ndarray = np.empty(capacity * len(got) if out is None else 0, np.uint8)
+    targets = _starts([capacity] * len(got), int(nowhere.ctypes.data))
+    at_home = None
+    if out is not None:
+        targets = _starts(got, out)
+        at_home = _own_part(given.kind, channel.group.place, own, got)
     for begin in range(0, largest, capacity):
         pushed = [min(max(length - begin, 0), capacity) for length in own]
         places = [start + begin for start in sources]
         home = 0 if at_home is None else targets[at_home] + begin
         round_ = connection.push_places(tensor, places, pushed, home, priority)
         rooms = [min(max(length - begin, 0), capacity) for length in got]
-        into = ([start + begin for start in targets], rooms)
+        into = ([start + begin * (out is not None) for start in targets], rooms)
         pushes_more = begin + capacity < largest
         next_may_begin = channel.overlaps and not pushes_more
         yield Wait(tensor, round_, 0, 0, pushes_more, into, next_may_begin)

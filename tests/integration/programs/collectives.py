@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ import talweg
 from expected_errors import expect
 from numeric_reference import DTYPES, OPS, expected, same, sample
 from talweg import _client, _kinds
+from talweg._numpy_collectives import NumpyArrays
 
 _NODES: list[int] = json.loads(sys.argv[1])
 _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bf16"}
@@ -361,6 +363,36 @@ def mismatches_then_a_good_round() -> None:
     assert talweg.synchronize(handles[2]).shape == (n, 3)
 
 
+def a_result_without_a_place() -> None:
+    """One rank cannot have its result; the others get theirs, and the next call works."""
+    rank, n = talweg.rank(), talweg.size()
+    odd = rank == n - 1
+    for count in (3, 7000, 20_000):
+        array: np.ndarray = np.full((count * n, 2), rank, np.float32)
+        for call, has_result in (
+            (talweg.all_gather, True),
+            (partial(talweg.reduce_scatter, op=talweg.Op.SUM), True),
+            (talweg.all_to_all, True),
+            (partial(talweg.gather, root_rank=n - 1), odd),
+            (partial(talweg.scatter, root_rank=0), True),
+        ):
+            if odd and has_result:
+                with mock.patch.object(NumpyArrays, "empty", side_effect=MemoryError("no room")):
+                    expect(MemoryError, "no room", call, array)
+            else:
+                call(array)
+        assert talweg.all_gather(np.array([rank])).tolist() == list(range(n))
+    with mock.patch.object(_kinds, "_TENSOR_BYTES_MAX", 4096 * n):
+        array = np.full(10_000 * (rank + 1), rank, np.int32)
+        if odd:
+            with mock.patch.object(NumpyArrays, "empty", side_effect=MemoryError("no room")):
+                expect(MemoryError, "no room", talweg.all_gather, array, "no place")
+        else:
+            talweg.all_gather(array, "no place")
+        every = talweg.all_gather(array, "no place")
+        assert (every == np.repeat(np.arange(n), 10_000 * (np.arange(n) + 1))).all()
+
+
 def a_time_limit() -> None:
     """Ends the wait; the call goes on."""
     rank, n = talweg.rank(), talweg.size()
@@ -427,6 +459,7 @@ CASES = [
     opposite_orders_of_different_sets,
     many_open_handles,
     mismatches_then_a_good_round,
+    a_result_without_a_place,
     a_time_limit,
     changing_shapes_in_flat_memory,
 ]

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _at_exit, _client, _objects, _rounds
-from talweg._arguments import chosen_op, takes_old_order
+from talweg._arguments import chosen_op, listed, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._elastic_state import State
 from talweg._left_rounds import finish_call
+from talweg._native_arguments import check_name_and_priority, whole
 from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
 from talweg._outlive import rejoin
@@ -295,6 +296,7 @@ def declare(
     differently.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
+    count, root_rank = whole("count", count), whole("root_rank", root_rank)
     declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
     tensors = _client.current().tensors
     if not tensors.is_free(name):
@@ -407,7 +409,7 @@ def push_pull_async_inplace(
 
     The array must be C-contiguous and writable, and stay unread and unwritten until then.
     """
-    _require_writable(array)
+    _require_writable(array, "an in-place push_pull")
     factors = Factors(prescale_factor, postscale_factor)
     return _start(array, array, chosen_op(op, average), name, priority, 0, process_set, factors)
 
@@ -442,14 +444,22 @@ def push_pull_inplace(
     return array
 
 
-def _require_writable(array: np.ndarray) -> None:
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+def _require_writable(array: np.ndarray, operation: str) -> None:
+    if not isinstance(array, np.ndarray):
         raise InvalidArgument(
-            "an in-place push_pull needs a C-contiguous numpy.ndarray: use push_pull(), or pass "
-            "numpy.ascontiguousarray(array)"
+            f"{operation} writes its result into a numpy.ndarray, which {type(array).__name__} is "
+            "not: pass numpy.array(...), and keep it"
+        )
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(
+            f"{operation} writes its result into a C-contiguous array, which this one is not: pass "
+            "numpy.ascontiguousarray(array), and keep that copy"
         )
     if not array.flags.writeable:
-        raise InvalidArgument("an in-place push_pull needs a writable array; this one is read-only")
+        raise InvalidArgument(
+            f"{operation} writes its result into a writable array; this one is read-only: pass "
+            "array.copy(), and keep it"
+        )
 
 
 def poll(handle: Handle) -> bool:
@@ -490,7 +500,7 @@ def broadcast_async(
     process_set: ProcessSet | None = None,
 ) -> Handle:
     """Starts broadcast(); the array stays unread and unwritten until synchronize()."""
-    _require_writable(array)
+    _require_writable(array, "broadcast")
     return _start(array, array, Op.BROADCAST, name, 0, root_rank, process_set)
 
 
@@ -499,6 +509,8 @@ def _grouped(
     name: str | None,
     start: Callable[[np.ndarray, str | None], Handle],
 ) -> Handle:
+    if name is not None:
+        check_name_and_priority(name, 0)
     return group_of(
         _client.current(),
         [
@@ -515,6 +527,7 @@ def grouped_push_pull_async(
 
     With a name the arrays are name.0, name.1 and so on.
     """
+    arrays = listed(arrays, "grouped_push_pull")
     if name is not None and options.get("process_set") is None:
         # In one go: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
@@ -541,7 +554,7 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[np.ndarray]:
     """push_pull() of many arrays; returns a list of results."""
-    client = _client.current()
+    client, arrays = _client.current(), listed(arrays, "grouped_push_pull")
     left_s = _rounds.before_calls(client, name, len(arrays), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(arrays, name, op, **options)
     results: list[np.ndarray] = finish_call(client, handle, left_s)

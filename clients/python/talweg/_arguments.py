@@ -33,6 +33,16 @@ def chosen_op(op: Op | None, average: bool) -> Op:
     return Op.AVERAGE if average else Op.SUM
 
 
+def listed(tensors: Any, operation: str) -> list[Any]:
+    """The tensors of a grouped call, also of a generator, which gives them once."""
+    try:
+        return list(tensors)
+    except TypeError:
+        raise InvalidArgument(
+            f"{operation}: expected a list of tensors, got {type(tensors).__name__}"
+        ) from None
+
+
 def takes_old_order(*old: str) -> Callable[[Function], Function]:
     """Has a function understand calls in the order that it had once, with a DeprecationWarning.
 

@@ -22,7 +22,7 @@ from talweg._declared import Declared as Declared
 from talweg._declared import Tensors
 from talweg._handles import Handle as Handle
 from talweg._handles import HandleOfMany as HandleOfMany
-from talweg._handles import Nameless
+from talweg._handles import Nameless, require_handle
 from talweg._handles import group_of as group_of
 from talweg._left_rounds import LeftRounds
 from talweg._membership import Membership
@@ -287,6 +287,7 @@ class Client:
 
     def check_push(self, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""
+        _native_arguments.whole("root_rank", declaration.root_rank)
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
                 f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
@@ -358,6 +359,7 @@ class Client:
         return round_
 
     def _check_own(self, handle: Handle) -> None:
+        require_handle(handle)
         if handle.client is not self:
             if handle.client.is_abandoned:
                 raise AgentLost(

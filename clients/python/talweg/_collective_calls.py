@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from talweg import _client, _collectives
+from talweg._arguments import listed
 from talweg._client import Client, Handle
+from talweg._collective_family import require_dimensions
 from talweg._collectives import Given, Kind, Rows, split_evenly
+from talweg._native_arguments import check_name_and_priority, whole
 from talweg._process_sets import Group, ProcessSet
 from talweg._reduction_calls import Reductions
 from talweg.errors import InvalidArgument
@@ -32,6 +37,7 @@ class Collectives(Reductions):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_gather")
+        tensors = listed(tensors, "grouped_all_gather")
         calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in tensors]
         shape = self._like(tensors, many)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
@@ -169,7 +175,7 @@ class Collectives(Reductions):
         self,
         is_async: bool,
         tensors: Sequence[Any],
-        splits: Sequence[Any],
+        splits: Sequence[Any] | None,
         many: bool,
         name: str | None,
         process_set: ProcessSet | None,
@@ -178,6 +184,8 @@ class Collectives(Reductions):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_to_all")
+        tensors = listed(tensors, "grouped_all_to_all")
+        splits = listed(splits or [None] * len(tensors), "grouped_all_to_all: splits")
         if len(splits) != len(tensors):
             raise InvalidArgument(
                 f"all_to_all: {len(splits)} lists of splits for {len(tensors)} tensors: give one "
@@ -252,7 +260,7 @@ class Collectives(Reductions):
         return self._all_to_all(
             False,
             tensors,
-            splits or [None] * len(tensors),
+            splits,
             True,
             name,
             process_set,
@@ -270,9 +278,7 @@ class Collectives(Reductions):
         priority: int = 0,
     ) -> Handle:
         """Starts grouped_all_to_all(); the tensors have one handle."""
-        return self._all_to_all(
-            True, tensors, splits or [None] * len(tensors), True, name, process_set, priority
-        )
+        return self._all_to_all(True, tensors, splits, True, name, process_set, priority)
 
     # ----- gather and scatter -----
 
@@ -388,11 +394,11 @@ class Collectives(Reductions):
 
     # ----- Between two ranks -----
 
-    def _pair(
-        self, operation: str, src: int, dst: int, name: str | None
-    ) -> tuple[Client, Group, str]:
+    def _pair(self, operation: str, peer_of: int, name: str | None) -> tuple[Client, Group, str]:
         client = _client.current()
-        peer = dst if operation == "send" else src
+        peer = whole(f"{operation}: {'dst' if operation == 'send' else 'src'}", peer_of)
+        check_name_and_priority("" if name is None else name, 0)
+        src, dst = (client.rank, peer) if operation == "send" else (peer, client.rank)
         if peer == client.rank or not 0 <= peer < client.size:
             raise InvalidArgument(
                 f"{operation}: rank {peer} is {'this one' if peer == client.rank else 'none'}; "
@@ -410,7 +416,7 @@ class Collectives(Reductions):
         priority: int,
         timeout_s: float | None = None,
     ) -> Any:
-        client, group, name = self._pair("send", _client.current().rank, dst, name)
+        client, group, name = self._pair("send", dst, name)
         given = self._given(
             _collectives.SEND,
             tensor,
@@ -452,7 +458,7 @@ class Collectives(Reductions):
         timeout_s: float | None = None,
     ) -> Any:
         framework = self._framework
-        client, group, name = self._pair("recv", src, _client.current().rank, name)
+        client, group, name = self._pair("recv", src, name)
         wanted: Rows | None = None
         fill: Any = None
         if tensor_or_shape is not None and isinstance(tensor_or_shape, (tuple, list)):
@@ -460,8 +466,16 @@ class Collectives(Reductions):
                 raise InvalidArgument(
                     "recv: a shape needs a dtype: pass dtype=..., or None for whatever comes"
                 )
-            probe = framework.empty(framework.dtype_named(dtype), tuple(tensor_or_shape))
-            wanted, _ = self._rows(probe, _collectives.SEND)
+            shape_wanted = tuple(whole("recv: a dimension", each) for each in tensor_or_shape)
+            if min(shape_wanted, default=0) < 0:
+                raise InvalidArgument(
+                    f"recv: the shape {shape_wanted} has a dimension below 0: give those of what "
+                    "is sent, or None for whatever comes"
+                )
+            require_dimensions(_collectives.SEND, shape_wanted)
+            probe = framework.empty(framework.dtype_named(dtype), (0,))
+            row_bytes = math.prod(shape_wanted) * framework.item_bytes(probe)
+            wanted = Rows(framework.dtype(probe), shape_wanted, row_bytes)
         elif tensor_or_shape is not None:
             framework.require_target(tensor_or_shape)
             wanted, _ = self._rows(tensor_or_shape, _collectives.SEND)
@@ -518,7 +532,13 @@ def _splits(given: Any, rows: int, size: int, operation: str) -> list[int]:
                 f"{operation}: {rows} rows do not divide among {size} ranks: pass splits=[...]"
             )
         return split_evenly(rows, size)
-    splits = [int(count) for count in given]
+    try:
+        splits = [operator.index(count) for count in given]
+    except TypeError:
+        raise InvalidArgument(
+            f"{operation}: splits is {given!r}; it must be a list of {size} whole numbers, one for "
+            "each rank"
+        ) from None
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise InvalidArgument(
             f"{operation}: splits is {splits}; it must be {size} numbers of 0 or more, one for "

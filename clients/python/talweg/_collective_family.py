@@ -12,6 +12,7 @@ from talweg._client import Client
 from talweg._collectives import Given, Kind, Rows
 from talweg._declaration import DType
 from talweg._process_sets import Group
+from talweg._words import DIMENSIONS_MAX
 from talweg.errors import InvalidArgument
 
 
@@ -53,6 +54,15 @@ class Framework(Protocol):
 Shape = Callable[[list[Any]], Any]
 
 
+def require_dimensions(kind: Kind, row_shape: tuple[int, ...], before: int = 0) -> None:
+    """InvalidArgument for more than ranks can say; `before` are the dimensions before a row's."""
+    if len(row_shape) > DIMENSIONS_MAX:
+        raise InvalidArgument(
+            f"{kind.name}: a tensor of {before + len(row_shape)} dimensions; it may have "
+            f"{before + DIMENSIONS_MAX}: reshape it"
+        )
+
+
 class Family:
     """Makes calls of what a framework's tensors give."""
 
@@ -72,10 +82,7 @@ class Family:
             )
         else:
             rows, row_shape = shape[0], shape[1:]
-        if len(row_shape) > 11:
-            raise InvalidArgument(
-                f"{kind.name}: a tensor of {len(shape)} dimensions; it may have 11: reshape it"
-            )
+        require_dimensions(kind, row_shape, len(shape) - len(row_shape))
         row_bytes = math.prod(row_shape) * self._framework.item_bytes(tensor)
         return Rows(self._framework.dtype(tensor), row_shape, row_bytes), rows
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from talweg import _native
+from talweg import _native, _native_arguments
 from talweg._declaration import Declaration
-from talweg.errors import TalwegError, Timeout
+from talweg.errors import InvalidArgument, TalwegError, Timeout
 
 if TYPE_CHECKING:
     from talweg._client import Client
@@ -85,7 +85,8 @@ class HandleOfMany(Handle):
                 part.leave()
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        _native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
+        end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         failure: TalwegError | None = None
         for part in self.parts:
             if part.done:
@@ -100,6 +101,15 @@ class HandleOfMany(Handle):
         if failure is not None:
             raise failure
         self.result = [part.result for part in self.parts]
+
+
+def require_handle(handle: Any) -> None:
+    """InvalidArgument for what is none."""
+    if not isinstance(handle, Handle):
+        raise InvalidArgument(
+            f"expected the handle of an _async call, got {type(handle).__name__}: several handles "
+            "are synchronized one by one"
+        )
 
 
 def group_of(client: Client, parts: Sequence[Handle]) -> Handle:

@@ -3,16 +3,31 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 from talweg import errors
+
+
+def whole(what: str, value: Any) -> int:
+    """A whole number, of Python's or another kind; InvalidArgument for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise errors.InvalidArgument(f"{what} is {value!r}; it must be a whole number") from None
 
 
 def nanoseconds(timeout_s: float | None) -> int:
     """As the library takes it; negative: without limit. InvalidArgument for no time."""
     if timeout_s is None:
         return -1
-    if not timeout_s >= 0:
+    try:
+        is_time = bool(timeout_s >= 0)
+    except (TypeError, ValueError, RuntimeError):  # A text; an array of several.
+        is_time = False
+    if not is_time:
         raise errors.InvalidArgument(
-            f"timeout_s is {timeout_s}; it must be 0 or more seconds, or None to wait for ever"
+            f"timeout_s is {timeout_s!r}; it must be 0 or more seconds, or None to wait for ever"
         )
     return int(min(timeout_s * 1e9, float(2**62)))
 
@@ -30,6 +45,7 @@ def encode(name: str) -> bytes:
 
 def within(what: str, value: int, lowest: int, highest: int) -> int:
     """Else ctypes would cut it down to another number."""
+    value = whole(what, value)
     if not lowest <= value <= highest:
         raise errors.InvalidArgument(f"{what} is {value}; it must be {lowest} to {highest}")
     return value

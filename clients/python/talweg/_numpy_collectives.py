@@ -49,7 +49,10 @@ class NumpyArrays:
     def dtype_named(self, dtype: Any) -> str:
         if isinstance(dtype, DType):
             return dtype.name.lower()
-        name = _NAMES.get(np.dtype(dtype))
+        try:
+            name = _NAMES.get(np.dtype(dtype))
+        except TypeError:
+            name = None
         return name if name is not None else numpy_dtype(dtype).name.lower()
 
     def wire_dtype(self, tensor: Any) -> DType:
@@ -70,8 +73,15 @@ class NumpyArrays:
         return result
 
     def require_target(self, tensor: Any) -> None:
-        if not isinstance(tensor, np.ndarray) or not tensor.flags.c_contiguous:
-            raise InvalidArgument("the result needs a C-contiguous numpy.ndarray to go into")
+        if not isinstance(tensor, np.ndarray):
+            raise InvalidArgument(
+                f"the result goes into a numpy.ndarray, which {type(tensor).__name__} is not"
+            )
+        if not tensor.flags.c_contiguous:
+            raise InvalidArgument(
+                "the result goes into a C-contiguous array, which this one is not: pass "
+                "numpy.empty(array.shape, array.dtype), and copy from that"
+            )
         if not tensor.flags.writeable:
             raise InvalidArgument("the result needs a writable array; this one is read-only")
 

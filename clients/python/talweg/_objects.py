@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._native_arguments import check_name_and_priority
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, InvalidArgument, TalwegError
 
@@ -277,6 +278,7 @@ def broadcast_object(
     client: Client, value: Any, root_rank: int, name: str, process_set: ProcessSet | None = None
 ) -> Any:
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
+    check_name_and_priority(name, 0)
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
     payload = Payload.of(lambda: _dumped(value)) if is_root else Payload()
@@ -326,6 +328,7 @@ def all_gather_object(
     and InvalidArgument at the others when one cannot pickle its value. Either of the two rounds may
     take `timeout_s`.
     """
+    check_name_and_priority(name, 0)
     group = Group(client, process_set, "all_gather_object")
     own = Payload.of(lambda: _dumped(value))
     payload = own.data

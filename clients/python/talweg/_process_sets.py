@@ -23,7 +23,13 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        given = [operator.index(rank) for rank in ranks]
+        try:
+            given = [operator.index(rank) for rank in ranks]
+        except TypeError:
+            raise InvalidArgument(
+                f"ProcessSet({ranks!r}): its ranks must be whole numbers in a list or the like: "
+                "ProcessSet([0, 1])"
+            ) from None
         self.ranks: tuple[int, ...] = tuple(sorted(given))
         if not given:
             raise InvalidArgument("a ProcessSet has one rank or more: ProcessSet([0, 1])")
@@ -97,14 +103,15 @@ class Group:
 
     def require_root(self, root_rank: int, operation: str) -> int:
         """The root's place in the group."""
-        if root_rank in self.ranks:
-            return self.ranks.index(root_rank)
+        # Also of another integer type, but 1.0 is in a range of ranks as well.
+        if hasattr(root_rank, "__index__") and operator.index(root_rank) in self.ranks:
+            return self.ranks.index(operator.index(root_rank))
         where = (
             f"ProcessSet({list(self.listed)})"
             if self.listed
             else f"the job, which has {self.size} ranks (0 to {self.size - 1})"
         )
         raise InvalidArgument(
-            f"{operation}: root_rank is {root_rank}, which is not in {where}: give a rank's number "
+            f"{operation}: root_rank is {root_rank!r}, which is not in {where}: give a rank's number "
             "in the job"
         )

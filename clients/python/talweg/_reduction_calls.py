@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from talweg import _client, _collectives
-from talweg._arguments import chosen_op
+from talweg._arguments import chosen_op, listed
 from talweg._client import Handle
 from talweg._collective_family import Family
 from talweg._collectives import Given, Kind, Rows, split_evenly
@@ -38,6 +38,7 @@ class Reductions(Family):
         root_rank: int,
         allocate: Callable[[Rows, list[int]], tuple[Any, int]],
     ) -> Given:
+        self._framework.shape(tensor)  # InvalidArgument for what is no tensor.
         dtype = self._framework.wire_dtype(tensor)
         check_reduction(dtype, op, kind.name)
         factors.require(dtype, kind.name)
@@ -67,6 +68,7 @@ class Reductions(Family):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "reduce_scatter")
+        tensors = listed(tensors, "grouped_reduce_scatter")
         calls = [
             self._reduced(
                 _collectives.REDUCE_SCATTER,

@@ -27,6 +27,13 @@ class Factors:
                 raise InvalidArgument(
                     f"{operation}: {name}_factor is {value!r}; it must be a number"
                 )
+            try:
+                float(value)
+            except OverflowError:
+                raise InvalidArgument(
+                    f"{operation}: {name}_factor is an integer that is too large for a float64: "
+                    "give a smaller one"
+                ) from None
             if dtype is DType.BOOL and value != 1.0:
                 raise InvalidArgument(
                     f"{operation}: {name}_factor is {value}, but bools are not scaled: leave it out"

@@ -272,6 +272,70 @@ def who_may_not_call() -> None:
     expect(talweg.InvalidArgument, "need f64[", talweg.all_gather_into, ones, np.ones(7))
 
 
+def arguments_of_the_wrong_kind() -> None:
+    """Each is refused here, in words that name it, and nothing is pushed."""
+    rank, n = talweg.rank(), talweg.size()
+    ones: np.ndarray = np.ones(n, np.float32)
+    wrong, peer = talweg.InvalidArgument, (rank + 1) % n
+    calls = [
+        *(talweg.all_gather, talweg.reduce_scatter, talweg.all_to_all, talweg.gather),
+        *(talweg.reduce, talweg.push_pull),
+    ]
+    for call in calls:
+        expect(wrong, "numpy.ndarray, got list", call, [1.0])
+        expect(wrong, "priority is 1.5", call, ones, priority=1.5)
+        expect(wrong, "priority is None", call, ones, priority=None)
+        expect(wrong, "timeout_s is '1'", call, ones, timeout_s="1")
+    for call in (talweg.gather, talweg.reduce, talweg.scatter, talweg.broadcast):
+        for root in (0.0, "0", None, -1, n):
+            expect(wrong, f"root_rank is {root!r}, which", call, ones, root)
+    for call in (talweg.push_pull, talweg.reduce_scatter):
+        expect(wrong, "too large", call, ones, prescale_factor=10**400)
+    for splits, words in ((4, "splits is 4"), ("11", "'11'"), ([0.5] * n, "0.5"), ([None], "None")):
+        expect(wrong, words, talweg.all_to_all, ones, splits)
+    expect(wrong, "got list", talweg.synchronize, [1])
+    expect(wrong, "got NoneType", talweg.poll, None)
+    for ranks in (None, 5, "01", [0.5]):
+        expect(wrong, "whole numbers", talweg.ProcessSet, ranks)
+    for call in (
+        *(talweg.grouped_all_gather, talweg.grouped_reduce_scatter, talweg.grouped_all_to_all),
+        talweg.grouped_push_pull,
+    ):
+        expect(wrong, f"{call.__name__}: expected a list of tensors, got int", call, 5)
+    expect(wrong, "a str, not int", talweg.grouped_push_pull, [ones], name=5)
+    expect(wrong, "a str, not int", talweg.broadcast_object, 1, name=5)
+    expect(wrong, "a str, not int", talweg.all_gather_object, 1, name=5)
+    expect(wrong, "count is '3'", talweg.declare, "count", np.float32, "3")
+    expect(wrong, "timeout_s is -1", talweg.grouped_push_pull, [ones], timeout_s=-1)
+    for call in (talweg.broadcast, talweg.push_pull_inplace):
+        expect(wrong, "which list is not", call, [1.0])
+        expect(wrong, "ascontiguousarray", call, np.ones((2, 3))[:, ::2])
+    expect(wrong, "broadcast writes", talweg.broadcast, [1.0])
+    dimensions: np.ndarray = np.ones((1,) * 13)
+    expect(wrong, "of 13 dimensions; it may have 12", talweg.all_gather, dimensions)
+    if n > 1:
+        expect(wrong, "send: dst is '1'", talweg.send, ones, "1")
+        expect(wrong, "recv: src is None", talweg.recv, None, None)
+        expect(wrong, "a str, not bytes", talweg.send, ones, peer, b"x")
+        expect(wrong, "dtype nope", talweg.recv, (4,), peer, "nope")
+        expect(wrong, "dimension below 0", talweg.recv, (-1,), peer, np.float32)
+        expect(wrong, "a dimension is 1.5", talweg.recv, (1.5,), peer, np.float32)
+        expect(wrong, "which int is not", talweg.recv, 5, peer, np.float32)
+    assert talweg.all_gather(np.array([rank])).tolist() == list(range(n))
+
+
+def generators_of_tensors() -> None:
+    """A group may come from what gives its tensors once."""
+    n = talweg.size()
+    arrays: list[np.ndarray] = [np.full((n, 2), i, np.float32) for i in range(3)]
+    for name in (None, "generated"):
+        assert len(talweg.grouped_all_gather((a for a in arrays), name)) == 3
+        assert len(talweg.grouped_reduce_scatter((a for a in arrays), name)) == 3
+        assert len(talweg.grouped_all_to_all((a for a in arrays), name=name)) == 3
+        totals = talweg.grouped_push_pull((a for a in arrays), name)
+        assert [total[0, 0] for total in totals] == [0, 1, 2]
+
+
 def opposite_orders_of_different_sets() -> None:
     """Calls of different sets, and of different names, run at once: none waits for another."""
     rank, last, n = talweg.rank(), talweg.size() - 1, talweg.size()
@@ -456,6 +520,8 @@ CASES = [
     factors,
     between_two_ranks,
     who_may_not_call,
+    arguments_of_the_wrong_kind,
+    generators_of_tensors,
     opposite_orders_of_different_sets,
     many_open_handles,
     mismatches_then_a_good_round,

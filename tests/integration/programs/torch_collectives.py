@@ -105,12 +105,46 @@ def groups_of_tensors() -> None:
     assert all((mean == (n - 1) / 2).all() for mean in means)
 
 
+def arguments_of_the_wrong_kind() -> None:
+    """Each is refused here, in words that name it, and nothing is pushed."""
+    rank, n = tw.rank(), tw.size()
+    ones, wrong, peer = torch.ones(4 * n), talweg.InvalidArgument, (tw.rank() + 1) % tw.size()
+    calls = (
+        *(tw.push_pull, tw.push_pull_async, tw.push_pull_inplace, tw.broadcast, tw.broadcast_),
+        *(tw.all_gather, tw.reduce_scatter, tw.reduce, tw.gather, tw.all_to_all),
+    )
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    for call in calls:
+        for value in ([1.0], np.ones(3), None):
+            expect(wrong, f"torch.Tensor, got {type(value).__name__}", call, value)
+        expect(wrong, "device meta", call, torch.ones(4, device="meta"))
+        expect(wrong, "nested", call, nested)
+        expect(wrong, "to_dense", call, torch.eye(3).to_sparse())
+    for call in (tw.broadcast, tw.broadcast_, tw.reduce):
+        for root in (0.0, "0", None, n):
+            expect(wrong, f"root_rank is {root!r}", call, ones, root)
+    expanded = torch.ones(1).expand(4 * n * n)
+    for call in (tw.push_pull_inplace, tw.broadcast_):
+        expect(wrong, "clone()", call, expanded)
+    expect(wrong, "clone()", tw.all_gather_into, expanded, ones)
+    empty = torch.ones(1).expand(n, 0, 4)  # It has no element to write.
+    assert tw.all_gather_into(empty, torch.ones(1, 0, 4)) is empty
+    scaled = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+    expect(wrong, "dequantize()", tw.all_gather, scaled)
+    for dtype in ("nope", np.float32, 7):
+        expect(wrong, "no dtype of torch", tw.recv, (4,), peer, dtype)
+    expect(wrong, "got list", tw.grouped_push_pull, [[1.0]])
+    assert len(tw.grouped_push_pull(torch.ones(2) for _ in range(3))) == 3
+    assert tw.all_gather(torch.tensor([rank])).tolist() == list(range(n))
+
+
 def main() -> int:
     tw.init()
     copies_of_every_dtype()
     reductions()
     sets_and_factors_of_push_pull()
     groups_of_tensors()
+    arguments_of_the_wrong_kind()
     expect(talweg.InvalidArgument, "to_dense", tw.all_gather, torch.eye(2).to_sparse())
     return 0
 

@@ -11,6 +11,7 @@ from talweg._collective_calls import Collectives
 from talweg._declaration import DType
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
+from talweg.torch._checks import require_dense, require_places, require_tensor
 from talweg.torch._tensors import DTYPES, wire_dtype
 
 
@@ -34,11 +35,12 @@ class TorchTensors:
         return int(source.data_ptr())
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.layout != torch.strided:
+        require_tensor(tensor)
+        require_dense(tensor)
+        if tensor.is_quantized:
             raise InvalidArgument(
-                f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
+                "a quantized tensor has a scale of its own: pass tensor.dequantize(), or "
+                "tensor.int_repr()"
             )
         return tuple(tensor.shape)
 
@@ -46,6 +48,12 @@ class TorchTensors:
         return _name(tensor.dtype)
 
     def dtype_named(self, dtype: Any) -> str:
+        if isinstance(dtype, DType) and dtype.name.lower() in _BY_NAME:
+            return dtype.name.lower()
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype, dtype)
+        if not isinstance(dtype, torch.dtype):
+            raise InvalidArgument(f"{dtype!r} is no dtype of torch: pass torch.float32 or the like")
         return _name(dtype)
 
     def wire_dtype(self, tensor: Any) -> DType:
@@ -66,8 +74,9 @@ class TorchTensors:
         return result.to(like.device)
 
     def require_target(self, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"expected a torch.Tensor, got {type(tensor).__name__}")
+        require_tensor(tensor)
+        require_dense(tensor)
+        require_places(tensor)
 
     def target(self, tensor: Any) -> Any:
         if tensor.device.type == "cpu" and _cuda.is_plain(tensor):

@@ -14,10 +14,12 @@ from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Client, Handle, group_of
 from talweg._declaration import Declaration, DType, Op, op_of
 from talweg._left_rounds import finish_call
+from talweg._native_arguments import check_name_and_priority
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
+from talweg.torch._checks import require_dense, require_in_place, require_tensor, tensors_of
 
 DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -195,10 +197,7 @@ def declaration_of(
 def _declaration_of(
     tensor: torch.Tensor, op: Op, root_rank: int, shape: tuple[int, ...] | None = None
 ) -> Declaration:
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(
-            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
-        )
+    require_dense(tensor)
     # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
     if tensor.dtype == torch.bool and op in (Op.SUM, Op.AVERAGE, Op.PRODUCT):
         raise InvalidArgument(
@@ -250,6 +249,7 @@ def declare(
     Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
     """
     client = _client.current()
+    require_tensor(tensor)
     declaration = declaration_of(tensor, op_of(op), root_rank, says_shape=True)
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
@@ -266,6 +266,8 @@ def _start_new(
     process_set: ProcessSet | None = None,
     factors: Factors = NO_FACTORS,
 ) -> Handle:
+    require_tensor(tensor)
+    require_dense(tensor)
     out = torch.empty_like(tensor, requires_grad=False)
     return start(_client.current(), tensor, out, op, name, priority, 0, process_set, factors)
 
@@ -316,6 +318,7 @@ def push_pull_async_inplace(
     factors = Factors(prescale_factor, postscale_factor)
     op = chosen_op(op, average)
     client = _client.current()
+    require_in_place(tensor)
     handle = start(client, tensor, tensor, op, name, priority, 0, process_set, factors)
     return for_autograd(handle, tensor)
 
@@ -399,6 +402,7 @@ def _push_pull(
     process_set: ProcessSet | None,
     factors: Factors,
 ) -> torch.Tensor:
+    require_tensor(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         return _PushPull.apply(tensor, op, name, priority, timeout_s, process_set, factors)
     client = _client.current()
@@ -471,6 +475,7 @@ def broadcast_async_(
 ) -> Handle:
     """Starts broadcast_(); the tensor stays unread and unwritten until synchronize()."""
     client = _client.current()
+    require_in_place(tensor)
     handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank, process_set)
     return for_autograd(handle, tensor)
 
@@ -497,6 +502,8 @@ def broadcast_async(
     process_set: ProcessSet | None = None,
 ) -> Handle:
     """Starts broadcast() and returns its handle; the tensor may be changed at once."""
+    require_tensor(tensor)
+    require_dense(tensor)
     out = torch.empty_like(tensor, requires_grad=False)
     client = _client.current()
     return start(client, tensor, out, Op.BROADCAST, name, 0, root_rank, process_set)
@@ -507,11 +514,13 @@ def _grouped(
     name: str | None,
     start_one: Callable[[torch.Tensor, str | None], Handle],
 ) -> Handle:
+    if name is not None:
+        check_name_and_priority(name, 0)
     return group_of(
         _client.current(),
         [
             start_one(tensor, None if name is None else f"{name}.{index}")
-            for index, tensor in enumerate(tensors)
+            for index, tensor in enumerate(tensors_of(tensors))
         ],
     )
 
@@ -544,7 +553,7 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[torch.Tensor]:
     """push_pull() of many tensors; returns a list of results, without gradients."""
-    client = _client.current()
+    client, tensors = _client.current(), tensors_of(tensors)
     left_s = _rounds.before_calls(client, name, len(tensors), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(tensors, name, op, **options)
     results: list[torch.Tensor] = finish_call(client, handle, left_s)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no call takes as a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from talweg._arguments import listed
+from talweg.errors import InvalidArgument
+from talweg.torch import _cuda
+
+
+def require_tensor(tensor: Any) -> None:
+    """InvalidArgument for what is none."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(
+            f"expected a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor()"
+        )
+
+
+def require_dense(tensor: torch.Tensor) -> None:
+    """InvalidArgument for a tensor whose elements do not lie in memory one by one."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
+        )
+    if tensor.is_nested or tensor.is_meta:
+        what = "nested tensor" if tensor.is_nested else "tensor of the device meta"
+        remedy = "push each of its tensors" if tensor.is_nested else "give it elements first"
+        raise InvalidArgument(f"a {what} cannot be pushed: {remedy}")
+
+
+def require_places(tensor: torch.Tensor) -> None:
+    """InvalidArgument for a tensor that no result can be written into."""
+    steps = zip(tensor.stride(), tensor.shape)
+    if tensor.numel() > 0 and any(step == 0 and many > 1 for step, many in steps):
+        raise InvalidArgument(
+            "the result needs a place for each element, which a tensor of expand() has not: pass "
+            "tensor.clone()"
+        )
+
+
+def require_in_place(tensor: Any) -> None:
+    """InvalidArgument for what a call cannot write its result into."""
+    require_tensor(tensor)
+    require_dense(tensor)
+    if not _cuda.is_plain(tensor):
+        require_places(tensor)
+
+
+def tensors_of(tensors: Any) -> list[torch.Tensor]:
+    """Those of a grouped call."""
+    every = listed(tensors, "grouped_push_pull")
+    for tensor in every:
+        require_tensor(tensor)
+    return every

@@ -569,19 +569,19 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
-    client = _client.current()
-    if name is None:  # Another tensor for each root.
-        name = f"broadcast_object.{root_rank}"
-    return _objects.broadcast_object(client, obj, root_rank, name, process_set)
+    own = _objects.broadcast_name(name, root_rank)
+    return _objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
 
 
-def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
+def all_gather_object(
+    obj: Any, name: str | None = None, *, process_set: ProcessSet | None = None
+) -> list[Any]:
     """Returns the objects of all ranks, in rank order. Objects are pickled, as above.
 
     Raises Aborted when a rank is gone from a job that goes on without it.
     """
-    client = _client.current()
-    return _objects.all_gather_object(client, obj, name or "all_gather_object")
+    own = _objects.gather_name(name)
+    return _objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:

@@ -146,6 +146,21 @@ def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
     )
 
 
+def broadcast_name(name: str | None, root_rank: int) -> str:
+    """What the tensors of a program's broadcast_object() are called: others for each root."""
+    if name is not None:
+        check_name_and_priority(name, 0)
+    return f"{'broadcast_object' if name is None else name}.{root_rank}"
+
+
+def gather_name(name: str | None) -> str:
+    """The same of all_gather_object(), which may have the name of a broadcast_object()."""
+    if name is None:
+        return "all_gather_object"
+    check_name_and_priority(name, 0)
+    return f"{name}.gathered"
+
+
 class ByteStream:
     """The root's bytes to every rank, in pieces: each rank carries pieces of the same lengths.
 
@@ -278,7 +293,6 @@ def broadcast_object(
     client: Client, value: Any, root_rank: int, name: str, process_set: ProcessSet | None = None
 ) -> Any:
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
-    check_name_and_priority(name, 0)
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
     payload = Payload.of(lambda: _dumped(value)) if is_root else Payload()
@@ -328,7 +342,6 @@ def all_gather_object(
     and InvalidArgument at the others when one cannot pickle its value. Either of the two rounds may
     take `timeout_s`.
     """
-    check_name_and_priority(name, 0)
     group = Group(client, process_set, "all_gather_object")
     own = Payload.of(lambda: _dumped(value))
     payload = own.data

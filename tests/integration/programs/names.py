@@ -151,6 +151,19 @@ def test_many_at_once() -> None:
         assert (talweg.synchronize(handles[name]) == talweg.size()).all()
 
 
+def test_names_of_objects() -> None:
+    """A name serves for each kind of call, and for each root."""
+    rank, size = talweg.rank(), talweg.size()
+    for root in (0, size - 1, 0):
+        assert talweg.broadcast_object(rank, root, "object") == root
+        assert talweg.all_gather_object(rank, "object") == list(range(size))
+        assert _sum(3, "object")
+    pair = talweg.ProcessSet([0, size - 1])
+    if pair.included():
+        told = talweg.all_gather_object(rank, "object", process_set=pair)
+        assert told == list(pair.ranks)
+
+
 def test_groups() -> None:
     rank = talweg.rank()
     for count in (3, 3, 4):

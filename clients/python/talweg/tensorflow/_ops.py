@@ -240,16 +240,16 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object on every rank, at once. Pickled: only for ranks you trust."""
-    name = name or f"broadcast_object.{root_rank}"
-    return _objects.broadcast_object(_client.current(), obj, root_rank, name, process_set)
+    own = _objects.broadcast_name(name, root_rank)
+    return _objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
 
 
 def all_gather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """Returns all ranks' objects, by rank, at once. Pickled: only for ranks you trust."""
-    name = name or "all_gather_object"
-    return _objects.all_gather_object(_client.current(), obj, name, process_set)
+    own = _objects.gather_name(name)
+    return _objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
 # ----- all_gather -----

@@ -28,7 +28,7 @@ from talweg._elastic_state import State
 from talweg._left_rounds import finish_call
 from talweg._native_arguments import check_name_and_priority, whole
 from talweg._numpy_collectives import COLLECTIVES as _calls
-from talweg._numpy_collectives import contiguous
+from talweg._numpy_collectives import contiguous, real_pairs
 from talweg._outlive import rejoin
 from talweg._process_sets import Group, ProcessSet
 from talweg._sampler import ElasticSampler
@@ -318,7 +318,7 @@ def _start(
     operation = "broadcast" if op is Op.BROADCAST else "push_pull"
     group = Group(client, process_set, operation)
     group.require_root(root_rank if op is Op.BROADCAST else group.ranks[0], operation)
-    source = contiguous(array)
+    source = real_pairs(contiguous(array), op)
     dtype = numpy_dtype(source.dtype)
     factors.require(dtype, operation)
     return _rounds.start(
@@ -326,7 +326,7 @@ def _start(
         name,
         group,
         _rounds.Brought(
-            Declaration(dtype, source.size, op, root_rank, group.listed, array.shape),
+            Declaration(dtype, source.size, op, root_rank, group.listed, source.shape),
             source.ctypes.data,
             out.ctypes.data,
             out,
@@ -353,7 +353,8 @@ def push_pull_async(
 ) -> Handle:
     """Starts a round of `array` and returns its handle; the array may be changed at once.
 
-    Arrays of any shape; f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool. `op`
+    Arrays of any shape; f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool
+    (min, max and bitwise), complex64 and complex128 (sum and average). `op`
     combines the ranks' elements; without it they are averaged, or summed where `average` is False.
     The average is not defined for integers, bitwise operations are not for floats, sum, average and
     product not for bools. Rounds with a larger `priority` overtake others. Rounds without a name
@@ -531,16 +532,14 @@ def grouped_push_pull_async(
     if name is not None and options.get("process_set") is None:
         # In one go: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
+        shown = [real_pairs(each, declared_op) for each in map(contiguous, arrays)]
         _client.current().tensors.settle(
             (
                 f"{name}.{index}",
-                Declaration(
-                    numpy_dtype(array.dtype), array.size, declared_op, 0, shape=array.shape
-                ),
+                Declaration(numpy_dtype(each.dtype), each.size, declared_op, 0, shape=each.shape),
                 0,
             )
-            for index, array in enumerate(arrays)
-            if isinstance(array, np.ndarray)
+            for index, each in enumerate(shown)
         )
     return _grouped(arrays, name, lambda array, own: push_pull_async(array, own, op, **options))
 

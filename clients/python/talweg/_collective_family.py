@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from talweg import _collectives
 from talweg._client import Client
 from talweg._collectives import Given, Kind, Rows
-from talweg._declaration import DType
+from talweg._declaration import DType, Op
 from talweg._process_sets import Group
 from talweg._words import DIMENSIONS_MAX
 from talweg.errors import InvalidArgument
@@ -38,6 +38,12 @@ class Framework(Protocol):
         """In contiguous host memory."""
 
     def dtype_named(self, dtype: Any) -> str: ...
+
+    def reducible(self, tensor: Any, op: Op) -> Any:
+        """The tensor, or its memory in a dtype that has the operation: see as_given()."""
+
+    def as_given(self, result: Any, like: Any) -> Any:
+        """The result of a reducible() tensor in the dtype that it had."""
 
     def given_back(self, result: Any, like: Any) -> Any:
         """A result in the place where a rank's tensor is."""
@@ -131,10 +137,16 @@ class Family:
             return _collectives.start(client, name, group, calls, priority, shape)
         return _collectives.run(client, name, group, calls, priority, shape, timeout_s)
 
-    def _like(self, tensors: Sequence[Any], many: bool) -> Shape:
+    def _like(
+        self,
+        tensors: Sequence[Any],
+        many: bool,
+        as_given: Callable[[Any, Any], Any] = lambda result, like: result,
+    ) -> Shape:
         def shape(results: list[Any]) -> Any:
             placed = [
-                self._framework.given_back(result, like) for result, like in zip(results, tensors)
+                self._framework.given_back(as_given(result, like), like)
+                for result, like in zip(results, tensors)
             ]
             return placed if many else placed[0]
 

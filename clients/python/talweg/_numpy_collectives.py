@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from talweg._collective_calls import Collectives
-from talweg._declaration import NUMPY_DTYPES, DType, numpy_dtype
+from talweg._declaration import NUMPY_DTYPES, DType, Op, numpy_dtype
 from talweg.errors import InvalidArgument
 
 _NAMES = {dtype: wire.name.lower() for dtype, wire in NUMPY_DTYPES.items()} | {
@@ -26,6 +26,22 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidArgument("a masked array cannot be pushed: use array.filled(value)")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+_REAL = {np.dtype(np.complex64): np.float32, np.dtype(np.complex128): np.float64}
+
+
+def real_pairs(array: np.ndarray, op: Op) -> np.ndarray:
+    """An array of complex numbers as pairs of real ones; another one as it is."""
+    real = _REAL.get(array.dtype)
+    if real is None:
+        return array
+    if op not in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
+        raise InvalidArgument(
+            f"{op.name.lower()} is not defined for {array.dtype}: use sum or average, or push the "
+            "real and the imaginary parts"
+        )
+    return contiguous(array).reshape((*array.shape, 1)).view(real)
 
 
 class NumpyArrays:
@@ -68,6 +84,14 @@ class NumpyArrays:
         if known is None:
             raise InvalidArgument(f"NumPy has no dtype {dtype}, which another rank gives")
         return np.empty(shape, known)
+
+    def reducible(self, tensor: Any, op: Op) -> Any:
+        return real_pairs(tensor, op)
+
+    def as_given(self, result: Any, like: Any) -> Any:
+        if result is None or result.dtype == like.dtype:
+            return result
+        return result.view(like.dtype).reshape(result.shape[:-1])
 
     def given_back(self, result: Any, like: Any) -> Any:
         return result

@@ -39,6 +39,7 @@ class Reductions(Family):
         allocate: Callable[[Rows, list[int]], tuple[Any, int]],
     ) -> Given:
         self._framework.shape(tensor)  # InvalidArgument for what is no tensor.
+        tensor = self._framework.reducible(tensor, op)
         dtype = self._framework.wire_dtype(tensor)
         check_reduction(dtype, op, kind.name)
         factors.require(dtype, kind.name)
@@ -82,7 +83,7 @@ class Reductions(Family):
             )
             for tensor in tensors
         ]
-        shape = self._like(tensors, many)
+        shape = self._like(tensors, many, self._framework.as_given)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def reduce_scatter(
@@ -220,7 +221,7 @@ class Reductions(Family):
             root_rank,
             allocate,
         )
-        shape = self._like([tensor], False)
+        shape = self._like([tensor], False, self._framework.as_given)
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def reduce(

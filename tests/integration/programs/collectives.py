@@ -116,6 +116,37 @@ def complex_numbers() -> None:
     every = talweg.all_gather(own)
     assert every.dtype == np.complex64
     assert every[:, 0].tolist() == [r + 1j for r in range(talweg.size()) for _ in range(r)]
+    rank, n = talweg.rank(), talweg.size()
+    total, places = n * (n - 1) / 2, slice(rank, None, n)
+    for dtype in (np.complex64, np.complex128):
+        for count in (0, 1, 3000):
+            mine = np.full((n, count), rank - 2j * rank, dtype)[:, ::-1]  # No copy in C's order.
+            wanted: np.ndarray = np.full((n, count), total - 2j * total, dtype)
+            for name in (None, f"complex {count} {np.dtype(dtype)}"):
+                for op, result in ((talweg.Op.SUM, wanted), (talweg.Op.AVERAGE, wanted / n)):
+                    own = None if name is None else f"{name} {op.name}"
+                    _check_complex(talweg.push_pull(mine, own, op), result)
+                    _check_complex(talweg.reduce_scatter(mine, own, op), result[places])
+                    at_root = talweg.reduce(mine, n - 1, own, op)
+                    assert (at_root is None) == (rank < n - 1)
+                    if at_root is not None:
+                        _check_complex(at_root, result)
+                    [grouped] = talweg.grouped_push_pull([mine], own and f"{own} group", op)
+                    _check_complex(grouped, result)
+                copied = np.array(mine)
+                talweg.broadcast(copied, n - 1, name)
+                _check_complex(copied, np.full((n, count), (n - 1) * (1 - 2j), dtype))
+    no_order: np.ndarray = np.ones(2, np.complex64)
+    for call in (talweg.push_pull, talweg.reduce, talweg.reduce_scatter):
+        text = "max is not defined for complex64"
+        expect(talweg.InvalidArgument, text, call, no_order, op=talweg.Op.MAX)
+    number = np.array(1 + rank * 1j)
+    assert talweg.push_pull(number, op=talweg.Op.SUM) == n + total * 1j
+
+
+def _check_complex(actual: np.ndarray, wanted: np.ndarray) -> None:
+    assert actual.dtype == wanted.dtype and actual.shape == wanted.shape, (actual, wanted)
+    assert (actual == wanted).all(), (actual, wanted)
 
 
 def reductions_of_every_dtype() -> None:

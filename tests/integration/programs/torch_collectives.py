@@ -68,6 +68,26 @@ def reductions() -> None:
     assert total is None if rank != 1 else total.tolist() == [n - 1] * 2
 
 
+def complex_reductions() -> None:
+    """As push_pull takes them."""
+    rank, n = tw.rank(), tw.size()
+    total = n * (n - 1) / 2
+    for dtype in (torch.complex64, torch.complex128):
+        for count in (0, 2, 3000):
+            mine = torch.full((count, n), rank + 2j * rank, dtype=dtype).t().conj()
+            wanted = torch.full((n, count), total - 2j * total, dtype=dtype)
+            part = tw.reduce_scatter(mine, op=tw.Op.SUM)
+            assert part.dtype == dtype and torch.equal(part, wanted[:1])
+            [mean] = tw.grouped_reduce_scatter([mine])
+            assert torch.equal(mean, wanted[:1] / n)
+            whole = tw.reduce(mine, n - 1, op=tw.Op.SUM)
+            assert (whole is None) == (rank < n - 1)
+            if whole is not None:
+                assert torch.equal(whole, wanted)
+    number = tw.reduce(torch.tensor(1 + rank * 1j), 0, op=tw.Op.SUM)
+    assert rank or number == n + total * 1j
+
+
 def sets_and_factors_of_push_pull() -> None:
     rank, n = tw.rank(), tw.size()
     alone = tw.ProcessSet([rank])
@@ -142,6 +162,7 @@ def main() -> int:
     tw.init()
     copies_of_every_dtype()
     reductions()
+    complex_reductions()
     sets_and_factors_of_push_pull()
     groups_of_tensors()
     arguments_of_the_wrong_kind()

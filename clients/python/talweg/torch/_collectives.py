@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from talweg._collective_calls import Collectives
-from talweg._declaration import DType
+from talweg._declaration import DType, Op
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._checks import require_dense, require_places, require_tensor
-from talweg.torch._tensors import DTYPES, wire_dtype
+from talweg.torch._tensors import DTYPES, as_pushed, wire_dtype
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -67,6 +67,14 @@ class TorchTensors:
         if not isinstance(known, torch.dtype):
             raise InvalidArgument(f"torch has no dtype {dtype}, which another rank gives")
         return torch.empty(shape, dtype=known)
+
+    def reducible(self, tensor: Any, op: Op) -> Any:
+        return as_pushed(tensor.resolve_conj() if tensor.is_complex() else tensor, op)
+
+    def as_given(self, result: Any, like: Any) -> Any:
+        if result is None or result.is_complex() == like.is_complex():
+            return result
+        return torch.view_as_complex(result)
 
     def given_back(self, result: Any, like: Any) -> Any:
         if result is None or like is None or like.device.type == "cpu":

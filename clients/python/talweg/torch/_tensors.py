@@ -87,8 +87,8 @@ def start(
         if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
                 return _rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
-    shown = _shown(tensor, op)
-    shown_out = shown if out is tensor else _shown(out, op)
+    shown = as_pushed(tensor, op)
+    shown_out = shown if out is tensor else as_pushed(out, op)
     gpus = _cuda.gpus_of(client, tensor)
     declaration = _declaration_of(shown, op, root_rank, shape)
     if gpus is None or (name is not None and client.tensors.is_free(name)):
@@ -122,8 +122,8 @@ def _start_rare(
     group = Group(client, process_set, operation)
     if op is Op.BROADCAST:
         group.require_root(root_rank, operation)
-    shown = _shown(tensor, op)
-    shown_out = shown if out is tensor else _shown(out, op)
+    shown = as_pushed(tensor, op)
+    shown_out = shown if out is tensor else as_pushed(out, op)
     declaration = replace(_declaration_of(shown, op, root_rank, shape), ranks=group.listed)
     factors.require(declaration.dtype, operation)
     return _start_on_host(
@@ -169,7 +169,7 @@ def _start_on_host(
     )
 
 
-def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
+def as_pushed(tensor: torch.Tensor, op: Op) -> torch.Tensor:
     """The tensor's memory in a dtype that Talweg has: complex numbers are pairs of real ones, and a
     broadcast carries any bytes."""
     if tensor.is_complex() and op in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
@@ -191,7 +191,7 @@ def declaration_of(
 ) -> Declaration:
     """What the ranks must agree on for a round of `tensor`; InvalidArgument for one of no rounds."""
     shape = tuple(tensor.shape) if says_shape else None
-    return _declaration_of(_shown(tensor, op), op, root_rank, shape)
+    return _declaration_of(as_pushed(tensor, op), op, root_rank, shape)
 
 
 def _declaration_of(

@@ -125,6 +125,27 @@ def groups_of_tensors() -> None:
     assert all((mean == (n - 1) / 2).all() for mean in means)
 
 
+def results_that_autograd_must_see() -> None:
+    """What it has saved of a tensor is gone when a result has been written into it."""
+    rank, n = tw.rank(), tw.size()
+
+    def write(how: str, target: torch.Tensor) -> None:
+        if how == "all_gather_into":
+            tw.all_gather_into(target, torch.ones(3))
+        elif rank == 0:
+            tw.send(torch.ones(3 * n), n - 1)
+        elif rank == n - 1:
+            tw.recv(target, 0)
+
+    for how in ("all_gather_into", "recv"):
+        for target in (torch.zeros(3 * n), torch.zeros(6 * n)[::2]):
+            factors = torch.ones(3 * n, requires_grad=True)
+            loss = (factors * target).sum()
+            write(how, target)
+            if target.sum() > 0:
+                expect(RuntimeError, "modified by an inplace operation", loss.backward)
+
+
 def arguments_of_the_wrong_kind() -> None:
     """Each is refused here, in words that name it, and nothing is pushed."""
     rank, n = tw.rank(), tw.size()
@@ -165,6 +186,7 @@ def main() -> int:
     complex_reductions()
     sets_and_factors_of_push_pull()
     groups_of_tensors()
+    results_that_autograd_must_see()
     arguments_of_the_wrong_kind()
     expect(talweg.InvalidArgument, "to_dense", tw.all_gather, torch.eye(2).to_sparse())
     return 0

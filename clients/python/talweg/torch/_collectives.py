@@ -12,7 +12,7 @@ from talweg._declaration import DType, Op
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._checks import require_dense, require_places, require_tensor
-from talweg.torch._tensors import DTYPES, as_pushed, wire_dtype
+from talweg.torch._tensors import DTYPES, as_pushed, mark_changed, wire_dtype
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -94,6 +94,8 @@ class TorchTensors:
     def written(self, tensor: Any, target: Any) -> None:
         if target.data_ptr() != tensor.data_ptr():
             _cuda.copy(tensor, target)
+        else:
+            mark_changed(tensor)
 
 
 COLLECTIVES = Collectives(TorchTensors())

@@ -14,7 +14,7 @@ for PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -522,17 +522,17 @@ def _grouped(
 
 
 def grouped_push_pull_async(
-    arrays: Sequence[np.ndarray], name: str | None = None, op: Op | None = None, **options: Any
+    arrays: Iterable[np.ndarray], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
     """push_pull_async() of many arrays, with its options; they have one handle.
 
     With a name the arrays are name.0, name.1 and so on.
     """
-    arrays = listed(arrays, "grouped_push_pull")
+    every = listed(arrays, "grouped_push_pull")
     if name is not None and options.get("process_set") is None:
         # In one go: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
-        shown = [real_pairs(each, declared_op) for each in map(contiguous, arrays)]
+        shown = [real_pairs(each, declared_op) for each in map(contiguous, every)]
         _client.current().tensors.settle(
             (
                 f"{name}.{index}",
@@ -541,11 +541,11 @@ def grouped_push_pull_async(
             )
             for index, each in enumerate(shown)
         )
-    return _grouped(arrays, name, lambda array, own: push_pull_async(array, own, op, **options))
+    return _grouped(every, name, lambda array, own: push_pull_async(array, own, op, **options))
 
 
 def grouped_push_pull(
-    arrays: Sequence[np.ndarray],
+    arrays: Iterable[np.ndarray],
     name: str | None = None,
     op: Op | None = None,
     *,
@@ -553,9 +553,9 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[np.ndarray]:
     """push_pull() of many arrays; returns a list of results."""
-    client, arrays = _client.current(), listed(arrays, "grouped_push_pull")
-    left_s = _rounds.before_calls(client, name, len(arrays), options.get("process_set"), timeout_s)
-    handle = grouped_push_pull_async(arrays, name, op, **options)
+    client, every = _client.current(), listed(arrays, "grouped_push_pull")
+    left_s = _rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
+    handle = grouped_push_pull_async(every, name, op, **options)
     results: list[np.ndarray] = finish_call(client, handle, left_s)
     return results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from talweg import _client, _collectives
@@ -27,7 +27,7 @@ class Collectives(Reductions):
     def _all_gather(
         self,
         is_async: bool,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         many: bool,
         name: str | None,
         process_set: ProcessSet | None,
@@ -37,9 +37,9 @@ class Collectives(Reductions):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_gather")
-        tensors = listed(tensors, "grouped_all_gather")
-        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in tensors]
-        shape = self._like(tensors, many)
+        every = listed(tensors, "grouped_all_gather")
+        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in every]
+        shape = self._like(every, many)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def all_gather(
@@ -84,7 +84,7 @@ class Collectives(Reductions):
 
     def grouped_all_gather(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         name: str | None = None,
         process_set: ProcessSet | None = None,
         *,
@@ -96,7 +96,7 @@ class Collectives(Reductions):
 
     def grouped_all_gather_async(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         name: str | None = None,
         process_set: ProcessSet | None = None,
         *,
@@ -174,7 +174,7 @@ class Collectives(Reductions):
     def _all_to_all(
         self,
         is_async: bool,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         splits: Sequence[Any] | None,
         many: bool,
         name: str | None,
@@ -184,11 +184,11 @@ class Collectives(Reductions):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_to_all")
-        tensors = listed(tensors, "grouped_all_to_all")
-        splits = listed(splits or [None] * len(tensors), "grouped_all_to_all: splits")
-        if len(splits) != len(tensors):
+        every = listed(tensors, "grouped_all_to_all")
+        splits_of = listed(splits or [None] * len(every), "grouped_all_to_all: splits")
+        if len(splits_of) != len(every):
             raise InvalidArgument(
-                f"all_to_all: {len(splits)} lists of splits for {len(tensors)} tensors: give one "
+                f"all_to_all: {len(splits_of)} lists of splits for {len(every)} tensors: give one "
                 "for each, or None"
             )
 
@@ -203,12 +203,12 @@ class Collectives(Reductions):
             kind = _collectives.ALL_TO_ALL
             return self._given(kind, tensor, part_rows, is_async, allocate=allocate)
 
-        calls = [call(tensor, each) for tensor, each in zip(tensors, splits)]
+        calls = [call(tensor, each) for tensor, each in zip(every, splits_of)]
 
         def shape(results: list[Any]) -> Any:
             placed = [
                 (self._framework.given_back(result, like), counts)
-                for (result, counts), like in zip(results, tensors)
+                for (result, counts), like in zip(results, every)
             ]
             return placed if many else placed[0]
 
@@ -248,7 +248,7 @@ class Collectives(Reductions):
 
     def grouped_all_to_all(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         splits: Sequence[Any] | None = None,
         name: str | None = None,
         process_set: ProcessSet | None = None,
@@ -270,7 +270,7 @@ class Collectives(Reductions):
 
     def grouped_all_to_all_async(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         splits: Sequence[Any] | None = None,
         name: str | None = None,
         process_set: ProcessSet | None = None,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from talweg import _client, _collectives
@@ -58,7 +58,7 @@ class Reductions(Family):
     def _reduce_scatter(
         self,
         is_async: bool,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         many: bool,
         name: str | None,
         op: Op,
@@ -69,7 +69,7 @@ class Reductions(Family):
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "reduce_scatter")
-        tensors = listed(tensors, "grouped_reduce_scatter")
+        every = listed(tensors, "grouped_reduce_scatter")
         calls = [
             self._reduced(
                 _collectives.REDUCE_SCATTER,
@@ -81,9 +81,9 @@ class Reductions(Family):
                 0,
                 self._joined,
             )
-            for tensor in tensors
+            for tensor in every
         ]
-        shape = self._like(tensors, many, self._framework.as_given)
+        shape = self._like(every, many, self._framework.as_given)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def reduce_scatter(
@@ -144,7 +144,7 @@ class Reductions(Family):
 
     def grouped_reduce_scatter(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         name: str | None = None,
         op: Op | None = None,
         *,
@@ -170,7 +170,7 @@ class Reductions(Family):
 
     def grouped_reduce_scatter_async(
         self,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         name: str | None = None,
         op: Op | None = None,
         *,

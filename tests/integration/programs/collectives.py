@@ -120,18 +120,18 @@ def complex_numbers() -> None:
     total, places = n * (n - 1) / 2, slice(rank, None, n)
     for dtype in (np.complex64, np.complex128):
         for count in (0, 1, 3000):
-            mine = np.full((n, count), rank - 2j * rank, dtype)[:, ::-1]  # No copy in C's order.
+            mine: np.ndarray = np.full((n, count), rank - 2j * rank, dtype)[:, ::-1]
             wanted: np.ndarray = np.full((n, count), total - 2j * total, dtype)
             for name in (None, f"complex {count} {np.dtype(dtype)}"):
                 for op, result in ((talweg.Op.SUM, wanted), (talweg.Op.AVERAGE, wanted / n)):
-                    own = None if name is None else f"{name} {op.name}"
-                    _check_complex(talweg.push_pull(mine, own, op), result)
-                    _check_complex(talweg.reduce_scatter(mine, own, op), result[places])
-                    at_root = talweg.reduce(mine, n - 1, own, op)
+                    each = None if name is None else f"{name} {op.name}"
+                    _check_complex(talweg.push_pull(mine, each, op), result)
+                    _check_complex(talweg.reduce_scatter(mine, each, op), result[places])
+                    at_root = talweg.reduce(mine, n - 1, each, op)
                     assert (at_root is None) == (rank < n - 1)
                     if at_root is not None:
                         _check_complex(at_root, result)
-                    [grouped] = talweg.grouped_push_pull([mine], own and f"{own} group", op)
+                    [grouped] = talweg.grouped_push_pull([mine], each and f"{each} group", op)
                     _check_complex(grouped, result)
                 copied = np.array(mine)
                 talweg.broadcast(copied, n - 1, name)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -510,7 +510,7 @@ def broadcast_async(
 
 
 def _grouped(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     name: str | None,
     start_one: Callable[[torch.Tensor, str | None], Handle],
 ) -> Handle:
@@ -526,7 +526,7 @@ def _grouped(
 
 
 def grouped_push_pull_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
+    tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
     """push_pull_async() of many tensors, with its options; they have one handle.
 
@@ -536,7 +536,7 @@ def grouped_push_pull_async(
 
 
 def grouped_push_pull_async_inplace(
-    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
+    tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
     """As grouped_push_pull_async(), into the tensors themselves."""
     return _grouped(
@@ -545,7 +545,7 @@ def grouped_push_pull_async_inplace(
 
 
 def grouped_push_pull(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     name: str | None = None,
     op: Op | None = None,
     *,
@@ -553,8 +553,8 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[torch.Tensor]:
     """push_pull() of many tensors; returns a list of results, without gradients."""
-    client, tensors = _client.current(), tensors_of(tensors)
-    left_s = _rounds.before_calls(client, name, len(tensors), options.get("process_set"), timeout_s)
-    handle = grouped_push_pull_async(tensors, name, op, **options)
+    client, every = _client.current(), tensors_of(tensors)
+    left_s = _rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
+    handle = grouped_push_pull_async(every, name, op, **options)
     results: list[torch.Tensor] = finish_call(client, handle, left_s)
     return results

@@ -12,6 +12,7 @@ from talweg._channels import Channel, Job
 from talweg._client import Client
 from talweg._declaration import DType, Op
 from talweg._kinds import INLINE_BYTES, OWN, WHOLE, Given, Lane, Slots
+from talweg._native_arguments import name_for_tensors
 from talweg._one_round import OneRound
 from talweg._process_sets import Group
 from talweg._words import HEADER, Said, read
@@ -137,6 +138,7 @@ def channel_named(
     client: Client, name: str, group: Group, title: str, in_one: bool = False
 ) -> CallChannel:
     """The channel with that name of its own, as CallChannel() makes it."""
+    name = name_for_tensors(name)
     key = (name, group.ranks)
     with client.channels_lock:
         channel: CallChannel | None = client.channels.get(key)

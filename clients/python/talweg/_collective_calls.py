@@ -397,7 +397,7 @@ class Collectives(Reductions):
     def _pair(self, operation: str, peer_of: int, name: str | None) -> tuple[Client, Group, str]:
         client = _client.current()
         peer = whole(f"{operation}: {'dst' if operation == 'send' else 'src'}", peer_of)
-        check_name_and_priority("" if name is None else name, 0)
+        check_name_and_priority("none" if name is None else name, 0)
         src, dst = (client.rank, peer) if operation == "send" else (peer, client.rank)
         if peer == client.rank or not 0 <= peer < client.size:
             raise InvalidArgument(
@@ -405,7 +405,7 @@ class Collectives(Reductions):
                 f"give another of the job's {client.size} ranks"
             )
         group = Group(client, ProcessSet([src, dst]), operation)
-        return client, group, f"{name or 'talweg.send'}.{src}.{dst}"
+        return client, group, f"{'talweg.send' if name is None else name}.{src}.{dst}"
 
     def _send(
         self,

@@ -500,7 +500,7 @@ def start(
     is_async: bool = True,
 ) -> JobHandle:
     """Starts calls; they have one handle. `is_async`: it may not be waited for soon."""
-    _native_arguments.check_name_and_priority("" if name is None else name, priority)
+    _native_arguments.check_name_and_priority("none" if name is None else name, priority)
     channel = channel_of(client, name, group)
     site = call_site()
     for call in calls:

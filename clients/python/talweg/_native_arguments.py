@@ -3,10 +3,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from typing import Any
 
 from talweg import errors
+
+NAME_BYTES_MAX = 1024
+# The rest is for what stands after it: the lane, the group and the view.
+_BEGIN_BYTES_MAX = 700
+
+
+def name_for_tensors(name: str) -> str:
+    """How the names begin of tensors that a program knows nothing of, by that of its call."""
+    encoded = name.encode()
+    if len(encoded) <= _BEGIN_BYTES_MAX:
+        return name
+    digest = hashlib.sha256(encoded).hexdigest()[:32]
+    return f"{encoded[: _BEGIN_BYTES_MAX - 33].decode(errors='ignore')}#{digest}"
 
 
 def whole(what: str, value: Any) -> int:
@@ -62,12 +76,17 @@ def checked_priority(value: int) -> int:
 
 def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
     """InvalidArgument for what cannot be said to the library."""
-    check_name_and_priority(name, priority)
+    encode(name)
+    checked_priority(priority)
     within("root_rank", root_rank, 0, 2**32 - 1)
     within("count", count, 0, 2**64 - 1)
 
 
 def check_name_and_priority(name: str, priority: int) -> None:
     """InvalidArgument for what no tensor has, before anything is pushed."""
-    encode(name)
+    nbytes = len(encode(name))
+    if not 1 <= nbytes <= NAME_BYTES_MAX:
+        raise errors.InvalidArgument(
+            f"a tensor's name has {nbytes} bytes; it must have 1 to {NAME_BYTES_MAX} bytes"
+        )
     checked_priority(priority)

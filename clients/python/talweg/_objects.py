@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from talweg._declaration import Declaration, Op, numpy_dtype
-from talweg._native_arguments import check_name_and_priority
+from talweg._native_arguments import check_name_and_priority, name_for_tensors
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, InvalidArgument, TalwegError
 
@@ -148,9 +148,10 @@ def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
 
 def broadcast_name(name: str | None, root_rank: int) -> str:
     """What the tensors of a program's broadcast_object() are called: others for each root."""
-    if name is not None:
-        check_name_and_priority(name, 0)
-    return f"{'broadcast_object' if name is None else name}.{root_rank}"
+    if name is None:
+        return f"broadcast_object.{root_rank}"
+    check_name_and_priority(name, 0)
+    return name_for_tensors(f"{name}.{root_rank}")
 
 
 def gather_name(name: str | None) -> str:
@@ -158,7 +159,7 @@ def gather_name(name: str | None) -> str:
     if name is None:
         return "all_gather_object"
     check_name_and_priority(name, 0)
-    return f"{name}.gathered"
+    return name_for_tensors(f"{name}.gathered")
 
 
 class ByteStream:

@@ -164,6 +164,32 @@ def test_names_of_objects() -> None:
         assert told == list(pair.ranks)
 
 
+def test_long_names() -> None:
+    """Every call takes the names that a settled one takes, also those that differ in their end."""
+    rank, size = talweg.rank(), talweg.size()
+    for start in ("n" * 1023, "\u00e9" * 511 + "o"):
+        for name in (start + "a", start + "b"):
+            for count in (3, 5000, 6000):  # Settled, then free.
+                assert _sum(count, name)
+                own: np.ndarray = np.full(count, rank, np.int32)
+                assert talweg.all_gather(own, name).shape == (size * count,)
+                part = talweg.reduce_scatter(own, name, talweg.Op.MAX)
+                assert (part == size - 1).all()
+            assert talweg.broadcast_object(rank, 0, name) == 0
+            assert talweg.all_gather_object(rank, name) == list(range(size))
+        handles = [
+            talweg.all_gather_async(np.full(2000, i), start + end)
+            for i, end in enumerate("ab" if rank % 2 else "ba")
+        ]
+        for handle in reversed(handles):
+            talweg.synchronize(handle)
+    for name in ("", "n" * 1025):
+        for call in (talweg.push_pull, talweg.all_gather, talweg.reduce_scatter):
+            words = f"has {len(name)} bytes", "1 to 1024"
+            _refused(partial(call, np.ones(3, np.float32), name), *words)
+        _refused(partial(talweg.all_gather_object, 1, name), "1 to 1024")
+
+
 def test_groups() -> None:
     rank = talweg.rank()
     for count in (3, 3, 4):

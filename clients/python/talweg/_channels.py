@@ -212,6 +212,15 @@ class Channel:
                 self._let_go()
         return job.done
 
+    def attend(self) -> None:
+        """As look(), for a thread that waits for other ranks elsewhere."""
+        if self._jobs and self._carrying.acquire(blocking=False):
+            try:
+                self._carry_over()
+                self._see_to_rest()
+            finally:
+                self._let_go()
+
     def call_when_done(self, job: Job, call: Callable[[], None]) -> None:
         """Has `call` made on another thread when it is done, where it may block."""
         with self._lock:

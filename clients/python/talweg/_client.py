@@ -15,6 +15,7 @@ import numpy as np
 
 from talweg import _local, _native, _native_arguments
 from talweg._agents import connect_to_agent
+from talweg._attention import Attention
 from talweg._calls import Calls
 from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
@@ -122,6 +123,7 @@ class Client:
         # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
+        self.connection.attend = Attention(self.channels)
         # Told of each name that comes into use here; None: nobody wants to know.
         self.names_watcher: NamesWatcher | None = None
         # Barriers of sets that were interrupted: the next call goes on with them.

@@ -227,6 +227,8 @@ class Connection(ExchangeCalls, GpuCalls):
     _is_retired = False
     # Code in another language knows its address.
     _is_lent = False
+    # Called by a thread that has waited for a while.
+    attend: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -294,7 +296,7 @@ class Connection(ExchangeCalls, GpuCalls):
         handled between calls only.
         """
         while (status := call(slice_ns)) == TIMEOUT:
-            pass
+            self.attend()
         self._check(status)
 
     def _until(self, wait: Callable[[int], int], end: float | None) -> bool:
@@ -311,6 +313,7 @@ class Connection(ExchangeCalls, GpuCalls):
                 self._check(status)
             if end is not None and left_ns <= 0:
                 return False
+            self.attend()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
@@ -511,6 +514,7 @@ class Connection(ExchangeCalls, GpuCalls):
                 return self._check(status)
             if left_ns == 0:
                 raise self._timeout(tensor, round_, bool(timeout_s))
+            self.attend()
 
     def barrier(self) -> None:
         self._check_pushes()

@@ -190,6 +190,34 @@ def test_long_names() -> None:
         _refused(partial(talweg.all_gather_object, 1, name), "1 to 1024")
 
 
+def test_a_mismatch_while_a_rank_waits_elsewhere() -> None:
+    """A rank that has a call open takes part in its end while it waits for something else."""
+    rank = talweg.rank()
+    if "may-change" in sys.argv:
+        return
+    for count in (4, 100_000):
+        # What goes through tensors of its own, which the others have not begun.
+        array: np.ndarray = np.ones(count, np.float64 if rank == 1 else np.float32)
+        free = f"elsewhere {count}"
+        for length in (3, 4):
+            assert _sum(length, free)
+        calls = [
+            partial(talweg.push_pull_async, array),
+            partial(talweg.push_pull_async, array, free),
+            partial(talweg.reduce_scatter_async, array),
+            partial(talweg.reduce_scatter_async, array, free),
+        ]
+        for waits in range(2):
+            for index, call in enumerate(calls):
+                handle = call()
+                other = f"other {count} {index} {waits}"
+                if rank == waits:
+                    assert _sum(3, other)
+                _check(_told(partial(talweg.synchronize, handle)), f"f32[{count}]", f"f64[{count}]")
+                if rank != waits:
+                    assert _sum(3, other)
+
+
 def test_groups() -> None:
     rank = talweg.rank()
     for count in (3, 3, 4):

@@ -26,10 +26,17 @@ def require_dense(tensor: torch.Tensor) -> None:
         raise InvalidArgument(
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
         )
-    if tensor.is_nested or tensor.is_meta:
-        what = "nested tensor" if tensor.is_nested else "tensor of the device meta"
-        remedy = "push each of its tensors" if tensor.is_nested else "give it elements first"
-        raise InvalidArgument(f"a {what} cannot be pushed: {remedy}")
+    if tensor.is_nested:
+        raise InvalidArgument("a nested tensor cannot be pushed: push each of its tensors")
+
+
+def require_elements(tensor: torch.Tensor) -> None:
+    """require_dense(), and InvalidArgument for a tensor that has a shape alone."""
+    require_dense(tensor)
+    if tensor.is_meta:
+        raise InvalidArgument(
+            "a tensor of the device meta cannot be pushed: give it elements first"
+        )
 
 
 def require_places(tensor: torch.Tensor) -> None:
@@ -45,7 +52,7 @@ def require_places(tensor: torch.Tensor) -> None:
 def require_in_place(tensor: Any) -> None:
     """InvalidArgument for what a call cannot write its result into."""
     require_tensor(tensor)
-    require_dense(tensor)
+    require_elements(tensor)
     if not _cuda.is_plain(tensor):
         require_places(tensor)
 

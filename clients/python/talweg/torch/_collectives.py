@@ -11,7 +11,7 @@ from talweg._collective_calls import Collectives
 from talweg._declaration import DType, Op
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
-from talweg.torch._checks import require_dense, require_places, require_tensor
+from talweg.torch._checks import require_dense, require_elements, require_places, require_tensor
 from talweg.torch._tensors import DTYPES, as_pushed, mark_changed, wire_dtype
 
 
@@ -27,6 +27,7 @@ class TorchTensors:
     """torch, as Collectives needs it."""
 
     def source(self, tensor: Any, copied: bool) -> Any:
+        require_elements(tensor)
         given = tensor.detach()
         source = given.to("cpu").resolve_conj().resolve_neg().contiguous()
         return source.clone() if copied and source.data_ptr() == tensor.data_ptr() else source
@@ -83,7 +84,7 @@ class TorchTensors:
 
     def require_target(self, tensor: Any) -> None:
         require_tensor(tensor)
-        require_dense(tensor)
+        require_elements(tensor)
         require_places(tensor)
 
     def target(self, tensor: Any) -> Any:

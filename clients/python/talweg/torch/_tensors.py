@@ -19,7 +19,7 @@ from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
-from talweg.torch._checks import require_dense, require_in_place, require_tensor, tensors_of
+from talweg.torch._checks import require_elements, require_in_place, require_tensor, tensors_of
 
 DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -197,7 +197,7 @@ def declaration_of(
 def _declaration_of(
     tensor: torch.Tensor, op: Op, root_rank: int, shape: tuple[int, ...] | None = None
 ) -> Declaration:
-    require_dense(tensor)
+    require_elements(tensor)
     # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
     if tensor.dtype == torch.bool and op in (Op.SUM, Op.AVERAGE, Op.PRODUCT):
         raise InvalidArgument(
@@ -267,7 +267,7 @@ def _start_new(
     factors: Factors = NO_FACTORS,
 ) -> Handle:
     require_tensor(tensor)
-    require_dense(tensor)
+    require_elements(tensor)
     out = torch.empty_like(tensor, requires_grad=False)
     return start(_client.current(), tensor, out, op, name, priority, 0, process_set, factors)
 
@@ -503,7 +503,7 @@ def broadcast_async(
 ) -> Handle:
     """Starts broadcast() and returns its handle; the tensor may be changed at once."""
     require_tensor(tensor)
-    require_dense(tensor)
+    require_elements(tensor)
     out = torch.empty_like(tensor, requires_grad=False)
     client = _client.current()
     return start(client, tensor, out, Op.BROADCAST, name, 0, root_rank, process_set)

@@ -11,7 +11,7 @@ _ROUNDS = 3
 
 def main() -> None:
     talweg.init()
-    ones = np.ones(100, np.float32)
+    ones: np.ndarray = np.ones(100, np.float32)
     for _ in range(_ROUNDS):
         assert (talweg.push_pull(ones, op=talweg.Op.SUM, name="x") == 2).all()
     if talweg.rank() == 1:

@@ -222,27 +222,29 @@ TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and relea
   CHECK(f.budget.used_bytes() == 0);
 }
 
+// Whom node 0 hears that the job waits for, so many seconds from now.
+std::vector<wire::Waiting> WaitingToldIn(JobFixture& f, int64_t seconds) {
+  f.effects_seen.clear();
+  f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);
+  f.Perform();
+  return f.Sent<wire::Waiting>(Conn(0));
+}
+
 TEST_CASE("AggregatorCore: who has not entered the epoch is named to those who have",
           "[aggregation]") {
   JobFixture f;
   f.PublishView();
   f.SayHello(0);
   f.SayReport(0);
-  const auto tick = [&f](int64_t seconds) {
-    f.effects_seen.clear();
-    f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);
-    f.Perform();
-    return f.Sent<wire::Waiting>(Conn(0));
-  };
-  CHECK(tick(0).empty());
-  const auto notices = tick(1);
+  CHECK(WaitingToldIn(f, 0).empty());
+  const auto notices = WaitingToldIn(f, 1);
   REQUIRE(notices.size() == 1);
   CHECK(notices[0].key == TensorKey{0});
   CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
   CHECK(notices[0].absent_ns == std::vector<uint64_t>{1'000'000'000});  // Since the view came.
   f.SayHello(1);
   f.SayReport(1);
-  CHECK(tick(10).empty());
+  CHECK(WaitingToldIn(f, 10).empty());
 }
 
 TEST_CASE("AggregatorCore: whoever has said goodbye is named as one that has left",
@@ -253,10 +255,7 @@ TEST_CASE("AggregatorCore: whoever has said goodbye is named as one that has lef
   f.SayReport(0);
   f.SayHello(1);
   const auto told = [&f](int64_t seconds) {
-    f.effects_seen.clear();
-    f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);
-    f.Perform();
-    const auto notices = f.Sent<wire::Waiting>(Conn(0));
+    const auto notices = WaitingToldIn(f, seconds);
     REQUIRE(notices.size() == 1);
     CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
     return notices[0].left_nodes;

@@ -401,13 +401,19 @@ TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a ne
   CHECK(f.member.views().phase() == Phase::kActive);
 }
 
-TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
-  Fixture f;
+// Node 0 gives its part of round 1 of "w", and hears that node 1 has left.
+std::vector<wire::Contribute> ContributeAndLoseNode1(Fixture& f) {
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 100));
   f.Push(0, 0, 1);
-  f.Flush();
+  auto sent = f.Entries<wire::Contribute>(f.Flush());
   f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  return sent;
+}
+
+TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
+  Fixture f;
+  ContributeAndLoseNode1(f);
   CHECK(f.member.views().phase() == Phase::kActive);  // It may have contributed already.
   const Effects out =
       f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/true)});
@@ -418,11 +424,7 @@ TEST_CASE("AgentCore: a round that needs a member which has left fails the job",
 TEST_CASE("AgentCore: what was said before a member gave its part and left fails nothing",
           "[pipeline]") {
   Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 100));
-  f.Push(0, 0, 1);
-  const auto sent = f.Entries<wire::Contribute>(f.Flush());
-  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  const auto sent = ContributeAndLoseNode1(f);
   // It lay in the connection for long.
   const Effects out =
       f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/false)});
@@ -433,11 +435,7 @@ TEST_CASE("AgentCore: what was said before a member gave its part and left fails
 
 TEST_CASE("AgentCore: an owner that has heard no goodbye believes a long absence", "[pipeline]") {
   Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 100));
-  f.Push(0, 0, 1);
-  f.Flush();
-  f.member.OnMemberLeft({NodeRank{1}, Incarnation{101}}, "its ranks are done");
+  ContributeAndLoseNode1(f);
   wire::Waiting waiting = WaitingFor("w", /*has_left=*/false);
   waiting.absent_ns = {9 * kSecond};
   CHECK(f.Of<FailJob>(f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting})).empty());

@@ -152,7 +152,7 @@ class JobHandle(Handle):
         assert self.job is not None
         end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         if not self.job.channel.finish(self.job, end):
-            who = self.job.channel.waits_for() if timeout_s else ""
+            who = self.waits_for() if timeout_s else ""
             late = f"; it still waits for {who}" if who else ""
             raise Timeout(
                 f"{self.title}: not complete after {timeout_s} s; synchronize() again{late}"

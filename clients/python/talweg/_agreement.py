@@ -134,15 +134,16 @@ class Agreement:
     def _follow(
         self, view: View, number: int, changed: bool, replay: Callable[[], Replay | None]
     ) -> None:
-        if changed and self._followed != view.epoch:
-            self._client.follow(view.epoch)
-            self._followed = view.epoch
-        elif view.standbys != self.view.standbys:
-            self._client.connection.follow(view.epoch)  # That their ranks can be named.
-        self.view = view
-        if view.standbys or self.giving.is_busy:
-            own = (view.member_of(number).node, self._client.local_rank)
-            self.giving.follow(view, own, replay())
+        with self.giving.numbers:
+            if changed and self._followed != view.epoch:
+                self._client.follow(view.epoch)
+                self._followed = view.epoch
+            elif view.standbys != self.view.standbys:
+                self._client.connection.follow(view.epoch)  # That their ranks can be named.
+            self.view = view
+            if view.standbys or self.giving.has_lines:
+                own = (view.member_of(number).node, self._client.local_rank)
+                self.giving.follow(view, own, replay())
 
     def listeners(self) -> list[int]:
         """The ranks that have a line to this rank's node, which has entered. All ask so together."""

@@ -71,6 +71,12 @@ def places_of(view: View) -> dict[int, Place]:
     }
 
 
+def _member_in(view: View, node: int) -> Member:
+    """The node's, which takes part in steps."""
+    [member] = [each for each in view.in_steps if each.node == node]
+    return member
+
+
 @dataclass
 class _Queued:
     message: Message
@@ -146,10 +152,18 @@ class _Given:
     """What one survivor gives to one standby."""
 
     def __init__(
-        self, client: Client, replay: Replay | None, own: Place, standby: Member, view: View
+        self,
+        client: Client,
+        replay: Replay | None,
+        own: Place,
+        standby: Member,
+        view: View,
+        numbers: threading.Lock,
     ) -> None:
-        [member] = [each for each in view.in_steps if each.node == own[0]]
+        """`numbers` is held by whoever gives ranks other numbers, or names ranks by them."""
+        member = _member_in(view, own[0])
         self.standby = standby
+        self._own = own
         self.giver = Giver(own)
         self._replay = replay
         self._recording: Recording | None = None
@@ -166,21 +180,27 @@ class _Given:
                     self._room_bytes = replay.nbytes() // count
         self._has_heard = False
         self._is_broken = False
-        connection, number = client.connection, member.ranks[own[1]]
-        name = line_name(
+        self._connection, self._numbers = client.connection, numbers
+        self._name = line_name(
             (standby.node, standby.incarnation), (member.node, member.incarnation), own[1]
         )
-        ranks = [number, *standby.ranks]
-        asks = standby.ranks[0]
-        self._ask = Rounds(connection, f"{name}.ask", asks, ranks, 8, False, lanes=1, is_line=False)
-        self._pace = Pace(CHUNK_BYTES)
-        self._rounds = Rounds(
-            connection, name, number, ranks, CHUNK_BYTES, is_root=True, pace=self._pace
-        )
+        self._ranks = [member.ranks[own[1]], *standby.ranks]
+        asks, name = standby.ranks[0], f"{self._name}.ask"
+        self._ask = Rounds(self._connection, name, asks, self._ranks, 8, False, 1, is_line=False)
         self._thread = threading.Thread(target=self._run, name="talweg-giver", daemon=True)
         self._thread.start()
 
     # The sending thread.
+
+    def _declare_line(self, pace: Pace) -> Rounds | None:
+        """Sets its memory aside, beside the steps, once it is asked for. None: it is over."""
+        with self._numbers:
+            if self._outbox.is_over:
+                return None
+            root = self._ranks[0]
+            return Rounds(
+                self._connection, self._name, root, self._ranks, CHUNK_BYTES, True, pace=pace
+            )
 
     def _run(self) -> None:
         outbox = self._outbox
@@ -191,14 +211,30 @@ class _Given:
                     return
             if asked[0] == ASKS_NOT:
                 return
+            pace = Pace(CHUNK_BYTES)
+            rounds = self._declare_line(pace)
+            if rounds is None:
+                return
             self._has_heard = True
-            writer = Writer(self._rounds, pace=self._pace)
+            writer = Writer(rounds, pace=pace)
             if outbox.send_all(writer) and writer.end(lambda: outbox.is_over):
-                self._rounds.finish(lambda: outbox.is_over)
+                rounds.finish(lambda: outbox.is_over)
         except TalwegError:  # A rank of the standby is gone, or this one's agent.
             self._is_broken = True
 
     # The rank's thread.
+
+    def follow(self, view: View) -> None:
+        """Ranks have the numbers of this view. `numbers` is held."""
+        standbys = [
+            each
+            for each in view.members
+            if (each.node, each.incarnation) == (self.standby.node, self.standby.incarnation)
+        ]
+        if not standbys:
+            return self.end()
+        member = _member_in(view, self._own[0])
+        self._ranks = [member.ranks[self._own[1]], *standbys[0].ranks]
 
     def look(self) -> bool:
         """Hears what the sending thread has heard; whether those that were asked may not begin."""
@@ -319,14 +355,23 @@ class Giving:
         self._given: list[_Given] = []  # In the order of the standbys of the view that is followed.
         self._ended: list[_Given] = []  # Whose last messages may still be on their way.
         self._is_to_be_closed = False
+        # Held while ranks get other numbers: threads name ranks by them.
+        self.numbers = threading.Lock()
 
     @property
     def is_busy(self) -> bool:
         """Whether there is a standby that it may give to."""
         return bool(self._given)
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether a line may be declared or in use."""
+        return bool(self._given or self._ended)
+
     def follow(self, view: View, own: Place, replay: Replay | None) -> None:
-        """All survivors follow this view, and name ranks by its numbers."""
+        """All survivors follow this view, and name ranks by its numbers. `numbers` is held."""
+        for line in [*self._given, *self._ended]:
+            line.follow(view)
         known = {(each.standby.node, each.standby.incarnation): each for each in self._given}
         self._given = []
         for member in view.members:
@@ -341,7 +386,7 @@ class Giving:
                     self._is_to_be_closed = True
                     self._client.call_before_closing(self._close)
                 try:
-                    given = _Given(self._client, replay, own, member, view)
+                    given = _Given(self._client, replay, own, member, view, self.numbers)
                 except TalwegError:  # It is gone already: a newer view follows.
                     continue
             self._given.append(given)

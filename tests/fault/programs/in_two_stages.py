@@ -115,10 +115,8 @@ class _Rank:
         [own] = [each for each in self.members if each.flags & _native.MEMBER_STANDBY]
         self.beside(int(own.incarnation), 0)
         connection.ready()
-        epoch = 0
-        while epoch == connection.newest_epoch() or connection.membership()[0].standby:
+        while connection.membership()[0].standby:
             connection.check_health()
-            epoch = connection.newest_epoch()
             time.sleep(0.01)
         self.follow()
 

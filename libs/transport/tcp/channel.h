@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "libs/base/descriptor.h"
 #include "libs/transport/proof/data_key.h"
 #include "libs/transport/tcp/handshake.h"
+#include "libs/transport/tcp/tls_records.h"
 
 typedef struct ssl_ctx_st SSL_CTX;
 
@@ -54,25 +56,47 @@ std::unique_ptr<Channel> NewPlainChannel(int socket);
 // Each unit in pieces of at most kPieceBytes, each followed by its tag.
 std::unique_ptr<Channel> NewSealedChannel(int socket, const SealKey& ours, const SealKey& theirs);
 
-// A channel that begins with a TLS handshake.
-class TlsChannel : public Channel {
+// Records of TLS 1.3, as they follow a handshake.
+struct TlsRecordOptions {
+  // AES-GCM under one key is safe for 2^24.5 full records (RFC 8446, 5.5).
+  uint64_t records_of_key_max = uint64_t{1} << 22;
+};
+// `ours` makes the keys of what is sent, `theirs` those of what comes. Without `ours` nothing is
+// queued, and a peer that asks for a new key of ours ends the connection.
+std::unique_ptr<Channel> NewTlsRecordChannel(int socket, const std::optional<TrafficSecret>& ours,
+                                             const TrafficSecret& theirs,
+                                             const TlsRecordOptions& options);
+
+// A TLS handshake, and the channel that follows it.
+class TlsHandshake {
  public:
+  virtual ~TlsHandshake() = default;
+
   // Goes on with the handshake. True when it is done.
   virtual absl::StatusOr<bool> Shake() = 0;
+  // Once, when it is done.
+  virtual std::unique_ptr<Channel> TakeChannel() = 0;
+};
+
+struct TlsOptions {
+  TlsRecordOptions records;
+  // OpenSSL writes the records, as it does where the kernel seals them. For tests.
+  bool openssl_seals = false;
 };
 
 // What TLS connections of one transport share.
 class TlsContext {
  public:
-  TlsContext();
+  explicit TlsContext(const TlsOptions& options = {});
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
-  std::unique_ptr<TlsChannel> NewChannel(int socket, bool connects,
-                                         const DataKey& pre_shared_key) const;
+  std::unique_ptr<TlsHandshake> NewHandshake(int socket, bool connects,
+                                             const DataKey& pre_shared_key) const;
 
  private:
+  const TlsOptions options_;
   SSL_CTX* const context_;
 };
 

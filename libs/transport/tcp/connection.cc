@@ -72,7 +72,7 @@ absl::StatusOr<bool> TcpConnection::ShakeOnce() {
       const std::optional<AnswerMessage> answer = handshake.OnHello(hello_);
       if (!answer) return absl::UnauthenticatedError(kNoProof);
       if (security_ == DataSecurity::kTls) {
-        shaking_ = tls_->NewChannel(socket_.get(), /*connects=*/false, handshake.PreSharedKey());
+        shaking_ = tls_->NewHandshake(socket_.get(), /*connects=*/false, handshake.PreSharedKey());
         state_ = State::kTls;
         return true;
       }
@@ -96,7 +96,8 @@ absl::StatusOr<bool> TcpConnection::ShakeOnce() {
       if (const auto* listening = std::get_if<ListeningHandshake>(&handshake_)) {
         identity_ = listening->identity();
       }
-      Open(std::move(shaking_));
+      Open(shaking_->TakeChannel());
+      shaking_.reset();
       return true;
     }
     case State::kOpen:
@@ -119,7 +120,7 @@ absl::StatusOr<bool> TcpConnection::OnConnected() {
   TALWEG_RETURN_IF_ERROR(SendMessage(handshake.hello()));
   state_ = State::kAnswer;
   if (security_ == DataSecurity::kTls) {
-    shaking_ = tls_->NewChannel(socket_.get(), /*connects=*/true, handshake.PreSharedKey());
+    shaking_ = tls_->NewHandshake(socket_.get(), /*connects=*/true, handshake.PreSharedKey());
     state_ = State::kTls;
   }
   return true;

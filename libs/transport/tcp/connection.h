@@ -111,7 +111,7 @@ class TcpConnection {
   HelloMessage hello_{};
   AnswerMessage answer_{};
   ProofMessage proof_{};
-  std::unique_ptr<TlsChannel> shaking_;
+  std::unique_ptr<TlsHandshake> shaking_;
   std::unique_ptr<Channel> channel_;
 
   struct Waiting {

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_TLS_RECORDS_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_TLS_RECORDS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "libs/transport/tcp/seal.h"
+
+// The records of TLS 1.3 (RFC 8446, sections 5 and 7) under TLS_AES_128_GCM_SHA256, after the
+// handshake. Bytes in, bytes out; no socket.
+//
+//   0    1      3        5                          length - 11   length + 5
+//   +----+------+--------+-----------------------------+-----------+
+//   | 23 | 3, 3 | length | content, its type, zeros    | tag       |
+//   +----+------+--------+-----------------------------+-----------+
+//                         \_________ encrypted ________/
+namespace talweg::transport {
+
+// What the keys of one direction are made of. Its bytes are wiped when it goes.
+struct TrafficSecret {
+  std::array<std::byte, 32> bytes{};
+
+  TrafficSecret() = default;
+  TrafficSecret(const TrafficSecret&) = default;
+  TrafficSecret& operator=(const TrafficSecret&) = default;
+  ~TrafficSecret();
+};
+
+enum class TlsContent : uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
+
+inline constexpr size_t kTlsHeaderBytes = 5;
+inline constexpr size_t kTlsContentBytesMax = 16 * 1024;
+// What a record has besides its content.
+inline constexpr size_t kTlsExtraBytes = kTlsHeaderBytes + 1 + kTagBytes;
+inline constexpr size_t kTlsRecordBytesMax = kTlsContentBytesMax + kTlsExtraBytes;
+
+// The keys of one direction, one after the other, and the nonces of the present one.
+class TlsKey {
+ public:
+  enum class Use : uint8_t { kSeals, kOpens };
+
+  TlsKey(const TrafficSecret& secret, Use use);
+  ~TlsKey();
+  TlsKey(const TlsKey&) = delete;
+  TlsKey& operator=(const TlsKey&) = delete;
+
+  // Goes on to the next key, which a KeyUpdate message announces.
+  void Update();
+  // How many records the present key has been used for.
+  uint64_t records() const { return records_; }
+
+  // Prepares for the next record: its nonce, and its header as what the tag covers too.
+  EVP_CIPHER_CTX* Begin(std::span<const std::byte> header);
+
+ private:
+  struct ContextFreer {
+    void operator()(EVP_CIPHER_CTX* context) const;
+  };
+
+  void TakeKey();
+
+  const Use use_;
+  TrafficSecret secret_;
+  std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
+  std::array<std::byte, 12> iv_{};
+  uint64_t records_ = 0;
+};
+
+class TlsSealer {
+ public:
+  explicit TlsSealer(const TrafficSecret& secret) : key_(secret, TlsKey::Use::kSeals) {}
+
+  // Puts a record with these parts to `out`, and returns its size: that of the parts, of which
+  // there may be kTlsContentBytesMax, and kTlsExtraBytes.
+  size_t Seal(TlsContent type, std::span<const std::span<const std::byte>> parts,
+              std::span<std::byte> out);
+  TlsKey& key() { return key_; }
+
+ private:
+  TlsKey key_;
+};
+
+// The size of the record that has this header. nullopt: there is none such after a handshake.
+std::optional<size_t> TlsRecordBytes(std::span<const std::byte, kTlsHeaderBytes> header);
+
+class TlsOpener {
+ public:
+  struct Opened {
+    uint8_t type = 0;
+    size_t bytes = 0;
+  };
+
+  explicit TlsOpener(const TrafficSecret& secret) : key_(secret, TlsKey::Use::kOpens) {}
+
+  // Puts what is in the next record to `place`, which has record.size() - kTlsExtraBytes. What
+  // follows the content there may change too. nullopt: this is not the next record; `place` is then
+  // all zeros, and nothing more may be asked.
+  std::optional<Opened> Open(std::span<const std::byte> record, std::span<std::byte> place);
+  TlsKey& key() { return key_; }
+
+ private:
+  TlsKey key_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_TLS_RECORDS_H_

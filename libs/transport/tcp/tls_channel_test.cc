@@ -326,6 +326,29 @@ TEST_CASE("Tls: tickets are not taken", "[transport]") {
   CHECK(Contains(std::string(ends.reader->status.message()), "not due"));
 }
 
+TEST_CASE("Tls: what comes along with the end of the handshake is not lost", "[transport]") {
+  Sockets sockets;
+  const TlsContext context;
+  OpensslPeer peer(sockets.theirs.get(), /*connects=*/true);
+  const auto shaking = context.NewHandshake(sockets.ours.get(), /*connects=*/false, kKey);
+  REQUIRE(Until([&] {
+    if (peer.Shake()) return true;
+    REQUIRE(shaking->Shake().ok());
+    return false;
+  }));
+  // We have yet to read its last message. 100 bytes come after it.
+  const std::vector<std::byte> early = Pattern(100, 1);
+  REQUIRE(peer.Write(early) == early.size());
+  const auto done = shaking->Shake();
+  REQUIRE(done.ok());
+  REQUIRE(*done);
+  const auto channel = shaking->TakeChannel();
+  Reader reader(channel.get());
+  reader.Expect(early.size());
+  REQUIRE(reader.Turn());
+  CHECK(reader.All() == early);
+}
+
 TEST_CASE("Tls: whoever has another key gets nothing", "[transport]") {
   const bool we_connect = GENERATE(true, false);
   Sockets sockets;

@@ -3,21 +3,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "libs/view/view.h"
+#include "libs/pipeline/names.h"
 
 namespace talweg::pipeline {
-namespace {
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
-}  // namespace
 
 void Stalls::OnPush(int64_t now_ns) {
   if (config_->stall_ns == 0) return;
@@ -63,29 +53,10 @@ std::string Stalls::WhoIsMissing(const AgentTensor& tensor) const {
     }
   } else if (tensor.named.round == tensor.active_round()) {
     for (const uint32_t node : tensor.named.nodes) {
-      who.push_back(RanksOfNode(tensor, NodeRank{node}));
+      who.push_back(RanksOfNode(views_->present(), tensor.spec, NodeRank{node}));
     }
   }
-  return Joined(who);
-}
-
-std::string Stalls::RanksOfNode(const AgentTensor& tensor, NodeRank node) const {
-  std::vector<std::string> ranks;
-  const view::View* const view = views_->present();
-  const std::optional<MemberIndex> member = view ? view->IndexOf(node) : std::nullopt;
-  if (member) {
-    const uint32_t base = view->RankBase(*member).value();
-    for (uint32_t i = 0; i < view->members[member->value()].rank_count; ++i) {
-      const Rank rank{base + i};
-      const std::vector<Rank>& group = tensor.spec.ranks;
-      if (group.empty() || std::binary_search(group.begin(), group.end(), rank)) {
-        ranks.push_back(std::to_string(rank.value()));
-      }
-    }
-  }
-  const std::string text = "node " + std::to_string(node.value());
-  if (ranks.empty()) return text;
-  return (ranks.size() == 1 ? "rank " : "ranks ") + Joined(ranks) + " of " + text;
+  return Listed(who);
 }
 
 }  // namespace talweg::pipeline

@@ -38,7 +38,6 @@ class Stalls {
  private:
   // This names those for whom the tensor's open round waits; "": nobody that is known.
   std::string WhoIsMissing(const AgentTensor& tensor) const;
-  std::string RanksOfNode(const AgentTensor& tensor, NodeRank node) const;
 
   const AgentCoreConfig* const config_;
   const ViewState* const views_;

@@ -3,41 +3,13 @@
 
 #include <algorithm>
 
+#include "libs/pipeline/names.h"
 #include "libs/telemetry/log.h"
 
 namespace talweg::agent {
 namespace {
 
 constexpr uint32_t kWaitingNamedMax = 5;
-// As many as a rank's error names.
-constexpr size_t kToldMax = 8;
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (size_t i = 0; i < std::min(words.size(), kToldMax); ++i) {
-    text += (i == 0 ? "" : ", ") + words[i];
-  }
-  if (words.size() > kToldMax) text += " and " + std::to_string(words.size() - kToldMax) + " more";
-  return text;
-}
-
-// The ranks of one node that take part in the tensor.
-std::string NodeText(const view::View* view, const pipeline::TensorSpec& spec, uint32_t node) {
-  const std::string text = "node " + std::to_string(node);
-  if (view == nullptr) return text;
-  for (uint32_t i = 0; i < view->members.size(); ++i) {
-    if (view->members[i].id.node != NodeRank{node}) continue;
-    const uint32_t base = view->RankBase(MemberIndex{i}).value();
-    std::vector<std::string> ranks;
-    for (uint32_t rank = base; rank < base + view->members[i].rank_count; ++rank) {
-      const bool takes_part = spec.ranks.empty() ||
-                              std::binary_search(spec.ranks.begin(), spec.ranks.end(), Rank{rank});
-      if (takes_part) ranks.push_back(std::to_string(rank));
-    }
-    return "rank" + std::string(ranks.size() == 1 ? " " : "s ") + Joined(ranks) + " of " + text;
-  }
-  return text;
-}
 
 // Whether all these nodes are standbys, which may take as long as they like.
 bool AreStandbys(const view::View* view, const std::vector<uint32_t>& nodes) {
@@ -71,14 +43,14 @@ std::string RoundWaits::WhomItWaitsFor(const pipeline::AgentCore& member,
                     " (local rank " + std::to_string(i) + " of node " +
                     std::to_string(node_.value()) + ")");
     }
-    return Joined(who);
+    return pipeline::Listed(who);
   }
   const std::vector<uint32_t>* missing = MissingNodes(index, round);
   if (missing == nullptr) return "";
   for (const uint32_t node : *missing) {
-    who.push_back(NodeText(member.views().newest(), tensor.spec, node));
+    who.push_back(pipeline::RanksOfNode(member.views().newest(), tensor.spec, NodeRank{node}));
   }
-  return Joined(who);
+  return pipeline::Listed(who);
 }
 
 bool RoundWaits::NameWaiting(int64_t now_ns) {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/names.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace talweg::pipeline {
+namespace {
+
+constexpr size_t kNamesMax = 8;
+
+}  // namespace
+
+std::string Listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kNamesMax); ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kNamesMax)
+    text += " and " + std::to_string(names.size() - kNamesMax) + " more";
+  return text;
+}
+
+std::string RanksOfNode(const view::View* view, const TensorSpec& spec, NodeRank node) {
+  std::vector<std::string> ranks;
+  const std::optional<MemberIndex> member = view ? view->IndexOf(node) : std::nullopt;
+  if (member) {
+    const uint32_t base = view->RankBase(*member).value();
+    for (uint32_t i = 0; i < view->members[member->value()].rank_count; ++i) {
+      const Rank rank{base + i};
+      const bool takes_part =
+          spec.ranks.empty() || std::binary_search(spec.ranks.begin(), spec.ranks.end(), rank);
+      if (takes_part) ranks.push_back(std::to_string(rank.value()));
+    }
+  }
+  const std::string text = "node " + std::to_string(node.value());
+  if (ranks.empty()) return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Listed(ranks) + " of " + text;
+}
+
+}  // namespace talweg::pipeline

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_NAMES_H_
+#define TALWEG_LIBS_PIPELINE_NAMES_H_
+
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+#include "libs/view/view.h"
+
+// How errors name those for whom a round waits.
+namespace talweg::pipeline {
+
+// "a, b, c", and how many more there are than an error can name.
+std::string Listed(const std::vector<std::string>& names);
+
+// "ranks 2, 3 of node 1": those that take part in the tensor. "node 1" where the view, which may be
+// null, has none of them.
+std::string RanksOfNode(const view::View* view, const TensorSpec& spec, NodeRank node);
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_NAMES_H_

@@ -4,6 +4,7 @@
 
 // Parts of the stage by themselves, on fake GPUs in virtual time.
 
+#include <cstring>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,15 +12,20 @@
 #include <vector>
 
 #include "services/agent/gpu_deliveries.h"
+#include "services/agent/gpu_failures.h"
+#include "services/agent/gpu_homes.h"
+#include "services/agent/gpu_lanes.h"
 #include "services/agent/gpu_paths.h"
 #include "services/agent/gpu_pins.h"
+#include "services/agent/gpu_releases.h"
+#include "services/agent/gpu_reopening.h"
 #include "services/agent/gpu_stage_fixture.h"
 #include "services/agent/gpu_tasks.h"
 
 namespace talweg::agent {
 
-// The parts that know no lanes, with one tensor of 1000 32-bit integers, and what they tell.
-struct Parts final : public HostTensors, public GpuEvents {
+// The parts, with one tensor of 1000 32-bit integers, and what they tell.
+struct Parts : public HostTensors, public GpuEvents {
   explicit Parts(const FakeMachineOptions& given = {.gpu_count = 4}) : machine(clock, given) {}
 
   // A rank with memory for the tensor there, all of which is exported.
@@ -62,15 +68,33 @@ struct Parts final : public HostTensors, public GpuEvents {
     clock.Advance(ns);
     machine.Advance();
   }
-  // A rank whose gradient of this round is there.
-  void AddReady(size_t gpu, uint64_t round) {
-    AddRank(gpu);
+  // A rank whose gradient of this round is there: `value` in every element.
+  void AddReady(size_t gpu, uint64_t round, uint32_t value = 0) {
+    TestRank& rank = AddRank(gpu);
     const auto number = static_cast<uint32_t>(ranks.size() - 1);
+    for (size_t at = 0; at < rank.host.size(); at += 4) std::memcpy(&rank.host[at], &value, 4);
     Place(number);
     Write(number);
     REQUIRE(Push(number, round).ok());
     PassTime();
     REQUIRE(Ask(number) == 1);
+  }
+  // Gives the lane the next piece, which there is.
+  Lane& Start(size_t lane) {
+    const auto started = lanes.Start(lanes.all()[lane], clock.NowNs());
+    REQUIRE(started.ok());
+    REQUIRE(*started);
+    return lanes.all()[lane];
+  }
+  // Steps the lane until it has come so far, or meets with an error.
+  GpuLanes::Progress StepUntil(Lane& lane, LaneStep step) {
+    for (int i = 0; i < 1000 && lane.step != step; ++i) {
+      GpuLanes::Progress progress = lanes.Step(lane, clock.NowNs());
+      if (progress.trouble != GpuLanes::Trouble::kNone) return progress;
+      PassTime(10'000);
+    }
+    REQUIRE(lane.step == step);
+    return {};
   }
   // Loses this process's context, and opens the GPU again.
   void LoseAndReopen(size_t gpu) {
@@ -92,7 +116,11 @@ struct Parts final : public HostTensors, public GpuEvents {
 
   // HostTensors
   const pipeline::TensorSpec& Spec(TensorIndex) const override { return spec; }
-  std::span<std::byte> Writable(const pipeline::SliceBytes&) const override { return {}; }
+  std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const override {
+    auto& all =
+        slice.memory == pipeline::Memory::kSendBuffer ? send : results[slice.round.value() & 1];
+    return std::span(all).subspan(slice.offset_bytes, slice.length_bytes);
+  }
   std::span<const std::byte> Contribution(const pipeline::SliceBytes&, LocalRank) const override {
     return {};
   }
@@ -108,9 +136,11 @@ struct Parts final : public HostTensors, public GpuEvents {
   void OnDelivered(const pipeline::CompleteRound& round) override {
     delivered.push_back(round.round);
   }
-  void OnUnexported(LocalRank, uint32_t) override {}
+  void OnUnexported(LocalRank rank, uint32_t request) override {
+    unexported.emplace_back(rank, request);
+  }
   void OnEventsLost(LocalRank) override {}
-  void OnGpuFailed(const std::string&) override {}
+  void OnGpuFailed(const std::string& text) override { failed.push_back(text); }
   void OnGpuNote(const std::string& text) override { notes.push_back(text); }
 
   GpuStageOptions options{.lanes = 2, .piece_bytes = 256 * kKiB, .piece_bytes_min = 64 * kKiB};
@@ -132,9 +162,17 @@ struct Parts final : public HostTensors, public GpuEvents {
   GpuTasks tasks{*this, *this, losses, buffers, gradients};
   GpuDeliveries deliveries{options, node, *this, gradients};
   GpuPaths paths{options, node, collectives};
+  GpuHomes homes{options, node, collectives, losses, buffers};
+  GpuStageCounters counters;
+  GpuLanes lanes{options, *this, node, collectives, losses, pins, tasks, counters};
+  GpuFailures failures{node, collectives, losses, lanes, *this, counters};
+  GpuReleases releases{node, collectives, losses, buffers, pins, gradients, homes, lanes, *this};
+  GpuReopening reopening{options, node, collectives, losses, buffers, pins, gradients, lanes};
   std::set<uint64_t> wanted;
   std::vector<uint64_t> reduced;
   std::vector<Round> delivered;
+  std::vector<std::pair<LocalRank, uint32_t>> unexported;
+  std::vector<std::string> failed;
   std::vector<std::string> notes;
   uint64_t next_ticket = 1;
   uint64_t next_buffer_id = 100;

@@ -51,8 +51,8 @@ std::string Wrapped(const std::string& text, size_t indent) {
 }  // namespace
 
 std::string CommandHelp(const Command& command) {
-  std::string help = absl::StrCat("Usage: talweg ", command.name, " ", command.usage, "\n\n",
-                                  command.details, "\n\nOptions:\n");
+  std::string help = absl::StrCat("Usage: talweg ", command.name, command.usage.empty() ? "" : " ",
+                                  command.usage, "\n\n", command.details, "\n\nOptions:\n");
   for (const CommandOption& option : command.options) {
     absl::StrAppend(&help, "  ", OptionText(option), "\n", Wrapped(option.help, 6));
   }

@@ -273,36 +273,37 @@ Command RunCommand() {
   command.usage = "[OPTIONS] -- PROGRAM [ARGUMENTS]";
   command.details =
       "Starts scheduler, aggregators and agents on this machine, then the program once for each\n"
-      "rank with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and\n"
-      "TALWEG_AGENT_SOCKET set (OMP_NUM_THREADS too unless it is), and ends everything\n"
-      "afterwards. One node is served by its agent alone. Each line of output gets its rank in\n"
-      "front. TALWEG_SCHEDULER, TALWEG_RUN_AGENTS and TALWEG_RUN_DAEMONS are the daemons' "
-      "addresses\n"
-      "and processes, so that a rank may call talweg status.\n\n"
-      "When a rank fails, the others are ended, and the exit status is that rank's (128 + signal\n"
-      "if one killed it). With --loss-policy=continue only its node's are: the other nodes go on,\n"
-      "and the exit status is 0 when they end well. With --restarts=N what fails is started "
-      "again:\n"
-      "a node, or its agent alone if its ranks wait for another one (State.run of talweg.State).\n"
-      "TALWEG_RUN_RESTARTS tells a rank how often its node was. A scheduler that ends is always\n"
-      "started again. So is an agent whose ranks have left their job, when one of them looks for "
-      "an\n"
-      "agent. Daemons take further options from the environment: TALWEG_CREDIT_BYTES=...\n\n"
-      "On one machine no port is opened: daemons meet on Unix sockets in a directory that is this\n"
+      "rank, and ends everything afterwards. One node needs its agent alone. Each line of output\n"
+      "gets its rank in front.\n\n"
+      "A rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and\n"
+      "TALWEG_AGENT_SOCKET in its environment, and OMP_NUM_THREADS, unless that is set already. "
+      "By\n"
+      "TALWEG_SCHEDULER, TALWEG_RUN_AGENTS and TALWEG_RUN_DAEMONS, the daemons' addresses and\n"
+      "processes, it may call talweg status. Daemons take further options from the environment:\n"
+      "TALWEG_CREDIT_BYTES=...\n\n"
+      "When a rank fails, all others are ended. The exit status is that rank's, or 128 + signal "
+      "if\n"
+      "a signal killed it. With --loss-policy=continue only the ranks of its node are ended: the\n"
+      "other nodes go on, and the exit status is 0 when they end well. With --restarts=N what has\n"
+      "failed is started again: a node, or its agent alone if its ranks wait for another one\n"
+      "(State.run of talweg.State). TALWEG_RUN_RESTARTS tells a rank how often its node was "
+      "started\n"
+      "again. A scheduler that ends is always started again. So is an agent whose ranks have left\n"
+      "their job, when one of them looks for an agent.\n\n"
+      "On one machine no port is opened. Daemons meet on Unix sockets in a directory that is this\n"
       "user's alone, and gradients go through shared memory.\n\n"
-      "On hosts that come and go: --hostfile or --host-discovery-script says which there are. "
-      "Each\n"
+      "Hosts that come and go: --hostfile or --host-discovery-script says which there are. Each\n"
       "gets a node, here or by ssh, and the job goes on while there are enough of them.\n\n"
       "One machine of several: with --scheduler, --nodes and --node-rank only this node's agent\n"
-      "and ranks are started; scheduler and aggregators run elsewhere.\n\n"
+      "and ranks are started. Scheduler and aggregators run elsewhere.\n\n"
       "  talweg run --nodes 2 --ranks-per-node 2 -- python train.py\n"
       "  talweg run --scheduler 10.0.0.1:7447 --nodes 2 --node-rank 1 -- python train.py\n"
       "  talweg run --hostfile hosts --min-nodes 2 --max-nodes 8 -- python train.py";
   command.operands = Operands::kProgram;
   command.options = {
       {"nodes", "N",
-       "Number of nodes, each with an agent of its own. Default: 1. Where nodes come and go: with\n"
-       "how many the job begins at once."},
+       "Number of nodes, each with an agent of its own. Default: 1. Where nodes come and go: how\n"
+       "many the job begins with."},
       {"ranks-per-node", "N[,N...]",
        "Ranks on each node, one number for all or one a node. Default: 1."},
       {"aggregators", "N",
@@ -317,24 +318,26 @@ Command RunCommand() {
        "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
        "Default: fail_job."},
       {"restarts", "N",
-       "How often in a window a node is started again of which a rank or the agent fails. With\n"
-       "--loss-policy=fail_job all nodes are, as a new job. Default: 0."},
+       "How often within a window a node is started again when one of its ranks or its agent "
+       "fails.\n"
+       "With --loss-policy=fail_job all nodes are started again, as a new job. Default: 0."},
       {"restart-window-s", "S", "That window. Default: 300."},
       {"restart-pause-ms", "MS",
        "The pause before the first of those starts; each further one waits twice as long, at most\n"
        "30 s. Default: 1000."},
-      {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
+      {"min-nodes", "N",
+       "With --loss-policy=continue: the fewest nodes with which the job goes on. Default: 1."},
       {"max-nodes", "N",
-       "Where nodes come and go: how many are there at most at a time. Ranks get no RANK and no\n"
+       "Where nodes come and go: the most that are there at a time. Ranks get no RANK and no\n"
        "WORLD_SIZE."},
       {"gather-ms", "MS",
        "With --loss-policy=continue: how long a job that has --min-nodes waits for all others, or\n"
        "for --nodes where nodes come and go, before it begins. Default: 600000; where nodes come\n"
        "and go 30000, and without --nodes 3000."},
       {"force-distributed", "",
-       "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
-       "($TALWEG_FORCE_DISTRIBUTED=1); says which. As do --provider,\n"
-       "--data-security and $TALWEG_LOCAL_TRANSPORT=false."},
+       "Starts scheduler and aggregators also for one node, has all daemons open TCP ports of\n"
+       "127.0.0.1, and says which. So do $TALWEG_FORCE_DISTRIBUTED=1, --provider, --data-security\n"
+       "and $TALWEG_LOCAL_TRANSPORT=false."},
       {"scheduler", "ADDRESS",
        "Join a job of this scheduler (HOST:PORT, or unix:/PATH on its machine), as one node of\n"
        "several."},
@@ -347,7 +350,7 @@ Command RunCommand() {
        "Timeline of the first rounds, for Perfetto; with more nodes than one, FILE.<node>."},
       {"no-prefix", "", "Lines of output without the rank in front."},
       {"line-prefix", "FORMAT",
-       "What stands in front of them: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
+       "What stands in front of lines: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
        "Default: '[%r] '."},
       {"output-dir", "DIR",
        "Keeps what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too, on its host."},

@@ -105,11 +105,13 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "none"),
       Make<C>("token_audience", &C::token_audience, Text{255},
               "The audience that a service-account token must be for.", "none"),
-      Make<C>("peer_calls_per_second_max", &C::peer_calls_per_second_max,
-              Number<uint32_t>{0, 1'000'000},
-              "How many gRPC calls a second one peer may make to this daemon: one address, or one "
-              "user of this machine; with a certificate or token, one name there; and each process "
-              "that has joined by itself; 0: any number. Twice as many may come at once."),
+      Make<C>(
+          "peer_calls_per_second_max", &C::peer_calls_per_second_max,
+          Number<uint32_t>{0, 1'000'000},
+          "How many gRPC calls a second one peer may make to this daemon; twice as many may "
+          "come at once. A peer is an address, or a user of this machine; with a certificate or "
+          "a token, a name there. A process that has joined is a peer of its own. 0: any "
+          "number."),
       Make<C>("peer_calls_open_max", &C::peer_calls_open_max, Number<uint32_t>{0, 1'000'000},
               "How many gRPC calls one such peer may have open at this daemon; 0: any number."),
   };
@@ -158,7 +160,7 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
       Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
       Make<C>("name", &C::name, Text{255},
               "The aggregator's name, another for each and the same after a restart: placement of "
-              "slices hangs on it.",
+              "slices depends on it.",
               "the host's name"),
       Make<C>(
           "weight", &C::weight, Number<uint32_t>{1, 1000},
@@ -218,13 +220,14 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("name", &C::name, Text{255}, "The node's name, for people.", "the host's name"),
       Make<C>("rank_count", &C::rank_count, Number<uint32_t>{1, 1024},
               "How many ranks of the job run on this node."),
-      Make<C>("min_members", &C::min_members, Number<uint32_t>{1, 65536},
-              "With how few nodes the job begins, and goes on after losses (loss_policy)."),
+      Make<C>(
+          "min_members", &C::min_members, Number<uint32_t>{1, 65536},
+          "The fewest nodes with which the job begins, and goes on after losses (loss_policy)."),
       Make<C>("max_members", &C::max_members, Number<uint32_t>{1, 65536},
               "How many nodes the job may have."),
       Make<C>(
           "begin_members", &C::begin_members, Number<uint32_t>{0, 65536},
-          "With so many nodes the job begins at once; from min_members to max_members. The same "
+          "With how many nodes the job begins at once, from min_members to max_members. The same "
           "at all agents of a job. 0: as max_members."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
@@ -276,20 +279,18 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
-          "How long an aggregator of the view may be out of reach, while the scheduler says "
-          "nothing of it, before the ranks' waits end with an error; how long a node that is "
-          "waited for, and the scheduler with it; and how long the scheduler, while the job waits "
-          "for its word. 0: for ever. Longer than the lease and than a restart of the scheduler "
-          "take."),
+          "After how long the ranks' waits end with an error because somebody is out of reach, and "
+          "the scheduler does not say what became of it: an aggregator; a node that is waited for; "
+          "or the scheduler itself, while the job waits for its word. 0: never. Longer than the "
+          "lease, and than a restart of the scheduler takes."),
       Make<C>(
           "stall_ms", &C::stall_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "How long a round that a rank of this node has pushed may wait for other ranks, which "
           "live, before the job ends with an error that names the tensor and those ranks. 0: "
           "for ever, as where loss_policy is continue."),
       Make<C>("stall_notice_ms", &C::stall_notice_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
-              "How long such a round has waited when the agent's log first tells of it. It tells "
-              "after one second, two, four and so on, so that may be up to twice as long. 0: it "
-              "does not tell."),
+              "After how long the agent's log first tells of a round that waits. The agent looks "
+              "after one second, two, four and so on, so it may take twice as long. 0: never."),
       Make<C>("trace_path", &C::trace_path, Text{},
               "File for a timeline of the first rounds (trace event JSON; opens in Perfetto).",
               "no trace"),

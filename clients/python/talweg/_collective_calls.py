@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from talweg._arguments import listed
 from talweg._client import Client, Handle
 from talweg._collective_family import require_dimensions
 from talweg._collectives import Given, Kind, Rows, split_evenly
-from talweg._native_arguments import check_name_and_priority, whole
+from talweg._native_arguments import check_name_and_priority, whole, whole_numbers
 from talweg._process_sets import Group, ProcessSet
 from talweg._reduction_calls import Reductions
 from talweg.errors import InvalidArgument
@@ -532,13 +531,8 @@ def _splits(given: Any, rows: int, size: int, operation: str) -> list[int]:
                 f"{operation}: {rows} rows do not divide among {size} ranks: pass splits=[...]"
             )
         return split_evenly(rows, size)
-    try:
-        splits = [operator.index(count) for count in given]
-    except TypeError:
-        raise InvalidArgument(
-            f"{operation}: splits is {given!r}; it must be a list of {size} whole numbers, one for "
-            "each rank"
-        ) from None
+    wanted = f"a list of {size} whole numbers, one for each rank"
+    splits = whole_numbers(f"{operation}: splits", given, wanted)
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise InvalidArgument(
             f"{operation}: splits is {splits}; it must be {size} numbers of 0 or more, one for "

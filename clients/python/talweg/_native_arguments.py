@@ -31,6 +31,14 @@ def whole(what: str, value: Any) -> int:
         raise errors.InvalidArgument(f"{what} is {value!r}; it must be a whole number") from None
 
 
+def whole_numbers(what: str, values: Any, wanted: str) -> list[int]:
+    """A list of whole numbers; InvalidArgument, which says what is `wanted`, for anything else."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise errors.InvalidArgument(f"{what} is {values!r}; it must be {wanted}") from None
+
+
 def nanoseconds(timeout_s: float | None) -> int:
     """As the library takes it; negative: without limit. InvalidArgument for no time."""
     if timeout_s is None:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 
 from talweg import _client
+from talweg._native_arguments import whole_numbers
 from talweg.errors import InvalidArgument
 
 # A longer list of ranks stands as a digest in the names of tensors, which have 1024 bytes.
@@ -23,13 +24,8 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        try:
-            given = [operator.index(rank) for rank in ranks]
-        except TypeError:
-            raise InvalidArgument(
-                f"ProcessSet({ranks!r}): its ranks must be whole numbers in a list or the like: "
-                "ProcessSet([0, 1])"
-            ) from None
+        wanted = "a list of whole numbers, as in ProcessSet([0, 1])"
+        given = whole_numbers("ProcessSet: ranks", ranks, wanted)
         self.ranks: tuple[int, ...] = tuple(sorted(given))
         if not given:
             raise InvalidArgument("a ProcessSet has one rank or more: ProcessSet([0, 1])")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+from typing import NamedTuple
 
 from talweg._driver import Driver
 from talweg._gpu import Place
@@ -65,30 +66,12 @@ class Copy:
         self._staging.leave(self._gpu, self._event, self._pinned)
 
 
-class Ways:
-    """The streams beside one of the framework's, on one GPU, from one call's beginning on."""
+class Streams(NamedTuple):
+    """The two streams beside one of the framework's, on one GPU."""
 
-    def __init__(self, staging: Staging, gpu: int, down: int, up: int) -> None:
-        self._staging = staging
-        self._gpu = gpu
-        self._down = down
-        self._up = up
-
-    def bring_down(self, source: int, nbytes: int) -> Copy:
-        """Copies what the framework's stream has left at `source` when the call began."""
-        return self._staging.copy_down(self._gpu, self._down, source, nbytes)
-
-    def room(self, nbytes: int) -> Pinned:
-        """Pinned memory for a result."""
-        return self._staging.room(self._gpu, nbytes)
-
-    def bring_up(self, pinned: Pinned, offset: int, target: int, nbytes: int) -> Copy:
-        """Copies a result to `target`, after what the framework's stream had when the call began."""
-        return self._staging.copy_up(self._gpu, self._up, pinned, offset, target, nbytes)
-
-    def settle(self, place: Place) -> None:
-        """Waits for what the framework's stream, on the same GPU, has been given by now."""
-        self._staging.settle(place)
+    gpu: int
+    down: int
+    up: int
 
 
 class Staging:
@@ -97,13 +80,16 @@ class Staging:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
-        self._streams: dict[tuple[int, int], tuple[int, int]] = {}  # By GPU and stream.
+        self._streams: dict[tuple[int, int], Streams] = {}  # By GPU and the framework's stream.
         self._events: dict[int, list[int]] = {}  # By GPU; nobody waits for them.
         self._free: dict[int, collections.deque[int]] = {}  # By length.
         self._left: collections.deque[tuple[int, int, Pinned]] = collections.deque()
 
-    def begin(self, place: Place) -> Ways:
-        """A call begins whose tensor is at `place`, or on its GPU."""
+    def begin(self, place: Place) -> Streams:
+        """A call begins whose tensor is at `place`, or on its GPU.
+
+        What is copied on its streams comes after what the framework's stream has been given by now.
+        """
         driver, gpu, stream = self._driver, place.gpu, place.stream()
         with self._lock, driver.context(gpu):
             if driver.is_capturing(stream):
@@ -112,26 +98,30 @@ class Staging:
                     "it outside of the graph"
                 )
             self._collect()
-            down_and_up = self._streams.get((gpu, stream))
-            if down_and_up is None:
-                down_and_up = driver.new_stream(), driver.new_stream()
-                self._streams[gpu, stream] = down_and_up
+            streams = self._streams.get((gpu, stream))
+            if streams is None:
+                streams = Streams(gpu, driver.new_stream(), driver.new_stream())
+                self._streams[gpu, stream] = streams
             mark = self._event(gpu)
             driver.record(mark, stream)
-            for each in down_and_up:
+            for each in (streams.down, streams.up):
                 driver.wait(each, mark)
             self._events[gpu].append(mark)  # The streams wait for what it was recorded at.
-        return Ways(self, gpu, *down_and_up)
+        return streams
 
-    def copy_down(self, gpu: int, stream: int, source: int, nbytes: int) -> Copy:
+    def copy_down(self, streams: Streams, source: int, nbytes: int) -> Copy:
+        """Copies what lies at `source` to pinned memory."""
+        gpu, stream = streams.gpu, streams.down
         pinned = self.room(gpu, nbytes)
         with self._lock, self._driver.context(gpu):
             self._driver.copy_to_host(pinned.address, source, nbytes, stream)
             return self._recorded(gpu, stream, pinned)
 
     def copy_up(
-        self, gpu: int, stream: int, pinned: Pinned, offset: int, target: int, nbytes: int
+        self, streams: Streams, pinned: Pinned, offset: int, target: int, nbytes: int
     ) -> Copy:
+        """Copies a part of pinned memory to `target`."""
+        gpu, stream = streams.gpu, streams.up
         with self._lock, self._driver.context(gpu):
             self._driver.copy_to_device(target, pinned.address + offset, nbytes, stream)
             return self._recorded(gpu, stream, pinned)
@@ -162,7 +152,7 @@ class Staging:
         return True
 
     def settle(self, place: Place) -> None:
-        """Waits for what the framework's stream has been given."""
+        """Waits for what the framework's stream has been given by now."""
         with self._lock, self._driver.context(place.gpu):
             event = self._event(place.gpu)
             self._driver.record(event, place.stream())

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from talweg import _gpu
-from talweg._gpu_staging import Pinned, Staging, Ways
+from talweg._gpu_staging import Pinned, Staging, Streams
 from talweg.torch import _cuda
 
 
@@ -35,8 +35,9 @@ class Way(Protocol):
 class _OfPinned:
     """By way of pinned memory, on streams of Talweg's."""
 
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
+    def __init__(self, staging: Staging, streams: Streams) -> None:
+        self._staging = staging
+        self._streams = streams
         self._pinned: Pinned | None = None
 
     def bring_down(
@@ -45,7 +46,7 @@ class _OfPinned:
         nbytes = source.numel() * source.element_size()
         if nbytes == 0:
             return 0, source, None
-        copy = self._ways.bring_down(source.data_ptr(), nbytes)
+        copy = self._staging.copy_down(self._streams, source.data_ptr(), nbytes)
         return copy.address, (source, copy), copy.is_done
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -53,7 +54,7 @@ class _OfPinned:
         nbytes = count * nothing.element_size()
         if nbytes == 0:
             return nothing
-        self._pinned = self._ways.room(nbytes)
+        self._pinned = self._staging.room(self._streams.gpu, nbytes)
         memory = (ctypes.c_char * nbytes).from_address(self._pinned.address)
         return torch.frombuffer(memory, dtype=dtype)
 
@@ -66,14 +67,16 @@ class _OfPinned:
                 target = tensor
                 if not _cuda.is_plain(tensor) or tensor.is_conj():
                     target = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-                copy = self._ways.bring_up(pinned, offset, target.data_ptr(), nbytes)
+                copy = self._staging.copy_up(
+                    self._streams, pinned, offset, target.data_ptr(), nbytes
+                )
                 copies.append((copy, tensor, target))
             offset += nbytes
         for copy, tensor, target in copies:
             copy.is_done(None)
             if target is not tensor:
                 _cuda.copy(tensor, target)
-                self._ways.settle(_cuda.place_of(tensor))
+                self._staging.settle(_cuda.place_of(tensor))
 
 
 class _OfTorch:
@@ -105,4 +108,4 @@ def way_of(tensor: torch.Tensor) -> Way:
         return _OfTorch()
     with _lock:
         staging = _staging = _staging or Staging(driver)
-    return _OfPinned(staging.begin(_cuda.place_of(tensor)))
+    return _OfPinned(staging, staging.begin(_cuda.place_of(tensor)))

@@ -135,10 +135,15 @@ bool OutputQueue::Write() {
     const ssize_t written = write(fd_, bytes_.data() + begin_, count);
     if (written >= 0) {
       begin_ += static_cast<size_t>(written);
+      failure_ = 0;
     } else if (errno == EAGAIN) {
       break;
-    } else if (errno != EINTR) {
+    } else if (errno == EPIPE) {
       gone_ = true;
+    } else if (errno != EINTR) {
+      failure_is_told_ = failure_ == errno && failure_is_told_;
+      failure_ = errno;
+      begin_ = bytes_.size();
     }
   }
   if (empty() || gone_) {
@@ -149,6 +154,12 @@ bool OutputQueue::Write() {
     begin_ = 0;
   }
   return !gone_;
+}
+
+int OutputQueue::TakeFailure() {
+  if (failure_is_told_) return 0;
+  failure_is_told_ = true;
+  return failure_;
 }
 
 }  // namespace talweg::cli

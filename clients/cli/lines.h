@@ -70,7 +70,10 @@ class OutputQueue {
 
   void Add(std::string_view bytes);
   // Writes while there is room. False when the reader has gone; the rest is dropped from then on.
+  // What cannot be written for another reason, as on a full disk, is dropped.
   bool Write();
+  // That reason, an errno, when writes have begun to fail for it since the last call; otherwise 0.
+  int TakeFailure();
   bool empty() const { return begin_ == bytes_.size(); }
   // Whether so much waits that it is better to read no more from the children.
   bool full() const { return bytes_.size() - begin_ > kBytesMax; }
@@ -83,6 +86,8 @@ class OutputQueue {
   std::string bytes_;
   size_t begin_ = 0;
   bool gone_ = false;
+  int failure_ = 0;  // Why the last write has failed.
+  bool failure_is_told_ = true;
 };
 
 }  // namespace talweg::cli

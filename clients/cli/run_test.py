@@ -79,6 +79,17 @@ class RunTest(RunTestCase):
             self.assertEqual(run(*job, "true")[0], 0)  # Which begins anew.
             self.assertEqual((kept / names[0] / "stdout").read_bytes(), b"")
 
+    def test_a_disk_that_is_full(self) -> None:
+        """What is lost is said where it can be; the ranks go on."""
+        for redirection, said in (
+            (">/dev/full", "what is written to stdout is lost, the run goes on: No space left"),
+            ("2>/dev/full", ""),
+        ):
+            line = f"{TOOL} run -- sh -c 'echo a; echo b >&2' {redirection}; echo status $? >&3"
+            status, output, errors = run("--no-prefix", "--", "sh", "-c", f"({line}) 3>&1")
+            self.assertEqual((status, output.splitlines()[-1]), (0, "status 0"), errors)
+            self.assertIn(said, errors)
+
     def test_one_node_needs_only_its_agent(self) -> None:
         run = Run("--ranks-per-node=2", "--", "true")
         run.process.wait(TIMEOUT_S)

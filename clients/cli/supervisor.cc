@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
+#include <utility>
 
 #include "libs/status/status.h"
 
@@ -255,6 +257,12 @@ void Supervisor::DrainOutputs(Child& child) {
 void Supervisor::WriteOutputs(SupervisorEvents& events) {
   const bool output_open = output_.Write();
   const bool errors_open = errors_.Write();
+  for (const auto& [queue, name] : {std::pair(&output_, "stdout"), std::pair(&errors_, "stderr")}) {
+    if (const int failure = queue->TakeFailure(); failure != 0) {
+      Say(absl::StrCat("talweg: run: what is written to ", name,
+                       " is lost, the run goes on: ", std::strerror(failure)));
+    }
+  }
   if ((!output_open || !errors_open) && !output_gone_) {
     output_gone_ = true;
     events.OnOutputGone();

@@ -53,9 +53,16 @@ class ListedHostsTest(unittest.TestCase):
             parse_lines("a\na:2", "f")
 
     def test_a_list_that_does_not_change(self) -> None:
-        hosts = FixedHosts([Host("a", 1)])
-        self.assertEqual(hosts.poll(0), [Host("a", 1)])
-        self.assertIsNone(hosts.poll(1))
+        hosts = FixedHosts(parse_hosts("a:2,b"))
+        self.assertEqual(hosts.poll(10), [Host("a", 2), Host("b", 1)])
+        self.assertIsNone(hosts.poll(11))
+        with self.assertRaisesRegex(InvalidArgument, "host a is there twice"):
+            FixedHosts(parse_hosts("a:2,b,a"))
+
+    def test_a_file_that_is_no_text(self) -> None:
+        self.path.write_bytes(b"\xff\xfe\n")
+        with self.assertRaisesRegex(InvalidArgument, "--hostfile=.*is no host"):
+            HostFile(str(self.path), 1, 2).poll(10)
 
     def test_a_file_that_changes(self) -> None:
         hosts = HostFile(str(self.path), 1, 2)

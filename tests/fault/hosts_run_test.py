@@ -9,13 +9,25 @@ import sys
 import time
 import unittest
 from pathlib import Path
+from typing import IO
 
+from cluster import PROGRAMS
 from virtual_hosts import HostsJob, descendants
+
+# After so long hosts end that have heard nothing of the launcher.
+_SILENCE_S = 3
+_SHORT_SILENCE = {"TALWEG_HOST_SILENCE_S": str(_SILENCE_S)}
 
 
 class _Job(HostsJob):
     def __init__(self, test: unittest.TestCase, hosts: str, *options: str) -> None:
         super().__init__(test, hosts, [*options, "--"], ["train_on.py"])
+
+
+class _LargeJob(_Job):
+    """Its environment is larger than what a pipe holds."""
+
+    variables = {**_SHORT_SILENCE, "LARGE": "x" * 100_000}
 
 
 class _HeldJob(_Job):
@@ -76,6 +88,23 @@ class _EndlessJob(HostsJob):
         program = [sys.executable, "-P", "-c", _BEGINS_AND_ENDS, "{ranks}"]
         super().__init__(test, hosts, ["--hostfile={hosts}", "--"], program)
         self.wait_for("all have begun", lambda: len(self.said()) == len(hosts.split()))
+
+
+class _UnreadJob(HostsJob):
+    """Its ranks write much before they train, and nobody reads it."""
+
+    variables = _SHORT_SILENCE
+
+    def __init__(self, test: unittest.TestCase, hosts: str) -> None:
+        train = f"{sys.executable} -P {PROGRAMS / 'train_on.py'}"
+        program = ["sh", "-c", f"yes | head -c 200000; exec {train} $0", "{ranks}"]
+        super().__init__(test, hosts, ["--hostfile={hosts}", "--"], program)
+
+    def open_output(self) -> IO[bytes]:
+        self.output.touch()
+        reader, writer = os.pipe()
+        self.reader = os.fdopen(reader, "rb")
+        return os.fdopen(writer, "wb")
 
 
 class HostsRunTest(unittest.TestCase):
@@ -223,6 +252,8 @@ class HostsRunTest(unittest.TestCase):
         job.stop()
         job.end()
         self.assertEqual(len(set(job.weights())), 1)
+        # Who was started there again has removed what those that were killed have left.
+        self.assertEqual(list(job.temporary.iterdir()), [])
 
     def test_the_script_fails_later(self) -> None:
         job = _Job(self, "a", "--host-discovery-script={script}")
@@ -255,6 +286,30 @@ class HostsRunTest(unittest.TestCase):
         job.says("talweg-scheduler was killed by signal 9; it is started again, steps go on")
         job.name_hosts("a b c")
         job.go_on(3)
+        job.stop()
+        job.end()
+
+    def test_nobody_reads_what_it_writes(self) -> None:
+        """Its hosts hear of it all the same, and go on."""
+        job = _UnreadJob(self, "a b")
+        self.addCleanup(job.reader.close)
+        job.go_on(2)
+        time.sleep(2 * _SILENCE_S)
+        job.go_on(2)
+        job.stop()
+        self.assertGreater(len(job.reader.read()), 2 * 200_000)
+        job.end()
+
+    def test_a_host_that_is_not_reached_and_a_large_environment(self) -> None:
+        """More than a pipe holds of what ssh has not taken; the others hear of the launcher."""
+        job = _LargeJob(self, "a", "--hostfile={hosts}")
+        job.go_on(1)
+        job.name_hosts("a stuck")
+        job.says("host stuck is node 1")
+        time.sleep(2 * _SILENCE_S)
+        job.name_hosts("a stuck b")
+        job.go_on(2)
+        job.kill_host("stuck")
         job.stop()
         job.end()
 

@@ -18,18 +18,22 @@ import unittest
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
 import rank_logs
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
-# A host whose name begins with "slow" is reached when SLOW is there.
+# A host whose name begins with "slow" is reached when SLOW is there, one with "stuck" never.
 _SSH = """#!/bin/sh
 while getopts o:p:i:l: option; do :; done
 shift $((OPTIND - 1))
 host=$1
 shift
 echo $$ >>{directory}/ssh.$host
-case $host in slow*) until [ -e {directory}/SLOW ]; do sleep 0.05; done ;; esac
+case $host in
+  slow*) until [ -e {directory}/SLOW ]; do sleep 0.05; done ;;
+  stuck*) exec sleep 1000 ;;
+esac
 exec sh -c "$*"
 """
 
@@ -82,7 +86,7 @@ class HostsJob:
             program = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.ranks)]
         self.output = self.directory / "output"
         kept = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
-        with self.output.open("wb") as output:
+        with self.open_output() as output:
             self.process = subprocess.Popen(
                 [*self.launcher, *words, *program],
                 stdin=subprocess.DEVNULL,
@@ -97,6 +101,10 @@ class HostsJob:
                 },
             )
         test.addCleanup(self._end)
+
+    def open_output(self) -> IO[bytes]:
+        """What the launcher writes to."""
+        return self.output.open("wb")
 
     def _end(self) -> None:
         started = self.processes()

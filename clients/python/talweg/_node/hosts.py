@@ -147,6 +147,9 @@ class OnHost:
     def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
         self.host = host
         self._text: list[bytes] = []  # Parts of a line whose end has not come.
+        # The task is more than a pipe holds where the environment is large, and nobody reads it
+        # before ssh has reached the host.
+        self._unsent = json.dumps(task).encode() + b"\n"
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
             line = ssh.line(host, shlex.join(line))
@@ -160,11 +163,9 @@ class OnHost:
         except OSError as error:
             raise TalwegError(f"{line[0]} cannot be started: {error}") from None
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(task).encode() + b"\n")
-            self._process.stdin.flush()
         for stream in (self._process.stdout, self._process.stdin):
             os.set_blocking(stream.fileno(), False)
+        self.send()
 
     def fileno(self) -> int:
         assert self._process.stdout is not None
@@ -197,16 +198,27 @@ class OnHost:
 
     def begin(self, words: str) -> None:
         """Has a task that waits start its ranks; `words` complete its command."""
-        self._write(ranks.BEGIN + words.encode() + b"\n")
+        self._unsent += ranks.BEGIN + words.encode() + b"\n"
+        self.send()
 
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher is there, and the way to it."""
-        self._write(ranks.BEAT)
+        if not self._unsent:
+            self._unsent = ranks.BEAT
+            self.send()
 
-    def _write(self, word: bytes) -> None:
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(OSError):  # A full pipe, or none: it ends.
-                os.write(self._process.stdin.fileno(), word)
+    def send(self) -> None:
+        """Sends what is left of what is to be told there, as far as there is room for it."""
+        stdin = self._process.stdin
+        if stdin is None or stdin.closed:
+            return
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # It ends.
+            self._unsent = b""
 
     def ask_to_end(self) -> None:
         if self._process.stdin is not None:
@@ -257,6 +269,8 @@ class _Run:
             while self._running:
                 for key, _ in self._selector.select(0.2):
                     self._read(key.fileobj)
+                for on_host in self._running:
+                    on_host.send()
         finally:
             self._end()
         missing = sorted(set(range(self._launch.ranks)) - self._ended)

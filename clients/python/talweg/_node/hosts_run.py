@@ -43,6 +43,7 @@ from talweg._node.host_set import (
 )
 from talweg._node.listed_hosts import FixedHosts, HostFile, HostList, HostScript, parse_hosts
 from talweg._node.meeting import own_addresses
+from talweg._node.outputs import Output
 from talweg.errors import InvalidArgument, TalwegError
 
 _TURN_S = 0.2
@@ -235,6 +236,9 @@ class HostsRun:
         self._bounds = _bounds_of(options)
         self._list = _list_of(options)
         self._selector = selectors.DefaultSelector()
+        # What is watched while much is unwritten: what hosts say waits in their pipes.
+        self._selector_when_full = selectors.DefaultSelector()
+        self._outputs = {"stdout": Output(1), "stderr": Output(2)}
         self._nodes: dict[str, _Node] = {}  # By host.
         self._signals: list[int] = []
         self._has_list = False
@@ -272,15 +276,23 @@ class HostsRun:
                 self._telling.wait()
             if self._scheduler is not None:
                 self._scheduler.end()
-        if self._job.report:
-            self._say(self._job.report)
+            if self._job.report:
+                self._say(self._job.report)
+            deadline_s = time.monotonic() + _ANSWER_S
+            for output in self._outputs.values():
+                output.drain(deadline_s)
         return self._job.status
 
     # ----- Events -----
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(_TURN_S):
-            self._read(key.data)
+        # Whatever is to end does, also where nobody reads what it says last.
+        is_full = self._job.state is not JobState.ENDING and any(
+            output.is_full for output in self._outputs.values()
+        )
+        for key, _ in (self._selector_when_full if is_full else self._selector).select(_TURN_S):
+            if key.data is not None:
+                self._read(key.data)
         now_s = time.monotonic()
         if now_s - self._beaten_s > self._silence_s / 6:
             self._beaten_s = now_s
@@ -302,8 +314,21 @@ class HostsRun:
         for node in self._nodes.values():
             if node.kill_s is not None and now_s >= node.kill_s:
                 node.on_host.kill()
+            node.on_host.send()
         self._tell_expected(now_s)
         self._say_waiting(now_s)
+        self._write()
+
+    def _write(self) -> None:
+        for name, output in self._outputs.items():
+            failure = output.write()
+            if failure:
+                self._say(f"what is written to {name} is lost, the job goes on: {failure}")
+            if output.is_gone:  # Nobody reads it any more.
+                self._do(self._job.end(128 + signal.SIGPIPE, ""))
+        for output in self._outputs.values():
+            output.wake(self._selector)
+            output.wake(self._selector_when_full)
 
     def _tell_expected(self, now_s: float) -> None:
         """Has the scheduler know that fewer nodes come; again as long as it knows no such job."""
@@ -381,13 +406,7 @@ class HostsRun:
         self._do(self._job.on_ended(node.host, status, failure, now_s))
 
     def _pass(self, stream: str, text: str) -> None:
-        try:
-            shown = sys.stderr if stream == "stderr" else sys.stdout
-            print(text, file=shown, end=hosts.end_of(text), flush=True)
-        except BrokenPipeError:  # Nobody reads it any more.
-            for number in (1, 2):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-            self._do(self._job.end(128 + signal.SIGPIPE, ""))
+        self._outputs[stream].add(f"{text}{hosts.end_of(text)}")
 
     def _say_waiting(self, now_s: float) -> None:
         text = self._job.waiting()
@@ -395,10 +414,8 @@ class HostsRun:
             self._said_s = now_s
             self._say(text)
 
-    @staticmethod
-    def _say(text: str) -> None:
-        with contextlib.suppress(OSError):
-            print(f"talweg: run: {text}", file=sys.stderr, flush=True)
+    def _say(self, text: str) -> None:
+        self._outputs["stderr"].add(f"talweg: run: {text}\n")
 
     # ----- Actions -----
 

@@ -79,9 +79,13 @@ class HostList(Protocol):
 
 
 class FixedHosts:
-    """A list that does not change."""
+    """A list that does not change. InvalidArgument if a host is there twice."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
+        names = [host.name for host in hosts]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidArgument(f"--hosts: host {name} is there twice: name it once")
         self._hosts: list[Host] | None = list(hosts)
 
     def poll(self, now_s: float) -> list[Host] | None:
@@ -108,7 +112,7 @@ class HostFile:
             return None
         self._due_s = now_s + self._every_s
         try:
-            text = Path(self._path).read_text()
+            text = Path(self._path).read_text(errors="replace")
         except OSError as error:
             raise TalwegError(f"--hostfile={self._path}: {error.strerror}") from None
         before, self._read = self._read, text

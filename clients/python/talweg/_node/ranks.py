@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +41,9 @@ _UNSENT_BYTES_MAX = 1 << 20
 # What ends a line, or is between the parts of one: after a carriage return more has come.
 _LINES = re.compile(rb"\r?\n|(?<=\r)(?!\n|\Z)")
 _PR_SET_PDEATHSIG = 1
+# The directory for what the ranks get and leave, and a file in it that is locked while it is used.
+_PREFIX = "talweg-ranks-"
+_LOCK = "lock"
 _libc = ctypes.CDLL(None)
 
 
@@ -260,10 +266,38 @@ class _Ranks:
                 continue
 
 
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the file's lock for as long as this process lives; None: another does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_left() -> None:
+    """Removes directories of this user's whose processes were killed, and could not do so."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # One without a lock is being made.
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid != os.geteuid() or not (path / _LOCK).exists():
+                continue
+            descriptor = _lock(path / _LOCK)
+            if descriptor is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)
+
+
 def main() -> None:
     task = Task(**json.loads(sys.stdin.buffer.readline()))
-    with tempfile.TemporaryDirectory(prefix="talweg-ranks-") as scratch:
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as scratch:
         path = Path(scratch)
+        # Nobody else may have it before it is locked.
+        _lock(path / f"{_LOCK}.new")
+        (path / f"{_LOCK}.new").rename(path / _LOCK)
         if task.secret:
             (path / "secret").write_text(task.secret + "\n")
             (path / "secret").chmod(0o600)

@@ -25,6 +25,13 @@ class State(TalwegState):
         self._has_begun = False
         self.save()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """One that the State was not given is this rank's own, as with Horovod."""
+        if name in self.__dict__.get("_values", {}):
+            super().__setattr__(name, value)
+        else:
+            object.__setattr__(self, name, value)
+
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Called after each change of the membership, also at a rank that has entered by it."""
         self._reset_callbacks.extend(callbacks)

@@ -108,6 +108,18 @@ class SamplerTest(unittest.TestCase):
             talweg.ElasticSampler(10, batch_size=0)
 
 
+class _Counting(torch.nn.Linear):
+    def __init__(self, calls: int) -> None:
+        super().__init__(2, 2)
+        self.calls = calls
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
 class StateTest(unittest.TestCase):
     def test_a_joiner_takes_the_values_where_they_lie(self) -> None:
         weights: np.ndarray = np.zeros((2, 3), np.float32)
@@ -164,6 +176,29 @@ class StateTest(unittest.TestCase):
         state.unpack(_joined(other.pack()))
         self.assertIs(state.scaler, scaler)
         self.assertEqual(scaler.get_scale(), 32.0)
+
+    def test_tensors_without_a_model(self) -> None:
+        weights, theirs = torch.zeros(3), torch.arange(3.0)
+        state = talweg.torch.Elastic(weights=weights, counts=np.zeros(2), step=0)
+        other = talweg.torch.Elastic(weights=theirs, counts=np.zeros(2), step=0)
+        self.assertIn("no model", state.replay().problem() or "")
+        self.assertIsNone(state.hashing())
+        self.assertNotEqual(state.digest(), other.digest())
+        state.unpack(_joined(other.pack()))
+        self.assertTrue(torch.equal(weights, theirs))
+        self.assertEqual(state.digest(), other.digest())
+        other.counts[1] = 1
+        self.assertNotEqual(state.digest(), other.digest())
+
+    def test_a_model_with_state_that_is_no_tensor(self) -> None:
+        mine, theirs = _Counting(1), _Counting(2)
+        state, other = (talweg.torch.Elastic(each) for each in (mine, theirs))
+        state.unpack(_joined(other.pack()))
+        self.assertEqual(mine.calls, 2)
+        with self.assertRaisesRegex(
+            talweg.Mismatch, "'model._extra_state' is no tensor.*not there"
+        ):
+            state.unpack(_joined(talweg.torch.Elastic(torch.nn.Linear(2, 2)).pack()))
 
     def test_arrays_travel_as_they_lie(self) -> None:
         large: np.ndarray = np.arange(5000, dtype=np.float64)

@@ -22,6 +22,14 @@ def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...])
     return torch.from_numpy(elements).view(dtype).reshape(shape)
 
 
+def _kind_of(state_dict: dict[str, Any], key: str) -> str:
+    if key not in state_dict:
+        return "is not there"
+    value = state_dict[key]
+    # A module's extra state may be anything.
+    return f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "is no tensor"
+
+
 class _Pickler(pickle.Pickler):
     """Dense tensors as their elements in host memory, where they lie if they do."""
 
@@ -44,7 +52,8 @@ class Elastic(State):
     `model` and `optimizer` are attributes as all other values are: schedulers, a GradScaler, an
     ElasticSampler, numbers, anything with state_dict() and load_state_dict() or that can be
     pickled. Digests are of the model's parameters, which are to be equal at all ranks; buffers, as
-    those of BatchNorm, need not be.
+    those of BatchNorm, need not be. Without a model they are of all arrays and tensors that are
+    values.
 
     `scale="global_batch"` multiplies learning rates, during each step of the optimizer, by the
     samples in it over those of a full step of the ranks that the job began with. It needs a value
@@ -127,7 +136,7 @@ class Elastic(State):
 
         values = self._values
         return TorchReplay(
-            values["model"],
+            values.get("model"),
             values.get("optimizer"),
             others,
             take_others,
@@ -159,24 +168,32 @@ class Elastic(State):
     def _load_model(name: str, own: torch.nn.Module, value: dict[str, Any]) -> None:
         here = own.state_dict()
         for key in [*here, *value]:
-            mine, theirs = here.get(key), value.get(key)
-            shapes = tuple(None if each is None else tuple(each.shape) for each in (mine, theirs))
-            if not isinstance(mine, torch.Tensor) or shapes[0] != shapes[1]:
+            mine, theirs = (_kind_of(each, key) for each in (here, value))
+            if mine != theirs:
                 raise Mismatch(
-                    f"Elastic: '{name}.{key}' has shape {shapes[0]} at this rank, and {shapes[1]} "
-                    "in the job: start the same program at every rank"
+                    f"Elastic: '{name}.{key}' {mine} at this rank, and {theirs} in the job: start "
+                    "the same program at every rank"
                 )
         own.load_state_dict(value)
 
-    def _parameters_bytes(self) -> Iterator[Any]:
-        model: torch.nn.Module | None = self._values.get("model")
-        for name, parameter in model.named_parameters() if model is not None else ():
+    def _compared(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is to be equal at all ranks."""
+        if "model" in self._values:
+            yield from self._values["model"].named_parameters()
+            return
+        for name, value in sorted(self._values.items()):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                yield name, value.resolve_conj().resolve_neg()
+
+    def _compared_bytes(self) -> Iterator[Any]:
+        for name, tensor in self._compared():
             yield name.encode()
-            host = parameter.detach().cpu().contiguous().reshape(-1)
+            host = tensor.detach().cpu().contiguous().reshape(-1)
             yield host.view(torch.uint8).numpy().data
 
     def digest(self) -> int:
-        return Hashing(self._parameters_bytes()).finish()
+        own = Hashing(self._compared_bytes()).finish()
+        return own if "model" in self._values else own ^ super().digest()
 
     def hashing(self) -> Hashing | None:
         """Where updates can be replayed parameters stay as they are until the optimizer's step."""
@@ -187,5 +204,5 @@ class Elastic(State):
             hashing.finish()
 
         hook = self._values["optimizer"].register_step_pre_hook(before)
-        hashing = Hashing(self._parameters_bytes(), hook.remove)
+        hashing = Hashing(self._compared_bytes(), hook.remove)
         return hashing

@@ -118,7 +118,7 @@ class TorchReplay:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | None,
         optimizer: torch.optim.Optimizer | None,
         others: Callable[[], dict[str, Any]],
         take_others: Callable[[dict[str, Any]], None],
@@ -133,11 +133,18 @@ class TorchReplay:
         self._has_other_optimizers = has_other_optimizers
 
     @property
+    def _module(self) -> torch.nn.Module:
+        assert self._model is not None
+        return self._model
+
+    @property
     def _steps(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None
         return self._optimizer
 
     def problem(self) -> str | None:
+        if self._model is None:
+            return "the State has no model"
         if self._optimizer is None:
             return "the State has no optimizer"
         if decides_by_loss(self._optimizer):
@@ -146,7 +153,7 @@ class TorchReplay:
             return "the optimizer's updates are made by the next forward pass (overlap_forward)"
         if self._has_other_optimizers:
             return "the State has several optimizers"
-        parameters = list(self._model.parameters())
+        parameters = list(self._module.parameters())
         if not all(_is_plain(parameter) for parameter in parameters):
             return "parameters are on a GPU, or sparse"
         known = {id(parameter) for parameter in parameters}
@@ -156,7 +163,7 @@ class TorchReplay:
         return None
 
     def snapshot(self) -> Snapshot:
-        parameters = {name: p.detach() for name, p in self._model.named_parameters()}
+        parameters = {name: p.detach() for name, p in self._module.named_parameters()}
         stream, *buffers = _objects.pickled(
             {"parameters": parameters, "optimizer": self._steps.state_dict()}, self._pickler
         )
@@ -170,15 +177,15 @@ class TorchReplay:
         return Recorder(self._steps, place, count, before)
 
     def rest(self) -> Sequence[bytes | memoryview]:
-        names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        kept = {key: each for key, each in self._model.state_dict().items() if key not in names}
+        names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        kept = {key: each for key, each in self._module.state_dict().items() if key not in names}
         value = {"model": kept, "groups": _hyperparameters(self._steps), "others": self._others()}
         return _objects.pieces_of(value, self._pickler)
 
     def load(self, header: bytes, buffers: list[np.ndarray]) -> None:
         given = _objects.unpickled([header, *buffers])
         parameters = given["parameters"]
-        own = dict(self._model.named_parameters())
+        own = dict(self._module.named_parameters())
         for name in [*own, *parameters]:
             mine, theirs = (
                 each[name].shape if name in each else None for each in (own, parameters)
@@ -219,6 +226,6 @@ class TorchReplay:
 
     def load_rest(self, payload: memoryview) -> None:
         given = _objects.from_pieces(payload)
-        self._model.load_state_dict(given["model"], strict=False)
+        self._module.load_state_dict(given["model"], strict=False)
         _set_hyperparameters(self._steps, given["groups"])
         self._take_others(given["others"])

@@ -58,9 +58,11 @@ class JoinerTest(unittest.TestCase):
                 is_told_soon = any(each[2] < size for each in history[place : place + 3])
                 self.assertIn(summed, {size, size - 1} if is_told_soon else {size})
 
-    def test_a_counter_that_is_changed_after_the_step(self) -> None:
-        """The joiner is told where it has ended its first step, and nobody else."""
-        for when in ("before", "after"):
+    def test_a_joiner_that_goes_on_elsewhere(self) -> None:
+        """It has counted after the step, or takes no batch where the others do. The joiner is told
+        where it has ended its first step, and nobody else.
+        """
+        for when in ("before", "after", "elsewhere"):
             with self.subTest(when=when), Cluster() as cluster:
                 job = Job(cluster, [when], program="late_counter.py", begin_together=True)
                 job.add(2).wait_for("begins ")
@@ -72,7 +74,7 @@ class JoinerTest(unittest.TestCase):
                     sum("change them before that call" in line for line in rank.seen)
                     for rank in job.ranks
                 ]
-                self.assertEqual(warned, [0, 0, int(when == "after")])
+                self.assertEqual(warned, [0, 0, int(when != "before")])
 
 
 if __name__ == "__main__":

@@ -275,10 +275,13 @@ class State:
             self._values[name] = value
 
     def counters(self) -> int | None:
-        """A digest of whole numbers and texts."""
+        """A digest of whole numbers and texts, and of where samplers are."""
         total = Digest()
         for name, value in sorted(self._values.items()):
-            if isinstance(value, (int, str)):
+            if isinstance(value, ElasticSampler):
+                place = (value.epoch, value.left, value.step_samples)
+                total.update(repr((name, place)).encode())
+            elif isinstance(value, (int, str)):
                 total.update(repr((name, value)).encode())
         return total.value
 

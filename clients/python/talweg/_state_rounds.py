@@ -35,8 +35,8 @@ class StateHolder(Protocol):
     def digest(self) -> int: ...
 
     def counters(self) -> int | None:
-        """A digest of the whole numbers and texts, which may differ from rank to rank; None: they are
-        not to be looked at.
+        """A digest of the whole numbers, texts and samplers' places, which may differ from rank to
+        rank; None: they are not to be looked at.
         """
 
     def hashing(self) -> Hashing | None:
@@ -81,8 +81,9 @@ def warn_of_counters(own: int, lanes: np.ndarray) -> None:
         return
     warnings.warn(
         "after its first step this rank, which has joined, has other numbers or texts in its State "
-        "than those that were there before. A joiner gets them as they are in end_step(): change "
-        "them before that call, as end_step() is the last call of a step",
+        "than those that were there before, or its samplers are elsewhere. A joiner gets them as they "
+        "are in end_step(): change them before that call, as end_step() is the last call of a step. "
+        "It goes on at the beginning of the program's function: let the State say what comes next",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -5,6 +5,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -145,10 +146,11 @@ void Launch::StartRanks(uint32_t node) {
     // A rank that was here before may have left it.
     unlink(OutlivesPath(plan_, node, i).c_str());
     unlink(NeedsPath(plan_, node, i).c_str());
+    unlink(FailsPath(plan_, node, i).c_str());
     spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
     spec.environment["TALWEG_RUN_RESTARTS"] =
         absl::StrCat(nodes_.at(node).restarts().count(NowNs()));
-    if (!Start({Role::kRank, node}, spec)) return;
+    if (!Start({Role::kRank, node, i}, spec)) return;
   }
 }
 
@@ -164,7 +166,7 @@ void Launch::Continue() {
 
 void Launch::OnReady(ChildId child, const std::string& line) {
   if (ending()) return;
-  const auto [role, index] = At(child);
+  const auto [role, index, local_rank] = At(child);
   if (role == Role::kScheduler && scheduler_.empty()) {
     const absl::StatusOr<std::string> address = ReadyAddress(line, "listen");
     if (!address.ok()) {
@@ -206,7 +208,7 @@ void Launch::NoteFirst(const Failure& failure) {
 }
 
 void Launch::OnExit(ChildId child, const ExitStatus& status) {
-  const auto [role, index] = At(child);
+  const auto [role, index, local_rank] = At(child);
   const bool is_rank = role == Role::kRank;
   const bool has_node = is_rank || role == Role::kAgent;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
@@ -216,7 +218,10 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
     }
     return;
   }
-  if (has_node && status.ok() && phase_ == Phase::kRanks) return TellNode(child, true);
+  if (has_node && status.ok() && phase_ == Phase::kRanks) {
+    TellNode(child, true);
+    return ReleaseHeld(false);
+  }
   const bool may_go_on =
       plan_.goes_on || plan_.node_restarts.count_max > 0 || role == Role::kScheduler;
   const Failure failure = {
@@ -235,11 +240,45 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
     suspects_.emplace(index, failure);
     return SetTimer({Timer::kSuspicion, index}, NowNs() + kSuspicionNs);
   }
+  if (is_rank && status.signal_number == 0 && AwaitsFirst(child)) {
+    held_.push_back(failure);
+    return SetTimer({Timer::kHeld, 0}, NowNs() + kSuspicionNs);
+  }
   OnNodeFailure(failure);
+  ReleaseHeld(false);
+}
+
+std::optional<int64_t> Launch::FailsSince(ChildId rank) const {
+  const auto [role, node, local_rank] = At(rank);
+  struct stat status;
+  if (stat(FailsPath(plan_, node, local_rank).c_str(), &status) != 0) return std::nullopt;
+  return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
+bool Launch::AwaitsFirst(ChildId rank) const {
+  const std::optional<int64_t> own_ns = FailsSince(rank);
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    const ChildId other(i);
+    if (children_[i].role != Role::kRank || !supervisor_.running(other)) continue;
+    const std::optional<int64_t> since_ns = FailsSince(other);
+    if (since_ns && (!own_ns || *since_ns < *own_ns)) return true;
+  }
+  return false;
+}
+
+void Launch::ReleaseHeld(bool all) {
+  for (const Failure& failure : std::exchange(held_, {})) {
+    if (ending()) return;
+    if (!all && AwaitsFirst(failure.child)) {
+      held_.push_back(failure);
+    } else {
+      OnNodeFailure(failure);
+    }
+  }
 }
 
 void Launch::OnDaemonEnd(const Failure& failure) {
-  const auto [role, index] = At(failure.child);
+  const auto [role, index, local_rank] = At(failure.child);
   const bool is_scheduler = role == Role::kScheduler;
   // Where nodes come and go each has one.
   const bool others_serve = AnyRunning({Role::kAggregator}) || plan_.comes_and_goes();
@@ -260,7 +299,7 @@ void Launch::OnDaemonEnd(const Failure& failure) {
 }
 
 void Launch::OnNodeFailure(const Failure& failure) {
-  const auto [role, node] = At(failure.child);
+  const auto [role, node, local_rank] = At(failure.child);
   NodeLife& life = nodes_.at(node);
   if (life.over() || life.state() == NodeState::kEnding || life.state() == NodeState::kPausing) {
     return TellNode(failure.child, false);  // It had to.
@@ -321,7 +360,7 @@ void Launch::SayOfFailure(uint32_t node, const std::string& what) {
 }
 
 void Launch::TellNode(ChildId child, bool well) {
-  const auto [role, node] = At(child);
+  const auto [role, node, local_rank] = At(child);
   NodeLife& life = nodes_.at(node);
   const int64_t now_ns = NowNs();
   Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns, !well && RanksOutlive(node))
@@ -436,6 +475,7 @@ void Launch::OnTimerOf(TimerKey key) {
       const auto suspect = suspects_.extract(index);
       return OnNodeFailure(suspect.mapped());
     }
+    case Timer::kHeld: return ReleaseHeld(true);
     case Timer::kNode: return Do(index, nodes_.at(index).OnTime(NeedsAgent(index)));
     case Timer::kGrace: return SignalNode(index, SIGKILL);
     case Timer::kScheduler: return StartScheduler();
@@ -474,7 +514,7 @@ void Launch::SignalRoles(const std::set<Role>& roles, int signal_number) {
 
 void Launch::SignalNode(uint32_t node, int signal_number) {
   for (uint32_t i = 0; i < children_.size(); ++i) {
-    const auto [role, index] = children_[i];
+    const auto [role, index, local_rank] = children_[i];
     const bool has_node = role == Role::kRank || role == Role::kAgent;
     if (has_node && index == node) supervisor_.Signal(ChildId(i), signal_number);
   }

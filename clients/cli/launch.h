@@ -43,7 +43,9 @@ struct LaunchResult {
 // is an aggregator, where the run can go on meanwhile.
 //
 // An agent that fails may do so because one of its ranks has died, which may be a moment before
-// that rank is reaped: such an end waits for a rank to blame.
+// that rank is reaped: such an end waits for a rank to blame. So does that of a rank whose program
+// has ended by an error, while another one, which has said before that its program does, has not
+// ended yet.
 class Launch : public SupervisorEvents {
  public:
   Launch(const RunPlan& plan, Supervisor& supervisor);
@@ -73,12 +75,14 @@ class Launch : public SupervisorEvents {
   struct Child {
     Role role;
     uint32_t index = 0;  // Which aggregator; the node of an agent or a rank.
+    uint32_t local_rank = 0;
   };
   // What something is done at a time for.
   enum class Timer {
     kPhase,       // Daemons do not serve, or processes do not end.
     kServes,      // An agent that was started later does not serve.
     kSuspicion,   // No rank is to blame for an agent's end.
+    kHeld,        // Nor for those of other ranks.
     kNode,        // What a node waits for has come.
     kGrace,       // What is left of a node does not end.
     kScheduler,   // Is started again.
@@ -114,6 +118,12 @@ class Launch : public SupervisorEvents {
   void OnDaemonEnd(const Failure& failure);
   // A rank or an agent has failed, in kRanks.
   void OnNodeFailure(const Failure& failure);
+  // When a rank said that it ends by an error.
+  std::optional<int64_t> FailsSince(ChildId rank) const;
+  // Whether a rank that has failed so was not the first, and the first has not ended.
+  bool AwaitsFirst(ChildId rank) const;
+  // Goes on with those that do not, or with `all`.
+  void ReleaseHeld(bool all);
   // Tells a node's life of an end, and does what follows.
   void TellNode(ChildId child, bool well);
   void Do(uint32_t node, NodeAction action);
@@ -149,6 +159,7 @@ class Launch : public SupervisorEvents {
       ports_;                     // That are open, and whose: "talweg-agent of node 0 (admin) ...".
   std::optional<Failure> first_;  // That has failed.
   std::map<uint32_t, Failure> suspects_;  // Agents, by node.
+  std::vector<Failure> held_;             // Ranks that await the first.
   bool signalled_ = false;
   int ending_signal_ = 0;
   LaunchResult result_;

@@ -175,6 +175,7 @@ ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   variables["TALWEG_AGENT_SOCKET"] = SocketPath(plan, node);
   variables["TALWEG_RUN_OUTLIVES"] = OutlivesPath(plan, node, local_rank);
   variables["TALWEG_RUN_NEEDS"] = NeedsPath(plan, node, local_rank);
+  variables["TALWEG_RUN_FAILS"] = FailsPath(plan, node, local_rank);
   variables["TALWEG_LOCAL_RANK"] = absl::StrCat(local_rank);
   variables["TALWEG_JOB"] = plan.job;
   // Left alone, every rank would start a thread for each core of the machine.
@@ -196,6 +197,10 @@ std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank
 
 std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   return absl::StrCat(plan.directory, "/", node, ".", local_rank, ".needs");
+}
+
+std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
+  return absl::StrCat(plan.directory, "/", node, ".", local_rank, ".fails");
 }
 
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name) {

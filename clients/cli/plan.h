@@ -101,6 +101,9 @@ std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank
 // A file that is there while a rank looks for an agent.
 std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
+// A file that is there when a rank is about to end by an error of its program, since when.
+std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
+
 // The address of that name in a daemon's ready line (libs/config/ready.h); NOT_FOUND shows the
 // line.
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name);

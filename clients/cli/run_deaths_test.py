@@ -101,6 +101,32 @@ class RunDeathsTest(RunTestCase):
         self.assertEqual(len(run.arguments_of("talweg-agent")), 1)
         self.assertEqual(run.end()[0], 0)
 
+    # Rank 0 says that it fails, then rank 1 does, which ends first.
+    _ENDS_LATER = """
+        own=$TALWEG_RUN_FAILS
+        if [ $RANK = 0 ]; then
+          until [ -s $TALWEG_TEST_LOG/rank1 ]; do sleep 0.01; done
+          touch $own
+          while [ -e /proc/$(cat $TALWEG_TEST_LOG/rank1) ]; do sleep 0.01; done
+          %s
+          exit 7
+        fi
+        echo $$ > $TALWEG_TEST_LOG/rank1
+        first=${own%%.1.fails}.0.fails
+        until [ -e $first ]; do sleep 0.01; done
+        until [ $own -nt $first ]; do touch $own; done
+        exit 3
+    """
+
+    def test_the_rank_that_has_failed_first_is_named(self) -> None:
+        """Though another one, which fails because of it, has ended before it."""
+        shape = ["--ranks-per-node=2", "--"]
+        for then, named, status in (("", "rank 0", 7), ("sleep 1000", "rank 1", 3)):
+            run = Run(*shape, "bash", "-c", self._ENDS_LATER % then)
+            found, _, errors = run.end()
+            self.assertEqual(found, status, errors)
+            self.assertRegex(errors, rf"{named} \(pid \d+\) failed first: exit status {status}")
+
     # Rank 1 fails until its node has been started again twice.
     _FAILS_TWICE = """
         echo "up $RANK.$TALWEG_RUN_RESTARTS"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that wants a round of a node that has left is told so, and by which name."""
+"""Who is named where ranks are left behind, by one that has left and by one that has failed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ class LeftBehindTest(unittest.TestCase):
             output,
             r"rank 0: .*node 1 has left job '.+' \(.*\), but round 4 of tensor 'x' needs it",
         )
+
+    def test_the_rank_that_has_failed_first_is_named(self) -> None:
+        output = job.run(job.command("fails_first.py", nodes=1, ranks=2), check=False)
+        self.assertRegex(output, r"rank 0 \(pid \d+\) failed first: exit status 1")
+        self.assertIn("    ValueError: this is the first", output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0 raises an exception, and ends when rank 1 has, which fails because of it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+_others: list[int] = []
+
+
+@atexit.register  # Before talweg's own, so it is called after that.
+def end_late() -> None:
+    while any(os.path.exists(f"/proc/{pid}") for pid in _others):
+        time.sleep(0.01)
+
+
+def main() -> None:
+    import talweg
+
+    talweg.init()
+    pids = talweg.all_gather_object(os.getpid())
+    if talweg.rank() == 0:
+        _others.append(pids[1])
+        raise ValueError("this is the first")
+    talweg.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -73,6 +73,8 @@ class Channel:
         self._calls: list[Callable[[], None]] = []
         self._told = False  # A round is over that somebody may have to carry on.
         self._aborted: TalwegError | None = None
+        # A call has failed, and not because ranks' calls did not fit together.
+        self.has_failed = False
         self.calls = 0  # That have been made in it.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
@@ -141,11 +143,17 @@ class Channel:
             job.begin()
             return job
         except Exception as failure:
+            self.has_failed = True
             return Job.failed(self, failure)
         finally:
             if self._jobs:
                 self._see_to_rest()
             self._let_go()
+
+    def is_as_new(self) -> bool:
+        """Whether others may use it: no call is open, and none has failed that goes on elsewhere."""
+        self.attend()
+        return not self._jobs and not self.has_failed and self._aborted is None
 
     @property
     def aborted(self) -> TalwegError | None:
@@ -391,6 +399,7 @@ class Job:
             self.failure = self.failure or mismatch
         except Exception as failure:
             self.failure = self.failure or failure
+            self.channel.has_failed = True
             self._left.clear()
         self._steps = self.waits_for = None
         if self._left:

@@ -128,7 +128,8 @@ class Client:
         self.names_watcher: NamesWatcher | None = None
         # Barriers of sets that were interrupted: the next call goes on with them.
         self._open_barriers: dict[str, Handle] = {}
-        self._worlds = 0
+        # What process groups of torch.distributed keep.
+        self.lanes: dict[Any, Any] = {}
         self.membership = Membership(self)
 
     @property
@@ -181,7 +182,7 @@ class Client:
 
     def follow(self, epoch: int) -> None:
         """The numbers of ranks are those of that view from now on."""
-        self._worlds = 0
+        self.lanes.clear()
         self.connection.follow(epoch)
         self.connection.view_suffix = f".e{epoch}"
         self.rank, self.size = self.connection.rank, self.connection.size
@@ -196,13 +197,6 @@ class Client:
     def finish_step(self) -> None:
         """Returns when nothing is under way that belongs to the step."""
         _finishers()
-
-    def count_world(self) -> int:
-        """How many groups of all ranks torch.distributed has made before this one, with the numbers
-        that ranks have now. All of them make as many, also those that have come later.
-        """
-        self._worlds += 1
-        return self._worlds - 1
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, after the goodbye."""

@@ -169,6 +169,11 @@ class Slots(Protocol):
     def retire(self, number: int) -> None:
         """Takes the slot from its tensor for good: ranks differ on which one has it."""
 
+    def begin_again(self) -> None:
+        """Others use the channel from now on, at all ranks: no tensor has a slot, and each slot may
+        be given once more.
+        """
+
 
 def capacity_of(
     kind: Kind, largest: int, size: int, holds_own: bool = False, in_one: bool = False

@@ -16,10 +16,25 @@ import talweg.torch
 import torch
 import torch.distributed as dist
 from expected_errors import expect
+from talweg import _client
+from torch.distributed.device_mesh import init_device_mesh
 
 # Ends a hang.
 _DEADLINE_S = 120.0
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def check_groups_in_a_world_of_gloo() -> None:
+    """The first one of Talweg's joins the job, if the program has not."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (1, _SIZE), backend_override={0: "talweg", 1: "talweg"})
+    group = mesh.get_group(1)
+    assert dist.get_backend() == "gloo" and dist.get_backend(group) == "talweg"
+    for each in (group, dist.new_group(backend="talweg"), dist.group.WORLD):
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=each)
+        assert tensor.tolist() == [_SIZE] * 3
+    dist.destroy_process_group()
 
 
 def check_devices_that_are_named() -> None:
@@ -158,6 +173,51 @@ def check_what_a_work_says() -> None:
         assert value is every and value.tolist() == [1] * _SIZE
 
 
+def check_groups_one_after_another() -> None:
+    """A group has the tensors of one of its ranks before it, when that one is over at all of them."""
+    client = _client.current()
+    counts = []
+    for _ in range(8):
+        for ranks in (list(range(_SIZE)), [0, _SIZE - 1]):
+            group = dist.new_group(ranks)
+            if _RANK not in ranks:
+                continue
+            for length in (3, 100_000):
+                tensor = torch.ones(length)
+                dist.all_reduce(tensor, group=group)
+                assert (tensor == len(ranks)).all()
+            if _RANK == 0:
+                dist.send(tensor, _SIZE - 1, group, tag=3)
+            elif _RANK == _SIZE - 1:
+                dist.recv(tensor, 0, group, tag=3)
+            dist.destroy_process_group(group)
+            expect(talweg.InvalidArgument, "is destroyed: make another", group.barrier)
+        counts.append(client.tensor_count)
+    # The second one has a tensor more, by which the ranks agree.
+    assert counts[2:] == [counts[1]] * (len(counts) - 2), counts
+    # A rank that has begun a call of a group that the others have yet, and has destroyed it.
+    first = dist.new_group()
+    if _RANK == 0:
+        work = dist.all_reduce(torch.ones(3), group=first, async_op=True)
+        dist.destroy_process_group(first)
+        assert not first._lane.is_free()
+    second = dist.new_group()
+    tensor = torch.full((3,), 2.0)
+    dist.all_reduce(tensor, group=second)
+    assert tensor.tolist() == [2 * _SIZE] * 3
+    assert second._lane is not first._lane
+    if _RANK > 0:
+        work = dist.all_reduce(torch.ones(3), group=first, async_op=True)
+        dist.destroy_process_group(first)
+    work.wait()
+    third = dist.new_group()
+    assert third._lane is first._lane
+    dist.all_reduce(tensor, group=third)
+    assert tensor.tolist() == [2 * _SIZE**2] * 3
+    for group in (second, third):
+        dist.destroy_process_group(group)
+
+
 def check_refused() -> None:
     words = "average is not defined for bool"
     bools = torch.tensor([True, False])
@@ -166,13 +226,9 @@ def check_refused() -> None:
     words = "0 are no ReduceOptions: call torch.distributed's own"
     expect(talweg.InvalidArgument, words, group.reduce, torch.ones(3), 0)
     # torch sorts ranks, unless it is told not to.
-    own = dist.new_group([1, 0])
-    if _RANK < 2:
-        assert dist.get_process_group_ranks(own) == [0, 1]
-        words = "process group of ranks [1, 0]: name them in ascending order"
-        expect(talweg.Unsupported, words, dist.new_group, [1, 0], sort_ranks=False)
-    else:
-        dist.new_group([1, 0], sort_ranks=False)
+    own = dist.new_group([1, 0], group_desc="some words")
+    assert _RANK >= 2 or own.group_desc == "some words"
+    assert _RANK >= 2 or dist.get_process_group_ranks(own) == [0, 1]
 
     def coalesced(device: str) -> None:
         with dist._coalescing_manager(device=torch.device(device)):
@@ -182,10 +238,12 @@ def check_refused() -> None:
 
 
 if __name__ == "__main__":
+    check_groups_in_a_world_of_gloo()
     check_devices_that_are_named()
     dist.init_process_group("talweg")
     check_late_ranks()
     check_time_limits()
     check_what_a_work_says()
     check_refused()
+    check_groups_one_after_another()
     talweg.barrier()

@@ -393,6 +393,56 @@ def groups(rank: int, size: int) -> Any:
 
 
 @case
+def groups_in_any_order(rank: int, size: int) -> Any:
+    """Places that are not in the order of the ranks, in each call that has parts of them."""
+    found: list[Any] = []
+    for ranks in ([*range(1, size), 0], [size - 1, 0], list(range(size))[::-1]):
+        group = dist.new_group(ranks, sort_ranks=False)
+        if rank not in ranks:
+            continue
+        place, count = ranks.index(rank), len(ranks)
+        found += [dist.get_rank(group), dist.get_process_group_ranks(group)]
+        for length in (3, 4000):
+            outputs = [torch.zeros(length) for _ in ranks]
+            works = [dist.all_gather(outputs, _values(rank, length), group, async_op=True)]
+            joined = torch.zeros(length * count)
+            given = _values(rank, length * count)
+            works.append(dist.all_gather_into_tensor(joined, given[:length], group, async_op=True))
+            part, parted = torch.zeros(length), torch.zeros(length)
+            pieces = [_values(10 * rank + to, length) for to in range(count)]
+            works.append(dist.reduce_scatter(part, pieces, group=group, async_op=True))
+            works.append(dist.reduce_scatter_tensor(parted, given, group=group, async_op=True))
+            swapped, rows = torch.zeros(length * count), [place + to for to in range(count)]
+            works.append(dist.all_to_all_single(swapped, given, group=group, async_op=True))
+            split = torch.zeros(sum(rows), length)
+            sent = _values(rank, sum(rows) * length).view(-1, length)
+            works.append(dist.all_to_all_single(split, sent, rows, rows, group, async_op=True))
+            gathered = [torch.zeros(length) for _ in ranks] if place == 1 else None
+            works.append(dist.gather(_values(rank, length), gathered, ranks[1], group, True))
+            scattered = torch.zeros(length)
+            told = pieces if place == 1 else None
+            works.append(dist.scatter(scattered, told, ranks[1], group, async_op=True))
+            for work in works:
+                work.wait()
+            result = works[0].result()
+            assert all(one is other for one, other in zip(result, outputs)), result
+            found += [outputs, joined, part, parted, swapped, split, gathered, scattered]
+            summed, last = _values(rank, length), _values(rank, length)
+            dist.all_reduce(summed, group=group)
+            dist.broadcast(last, group_src=count - 1, group=group)
+            found += [summed, last]
+        got = torch.zeros(2)
+        to, source = (place + 1) % count, (place - 1) % count
+        sending = dist.isend(_values(rank, 2), group=group, group_dst=to)
+        dist.recv(got, group=group, group_src=source)
+        sending.wait()
+        every: list[Any] = [None] * count
+        dist.all_gather_object(every, rank, group)
+        found += [got, every]
+    return found
+
+
+@case
 def functional(rank: int, size: int) -> Any:
     import torch.distributed._functional_collectives as functional
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -100,6 +100,13 @@ def require_one_dtype(tensors: Sequence[torch.Tensor], operation: str) -> None:
             )
 
 
+def only(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """The tensor of a list of one."""
+    if len(tensors) != 1:
+        raise InvalidArgument(f"{operation}: {len(tensors)} tensors; give a list of one")
+    return tensors[0]
+
+
 def whole(
     tensor: torch.Tensor, any_shape: bool = False, shape: Sequence[int] | None = None
 ) -> Rows:
@@ -127,12 +134,29 @@ def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
 
 
-class Outputs:
-    """Tensors that get parts of a result, in the order of the ranks that they come from."""
+class Order(Protocol):
+    """The order of a group's places."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], operation: str) -> None:
+    are_ascending: bool
+
+    def by_rank(self, by_place: Sequence[Any]) -> list[Any]:
+        """What there is for each place, in ascending order of the ranks there."""
+
+    def put_back(self, result: torch.Tensor, lengths: list[int]) -> list[int]:
+        """Puts parts of these lengths, which are by rank, into the order of the places."""
+
+
+class Outputs:
+    """Tensors that get parts of a result, in the order of the ranks that they come from. One tensor
+    that gets a part of every rank has them in the order of `places`.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], operation: str, places: Order | None = None
+    ) -> None:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._operation = operation
+        self._places = places if places is not None and not places.are_ascending else None
         self._divisor = 1
         self._direct = (
             len(tensors) == 1
@@ -148,7 +172,7 @@ class Outputs:
 
     def takes(self, nbytes: int) -> bool:
         """Whether a result of so many bytes is written into the one output, and that is all."""
-        if not self._direct or self._divisor != 1:
+        if not self._direct or self._divisor != 1 or self._places is not None:
             return False
         return self._tensors[0].numel() * self._tensors[0].element_size() == nbytes
 
@@ -197,6 +221,8 @@ class Outputs:
         if got is None:
             return
         result, lengths = got
+        if self._places is not None:
+            lengths = self._places.put_back(result, lengths)
         wanted = [tensor.numel() for tensor in self._tensors]
         if len(wanted) == 1:
             lengths = [sum(lengths)]
@@ -220,9 +246,11 @@ class Outputs:
 class SplitOutput(Outputs):
     """One tensor that gets a part of every rank, each of the length that this rank expects."""
 
-    def __init__(self, tensor: torch.Tensor, counts: list[int], operation: str) -> None:
-        super().__init__([tensor], operation)
-        self._counts = counts
+    def __init__(
+        self, tensor: torch.Tensor, counts: list[int], operation: str, places: Order
+    ) -> None:
+        super().__init__([tensor], operation, places)
+        self._counts = places.by_rank(counts)
 
     def expects(self, counts: list[int]) -> bool:
         """Whether so many elements are to come from each rank."""

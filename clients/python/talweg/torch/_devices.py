@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from talweg.errors import InvalidArgument
 from talweg.torch._c10d_tensors import DEVICES
+from talweg.torch._names import NamedGroup
 
 
-class GroupOfDevices(dist.ProcessGroup):
+class GroupOfDevices(NamedGroup):
     """A group in Python for host memory and GPUs of CUDA, with the backends registered beside it.
 
     It stands for the backend of its own devices as well. torch keeps none for a group in Python,

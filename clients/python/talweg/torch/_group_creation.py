@@ -14,14 +14,14 @@ from torch.distributed import distributed_c10d as c10d
 import talweg
 from talweg import _at_exit, _client
 from talweg._node.launchers import World
+from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._c10d_tensors import DEVICES
+from talweg.torch._lanes import take_lane
 from talweg.torch._process_group import NAME, ProcessGroup
 
 # Jobs that this process has joined by a store of torch's.
 _stores = itertools.count()
-# The group of all ranks that was made last: torch numbers groups anew after each.
-_world = ""
 
 
 def _devices(default: str) -> dict[str, str]:
@@ -68,27 +68,36 @@ def _add_backends(group: ProcessGroup, options: Any) -> None:
             )
 
 
+def _join(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    """Joins Talweg's job, unless the program has, as torch's rank `rank` of `size`."""
+    store = dist.PrefixStore(f"talweg.{next(_stores)}", store)
+    _client.connect(None, timeout_s, world=World(store, rank, size))
+    _at_exit.register(talweg.shutdown)
+    if (rank, size) != (talweg.rank(), talweg.size()):
+        raise InvalidArgument(
+            f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
+            f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
+            "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
+            "world_size=talweg.size()"
+        )
+
+
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Makes a group for torch.distributed."""
-    global _world
-    rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
+    rank, ranks = options.group_rank, options.global_ranks_in_group
+    timeout_s = options.timeout.total_seconds()
     if not ranks:
-        store = dist.PrefixStore(f"talweg.{next(_stores)}", options.store)
-        client = _client.connect(
-            None, options.timeout.total_seconds(), world=World(store, rank, size)
-        )
-        _at_exit.register(talweg.shutdown)
-        if (rank, size) != (talweg.rank(), talweg.size()):
-            raise InvalidArgument(
-                f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
-                f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
-                "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
-                "world_size=talweg.size()"
-            )
-        ranks, _world = range(size), f"{client.count_world()}"
-    elif list(ranks) != sorted(ranks):
-        raise Unsupported(f"a process group of ranks {list(ranks)}: name them in ascending order")
-    lane = f"c10d.{_world}.{options.group_id}"
-    group = ProcessGroup(options.store, rank, ranks, options.timeout, lane)
-    _add_backends(group, options)
+        _join(options.store, rank, options.group_size, timeout_s)
+    elif not talweg.is_initialized():
+        # The group of all ranks is another backend's.
+        _join(c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout_s)
+    ranks = ranks or range(options.group_size)
+    client = _client.current()
+    lane = take_lane(client, Group(client, ProcessSet(ranks), "a process group"), timeout_s)
+    try:
+        group = ProcessGroup(options.store, rank, ranks, options.timeout, lane)
+        _add_backends(group, options)
+    except Exception:
+        lane.let_go()
+        raise
     return group

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from talweg import _client
-from talweg._call_channel import channel_of
 from talweg._channels import Job
 from talweg._collectives import (
     ALL_GATHER,
@@ -31,7 +29,7 @@ from talweg._collectives import (
     Given,
 )
 from talweg._kinds import WANTS_SLOT
-from talweg._process_sets import Group, ProcessSet
+from talweg._process_sets import Group
 from talweg.errors import Aborted, InvalidArgument, Unsupported
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
@@ -46,6 +44,8 @@ from talweg.torch._c10d_tensors import (
     said,
 )
 from talweg.torch._devices import GroupOfDevices
+from talweg.torch._lanes import Lane
+from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
@@ -63,25 +63,26 @@ class ProcessGroup(GroupOfDevices):
         rank: int,
         ranks: Sequence[int],
         timeout: timedelta,
-        lane: str,
+        lane: Lane,
     ) -> None:
         super().__init__(rank, len(ranks))  # torch has no other way for a class in Python.
         self._store = store
-        self._client = _client.current()
+        self._client = lane.client
         self._ranks = list(ranks)
-        self._group = Group(self._client, ProcessSet(ranks), "a process group")
-        self._place = rank
+        self._group = lane.group
+        self._place, self._places = rank, Places(ranks)
         self._lane = lane
-        self._channel = channel_of(self._client, lane, self._group)
-        self._channels: set[Any] = set()  # For sends and receives.
+        self._channel = lane.channel()
         self._small = SmallCalls(self._channel)
         self._messages = PointToPoint(self._client, self._ranks, rank, self._submit)
         if not self._group.listed and self._client.size == self._client.local_size > 1:
-            self._channel.slots = self._channel.slots or TensorSlots(self._client, lane)
+            if self._channel.slots is None:
+                self._channel.slots = TensorSlots(self._client, lane.name)
+            self._channel.slots.begin_again()
         self._timeout = timeout
         self._calls = 0
-        self._name = ""
         self._view = self._client.connection.view_suffix
+        self._is_destroyed = False
 
     def getBackendName(self) -> str:
         return NAME
@@ -101,7 +102,7 @@ class ProcessGroup(GroupOfDevices):
         source_rank: int = -1,
         begun: Job | None = None,
     ) -> Work:
-        self._require_numbers(operation)
+        self._require_life(operation)
         for output in outputs:
             output.begin()
         self._calls += 1
@@ -124,8 +125,7 @@ class ProcessGroup(GroupOfDevices):
             timeout = self._timeout
         channel = self._channel
         if lane or group is not None:
-            channel = channel_of(self._client, f"{self._lane}{lane}", group or self._group)
-            self._channels.add(channel)
+            channel = self._lane.channel(lane, group)
             if self._channel.aborted is not None:
                 channel.abort(self._channel.aborted)
         is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
@@ -142,8 +142,15 @@ class ProcessGroup(GroupOfDevices):
         )
 
     @property
-    def _has_old_numbers(self) -> bool:
-        return self._client.connection.view_suffix != self._view
+    def _is_over(self) -> bool:
+        return self._is_destroyed or self._client.connection.view_suffix != self._view
+
+    def shutdown(self) -> None:
+        """It is destroyed: another group of its ranks may have its channels."""
+        if not self._is_destroyed:
+            self._is_destroyed = True
+            self._lane.let_go()
+        super().shutdown()
 
     def abort(self) -> None:
         """Ends this rank's calls of the group with Aborted, those that are made later too."""
@@ -155,12 +162,17 @@ class ProcessGroup(GroupOfDevices):
         failure = Aborted(
             f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
         )
-        for channel in [self._channel, *self._channels]:
+        for channel in list(self._lane.channels):
             channel.abort(failure)
         super().abort()
 
-    def _require_numbers(self, operation: str) -> None:
-        if self._has_old_numbers:
+    def _require_life(self, operation: str) -> None:
+        if self._is_destroyed:
+            raise InvalidArgument(
+                f"{operation}: this process group is destroyed: make another one, and wrap models "
+                "anew"
+            )
+        if self._is_over:
             raise InvalidArgument(
                 f"{operation}: ranks have come or gone since this process group was made, and have "
                 "other numbers: call destroy_process_group() and init_process_group() where "
@@ -173,7 +185,7 @@ class ProcessGroup(GroupOfDevices):
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True) or self._has_old_numbers or self._channel.aborted:
+        if getattr(opts, "asyncOp", True) or self._is_over or self._channel.aborted:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:
@@ -196,13 +208,6 @@ class ProcessGroup(GroupOfDevices):
             tensors_.require_strided(tensor, operation)
         tensors_.require_one_dtype(tensors, operation)
         return False
-
-    def _only(self, tensors: Any, operation: str) -> torch.Tensor:
-        """The tensor of a list of one."""
-        if len(tensors) != 1:
-            raise InvalidArgument(f"{operation}: {len(tensors)} tensors; give a list of one")
-        tensor: torch.Tensor = tensors[0]
-        return tensor
 
     def _root(self, opts: Any, operation: str) -> int:
         """The root's rank in the job."""
@@ -242,7 +247,7 @@ class ProcessGroup(GroupOfDevices):
             if work is not None:
                 return work
         if tensors[:1] and tensors[0].layout is torch.sparse_coo:
-            return self._all_reduce_sparse(self._only(tensors, "all_reduce"), opts)
+            return self._all_reduce_sparse(tensors_.only(tensors, "all_reduce"), opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce", key)
@@ -261,7 +266,7 @@ class ProcessGroup(GroupOfDevices):
         opts = options_of(c10d.ReduceOptions, opts)
         if self._is_elsewhere(tensors, "reduce"):
             return super().reduce(tensors, opts)
-        tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
+        tensor, root = tensors_.only(tensors, "reduce"), self._root(opts, "reduce")
         output = Outputs(real([tensor]), "reduce")
         reduction, size = Reduction.of(opts.reduceOp), len(self._ranks)
         call = reduced(REDUCE, [tensor], [], reduction, root, output, size)
@@ -290,6 +295,7 @@ class ProcessGroup(GroupOfDevices):
             # What scatters one tensor may have it joined or stacked.
             shapes = {part.shape for part in parts} if len(parts) == size > 1 else {output.shape}
             shape = shapes.pop() if len(shapes) == 1 else None
+            parts, counts = self._places.parts(parts, counts)
             call = reduced(REDUCE_SCATTER, parts, counts, reduction, 0, target, size, shape)
             calls.append(call)
             targets.append(target)
@@ -328,7 +334,7 @@ class ProcessGroup(GroupOfDevices):
         opts = options_of(c10d.BroadcastOptions, opts)
         if self._is_elsewhere(tensors, "broadcast"):
             return super().broadcast(tensors, opts)
-        tensor, root = self._only(tensors, "broadcast"), self._root(opts, "broadcast")
+        tensor, root = tensors_.only(tensors, "broadcast"), self._root(opts, "broadcast")
         gives = root == self._client.rank
         output = Outputs([tensor], "broadcast")
         call = given(
@@ -345,23 +351,24 @@ class ProcessGroup(GroupOfDevices):
         opts = options_of(c10d.GatherOptions, opts)
         if self._is_elsewhere(input_tensors, "gather"):
             return super().gather(output_tensors, input_tensors, opts)
-        tensor, root = self._only(input_tensors, "gather"), self._root(opts, "gather")
+        tensor, root = tensors_.only(input_tensors, "gather"), self._root(opts, "gather")
         outputs = []
         if root == self._client.rank:
-            outputs = self._of_every_rank(output_tensors, tensor, "gather")
+            outputs = self._places.of_every_rank(output_tensors, tensor, "gather")
         target = Outputs(outputs, "gather") if outputs else None
         call = given(GATHER, [tensor], tensors_.whole(tensor), [1], root, target)
         targets = [target] if target is not None else []
-        return self._submit("gather", [call], [tensor], outputs, targets, opts)
+        result = list(output_tensors[0]) if outputs else []
+        return self._submit("gather", [call], [tensor], result, targets, opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.ScatterOptions, opts)
         if self._is_elsewhere(output_tensors, "scatter"):
             return super().scatter(output_tensors, input_tensors, opts)
-        tensor, root = self._only(output_tensors, "scatter"), self._root(opts, "scatter")
+        tensor, root = tensors_.only(output_tensors, "scatter"), self._root(opts, "scatter")
         inputs = []
         if root == self._client.rank:
-            inputs = self._of_every_rank(input_tensors, tensor, "scatter")
+            inputs = self._places.of_every_rank(input_tensors, tensor, "scatter")
             if any(each.numel() != inputs[0].numel() for each in inputs):
                 raise InvalidArgument("scatter: the tensors have several lengths: give one length")
         output = Outputs([tensor], "scatter")
@@ -371,26 +378,15 @@ class ProcessGroup(GroupOfDevices):
         call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
         return self._submit("scatter", [call], [tensor], output_tensors, [output], opts)
 
-    def _of_every_rank(self, lists: Any, like: torch.Tensor, operation: str) -> list[torch.Tensor]:
-        """The one list of one tensor for each rank."""
-        if len(lists) != 1 or len(lists[0]) != len(self._ranks):
-            counts = [len(each) for each in lists]
-            raise InvalidArgument(
-                f"{operation}: lists of {counts} tensors; give one list of {len(self._ranks)}, a "
-                "tensor for each rank"
-            )
-        tensors_.require_one_dtype([like, *lists[0]], operation)
-        return list(lists[0])
-
     # ----- Copies to all ranks -----
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_tensors, "all_gather"):
             return super().allgather(output_tensors, input_tensors, opts)
-        tensor = self._only(input_tensors, "all_gather")
-        outputs = self._of_every_rank(output_tensors, tensor, "all_gather")
-        return self._all_gather([outputs], [tensor], outputs, opts, "all_gather")
+        tensor = tensors_.only(input_tensors, "all_gather")
+        outputs = self._places.of_every_rank(output_tensors, tensor, "all_gather")
+        return self._all_gather([outputs], [tensor], list(output_tensors[0]), opts, "all_gather")
 
     def _all_gather(
         self,
@@ -403,7 +399,7 @@ class ProcessGroup(GroupOfDevices):
     ) -> Work:
         targets, calls = [], []
         for each, tensor in zip(outputs, inputs):
-            target = Outputs(each, operation)
+            target = Outputs(each, operation, self._places if len(each) == 1 else None)
             alike = len({output.numel() for output in each}) == 1
             # Ranks may give tensors of several shapes, for which they have outputs.
             any_shape = len(each) > 1 and any(output.shape != tensor.shape for output in each)
@@ -455,7 +451,7 @@ class ProcessGroup(GroupOfDevices):
                 f"of {len(input_list)}, as many as there are inputs"
             )
         outputs = [
-            self._of_every_rank([each], tensor, "all_gather_coalesced")
+            self._places.of_every_rank([each], tensor, "all_gather_coalesced")
             for each, tensor in zip(zip(*output_lists), input_list)
         ]
         result = [output for each in output_lists for output in each]
@@ -491,13 +487,15 @@ class ProcessGroup(GroupOfDevices):
         opts = options_of(c10d.AllToAllOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors], "all_to_all"):
             return super().alltoall(output_tensors, input_tensors, opts)
-        for lists in (output_tensors, input_tensors):
-            self._of_every_rank([lists], input_tensors[0], "all_to_all")
+        outputs, inputs = (
+            self._places.of_every_rank([lists], input_tensors[0], "all_to_all")
+            for lists in (output_tensors, input_tensors)
+        )
         return self._all_to_all(
-            Outputs(output_tensors, "all_to_all"),
-            input_tensors,
+            Outputs(outputs, "all_to_all"),
+            inputs,
             input_tensors[0],
-            [each.numel() for each in input_tensors],
+            [each.numel() for each in inputs],
             output_tensors,
             opts,
             "all_to_all",
@@ -516,10 +514,10 @@ class ProcessGroup(GroupOfDevices):
                 return work
         if self._is_elsewhere([output, input_], operation):
             return super().all_to_all_single(output, input_, output_splits, input_splits, opts)
-        counts = self._counts(input_, input_splits, operation)
         wanted = self._counts(output, output_splits, operation)
-        target = tensors_.SplitOutput(output, wanted, operation)
-        return self._all_to_all(target, [input_], input_, counts, [output], opts, operation, key)
+        target = tensors_.SplitOutput(output, wanted, operation, self._places)
+        inputs, counts = self._places.parts([input_], self._counts(input_, input_splits, operation))
+        return self._all_to_all(target, inputs, input_, counts, [output], opts, operation, key)
 
     def _counts(self, tensor: torch.Tensor, splits: Any, operation: str) -> list[int]:
         """The elements of each rank's part."""
@@ -539,18 +537,18 @@ class ProcessGroup(GroupOfDevices):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "send"):
             return super().send(tensors, dst, tag)
-        return self._messages.send(self._only(tensors, "send"), dst, tag)
+        return self._messages.send(tensors_.only(tensors, "send"), dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "recv"):
             return super().recv(tensors, src, tag)
-        tensor = self._only(tensors, "recv")
+        tensor = tensors_.only(tensors, "recv")
         return self._messages.receive(tensor, src, tag, self._timeout.total_seconds())
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "recv"):
             return super().recv_anysource(tensors, tag)
-        tensor = self._only(tensors, "recv")
+        tensor = tensors_.only(tensors, "recv")
         return self._messages.receive_from_any(tensor, tag, self._timeout.total_seconds())
 
     # ----- The group -----
@@ -562,20 +560,6 @@ class ProcessGroup(GroupOfDevices):
         one = torch.zeros(0, dtype=torch.uint8)
         call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)
         return self._submit("barrier", [call], [], [], [], opts)
-
-    # torch keeps names in backends, of which this group has none; C++ asks getGroupName().
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    def _set_group_desc(self, desc: str) -> None:
-        """torch's own keeps it with the backends."""
 
     def get_group_store(self) -> Any:
         return self._store

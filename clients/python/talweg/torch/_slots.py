@@ -59,6 +59,7 @@ class TensorSlots:
         self._name = name
         self._slots: list[_Slot] = []
         self._numbers: dict[Any, int] = {}
+        self._left: list[int] = []  # Slots that may be given once more: alike at all ranks.
         self._seen: set[Any] = set()
 
     def number_of(self, given: Given) -> int:
@@ -76,7 +77,7 @@ class TensorSlots:
             self._seen.add(key)
             return NO_SLOT
         self._let_go()
-        is_worth_it = len(self._slots) < _SLOTS_MAX
+        is_worth_it = len(self._slots) - len(self._left) < _SLOTS_MAX
         is_worth_it = is_worth_it and may_be_moved(tensor, self._client.local_size)
         return WANTS_SLOT if is_worth_it else NO_SLOT
 
@@ -84,10 +85,11 @@ class TensorSlots:
         """The next number is the tensor's. A rank where that fails has no tensor for it, which the
         others hear when they bring theirs.
         """
-        tensor, number = given.keep, len(self._slots) + 1
-        name = f"{self._name}.slot.{number}"
-        slot = _Slot(name, Declaration(given.dtype, tensor.numel(), given.op, 0), None)
-        self._slots.append(slot)
+        tensor = given.keep
+        declaration = Declaration(given.dtype, tensor.numel(), given.op, 0)
+        number = self._next(declaration)
+        slot = self._slots[number - 1]
+        name = slot.name
         try:
             buffer = self._declared(slot).buffer
         except TalwegError:
@@ -98,6 +100,22 @@ class TensorSlots:
         # It lies elsewhere if it was moved.
         slot.key = (tensor.data_ptr(), *_key(given)[1:])
         self._numbers[slot.key] = number
+
+    def _next(self, declaration: Declaration) -> int:
+        """The slot that the next tensor gets: an earlier one of its kind, or a new one."""
+        for number in self._left:
+            if self._slots[number - 1].declaration == declaration:
+                self._left.remove(number)
+                return number
+        number = len(self._slots) + 1
+        self._slots.append(_Slot(f"{self._name}.slot.{number}", declaration, None))
+        return number
+
+    def begin_again(self) -> None:
+        for number in range(1, len(self._slots) + 1):
+            self.retire(number)
+        self._left = list(range(1, len(self._slots) + 1))
+        self._seen.clear()
 
     def _declared(self, slot: _Slot) -> Declared:
         if slot.declared is None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch calls a process group."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+
+class NamedGroup(dist.ProcessGroup):
+    """A group in Python that keeps its own name and description.
+
+    torch keeps them in a group's backends in C++, of which one in Python has none.
+    """
+
+    _name = ""
+    _desc = "undefined"
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:  # C++ asks for it.
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc

@@ -117,6 +117,34 @@ def check_shapes() -> None:
     assert (tensor == _SIZE).all()
 
 
+def check_numbers_of_calls() -> None:
+    """Calls that come to several, of which ranks make other numbers: all hear of it in the first."""
+    three = "f32\\[3\\], with 2 to follow in one call"
+    for _ in range(2):
+        with raises(talweg.Mismatch, rf"rank 0 calls .* of f32\[3\], but rank 1 calls .*{three}"):
+            if _RANK == 1:
+                dist.all_reduce_coalesced([torch.ones(3) for _ in range(3)])
+            else:
+                dist.all_reduce(torch.ones(3))
+        with raises(talweg.Mismatch, rf"calls .*{three}, but .*f32\[3\], with 1 to follow"):
+            with dist._coalescing_manager():
+                for _ in range(2 if _RANK == 1 else 3):
+                    dist.all_reduce(torch.ones(3))
+        with raises(talweg.Mismatch, "rank 0 calls broadcast .* rank 1 calls all_gather .* follow"):
+            if _RANK == 1:
+                dist.all_reduce(torch.ones(3).to_sparse())
+            else:
+                dist.broadcast(torch.ones(3), 0)
+        # As many, of which the second does not fit: the others have their results.
+        tensors = [torch.ones(3), torch.ones(4 + (_RANK == 1)), torch.ones(2)]
+        with raises(talweg.Mismatch, r"f32\[4\], with 1 to follow in one call, but rank 1"):
+            dist.all_reduce_coalesced(tensors)
+        assert (tensors[2] == _SIZE).all()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [_SIZE] * 3
+
+
 def check_any_shapes() -> None:
     """Those in which ranks may have tensors of several shapes, if they have as many elements."""
     for factor in (1, 1000):
@@ -163,6 +191,10 @@ def check_call_sites(store: dist.Store) -> None:
         work = dist.all_reduce(_mine(factor), async_op=True)  # Later
         with raises(talweg.Mismatch, rf"rank 0 at {line_of('Later')}, rank 1 at"):
             work.wait()
+    # Functions that torch has decorated.
+    part = torch.ones(_SIZE + (_RANK == 1))
+    with raises(talweg.Mismatch, rf"rank 0 at {line_of('Decorated')}, rank 1 at"):
+        dist.all_gather_into_tensor(torch.ones(part.numel() * _SIZE), part)  # Decorated
     # A rank that is busy elsewhere holds the others up for a moment only.
     group = dist.new_group()
     if _RANK == 1:
@@ -222,5 +254,6 @@ def check_disagreements(store: dist.Store) -> None:
     """All of them but those of small calls that have been made before."""
     check_mismatch()
     check_shapes()
+    check_numbers_of_calls()
     check_any_shapes()
     check_call_sites(store)

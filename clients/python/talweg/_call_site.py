@@ -8,8 +8,18 @@ import warnings
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-# Whose functions are no part of a program.
-_LIBRARIES = ("keras", "mxnet", "talweg", "tensorflow", "tf_keras", "torch")
+# Whose functions are no part of a program. Frameworks decorate theirs with those of the first three.
+_LIBRARIES = (
+    "contextlib",
+    "typing_extensions",
+    "warnings",
+    "keras",
+    "mxnet",
+    "talweg",
+    "tensorflow",
+    "tf_keras",
+    "torch",
+)
 
 
 class CallSite(NamedTuple):

@@ -395,8 +395,10 @@ class Job:
         except StopIteration as end:
             self.results.append(end.value)
         except Mismatch as mismatch:
-            # The other calls of the job go on at every rank.
+            # The other calls of the job go on at every rank, where all have as many.
             self.failure = self.failure or mismatch
+            if mismatch.ends_all:
+                self._left.clear()
         except Exception as failure:
             self.failure = self.failure or failure
             self.channel.has_failed = True

@@ -75,6 +75,7 @@ from talweg._words import (
     Said,
     block,
     check_alike,
+    end_apart,
     got_alike,
     got_parts,
     has_joined,
@@ -230,7 +231,11 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             sites = yield from _call_sites(channel, given)
             if some_joined:
                 every = with_stand_ins(channel.title, group, told, sites)
-            rows = check_alike(channel.title, group, every, None, sites)  # Raises.
+            try:
+                rows = check_alike(channel.title, group, every, None, sites)  # Raises.
+            except Mismatch as mismatch:
+                mismatch.ends_all = end_apart(told)
+                raise
         if any(said.lane != data.lane for said in every):
             yield from _leave_slots(channel, every, priority, data)
         got = got_parts(given, group, every)

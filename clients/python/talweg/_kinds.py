@@ -83,6 +83,7 @@ KINDS = {
 
 INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
+MORE_MAX = 15
 # Instead of a slot's number (Slots): the call's tensor has none; it has none yet.
 NO_SLOT, WANTS_SLOT = -1, 0
 # What all parts of a tensor take together.
@@ -130,6 +131,9 @@ class Given:
     # as long as it takes. Any thread may ask. None: its data is there from the beginning.
     is_ready: Callable[[float | None], bool] | None = None
     site: CallSite | None = None  # Where the program makes the call, for texts of errors.
+    # How many calls of the same handle follow it, which all ranks then have alike; MORE_MAX: that
+    # many or more.
+    more: int = 0
 
 
 class Lane(NamedTuple):

@@ -17,6 +17,7 @@ from talweg._kinds import (
     INLINE_BYTES,
     JOINED,
     KINDS,
+    MORE_MAX,
     NO_SLOT,
     OWN,
     REDUCE,
@@ -41,6 +42,9 @@ DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All but the rows.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
 _ANY_SHAPE = 64  # Added to it: other ranks may have other shapes.
+_MORE = (
+    16  # A kind's number is below it. Added to that as often as calls of the same handle follow.
+)
 
 
 @dataclass
@@ -57,6 +61,7 @@ class Said:
     op: int
     root_rank: int
     dtype: int  # A reduction's.
+    more: int = 0
     lane: Lane | None = None  # Where its data has gone already.
 
     def __str__(self) -> str:
@@ -73,6 +78,10 @@ class Said:
                 text += f" of {self.rows.dtype} rows of {shape}"
         if ROOT in (self.kind.gives, self.kind.gets):
             text += f" with root {self.root_rank}"
+        if self.more > 0:
+            text += (
+                f", with {self.more}{' or more' * (self.more == MORE_MAX)} to follow in one call"
+            )
         return text
 
 
@@ -86,12 +95,12 @@ def block(given: Given) -> bytes:
 def header(given: Given, total_rows: int) -> bytes:
     rows = given.rows
     if rows is None:
-        kind = given.kind.number
+        kind = given.kind.number + _MORE * given.more
         dims = [0] * DIMENSIONS_MAX
         return HEADER.pack(kind, given.op, _ANY_TENSOR, 0, given.root_rank, 0, b"", *dims, 0)
     dims = [*rows.row_shape, *[0] * (DIMENSIONS_MAX - len(rows.row_shape))]
     return HEADER.pack(
-        given.kind.number,
+        given.kind.number + _MORE * given.more,
         given.op,
         len(rows.row_shape) + _ANY_SHAPE * rows.any_shape,
         given.dtype if given.kind.reduces else 0,
@@ -117,6 +126,7 @@ def read(
         number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = HEADER.unpack_from(
             view, at
         )
+        more, number = divmod(number, _MORE)
         kind = KINDS[number]
         rows = None
         if dimensions != _ANY_TENSOR:
@@ -141,7 +151,9 @@ def read(
             of = (kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
             lane = lane_of(*of, slot, turn)
         every.append(
-            Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, wire, lane)
+            Said(
+                kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, wire, more, lane
+            )
         )
         if inline:
             at += nbytes
@@ -189,15 +201,21 @@ def _where(ranks: Sequence[int], sites: Sequence[str], *places: int) -> str:
 def _is_alike(one: Said, other: Said) -> bool:
     """Whether two ranks call the same, of tensors that fit together."""
     if one.rows is None or other.rows is None:
-        return (one.kind, one.root_rank) == (other.kind, other.root_rank)
+        return (one.kind, one.root_rank, one.more) == (other.kind, other.root_rank, other.more)
     if not one.rows.any_shape and not other.rows.any_shape:
         return one.alike == other.alike
-    return (one.kind, one.root_rank, one.rows.dtype, one.rows.row_bytes) == (
+    return (one.kind, one.root_rank, one.more, one.rows.dtype, one.rows.row_bytes) == (
         other.kind,
         other.root_rank,
+        other.more,
         other.rows.dtype,
         other.rows.row_bytes,
     )
+
+
+def end_apart(every: Sequence[Said]) -> bool:
+    """Whether ranks make other numbers of calls in one, so that what is left does not fit either."""
+    return len({said.more for said in every if said.kind is not JOINED}) > 1
 
 
 def check_alike(

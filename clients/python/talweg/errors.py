@@ -19,6 +19,9 @@ class Unsupported(InvalidArgument):
 class Mismatch(TalwegError):
     """Two ranks disagree on a tensor's dtype, length or operation."""
 
+    # Whether the other calls that have the same handle are over as well, at every rank.
+    ends_all = False
+
 
 class Busy(TalwegError):
     """The tensor has an open round: its last push_pull has not been synchronized yet."""

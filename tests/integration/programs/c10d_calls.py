@@ -261,6 +261,22 @@ def all_to_all(rank: int, size: int) -> Any:
 
 
 @case
+def in_place(rank: int, size: int) -> Any:
+    """What a rank gives is a part of what it gets, or the other way around."""
+    found = []
+    for count in (6, 50_000, 9_000_000):
+        every = torch.zeros(size, count)
+        own = every[rank].copy_(_values(rank, count))
+        dist.all_gather_into_tensor(every.view(-1), own)
+        found.append(every[:, ::997].clone())
+        dist.reduce_scatter_tensor(own, every.view(-1))
+        found.append(own[::997].clone())
+    parts = [_values(rank, 9) for _ in range(size)]
+    dist.all_gather(parts, parts[rank])
+    return [*found, parts]
+
+
+@case
 def gather_and_scatter(rank: int, size: int) -> Any:
     root = size - 1
     gathered = [torch.zeros(5) for _ in range(size)] if rank == root else None

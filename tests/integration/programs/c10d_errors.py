@@ -186,6 +186,13 @@ def check_beyond_gloo() -> None:
     sent = [torch.full((2 * rank + 3000 * _RANK,), float(_RANK)) for rank in range(_SIZE)]
     dist.all_to_all(received, sent)
     assert all(bool((part == rank).all()) for rank, part in enumerate(received))
+    for count in (2, 30_000):  # In place.
+        numbers, million = torch.arange(count * _SIZE).view(_SIZE, count), 1_000_000
+        numbers += million * _RANK
+        dist.all_to_all_single(numbers, numbers)
+        wanted = torch.arange(count) + count * _RANK
+        for rank in range(_SIZE):
+            assert torch.equal(numbers[rank], wanted + million * rank), (rank, numbers)
     tensor = torch.ones(3)
     dist.group.WORLD.allreduce([tensor], dist.ReduceOp.MAX).wait()
     assert tensor.tolist() == [1] * 3

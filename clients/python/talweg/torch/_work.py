@@ -17,6 +17,7 @@ from talweg._call_channel import CallChannel
 from talweg._call_site import call_site
 from talweg._channels import Job
 from talweg._collectives import Given, job_of
+from talweg._kinds import MORE_MAX
 from talweg.errors import Timeout
 from talweg.torch._backward import when_it_ends
 
@@ -71,8 +72,8 @@ class Work(dist.Work):
         self._job = begun or job_of(channel, calls, 0)
         if calls:
             site = call_site()
-            for call in calls:
-                call.site = site
+            for at, call in enumerate(calls, 1):
+                call.site, call.more = site, min(len(calls) - at, MORE_MAX)
         if begun is None:
             channel.submit(self._job, is_async)
 

@@ -222,9 +222,8 @@ def check_refused() -> None:
     words = "average is not defined for bool"
     bools = torch.tensor([True, False])
     expect(talweg.Unsupported, words, dist.all_reduce, bools, dist.ReduceOp.AVG)
-    group = dist.group.WORLD
     words = "0 are no ReduceOptions: call torch.distributed's own"
-    expect(talweg.InvalidArgument, words, group.reduce, torch.ones(3), 0)
+    expect(talweg.InvalidArgument, words, dist.group.WORLD.reduce, [torch.ones(3)], 0)
     # torch sorts ranks, unless it is told not to.
     own = dist.new_group([1, 0], group_desc="some words")
     assert _RANK >= 2 or own.group_desc == "some words"

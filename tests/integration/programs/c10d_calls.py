@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -406,6 +407,33 @@ def groups(rank: int, size: int) -> Any:
         found += [tensor, told, outputs, dist.get_rank(group), dist.get_world_size(group)]
         dist.destroy_process_group(group)
     return found
+
+
+@case
+def forms_of_one_tensor(rank: int, size: int) -> Any:
+    """The group's own calls, with a tensor instead of a list."""
+    group, op, root, limit = dist.group.WORLD, dist.ReduceOp.MAX, size - 1, timedelta(seconds=100)
+    summed, largest, told, last = (_values(rank) for _ in range(4))
+    every, gathered = ([torch.zeros(6) for _ in range(size)] for _ in range(2))
+    part, got, parts = torch.zeros(6), torch.zeros(6), [_values(rank + to) for to in range(size)]
+    is_root = rank == root
+    works = [
+        group.allreduce(summed),
+        group.allreduce(largest, op, limit),
+        group.broadcast(told, root),
+        group.broadcast(last, root=root, timeout=limit),
+        group.allgather(every, _values(rank)),
+        group.gather(gathered if is_root else [], _values(rank), root),
+        group.scatter(got, parts if is_root else [], root, limit),
+        group.reduce_scatter(part, parts),
+        group.barrier(timeout=limit),
+    ]
+    for work in works:
+        work.wait()
+    reduced = _values(rank)
+    group.reduce(reduced, root, op).wait()
+    reduced = reduced if is_root else None  # Talweg leaves the others' as they are, Gloo does not.
+    return [summed, largest, told, last, every, gathered, got, part, reduced]
 
 
 @case

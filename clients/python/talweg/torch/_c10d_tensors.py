@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from talweg._collectives import ALL_TO_ALL, REDUCE_SCATTER, Given, Kind, Rows
+from talweg._collectives import REDUCE_SCATTER, Given, Kind, Rows
 from talweg._declaration import Op
 from talweg._reduction_calls import check_reduction
 from talweg._words import DIMENSIONS_MAX
@@ -166,11 +166,6 @@ class Outputs:
         )
         self._way: Way | None = None  # To a GPU, if they are on one.
 
-    def lies_in(self, source: torch.Tensor) -> bool:
-        """Whether a result is written into memory that the tensor is in."""
-        storages = [each.untyped_storage().data_ptr() for each in (*self._tensors, source)]
-        return self._direct and storages[0] == storages[1]
-
     def expects(self, counts: list[int]) -> bool:
         """Whether so many elements may come from each rank."""
         return True
@@ -280,13 +275,6 @@ def given(
 ) -> Given:
     """A call that moves tensors. Without inputs this rank gives nothing."""
     source = _source(inputs) if inputs else None
-    if (
-        kind is ALL_TO_ALL
-        and source is not None
-        and outputs is not None
-        and outputs.lies_in(source)
-    ):
-        source = source.clone()  # Else parts are overwritten that have not been given yet.
     address = _TORCH.address(source) if source is not None else 0
 
     def itself(rows: Rows, counts: list[int]) -> tuple[Any, int]:

@@ -17,6 +17,7 @@ from talweg._node.launchers import World
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._c10d_tensors import DEVICES
+from talweg.torch._forms_of_one import GroupWithForms
 from talweg.torch._lanes import take_lane
 from talweg.torch._process_group import NAME, ProcessGroup
 
@@ -95,7 +96,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     client = _client.current()
     lane = take_lane(client, Group(client, ProcessSet(ranks), "a process group"), timeout_s)
     try:
-        group = ProcessGroup(options.store, rank, ranks, options.timeout, lane)
+        group = GroupWithForms(options.store, rank, ranks, options.timeout, lane)
         _add_backends(group, options)
     except Exception:
         lane.let_go()

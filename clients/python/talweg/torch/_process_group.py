@@ -30,7 +30,7 @@ from talweg._collectives import (
 )
 from talweg._kinds import WANTS_SLOT
 from talweg._process_sets import Group
-from talweg.errors import Aborted, InvalidArgument, Unsupported
+from talweg.errors import Aborted, InvalidArgument
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import (
@@ -198,10 +198,6 @@ class ProcessGroup(GroupOfDevices):
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
         """Whether another backend has the tensors' device."""
-        if isinstance(tensors, torch.Tensor):
-            raise Unsupported(
-                f"{operation}: a tensor instead of a list: call torch.distributed's own function"
-            )
         if tensors and self.is_beside(tensors[0].device):
             return True
         for tensor in tensors:
@@ -237,9 +233,11 @@ class ProcessGroup(GroupOfDevices):
                 calls[0].slot = WANTS_SLOT
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = options_of(c10d.AllreduceOptions, opts)
-        key = None
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        opts, key = options_of(c10d.AllreduceOptions, opts), None
+        if timeout is not None:
+            opts.timeout = timeout
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if len(tensors) == 1:
             tensor = tensors[0]
             key = ("all_reduce", tensor.dtype, tensor.shape, tensors_.name_of(opts.reduceOp))

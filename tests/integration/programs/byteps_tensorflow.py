@@ -18,6 +18,7 @@ import tensorflow as tf
 import tf_keras
 from byteps.tensorflow import distribute
 from byteps.tensorflow.util import _executing_eagerly
+from cases import run_cases
 from expected_errors import expect
 
 
@@ -222,7 +223,7 @@ def main() -> int:
     assert (bps.rank(), bps.size()) == (0, 1)  # As BytePS says before init().
     expect(tf.errors.FailedPreconditionError, "init", bps.push_pull, tf.ones(1))
     bps.init()
-    for case in (
+    run_cases(
         signatures,
         calls_of_unreleased_branches,
         sums,
@@ -231,9 +232,7 @@ def main() -> int:
         models,
         schedules,
         mirrored,
-    ):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    )
     bps.shutdown()
     return 0
 

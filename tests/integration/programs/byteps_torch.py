@@ -11,6 +11,7 @@ from typing import Any
 import talweg
 import talweg.byteps.torch as bps
 import torch
+from cases import run_cases
 from expected_errors import expect
 from talweg import _client
 from talweg._compat import timeline
@@ -391,9 +392,7 @@ def main() -> int:
     expect(talweg.NotInitialized, "init()", bps.push_pull, torch.ones(1), name="early")
     bps.init()
     bps.init()
-    for case in CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*CASES)
     print(f"rank {bps.rank()} of {bps.size()}, local {bps.local_rank()} of {bps.local_size()}")
     bps.shutdown()
     assert (bps.rank(), bps.size()) == (0, 1)

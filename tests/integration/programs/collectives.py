@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import talweg
+from cases import run_cases
 from expected_errors import expect
 from numeric_reference import DTYPES, OPS, expected, same, sample
 from talweg import _client, _kinds
@@ -566,10 +566,7 @@ def main() -> int:
     before = talweg.ProcessSet([0])  # A set may be older than the job.
     talweg.init()
     assert talweg.size() == sum(_NODES) and before.included() == (talweg.rank() == 0)
-    for case in CASES:
-        began = time.monotonic()
-        case()
-        print(f"case {case.__name__} took {time.monotonic() - began:.1f} s", flush=True)
+    run_cases(*CASES)
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 
 import talweg.horovod.torch as hvd
 import torch
+from cases import run_cases
 from expected_errors import expect
 from torch import nn
 
@@ -225,9 +226,7 @@ def _optimizer(some: hvd.ProcessSet) -> None:
 def main() -> int:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
-    for case in (gathers, open_names, sparse_gradients, exchanges, scatters, process_sets):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(gathers, open_names, sparse_gradients, exchanges, scatters, process_sets)
     hvd.shutdown()
     return 0
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from cases import run_cases
 from expected_errors import expect
 from talweg import _joining
 
@@ -277,10 +278,7 @@ def main() -> int:
     torch.set_num_threads(1)
     expect(ValueError, "has not been initialized", hvd.join)
     hvd.init(process_sets="dynamic")
-    for case in CASES:
-        print(f"case {case.__name__}", flush=True)
-        if hvd.size() > 1 or case is bad_use:
-            case()
+    run_cases(*(CASES if hvd.size() > 1 else [bad_use]))
     return 0
 
 

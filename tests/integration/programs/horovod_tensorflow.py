@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from cases import run_cases
 from expected_errors import expect, expect_warning
 from tensorflow_optimizer_cases import (
     computed_gradients,
@@ -545,7 +546,7 @@ def main() -> int:
     expect(ValueError, "initialized", hvd.size)
     expect(precondition, "initialized", hvd.allreduce, tf.ones(1))
     hvd.init(process_sets="dynamic")
-    for case in (
+    run_cases(
         signatures,
         partial_optimizers,
         reductions,
@@ -565,9 +566,7 @@ def main() -> int:
         batch_norm,
         joined,
         joined_calls,
-    ):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    )
     hvd.shutdown()
     return 0
 

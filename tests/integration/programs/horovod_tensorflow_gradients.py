@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import run_cases
 from expected_errors import expect
 
 _COUNT = 4
@@ -161,7 +162,7 @@ def parts_that_are_not_offered() -> None:
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
-    for case in (
+    run_cases(
         gradients_of_a_group,
         gradients_of_one_tensor,
         local_and_global_gradients,
@@ -169,9 +170,7 @@ def main() -> int:
         lives_after_a_graph,
         own_callbacks,
         parts_that_are_not_offered,
-    ):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    )
     hvd.shutdown()
     return 0
 

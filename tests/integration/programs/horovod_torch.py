@@ -11,6 +11,7 @@ from typing import Any
 import talweg
 import talweg.horovod.torch as hvd
 import torch
+from cases import run_cases
 from expected_errors import expect, expect_warning
 from horovod_timelines import timelines
 from talweg.horovod.common import exceptions
@@ -562,9 +563,7 @@ def main() -> int:
     assert hvd.mpi_built() is False
     hvd.init()
     hvd.init()
-    for case in CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*CASES)
     return 0
 
 

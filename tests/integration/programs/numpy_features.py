@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import talweg
+from cases import run_cases
 from expected_errors import expect
 from talweg import _client, _objects
 from talweg._native import library
@@ -291,9 +292,7 @@ CASES = [
 def main() -> int:
     expect(talweg.InvalidArgument, "timeout_s is -1", talweg.init, None, -1)
     talweg.init()
-    for case in CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*CASES)
     return 0
 
 

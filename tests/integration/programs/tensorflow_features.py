@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import talweg.tensorflow as tw
 import tensorflow as tf
+from cases import run_cases
 from expected_errors import expect
 from talweg import InvalidArgument, Mismatch, _client
 
@@ -317,7 +318,7 @@ def other_forms(failed: type[Exception]) -> None:
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tw.init()
-    for case in (
+    run_cases(
         reductions,
         factors_and_shapes,
         gathers,
@@ -329,9 +330,7 @@ def main() -> int:
         repeated_calls,
         gradients_leave_early,
         errors,
-    ):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    )
     tw.shutdown()
     return 0
 

@@ -16,6 +16,7 @@ import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
+from cases import run_cases
 from expected_errors import expect
 from talweg import _client, _objects
 from torch import nn
@@ -511,9 +512,7 @@ def main() -> int:
     expect(talweg.NotInitialized, "talweg.init()", talweg.rank)
     tw.init()
     tw.init()
-    for case in CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*CASES)
     tw.shutdown()
     tw.shutdown()
     expect(talweg.NotInitialized, "talweg.init()", talweg.rank)

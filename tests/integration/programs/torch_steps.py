@@ -11,6 +11,7 @@ from unittest import mock
 import talweg
 import talweg.torch as tw
 import torch
+from cases import run_cases
 from expected_errors import expect
 from talweg.torch import _averager
 from torch import nn
@@ -355,7 +356,7 @@ def numbers_of_passes_that_change() -> None:
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
-    for case in (
+    run_cases(
         closures,
         closures_of_few_passes,
         assigned_gradients,
@@ -371,9 +372,7 @@ def main() -> int:
         closures_that_assign,
         steps_of_other_arguments,
         waits_that_are_interrupted,
-    ):
-        print(f"case {case.__name__}", flush=True)
-        case()
+    )
     return 0
 
 

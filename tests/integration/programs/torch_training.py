@@ -13,6 +13,7 @@ from typing import Any
 import talweg
 import talweg.torch as tw
 import torch
+from cases import run_cases
 from talweg.torch import _in_place
 from torch import nn
 from torch_models import distributed, same_everywhere, step_on_own_data, two_layers
@@ -374,9 +375,7 @@ def main() -> int:
     if "in_place" in sys.argv[1:]:
         _in_place.BYTES_MIN = 1
     named = [case for case in (thawed_at_one_rank,) if case.__name__ in sys.argv[1:]]
-    for case in named or CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*(named or CASES))
     return 0
 
 

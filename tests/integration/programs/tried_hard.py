@@ -15,6 +15,7 @@ from unittest import mock
 import talweg
 import talweg.torch as tw
 import torch
+from cases import run_cases
 from expected_errors import expect
 from torch import nn
 from torch_models import distributed, same_everywhere, step_on_own_data
@@ -202,9 +203,7 @@ CASES = [
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
-    for case in [each for each in LAST if each.__name__ in sys.argv] or CASES:
-        print(f"case {case.__name__}", flush=True)
-        case()
+    run_cases(*([each for each in LAST if each.__name__ in sys.argv] or CASES))
     return 0
 
 

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For programs of tests: cases that run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def run_cases(*cases: Callable[[], object]) -> None:
+    """Runs each; the last name that a program prints is that of the case that has failed."""
+    for case in cases:
+        print(f"case {case.__name__}", flush=True)
+        case()

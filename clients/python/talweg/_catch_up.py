@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 # How often survivors begin anew because one of them is lost.
 ATTEMPTS_MAX = 3
-# So many steps may a joiner be behind that says that it is ready.
+# How many steps behind a joiner may be that says that it is ready.
 _BEHIND_MAX = 1
 
 

@@ -71,13 +71,14 @@ class Client:
         """`connection`: that of this rank, which has been attached again; `attachment`: to its
         keeper, if it has one.
         """
-        _native_arguments.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
+        _native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
             place = launchers.find_in(os.environ, world) if world else launchers.find(os.environ)
         if place is not None and place.size == 1 and not os.environ.get("TALWEG_SCHEDULER"):
             place, alone = None, True
-        # Whether there is no agent: a job of its own. Unless told, when nobody has launched this process.
+        # Without an agent it is a job of its own: when told so, or when nobody has launched this
+        # process.
         if alone is None:
             alone = place is None and agent_socket is None and _local.is_alone(os.environ)
         self.is_alone = alone
@@ -230,9 +231,9 @@ class Client:
         `suffix` is a process set's: a name belongs to one group.
 
         A name is there for ever, with its memory. So a few tensors take turns for rounds without
-        one, by the order of these calls alone: it is the same at every rank, when they synchronize
-        is not. A round that is still open when its tensor is wanted again is taken first, for its
-        handle to give out.
+        one, by the order of these calls alone: it is the same at every rank, and the order in which
+        they synchronize is not. A round that is still open when its tensor is wanted again is taken
+        first, for its handle to give out.
         """
         if name is not None:
             return start(name + suffix if isinstance(name, str) else name)
@@ -278,11 +279,11 @@ class Client:
         return calls
 
     def check_timeout(self, timeout_s: float | None) -> None:
-        """InvalidArgument for what is none, before anything is pushed."""
+        """InvalidArgument for what is no time, before anything is pushed."""
         _native_arguments.nanoseconds(timeout_s)
 
     def check_push(self, declaration: Declaration) -> None:
-        """InvalidArgument for what no round can be of."""
+        """InvalidArgument for what cannot be a round."""
         _native_arguments.whole("root_rank", declaration.root_rank)
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(

@@ -107,7 +107,7 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
 
 
 def _require(client: Client, what: str, declaration: Declaration) -> None:
-    """InvalidArgument for what no round can be of."""
+    """InvalidArgument for what cannot be a round."""
     client.check_push(declaration)
     declaration.require(what)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 # Stripes begin where the bytes of no element are cut, whatever its dtype.
 _ALIGNMENT = 64
-# A thread copies so much at once: whoever waits for it waits for no more.
+# How much a thread copies at once, and so the most that anybody waits for it.
 _SLICE_BYTES = 1 << 20
 
 

@@ -135,7 +135,7 @@ class HostSet:
     _nodes: int = 0  # That have been numbered. No number is given twice.
     _changes: int = 0
     _has_changed: bool = False  # In this event.
-    _is_empty: bool = False  # The list, of late.
+    _is_empty: bool = False  # The list, when it was read last.
     _short_s: float = field(init=False)
     _met_s: float = 0.0  # When the job begins with the hosts that were reached.
     _first_nodes: int = 0  # How many were told to begin at first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
 from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, TALWEG_OTHER
@@ -13,7 +13,7 @@ from harness.figures import format_bytes, parse_bytes
 from harness.hosts import SOCKET_PS, TCP_LIMIT, Cluster
 from harness.measure import Case, Result
 from harness.report import Bar
-from harness.scenario import Context, Make, Section, fastest, ratio_bar, run_beside
+from harness.scenario import Context, Make, Section, fastest, noted, ratio_bar, run_beside
 
 TITLE = "Aggregator hosts over TCP"
 SMALL, SMALL_COUNT = parse_bytes("64KiB"), 64
@@ -40,12 +40,9 @@ def _small_case(mode: str) -> Case:
 
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    for (ranks, aggregators), sizes in _SIZES[context.mode].items():
-        try:
+    with noted(context, section):
+        for (ranks, aggregators), sizes in _SIZES[context.mode].items():
             section.results += _run_setting(context, ranks, aggregators, sizes)
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} is left out: {refusal}")
-            break
     section.bars = bars(section.results)
     section.text = (
         "Each host is a network namespace, joined to the others by a veth pair and a bridge. The socket\n"

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
-from harness.contender import Contender, ContenderFailed
+from harness.contender import Contender
 from harness.contenders import TALWEG, talweg_on_one_node
 from harness.hosts import Cluster
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Section
+from harness.scenario import Context, Section, noted
 
 TITLE = "Idle"
 _CORES_MAX = 0.005
@@ -25,37 +25,29 @@ def run(context: Context) -> Section:
     seconds = _SECONDS[context.mode]
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
-        try:
+        context.progress("jobs start")
+        with noted(context, section, ", the job of one node"):
             local = programs.in_own_network()
-            context.progress("jobs start")
             contenders["one node"] = stack.enter_context(talweg_on_one_node(programs, 2, local))
+        with noted(context, section, ", the job of several hosts"):
             names = ["host0", "host1", "aggregator"]
             network = stack.enter_context(Network(names, programs.congestion_control))
             cluster = Cluster(network, ("host0", "host1"), ("aggregator",))
             job = stack.enter_context(hosts.talweg(programs, cluster, f"{TALWEG} of hosts"))
             contenders["two hosts"] = job
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE}: the job of several hosts is left out: {refusal}")
-        except ContenderFailed as failure:
-            context.notes.append(f"{TITLE}: {failure}")
-            section.failed = True
         rows = []
         for name, contender in contenders.items():
-            try:
+            with noted(context, section, f", {name}"):
                 # A daemon that has worked once may have more to keep going than one that has not.
                 contender.measure("f32", [4096, 4 << 20], 1, 5, timeout_s=120)
-            except ContenderFailed as failure:
-                context.notes.append(f"{TITLE}: {failure}")
-                section.failed = True
-                continue
-            context.progress(f"{name}: nothing to do for {seconds:g} s")
-            cores = contender.idle_cores(seconds)
-            section.data[name] = cores
-            daemons = {program: used for program, used in cores.items() if "talweg-" in program}
-            for program, used in sorted(daemons.items()):
-                rows.append([name, program, f"{used:.3%}"])
-                text = f"{name}: share of a core that an idle {program} uses"
-                section.bars.append(Bar(text, f"< {_CORES_MAX}", used, used < _CORES_MAX))
+                context.progress(f"{name}: nothing to do for {seconds:g} s")
+                section.data[name] = cores = contender.idle_cores(seconds)
+                for program, used in sorted(cores.items()):
+                    if "talweg-" not in program:
+                        continue
+                    rows.append([name, program, f"{used:.3%}"])
+                    text = f"{name}: share of a core that an idle {program} uses"
+                    section.bars.append(Bar(text, f"< {_CORES_MAX}", used, used < _CORES_MAX))
     section.text = f"CPU time over {seconds:g} s after a few rounds, with ranks connected.\n\n"
     section.text += markdown_table(["job", "daemon", "of a core"], rows)
     return section

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
 from harness.contenders import GLOO, TALWEG
@@ -13,7 +13,7 @@ from harness.figures import format_bytes, parse_bytes
 from harness.hosts import SOCKET_PS, Cluster
 from harness.measure import Case, Result
 from harness.report import Bar
-from harness.scenario import Context, Make, Section, run_beside
+from harness.scenario import Context, Make, Section, noted, run_beside
 
 TITLE = "An aggregator on each node"
 # What frames and TCP may add to the gradient's own bytes.
@@ -31,12 +31,9 @@ _SIZES: dict[str, dict[int, tuple[str, ...]]] = {
 
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    for count, sizes in _SIZES[context.mode].items():
-        try:
+    with noted(context, section):
+        for count, sizes in _SIZES[context.mode].items():
             section.results += _run_setting(context, count, sizes)
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} is left out: {refusal}")
-            break
     section.bars = bars(section.results)
     section.text = (
         "Each node has a rank, an agent and an aggregator, which sums its share of every tensor, and\n"

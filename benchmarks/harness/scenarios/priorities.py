@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts, models
-from harness.contender import Batch, ContenderFailed
+from harness.contender import Batch
 from harness.contenders import talweg_python
 from harness.figures import format_seconds, median, optimum_s
 from harness.goodput import goodput_bytes_per_s
 from harness.hosts import Cluster
 from harness.measure import Case, Effort
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, run_beside
+from harness.scenario import Context, Make, Section, noted, run_beside
 
 TITLE = "Priorities"
 _MANNERS = ("priority", "arrival", "apart")
@@ -80,17 +80,12 @@ _OVERLAP, _ARRIVAL, _OPTIMIZER, _DDP = (
 def run(context: Context) -> Section:
     section = Section(TITLE)
     for replay in _REPLAYS[context.mode]:
-        try:
+        with noted(context, section, f", {replay.title}"):
             section.text += _run_replay(context, section, replay)
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} is left out: {refusal}")
-            return section
-        except ContenderFailed as failure:
-            context.notes.append(f"{TITLE}: {failure}")
-            section.failed = True
     for model, batch, rate in _REAL[context.mode]:
-        section.text += _run_real(context, section, model, batch, rate)
-    if not section.text:
+        with noted(context, section, f", {model}"):
+            section.text += _run_real(context, section, model, batch, rate)
+    if not _REPLAYS[context.mode] and not _REAL[context.mode]:
         section.text = "Not in this mode: steps over slow links take long.\n"
     return section
 

@@ -3,7 +3,6 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,13 +130,6 @@ absl::Status Check(const Arguments& arguments) {
   return CheckCooldown(arguments);
 }
 
-// The signals that RunGuarded has blocked are the program's own to take.
-void UnblockSignals() {
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
 }  // namespace
 
 std::vector<CommandOption> HostsOptions() {
@@ -212,7 +204,8 @@ int RunOnHosts(const Arguments& arguments) {
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
     pointers.push_back(nullptr);
-    UnblockSignals();
+    // The signals that RunGuarded has blocked stay so until hosts_run.py takes them: one that comes
+    // before, as when this process's parent dies, has it remove the directory all the same.
     execvp(pointers[0], pointers.data());
     return Fail(absl::NotFoundError(absl::StrCat(
         "talweg run: '", words[0], "', which starts nodes on hosts, cannot be started: ",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -28,6 +29,14 @@ class _LargeJob(_Job):
     """Its environment is larger than what a pipe holds."""
 
     variables = {**_SHORT_SILENCE, "LARGE": "x" * 100_000}
+
+
+class _SlowJob(_Job):
+    """Its launcher is carried out by that program."""
+
+    def __init__(self, test: unittest.TestCase, python: str) -> None:
+        self.variables = {"TALWEG_PYTHON": python}
+        super().__init__(test, "a", "--hostfile={hosts}")
 
 
 class _HeldJob(_Job):
@@ -322,6 +331,23 @@ class HostsRunTest(unittest.TestCase):
         job.go_on(2)
         job.process.terminate()
         self.assertIn("ended by signal 15", job.end(128 + 15))
+
+    def test_it_is_killed_before_it_has_begun(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            python, here, go = (Path(directory) / name for name in ("python", "here", "go"))
+            # No shell, since some take signals that they were started without.
+            waits = (
+                f"open({str(here)!r}, 'w')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+            )
+            goes_on = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+            python.write_text(f"#!{sys.executable}\nimport os, sys, time\n{waits}\n{goes_on}\n")
+            python.chmod(0o755)
+            job = _SlowJob(self, str(python))
+            job.wait_for("its Python starts", here.exists)
+            job.process.kill()
+            job.process.wait()
+            go.touch()
+            job.end(-9)
 
     def test_it_is_killed(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}")

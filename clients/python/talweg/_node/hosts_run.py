@@ -262,6 +262,7 @@ class HostsRun:
         secret_file.write_text(f"{self._secret}\n")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda number, _: self._signals.append(number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `talweg run` has blocked them.
         try:
             self._scheduler = _Scheduler(self._directory, self._log_level)
             self._scheduler.serve()

@@ -177,6 +177,16 @@ def join(rank: int, size: int) -> Any:
 
 
 @case
+def join_divided_by_those_left(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(_Model())
+    optimizer = _sgd(model)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(2 + rank):
+            _step(model, optimizer, rank, step)
+    return _weights(model)
+
+
+@case
 def sync_batch_norm_like_buffers(rank: int, size: int) -> Any:
     network = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     model = DistributedDataParallel(network)

@@ -8,6 +8,7 @@ do not fit together are a Mismatch at every rank.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,9 @@ from talweg.torch._work import Work
 
 NAME = "talweg"
 
+# Sums of one element that a group keeps: more than one step of DDP makes.
+_KEPT_MAX = 64
+
 
 class ProcessGroup(GroupOfDevices):
     """A group of torch.distributed over Talweg. Tensors on devices of backends beside it go there."""
@@ -81,6 +85,8 @@ class ProcessGroup(GroupOfDevices):
             self._channel.slots.begin_again()
         self._timeout = timeout
         self._calls = 0
+        # DDP's join() gives one to the reducer, in C++, and keeps none: its methods would be gone.
+        self._kept: deque[Work] = deque(maxlen=_KEPT_MAX)
         self._view = self._client.connection.view_suffix
         self._is_destroyed = False
 
@@ -248,7 +254,10 @@ class ProcessGroup(GroupOfDevices):
             return self._all_reduce_sparse(tensors_.only(tensors, "all_reduce"), opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
-        return self._all_reduce(tensors, opts, "all_reduce", key)
+        work = self._all_reduce(tensors, opts, "all_reduce", key)
+        if getattr(opts, "asyncOp", True) and all(tensor.numel() == 1 for tensor in tensors):
+            self._kept.append(work)
+        return work
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:
         outputs, calls = sparse.all_reduce(tensor, Reduction.of(opts.reduceOp), len(self._ranks))

@@ -147,7 +147,11 @@ class Work(dist.Work):
                 self._fails_later = True
                 # After the reducer's own end, for which it queues a call as well.
                 when_it_ends(lambda: when_it_ends(self._raise_failure))
-            self._channel.call_when_done(self._job, self._complete)
+            if self._job.done:
+                # Nothing is chained to it yet. The reducer takes its value at once, after wait().
+                self._complete()
+            else:
+                self._channel.call_when_done(self._job, self._complete)
         return future
 
     def call_when_done(self, call: Callable[[], None]) -> None:

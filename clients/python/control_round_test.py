@@ -146,8 +146,24 @@ class ControlRoundTest(unittest.TestCase):
             (["a.py:1", "b.py:2", ""], r"order \(rank 2 at a.py:1\)$"),
             ([], "order$"),
         ):
+            who = [words.Caller(site=site) for site in sites]
             with self.assertRaisesRegex(Mismatch, text):
-                words.check_alike("x", group, every, None, sites)
+                words.check_alike("x", group, every, None, who)
+
+    def test_the_functions_are_named_that_programs_have_called(self) -> None:
+        group = _group((2, 5), 5)
+        calls = [_given(c.ALL_REDUCE, c.Rows("f32", (n,), 4 * n), [1], op=Op.SUM) for n in (3, 4)]
+        every = _read([_block(each) for each in calls], group)
+        for names, text in (
+            (
+                ("push_pull", "grouped_push_pull"),
+                "2 calls push_pull sum .* 5 calls grouped_push_pull ",
+            ),
+            (("", "push_pull"), "2 calls all_reduce sum .* 5 calls push_pull sum "),
+        ):
+            who = [words.Caller(each) for each in names]
+            with self.assertRaisesRegex(Mismatch, text):
+                words.check_alike("x", group, every, None, who)
 
     def test_what_differs_is_named(self) -> None:
         group = _group((2, 5), 5)

@@ -72,6 +72,7 @@ from talweg._kinds import (
 from talweg._left_rounds import finish_call
 from talweg._process_sets import Group
 from talweg._words import (
+    Caller,
     Said,
     block,
     check_alike,
@@ -83,9 +84,9 @@ from talweg._words import (
 )
 from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
-# What a rank tells of where it made a call that does not fit: how long a text, and how long others
-# wait for it.
-_SITE_BYTES, _SITES_S = 448, 1.0
+# What a rank tells of a call that does not fit: how long a text, which begins with the name of the
+# function, and how long others wait for it.
+_SITE_BYTES, _CALL_BYTES, _SITES_S = 512, 64, 1.0
 
 
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
@@ -228,11 +229,11 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             are_apart = True
         if are_apart:
             yield from _settle(channel, told, priority, data)
-            sites = yield from _call_sites(channel, given)
+            who = yield from _callers(channel, given, told)
             if some_joined:
-                every = with_stand_ins(channel.title, group, told, sites)
+                every = with_stand_ins(channel.title, group, told, who)
             try:
-                rows = check_alike(channel.title, group, every, None, sites)  # Raises.
+                rows = check_alike(channel.title, group, every, None, who)  # Raises.
             except Mismatch as mismatch:
                 mismatch.ends_all = end_apart(told)
                 raise
@@ -354,7 +355,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
         every = with_stand_ins(channel.title, group, told)
     except Mismatch:  # The others raise it.
         yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0, turn))
-        yield from _call_sites(channel, given)
+        yield from _callers(channel, given, told)
         return
     stand_in = every[group.place]
     assert stand_in.rows is not None
@@ -391,12 +392,27 @@ def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data)
         yield from _drop(channel, lane, round_)
 
 
-def _call_sites(channel: CallChannel, given: Given) -> Steps:
-    """After calls that do not fit together: where each rank of the group has made its own.
+def _callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
+    """After calls that do not fit together: what each rank of the group has called, and where.
 
-    Empty texts where it is not known. A rank may be busy elsewhere, as its call needs nobody until
-    it is waited for. So the others wait for a moment only. A rank tells before it begins its next
-    call of the channel, so what it has told of the last one is there by the next one at the latest.
+    A rank of which that is not known is taken to call as this one does, if its call is of the same
+    kind.
+    """
+    tellings = yield from _exchange_callers(channel, given)
+    own = given.call
+    unknown = [Caller(own if said.kind is given.kind else "") for said in told]
+    return [
+        Caller(telling.call or other.call, telling.site)
+        for telling, other in zip(tellings, unknown)
+    ] or unknown
+
+
+def _exchange_callers(channel: CallChannel, given: Given) -> Steps:
+    """What each rank says of itself; nothing of those that say nothing.
+
+    A rank may be busy elsewhere, as its call needs nobody until it is waited for. So the others wait
+    for a moment only. A rank tells before it begins its next call of the channel, so what it has told
+    of the last one is there by the next one at the latest.
     """
     sites, size = channel.sites, channel.group.size
     if sites.has_failed:
@@ -404,7 +420,10 @@ def _call_sites(channel: CallChannel, given: Given) -> Steps:
     every: np.ndarray = np.zeros(size * _SITE_BYTES, np.uint8)
     place = (int(every.ctypes.data), every.size, False)
     shares, until = (OWN, WHOLE), time.monotonic() + _SITES_S
-    text = b"" if given.site is None else str(given.site).encode()[-_SITE_BYTES:]
+    call = (given.site.call if given.site is not None else "") or given.call
+    where = "" if given.site is None else str(given.site)
+    text = call.encode()[:_CALL_BYTES].ljust(_CALL_BYTES, b"\0")
+    text += where.encode()[-(_SITE_BYTES - _CALL_BYTES) :]
     try:
         tensor = channel.declare(
             f"{channel.name}.sites", DType.U8, Op.BROADCAST, shares, 0, _SITE_BYTES
@@ -422,8 +441,12 @@ def _call_sites(channel: CallChannel, given: Given) -> Steps:
     except TalwegError:
         return []
     sites.left_round = 0
-    rows = every.reshape(size, _SITE_BYTES)
-    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+    rows = [row.tobytes() for row in every.reshape(size, _SITE_BYTES)]
+    return [Caller(_read(row[:_CALL_BYTES]), _read(row[_CALL_BYTES:])) for row in rows]
+
+
+def _read(text: bytes) -> str:
+    return text.rstrip(b"\0").decode(errors="replace")
 
 
 def _drop(channel: CallChannel, lane: Lane, round_: int) -> Steps:

@@ -130,7 +130,10 @@ class Given:
     # Whether its data is there; waits for that until time.monotonic() is the time given, with None
     # as long as it takes. Any thread may ask. None: its data is there from the beginning.
     is_ready: Callable[[float | None], bool] | None = None
-    site: CallSite | None = None  # Where the program makes the call, for texts of errors.
+    # For texts of errors: where the program makes the call, and what it is called there if that does
+    # not say it; empty: as its kind.
+    site: CallSite | None = None
+    call: str = ""
     # How many calls of the same handle follow it, which all ranks then have alike; MORE_MAX: that
     # many or more.
     more: int = 0

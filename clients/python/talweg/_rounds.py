@@ -34,6 +34,7 @@ import numpy as np
 
 from talweg import _collectives, _native, _native_arguments
 from talweg._call_channel import CallChannel, channel_named
+from talweg._call_site import CallSite, call_site
 from talweg._channels import Job, Steps, Wait
 from talweg._client import Client, Declared, Handle
 from talweg._collectives import Given, JobHandle, Rows
@@ -103,7 +104,8 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
     if settled is not None:
         leaving = _leave(client, settled, brought.priority)
         client.tensors.free(wire_name)
-    return _as_collective(client, _channel_of(name), name, group, brought, leaving)
+    channel_name = _channel_of(name)
+    return _as_collective(client, channel_name, name, group, brought, leaving, site=call_site())
 
 
 def _require(client: Client, what: str, declaration: Declaration) -> None:
@@ -309,7 +311,8 @@ def explain(client: Client, name: str, group: Group, settled: Declared) -> JobHa
     nothing: np.ndarray = np.zeros(declaration.nbytes, np.uint8)
     address = int(nothing.ctypes.data)
     brought = Brought(declaration, address, address, None, nothing, stays=True)
-    return _as_collective(client, _channel_of(name), name, group, brought)
+    # Whoever synchronizes the handle is not where the program has made the call.
+    return _as_collective(client, _channel_of(name), name, group, brought, site=None)
 
 
 # ----- Calls that block -----
@@ -384,7 +387,7 @@ def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> 
 def start_compared(client: Client, name: str, group: Group, brought: Brought) -> Handle:
     """Starts a round of a call without a name, whose turn `name` is; all ranks say what they bring."""
     _require(client, _NAMELESS, brought.declaration)
-    return _as_collective(client, name, _NAMELESS, group, brought)
+    return _as_collective(client, name, _NAMELESS, group, brought, site=call_site())
 
 
 def _channel_of(name: str) -> str:
@@ -398,6 +401,8 @@ def _as_collective(
     group: Group,
     brought: Brought,
     leaving: Steps | None = None,
+    *,
+    site: CallSite | None,
 ) -> JobHandle:
     declaration = brought.declaration
     reduces = declaration.op is not Op.BROADCAST
@@ -418,6 +423,8 @@ def _as_collective(
         declaration.op,
         declaration.dtype,
         brought.factors,
+        site=site,
+        call="push_pull" if reduces else "broadcast",
     )
     channel = channel_named(client, channel_name, group, title, in_one=True)
     job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])

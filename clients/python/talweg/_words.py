@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,13 @@ _MORE = (
 )
 
 
+class Caller(NamedTuple):
+    """Which function a rank has called, and where, as far as that is known."""
+
+    call: str = ""
+    site: str = ""
+
+
 @dataclass
 class Said:
     """What one rank has said in the control round."""
@@ -65,7 +73,11 @@ class Said:
     lane: Lane | None = None  # Where its data has gone already.
 
     def __str__(self) -> str:
-        text = self.kind.name
+        return self.text()
+
+    def text(self, call: str = "") -> str:
+        """For people. `call` is what the program has called; empty: what the kind is named."""
+        text = call or self.kind.name
         if self.kind.reduces:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
@@ -166,15 +178,15 @@ def has_joined(every: Sequence[Said]) -> bool:
 
 
 def with_stand_ins(
-    name: str, group: Group, every: list[Said], sites: Sequence[str] = ()
+    name: str, group: Group, every: list[Said], who: Sequence[Caller] = ()
 ) -> list[Said]:
     """`every`, with what ranks that have joined give: zeros to a reduction, no rows to a gather.
 
-    Mismatch where the others differ, or where their call needs every rank. `sites` as check_alike().
+    Mismatch where the others differ, or where their call needs every rank. `who` as check_alike().
     """
     callers = [rank for rank, said in zip(group.ranks, every) if said.kind is not JOINED]
     told = [said for said in every if said.kind is not JOINED]
-    of_callers = [site for site, said in zip(sites, every) if said.kind is not JOINED]
+    of_callers = [each for each, said in zip(who, every) if said.kind is not JOINED]
     check_alike(name, group, told, callers, of_callers)
     first = told[0]
     if first.kind is ALL_REDUCE and (first.lane is not None or first.inline):
@@ -183,18 +195,25 @@ def with_stand_ins(
         stand_in = replace(first, total_rows=0, part_rows=[0], inline=True)
     else:
         joined = [str(rank) for rank in group.ranks if rank not in callers]
-        who = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
+        idle = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
         raise Mismatch(
-            f"'{name}{group.suffix}': rank {callers[0]} calls {first}, but {who} joined "
-            "(hvd.join()): until all have, only reductions and barriers go on"
+            f"'{name}{group.suffix}': rank {callers[0]} calls {_text(told, of_callers, 0)}, but "
+            f"{idle} joined (hvd.join()): until all have, only reductions and barriers go on"
             + _where(callers, of_callers, 0)
         )
     return [stand_in if said.kind is JOINED else said for said in every]
 
 
-def _where(ranks: Sequence[int], sites: Sequence[str], *places: int) -> str:
+def _text(every: Sequence[Said], who: Sequence[Caller], place: int) -> str:
+    """What a rank calls."""
+    return every[place].text(who[place].call if who else "")
+
+
+def _where(ranks: Sequence[int], who: Sequence[Caller], *places: int) -> str:
     """Where ranks make their calls, in words for people; empty where none is known."""
-    known = [f"rank {ranks[place]} at {sites[place]}" for place in places if any(sites[place:][:1])]
+    known = [
+        f"rank {ranks[place]} at {who[place].site}" for place in places if who and who[place].site
+    ]
     return f" ({', '.join(known)})" if known else ""
 
 
@@ -223,12 +242,11 @@ def check_alike(
     group: Group,
     every: list[Said],
     ranks: Sequence[int] | None = None,
-    sites: Sequence[str] = (),
+    who: Sequence[Caller] = (),
 ) -> Rows:
     """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is.
 
-    `ranks` are those that `every` is of, unless all of the group; `sites` is where they make their
-    calls, as far as that is known.
+    `ranks` are those that `every` is of, unless all of the group; `who` are as many, or none.
     """
     ranks = group.ranks if ranks is None else ranks
     first = every[0]
@@ -241,18 +259,19 @@ def check_alike(
         for other, said in enumerate(every):
             if not _is_alike(one, said):
                 raise Mismatch(
-                    f"'{name}{group.suffix}': rank {ranks[place]} calls {one}, but "
-                    f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
-                    "of tensors that fit together, in the same order"
-                    + _where(ranks, sites, place, other)
+                    f"'{name}{group.suffix}': rank {ranks[place]} calls "
+                    f"{_text(every, who, place)}, but rank {ranks[other]} calls "
+                    f"{_text(every, who, other)}: all ranks must call the same collectives, of "
+                    "tensors that fit together, in the same order"
+                    + _where(ranks, who, place, other)
                 )
     for other, said in enumerate(every):
         if first.kind.reduces and said.part_rows != first.part_rows:
             raise Mismatch(
-                f"'{name}{group.suffix}': rank {ranks[0]} calls {first}, in parts of "
+                f"'{name}{group.suffix}': rank {ranks[0]} calls {_text(every, who, 0)}, in parts of "
                 f"{list(first.part_rows)}, but rank {ranks[other]} in parts of "
                 f"{list(said.part_rows)}: all ranks must cut it alike"
-                + _where(ranks, sites, 0, other)
+                + _where(ranks, who, 0, other)
             )
     assert reference.rows is not None
     return reference.rows

@@ -120,7 +120,7 @@ def test_calls_without_a_name_that_differ() -> None:
     assert _sum(4, None)
     one: np.ndarray = np.ones(4, np.float32)
     kinds = _told(lambda: _sum(4, None) if rank else talweg.broadcast(one, 0))
-    _check(kinds, "all_reduce", "broadcast")
+    _check(kinds, "rank 0 calls broadcast of f32[4]", "rank 1 calls push_pull sum of f32[4]")
     assert _sum(5, None)
 
 
@@ -216,6 +216,31 @@ def test_a_mismatch_while_a_rank_waits_elsewhere() -> None:
                 _check(_told(partial(talweg.synchronize, handle)), f"f32[{count}]", f"f64[{count}]")
                 if rank != waits:
                     assert _sum(3, other)
+
+
+def test_calls_are_named_as_the_program_makes_them() -> None:
+    """At both sides, whatever they are made of."""
+    rank = talweg.rank()
+    one: np.ndarray = np.ones(4, np.float32)
+    two: np.ndarray = np.ones(5, np.float32)
+    tensor = torch.ones(6)
+    calls: dict[str, Callable[[], object]] = {
+        "push_pull sum of f32[4]": lambda: talweg.push_pull(one, "called", talweg.Op.SUM),
+        "push_pull_inplace sum of f32[5]": lambda: talweg.push_pull_inplace(
+            two, "called", talweg.Op.SUM
+        ),
+        "push_pull_async sum of f32[6]": lambda: talweg.torch.synchronize(
+            talweg.torch.push_pull_async(tensor, "called", talweg.Op.SUM)
+        ),
+        "broadcast of f32[4]": lambda: talweg.broadcast(one, 0, "called"),
+        "broadcast_ of f32[6]": lambda: talweg.torch.broadcast_(tensor, 0, "called"),
+    }
+    for count in (3, 4):
+        assert _sum(count, "called")  # It is free.
+    names = list(calls)
+    for own, other in zip(names, [*names[1:], names[0]]):
+        told = _told(calls[other if rank == 1 else own])
+        _check(told, f"rank 0 calls {own}", f"rank 1 calls {other}")
 
 
 def test_groups() -> None:

@@ -407,7 +407,11 @@ void Launch::EndIfDone() {
   if (is_found && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
   if (lost.empty()) return End(0, "", 0);
   if (lost.size() == nodes_.size()) {
-    return End(first_->exit_status, absl::StrCat(first_->what, "; no node is left"), SIGTERM);
+    // The others of a job of several machines are not this launcher's to speak of.
+    const std::string left =
+        plan_.node_rank ? absl::StrCat("node ", *plan_.node_rank, " has ended, others may go on")
+                        : "no node is left";
+    return End(first_->exit_status, absl::StrCat(first_->what, "; ", left), SIGTERM);
   }
   End(0,
       absl::StrCat("the run has ended well without node ", absl::StrJoin(lost, ", "),

@@ -240,6 +240,14 @@ class RunTest(RunTestCase):
         self.assertEqual(status, 7)
         self.assertIn("failed: exit status 7; no node is left", errors)
 
+    def test_the_only_node_of_this_machine_has_ended(self) -> None:
+        shape = ["--scheduler=127.0.0.1:7447", "--nodes=2", "--node-rank=1"]
+        run = Run(*shape, "--loss-policy=continue", "--", "sh", "-c", "exit 7")
+        run.process.wait(TIMEOUT_S)
+        status, _, errors = run.end()
+        self.assertEqual(status, 7)
+        self.assertIn("exit status 7; node 1 has ended, others may go on", errors)
+
     def test_a_signal_that_kills_a_rank_is_the_status(self) -> None:
         script = "[ $RANK = 0 ] && kill -9 $$; sleep 1000"
         status, _, errors = run("--ranks-per-node=2", "--", "sh", "-c", script)

@@ -79,7 +79,7 @@ struct SchedulerConfig : ProcessConfig {
 
 struct AggregatorConfig : ProcessConfig {
   std::string scheduler = "127.0.0.1:7447";
-  std::string name;  // Empty: the host's name. Stable over restarts: placement hangs on it.
+  std::string name;  // Empty: the host's name. Stable over restarts: placement depends on it.
   uint32_t weight = 1;
   uint32_t lanes = 1;          // Aggregators in this process, each with a data thread of its own.
   std::vector<uint32_t> cpus;  // Lane k's data thread runs on the k-th; empty: the kernel's choice.

@@ -27,7 +27,7 @@ struct WaitingJoin {
   int64_t asked_ns = 0;  // The last time.
 };
 
-// What a tenant has of what its rules count.
+// How much a tenant has of what its rules bound.
 struct TenantUse {
   std::vector<std::string> jobs;  // By id.
   uint64_t members_held = 0;      // Each job's members, and at least its min_members.
@@ -39,14 +39,14 @@ class Admission {
   // `jobs` outlives it.
   explicit Admission(const JobTable* jobs) : jobs_(jobs) {}
 
-  // From now on these rules hold. Who is in stays. Returns those of before.
+  // From now on these rules hold; whoever is in stays. Returns the rules before.
   Quotas SetQuotas(Quotas quotas) { return std::exchange(quotas_, std::move(quotas)); }
 
   Quota QuotaOf(const LiveJob& job) const;
   // What is said of every job of the tenant.
   Quota TenantQuota(const std::string& tenant) const { return quotas_.OfTenant(tenant); }
   TenantUse UseOf(const std::string& tenant) const { return UseOf(tenant, std::nullopt); }
-  // With so many a forming job waits for nobody else.
+  // The number of members with which a forming job waits for nobody else.
   uint64_t MembersToBegin(const LiveJob& job) const;
 
   // Whether the agent may say whose the job is.
@@ -58,7 +58,7 @@ class Admission {
                      Turn& turn);
   // It is let in.
   void EndWait(const JoinRequest& request);
-  // Who does not ask any more leaves the line.
+  // Whoever has stopped asking leaves the line.
   void ForgetWaiting(int64_t now_ns);
   const std::vector<WaitingJoin>& waiting() const { return waiting_; }  // Oldest first.
 

@@ -29,8 +29,8 @@ struct LiveAggregator {
   int64_t lease_end_ns = 0;
 };
 
-// The aggregators of all jobs, and those lost of late. It knows no jobs: a turn in which one is
-// lost names it (Turn::lost_aggregators).
+// The aggregators of all jobs, and those that were lost lately. It knows no jobs: when one is lost,
+// the turn names it (Turn::lost_aggregators).
 class AggregatorPool {
  public:
   // The last two outlive it.
@@ -48,7 +48,7 @@ class AggregatorPool {
   Answer Renew(const PoolCaller& caller, int64_t now_ns);
   // Its stream is open. Says whether it is the first that it has opened.
   bool Attach(LiveAggregator& aggregator, StreamId stream, bool knows_standbys, Turn& turn);
-  // Its stream is gone; `counts`: that is a loss.
+  // Its stream is gone. `counts`: that is a loss.
   void OnStreamBroken(Incarnation incarnation, bool counts, Turn& turn);
   // It is taken into no further view.
   void Drain(LiveAggregator& aggregator, const std::string& text, Turn& turn);
@@ -68,7 +68,7 @@ class AggregatorPool {
   const size_t aggregators_max_;
   const Leases* const leases_;
   Streams* const streams_;
-  std::map<Incarnation, LiveAggregator> aggregators_;  // Those lost of late included.
+  std::map<Incarnation, LiveAggregator> aggregators_;  // Also those that were lost lately.
   std::vector<Incarnation> lost_;                      // In the order of their going.
 };
 

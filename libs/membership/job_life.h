@@ -44,8 +44,8 @@ class JobLife {
   void Remove(LiveJob& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
   static void TellMembers(const LiveJob& job, const MemberMessage& message, Turn& turn);
 
-  // --- older_store.cc: a store that was put back from a copy, or lost, is older than those whom it
-  // speaks of.
+  // --- older_store.cc: a store that was lost, or put back from a copy, is older than what others
+  // know.
 
   // A caller holds this epoch: the job's next one lies above it.
   static void ObserveEpoch(LiveJob& job, Epoch held, Turn& turn);

@@ -15,14 +15,14 @@ namespace talweg::membership {
 inline constexpr Epoch kEpochMax{uint64_t{1} << 62};
 inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
 
-// Above it lie the ids of jobs and quiesces that a scheduler gives, and the epochs of jobs that it
-// has found in its store. That may have been put back from a copy, and what has been given since is
-// known to others only: so it is the time, in steps of a millisecond with room for a million
-// numbers.
+// The ids of jobs and quiesces that a scheduler gives lie above this, and so do the epochs of jobs
+// that it has found in its store. The store may have been put back from a copy, and only others
+// know the numbers that were given since. So this is the time, in milliseconds, with room for a
+// million numbers in each.
 uint64_t NumbersFrom(int64_t start_unix_ns);
 
-// The numbers that a scheduler gives, and what it believes of those that others say they have been
-// given: its store may be older than they are.
+// The numbers that a scheduler gives, and which numbers it believes of others, who may have been
+// given newer ones than its store knows.
 class Numbers {
  public:
   Numbers(const Config& config, const Snapshot& snapshot, int64_t now_ns);
@@ -33,7 +33,7 @@ class Numbers {
 
   QuiesceId NextQuiesce() { return QuiesceId{++quiesce_last_}; }
   JobId NextJob(Turn& turn);
-  // Another scheduler with a newer store has given it: never give it again.
+  // Another scheduler, with a newer store, has given it. It is never given again.
   void ObserveJob(JobId id, Turn& turn);
 
   // Whether the caller can have been given this epoch. One that came to this scheduler, or to a job

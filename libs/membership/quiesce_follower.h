@@ -8,8 +8,8 @@
 
 namespace talweg::membership {
 
-// Which quiesce a member is in, by what its streams say one after another: what is to be passed on
-// to it, and when. A scheduler that was killed may have ended one without a word.
+// Which quiesce a member is in, what is to be passed on to it, and when. The member's streams tell,
+// one after another; a scheduler that was killed may have ended a quiesce without a word.
 class QuiesceFollower {
  public:
   // A stream has begun; `id` is under way at the scheduler, 0: none. A view follows, and after it

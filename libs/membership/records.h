@@ -22,7 +22,7 @@ enum class LossPolicy : uint8_t {
   kContinue = 2,  // The next view goes on without the lost, as long as min_members remain.
 };
 
-// How long a job gathers of whose members' release does not say: it knew no such wait.
+// How long a job gathers whose members are of a release that knew no such wait.
 inline constexpr int64_t kDefaultGatherNs = 30'000'000'000;
 
 // What all members of a job agree on; the first to join sets it.

@@ -55,7 +55,7 @@ class SchedulerCore {
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                       int64_t now_ns, std::vector<Effect>& out);
-  // No more than so many members come to begin the job. `has_begun`: whether it has a view then.
+  // The job begins with so many members, as no more come. `has_begun`: whether it has a view then.
   Answer OnLowerBeginMembers(const std::string& job_name, uint32_t begin_members, bool& has_begun,
                              int64_t now_ns, std::vector<Effect>& out);
   // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
@@ -77,7 +77,7 @@ class SchedulerCore {
                               const std::vector<HeldJob>& held, int64_t now_ns,
                               std::vector<Effect>& out, bool knows_standbys = false);
 
-  // From now on these rules hold. Who is in stays.
+  // From now on these rules hold; whoever is in stays.
   void OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out);
 
   // The peer's end of the stream is gone. Streams that are unknown or replaced are ignored.

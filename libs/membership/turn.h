@@ -15,8 +15,8 @@
 
 namespace talweg::membership {
 
-// One event's work: what it has touched, what of that is to be stored, and what is to be said after
-// it has been. The core reads it when the event is over (SchedulerCore::Finish).
+// One event's work: what it has touched, what of that is to be stored, and what is to be said
+// afterwards. The core reads it when the event is over (SchedulerCore::Finish).
 class Turn {
  public:
   explicit Turn(int64_t now_ns) : now_ns(now_ns) {}

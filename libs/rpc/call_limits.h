@@ -28,7 +28,7 @@ struct CallPeer {
   friend auto operator<=>(const CallPeer&, const CallPeer&) = default;
 };
 
-// Counts the calls of each peer: those of late and those that are open.
+// Counts the calls of each peer: the latest ones, and those that are open.
 //
 // A peer may make twice what it may make in a second at once, and then as many as time gives back.
 // What is remembered is bounded: beyond kPeersMax peers that have calls under way, or have made

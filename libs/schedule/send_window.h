@@ -21,13 +21,15 @@ namespace talweg::schedule {
 // soon as a slice has come:
 //
 // - The speed is the bytes that all owners received between a slice's departure and its receipt,
-//   over that time. The window keeps the fastest of late. Two things would pass for a faster link:
+//   over that time. The window keeps the fastest of the last period and this one. Two things would
+//   pass for a faster link:
 //   - Shapers let some milliseconds of a link that has rested pass at once. So no time is shorter
 //     than kFullMs: what was received before the slice left counts as well then.
 //   - Receipts that are late come together. This process had to wait for a CPU, or the slices
 //     waited at an owner whose link is full, while one to another owner came at once. So no time is
 //     shorter than the longest that any of the slices was under way.
-// - The round trip is the shortest such time of late. While the link is full a slice waits for
+// - The round trip is the shortest such time of the last period and this one. While the link is
+//   full a slice waits for
 //   those before it, and no time tells how long the way is. So every now and then only the few
 //   slices may be on their way, until one of them has come.
 //
@@ -73,7 +75,7 @@ class SendWindow {
   uint64_t Bytes() const;
   uint64_t InFlightBytes() const { return in_flight_bytes_; }
 
-  // The fastest speed of the link of late. 0: not known yet.
+  // The fastest speed of the link that it keeps. 0: not known yet.
   uint64_t BytesPerMs() const;
   // How long a slice takes to its owner, and its receipt back, when little is before it: the mean
   // over what is sent. 0: not known yet.

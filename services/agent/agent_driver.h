@@ -37,7 +37,7 @@ struct AgentDriverOptions {
   std::string host_id;  // "": no aggregator is reached through this host's memory.
   uint32_t rank_count = 1;
   uint64_t credit_bytes_max = 0;
-  // Where nothing is reduced nothing can be preempted, and there is no such limit.
+  // Where nothing is reduced nothing can be overtaken, and there is no such limit.
   uint64_t reduce_bytes_max = 0;
   int64_t unreachable_ns = 0;
   int64_t stall_ns = 0;  // AgentCoreConfig::stall_ns.
@@ -97,7 +97,7 @@ class AgentDriver final : public PeerEvents {
 
   // What comes from elsewhere.
   void OnMemberEvent(const rpc::MemberEvent& event);
-  // Lets ranks finish for a while, then fails them. False: it was told so before, or it is too
+  // Lets ranks finish for a while, then fails them. False: it was asked for before, or it is too
   // late.
   bool Stop(const std::string& why);
   // Says goodbye to the scheduler, for how the life ended. Nothing is said or heard after it.

@@ -23,7 +23,7 @@ struct LifeConfig {
   int64_t drain_ns = 0;  // What ranks have to finish, when the agent is to stop.
 };
 
-// What an agent sees that its life depends on.
+// What an agent's life depends on.
 struct LifeSight {
   bool any_attached = false;    // Some rank has a connection.
   bool gpus_are_idle = true;    // Nothing goes on among GPUs: memory may be given away.
@@ -76,7 +76,7 @@ class AgentLife {
 
   // What is to be done now. Performed before the next call, but for kNone.
   LifeStep Advance(const LifeSight& sight, int64_t now_ns);
-  // When Advance() may say something else though nothing happens; nullopt: never.
+  // When Advance() may say something else although nothing has happened; nullopt: never.
   std::optional<int64_t> NextNs(const LifeSight& sight) const;
 
   LifeState state() const { return state_; }

@@ -26,8 +26,8 @@ class RankCombiner {
                        std::span<std::byte> output) const = 0;
 };
 
-// What the core has done with bytes: copies at once, reductions a few at a time. Owned by the data
-// thread.
+// Does with bytes what the core asks for: copies at once, reductions a few at a time. Owned by the
+// data thread.
 class ByteWork {
  public:
   // All outlive its last call.

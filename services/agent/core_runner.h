@@ -31,7 +31,8 @@ class CoreRunner {
   // Gives the core the event, performs what follows, and what follows from that.
   void Deliver(Event event);
   void FailJob(const std::string& text);
-  // Lets leave what the events since the last time have led to. Says whether there were any.
+  // Flushes the core: what the events since the last time have led to leaves. Says whether there
+  // were any.
   bool Flush();
 
   bool dirty() const { return dirty_; }

@@ -110,7 +110,7 @@ class RankDesk final : public shm::RankEventSink {
   std::optional<shm::RankConnectionId> OnePlaceOf(const std::string& name) const;
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
-  // What the rank's rounds of the tensor are of that come from a GPU.
+  // The signature of the rank's rounds of the tensor that come from a GPU.
   RoundSignature SignatureOnDevice(LocalRank rank, pipeline::TensorIndex tensor) const;
 
   // A new generation of ranks: the old ones are all gone. Their memory is dropped.

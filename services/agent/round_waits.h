@@ -32,13 +32,13 @@ class RoundWaits {
 
   // The nodes for which a round waits, if that is known; else null.
   const std::vector<uint32_t>* MissingNodes(pipeline::TensorIndex tensor, Round round) const;
-  // This names those for whom the round waits, in words; "": nobody that is known.
+  // Names those for whom the round waits; "": nobody that is known.
   std::string WhomItWaitsFor(const pipeline::AgentCore& core, pipeline::TensorIndex tensor,
                              Round round) const;
 
  private:
-  // Whether one more wait is named in this second's log: who waits may do so with thousands of
-  // tensors. The others are counted.
+  // Whether one more wait is named in this second's log. A node may be waited for with thousands of
+  // tensors; the others are counted.
   bool NameWaiting(int64_t now_ns);
 
   const std::string job_name_;

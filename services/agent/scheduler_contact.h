@@ -11,14 +11,14 @@ namespace talweg::agent {
 // Whether the scheduler answers, for people.
 class SchedulerContact {
  public:
-  // `text`: why it cannot be reached. True: until now it answered.
+  // `text`: why it cannot be reached. Returns whether it answered until now.
   bool OnUnreachable(const std::string& text, int64_t now_ns) {
     text_ = text;
     if (silent_since_ns_ != 0) return false;
     silent_since_ns_ = now_ns;
     return true;
   }
-  // True: until now it did not.
+  // Returns whether it did not answer until now.
   bool OnReachable() {
     text_.clear();
     return std::exchange(silent_since_ns_, 0) != 0;

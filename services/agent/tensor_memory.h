@@ -78,7 +78,7 @@ class TensorMemory {
     return ranks_sum_ && !spec.collective.side &&
            (spec.ranks.empty() || spec.ranks.size() == rank_count_);
   }
-  // What is known of a tensor besides what it is.
+  // What is known of a tensor beside its spec.
   struct Wishes {
     // Its ranks push it from GPUs, so that they do not sum it, and a single rank's contribution is
     // copied.

@@ -43,7 +43,7 @@ class Aggregator {
   // Run has returned, or was never called.
   ~Aggregator();
 
-  // What the options come to where they are not given.
+  // The values of options that are not given.
   static std::string NameOf(const config::AggregatorConfig& config);
   static uint64_t MemoryBytesMaxOf(const config::AggregatorConfig& config);
 
@@ -71,7 +71,7 @@ class Aggregator {
              std::shared_ptr<const rpc::Credentials> credentials, SharedLink* link);
   absl::Status Open();
   absl::Status OpenTransport();
-  // In the log: who reaches the data port, and what he can do there.
+  // Logs who reaches the data port, and what they can do there.
   void SayWhoCanConnect() const;
   absl::Status OpenAdmin();
   std::unique_ptr<SchedulerLink> MakeLink(Incarnation incarnation, SchedulerLink::OnEvent on_event);

@@ -24,9 +24,8 @@ namespace talweg::aggregator {
 //   state     | what happens                                     | next state
 //   ----------+--------------------------------------------------+-----------------------------------
 //   kServing  | the lease is lost                                | kServing, as another incarnation
-//   kServing  | Shutdown                                         | kDraining: the scheduler is
-//   asked
-//             |                                                  | for no further jobs
+//   kServing  | Shutdown: the scheduler is asked for no          | kDraining
+//             | further jobs                                     |
 //   kDraining | it serves no job any more, the scheduler does    | kLeaving: the scheduler is told
 //             | not answer, or its jobs had their time           |
 //   kDraining | the lease is lost                                | kEnded

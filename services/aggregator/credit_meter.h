@@ -9,9 +9,9 @@
 
 namespace talweg::aggregator {
 
-// How much of an agent's credit may wait for a result to ride on: a frame of its own would wake an
-// agent that can do nothing with it. As much as comes over the connection in a millisecond, because
-// an agent has more than that in flight, and never much of all that it was granted
+// How much of an agent's credit may wait for a result to ride on, since a frame of its own would
+// wake an agent that can do nothing with it. It is as much as comes over the connection in a
+// millisecond, because an agent has more than that in flight, and never much of what it was granted
 // (docs/protocol.md, section 5).
 class CreditMeter {
  public:

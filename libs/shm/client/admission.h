@@ -17,7 +17,7 @@
 namespace talweg::shm {
 
 // The agent's answer to this rank's Hello. The thread that connects begins it, reads the socket
-// until it is answered, and ends it; what comes of it all other parts find constant.
+// until it is answered, and ends it. All other parts find the outcome constant.
 class Admission {
  public:
   Admission(AgentLink& link, ClientHealth& health, ClientIdentity& identity, Streaming& streaming,
@@ -35,7 +35,7 @@ class Admission {
   // kOk, or why the rank is not admitted; the text is in what Begin was given.
   RankStatus End();
 
-  // The reader's. Any but the first Welcome, and one that is not waited for, is dropped.
+  // The reader's. It drops every Welcome but the first, and one that nobody waits for.
   void Take(const Welcome& welcome);
 
  private:

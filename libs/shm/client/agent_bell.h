@@ -22,8 +22,8 @@ class AgentBell {
   // waits.
   enum class Sleeping : uint8_t { kAnyhow, kUntilRung, kUntilAwaited };
   void Ring(Sleeping sleeping);
-  // For a thread that looks again and again, and is counted nowhere. Also where ranks can tell: one
-  // of them may be too old to.
+  // For a thread that polls, which no count includes. It rings also where ranks can tell each other
+  // of rounds, because one of them may be too old to tell.
   void RingForPoll(bool needs_agent);
 
  private:

@@ -9,8 +9,8 @@
 
 namespace talweg::shm {
 
-// Whether an agent that has not ended still runs: one that does counts AgentLine::beats up. Only
-// the time that its rank looks counts, and was awake for.
+// Whether an agent that has not ended still runs: if it does, it counts AgentLine::beats up. Only
+// time counts in which its rank looks, and is awake.
 class AgentWatch {
  public:
   static constexpr int64_t kLookEveryNs = 1'000'000'000;

@@ -11,7 +11,7 @@
 
 namespace talweg::shm {
 
-// A question that waits for its answer; its thread's.
+// A question that waits for its answer. It belongs to the thread that asks.
 struct PendingAnswer {
   uint32_t request = 0;
   const Declare* declare = nullptr;  // The question, if it is one.
@@ -26,8 +26,8 @@ struct PendingAnswer {
   char text[kTextBytesMax + 1] = "";
   PendingAnswer* next = nullptr;
 
-  // What was answered, and in `error` why not. A status that this client does not know is
-  // kInternal.
+  // The answer's status; `error` says why it is a failure. kInternal: a status that this client
+  // does not know.
   RankStatus Status(ErrorText& error) const;
 };
 

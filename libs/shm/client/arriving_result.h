@@ -31,7 +31,7 @@ class ArrivingResult {
   // Goes on from there, if it is of this round and buffer.
   void GoOnBehind(const Copied& copied);
 
-  // How many bytes must have come before it is worth a look; 0: all.
+  // How many bytes must have come before it is worth looking again; 0: all.
   uint64_t awaited_bytes() const { return awaited_bytes_; }
   // Whether they have.
   bool Ready() const {

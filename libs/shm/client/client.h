@@ -111,7 +111,7 @@ class Client {
   RankStatus CompletionFd(int* fd, ErrorText& error);
   RankStatus AnotherCompletionFd(int* fd, ErrorText& error);
   RankStatus Watch(int fd, uint32_t tensor, uint64_t round, uint64_t tag, ErrorText& error);
-  // Not kOk only where there is nothing left to tell.
+  // An error comes only where there is nothing left to tell.
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
   uint64_t RanksSummed(uint32_t tensor) const;
@@ -120,7 +120,7 @@ class Client {
   // kTimeout: the next call goes on waiting, and ends no second one.
   RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
   uint64_t StepsEnded() const { return steps_.ended(); }
-  // The newest view's that the agent has; 0: it is too old to say.
+  // The epoch of the agent's newest view. 0: it is too old to say.
   uint64_t NewestEpoch() const { return steps_.NewestEpoch(); }
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.

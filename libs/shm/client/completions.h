@@ -33,7 +33,7 @@ class Completions {
   // A negative `fd` is the client's first descriptor.
   RankStatus Watch(int fd, const RankTensor& tensor, uint64_t round, uint64_t tag,
                    ErrorText& error);
-  // Not kOk only where there is nothing left to tell.
+  // An error comes only where there is nothing left to tell.
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
  private:

@@ -55,7 +55,7 @@ class Contributions {
   Waiting& waiting_;
 };
 
-// What the two ways have alike in which ranks sum; result_way.h says what each function does.
+// What RankSum and InPlaceSum have in common; result_way.h says what each function does.
 class SummedByRanks {
  public:
   static constexpr bool kInHostMemory = true;

@@ -7,7 +7,7 @@
 
 namespace talweg::shm {
 
-// Those that a process may run on; 0: this one.
+// The CPUs that a process may run on; 0: this process.
 struct Cpus {
   explicit Cpus(pid_t pid) {
     cpu_set_t cpus[8];  // The kernel refuses a set that is too small for it.

@@ -14,8 +14,8 @@
 namespace talweg::shm {
 
 // The result is where the gradient was, on a GPU, before the round is complete (docs/gpu.md). A
-// rank only waits. The round may lose its events instead, and is never complete then until it is
-// pushed again. Any thread; result_way.h says what each function does.
+// rank only waits. If the round loses its events, it is not complete until it is pushed again. Any
+// thread; result_way.h says what each function does.
 class DeviceResult {
  public:
   static constexpr bool kInHostMemory = false;

@@ -35,8 +35,8 @@ class InPlaceSum : public SummedByRanks {
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
                   ErrorText& error);
 
-  // When the client is closed: this rank begins no piece any more; returns when those are done that
-  // it has.
+  // When the client is closed: begins no piece any more, and returns when those that it has begun
+  // are done.
   void FinishPieces();
 
  private:

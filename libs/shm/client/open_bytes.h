@@ -8,12 +8,12 @@
 
 namespace talweg::shm {
 
-// How many bytes a rank's rounds take that are open at once: what passes through the caches between
-// the writing of one and its reading.
+// How many bytes the rounds take that a rank has open at once. So much passes through the caches
+// between the writing of one byte and its reading.
 //
 // A burst is the time from one moment without an open round to the next, such as a training step.
-// Its first rounds do not tell what follows, so the largest burst counts on, until as many bytes
-// have been in smaller ones: a single value that is pushed between two steps changes nothing.
+// Its first rounds do not tell what follows, so the largest burst counts until as many bytes have
+// gone in smaller ones. So a single value that is pushed between two steps changes nothing.
 class OpenBytes {
  public:
   void Begin(uint64_t bytes) {

@@ -16,7 +16,7 @@ class PushedRounds {
  public:
   // Nothing can be seen of them: the agent tells.
   PushedRounds() = default;
-  // No other rank's, so far.
+  // No other rank is known so far.
   static PushedRounds Visible() {
     PushedRounds rounds;
     rounds.visible_ = true;
@@ -25,7 +25,7 @@ class PushedRounds {
   void Add(const PushedLine& line) { lines_[count_++] = &line; }
 
   bool visible() const { return visible_; }
-  // With acquire: what they have contributed to it can be read.
+  // Reads with acquire: what the ranks have contributed can be read afterwards.
   bool AllReach(uint64_t round) const {
     return visible_ && std::all_of(lines_, lines_ + count_, [round](const PushedLine* line) {
              return line->round.load(std::memory_order_acquire) >= round;

@@ -78,7 +78,7 @@ class Pushes {
   // Whether `data` is what Contribution has given.
   static bool IsContribution(const RankTensor& tensor, const void* data,
                              const std::byte* contribution);
-  // What the push comes to, by its lengths.
+  // How many bytes the push has, by its lengths.
   static RankStatus CheckParts(const RankTensor& tensor, const PushedParts& parts, Pushing* push,
                                ErrorText& error);
   // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.

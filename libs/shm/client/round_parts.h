@@ -14,8 +14,8 @@
 
 namespace talweg::shm {
 
-// Where the parts go that a rank gets, which are `bytes` long together: `out`, one after another,
-// or places of their own.
+// Where a rank wants the parts that it gets, of `bytes` together: one after another at `out`, or
+// each at a place of its own.
 struct Target {
   std::byte* out = nullptr;
   uint64_t bytes = 0;

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import random
-import threading
 import unittest
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from talweg import _stripes
@@ -34,7 +33,6 @@ from talweg._catch_up import (
     TakeWhole,
 )
 from talweg._catch_up_lines import (
-    ASKS,
     Entry,
     Message,
     Reader,
@@ -45,9 +43,8 @@ from talweg._catch_up_lines import (
     Writer,
     pieces,
 )
-from talweg._giving import Giving, _Outbox
+from talweg._giving import _Outbox
 from talweg._replay import Call
-from talweg._views import Member, View
 
 _A, _B = (0, 0), (1, 0)
 _LAYOUT = b"layout"
@@ -437,73 +434,6 @@ def _random_message(draw: random.Random) -> Message:
 
 def _words(message: Message) -> bytes:
     return b"".join(piece.tobytes() for piece in pieces(message))
-
-
-class _Declaring(_Connection):
-    """Where a standby asks when it is told to. It keeps the groups of what was declared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.declared: dict[str, list[int]] = {}
-        self.asks = threading.Event()
-        self.has_line = threading.Event()
-
-    def declare_collective(self, *arguments: Any, **named: Any) -> int:
-        tensor = super().declare_collective()
-        name, ranks = arguments[0], arguments[5]
-        self.declared[name] = ranks
-        if name.endswith(".1"):
-            self.has_line.set()
-        return tensor
-
-    def wait_parts(self, tensor: int, round_: int, address: int, *rest: Any) -> bool:
-        if tensor > 0:
-            return super().wait_parts(tensor, round_, address, *rest)
-        if not self.asks.wait(0.001):
-            return False
-        ctypes.memset(address, ASKS, 1)
-        return True
-
-
-class _Client:
-    def __init__(self) -> None:
-        self.connection = _Declaring()
-
-    def call_before_closing(self, _: Callable[[], None]) -> None:
-        pass
-
-
-def _view(epoch: int, others: int) -> View:
-    """Node 0 with one rank, nodes with as many ranks in all as `others`, and node 9 as a standby."""
-    between = [Member(node, 1, range(node, node + 1)) for node in range(1, 1 + others)]
-    standby = Member(9, 7, range(1 + others, 3 + others), standby=True)
-    return View(epoch, (Member(0, 1, range(1)), *between, standby), 0, 1 + others)
-
-
-class GivingTest(unittest.TestCase):
-    def test_a_line_is_declared_once_it_is_asked_for_by_the_numbers_that_ranks_have_then(
-        self,
-    ) -> None:
-        client = _Client()
-        giving, connection = Giving(cast(Any, client)), client.connection
-        for epoch, others in ((1, 1), (2, 3)):
-            with giving.numbers:
-                giving.follow(_view(epoch, others), (0, 0), None)
-        self.assertEqual(list(connection.declared.values()), [[0, 2, 3]])  # That it asks on.
-        connection.asks.set()
-        self.assertTrue(connection.has_line.wait(60))
-        self.assertEqual(list(connection.declared.values())[1:], [[0, 4, 5]] * 2)
-        giving._close()
-
-    def test_nothing_is_declared_for_a_standby_that_is_gone(self) -> None:
-        client = _Client()
-        giving, connection = Giving(cast(Any, client)), client.connection
-        with giving.numbers:
-            giving.follow(_view(1, 1), (0, 0), None)
-            giving.follow(View(2, (Member(0, 1, range(1)),), 0, 1), (0, 0), None)
-        connection.asks.set()
-        giving._close()
-        self.assertEqual(len(connection.declared), 1)
 
 
 class LinesTest(unittest.TestCase):

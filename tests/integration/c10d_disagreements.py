@@ -46,7 +46,7 @@ def check_mismatch() -> None:
     with raises(talweg.Mismatch, r"f32\[4\].*f64\[4\]"):
         dist.broadcast(torch.zeros(4, dtype=torch.float64 if _RANK == 1 else torch.float32), 0)
     if _RANK < 2:
-        with raises(talweg.Mismatch, r"send of f32\[3\].*send of f32\[4\]"):
+        with raises(talweg.Mismatch, r"send of f32\[3\].*recv of f32\[4\]"):
             if _RANK == 0:
                 dist.send(torch.zeros(3), 1)
             else:

@@ -247,7 +247,7 @@ def between_two_ranks() -> None:
         expect(talweg.Mismatch, "send of f32[2]", talweg.send, np.ones(2, np.float32), last)
         expect(talweg.InvalidArgument, "this one", talweg.send, wanted, 0)
     elif rank == last:
-        expect(talweg.Mismatch, "send of f64[3]", talweg.recv, np.ones(3), 0)
+        expect(talweg.Mismatch, "recv of f64[3]", talweg.recv, np.ones(3), 0)
 
 
 def who_may_not_call() -> None:

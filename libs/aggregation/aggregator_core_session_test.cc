@@ -222,7 +222,7 @@ TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and relea
   CHECK(f.budget.used_bytes() == 0);
 }
 
-// Whom node 0 hears that the job waits for, so many seconds from now.
+// Returns whom node 0 hears that the job waits for, so many seconds from now.
 std::vector<wire::Waiting> WaitingToldIn(JobFixture& f, int64_t seconds) {
   f.effects_seen.clear();
   f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);

@@ -71,12 +71,6 @@ def places_of(view: View) -> dict[int, Place]:
     }
 
 
-def _member_in(view: View, node: int) -> Member:
-    """The node's, which takes part in steps."""
-    [member] = [each for each in view.in_steps if each.node == node]
-    return member
-
-
 @dataclass
 class _Queued:
     message: Message
@@ -161,7 +155,6 @@ class _Given:
         numbers: threading.Lock,
     ) -> None:
         """`numbers` is held by whoever gives ranks other numbers, or names ranks by them."""
-        member = _member_in(view, own[0])
         self.standby = standby
         self._own = own
         self.giver = Giver(own)
@@ -181,10 +174,11 @@ class _Given:
         self._has_heard = False
         self._is_broken = False
         self._connection, self._numbers = client.connection, numbers
+        self._ranks = [view.rank_at(*own), *standby.ranks]
+        member = view.member_of(self._ranks[0])
         self._name = line_name(
             (standby.node, standby.incarnation), (member.node, member.incarnation), own[1]
         )
-        self._ranks = [member.ranks[own[1]], *standby.ranks]
         asks, name = standby.ranks[0], f"{self._name}.ask"
         self._ask = Rounds(self._connection, name, asks, self._ranks, 8, False, 1, is_line=False)
         self._thread = threading.Thread(target=self._run, name="talweg-giver", daemon=True)
@@ -233,8 +227,7 @@ class _Given:
         ]
         if not standbys:
             return self.end()
-        member = _member_in(view, self._own[0])
-        self._ranks = [member.ranks[self._own[1]], *standbys[0].ranks]
+        self._ranks = [view.rank_at(*self._own), *standbys[0].ranks]
 
     def look(self) -> bool:
         """Hears what the sending thread has heard; whether those that were asked may not begin."""

@@ -8,14 +8,16 @@ import unittest
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
 import talweg.torch
 import torch
-from talweg import _native, _objects
+from talweg import _client, _native, _objects
 from talweg._local import LocalConnection
 from talweg._membership import _NOT_SYNCHRONIZED
+from talweg._views import Member, View
 
 
 def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
@@ -250,6 +252,38 @@ class StateTest(unittest.TestCase):
             other.unpack(_joined(state.pack()))
             self.assertEqual(next(iter(other.sampler)), first)
             self.assertEqual(next(iter(state.sampler)), first)
+        finally:
+            talweg.shutdown()
+
+    def test_a_callback_that_raises(self) -> None:
+        """The others are called all the same, and samplers are dealt to the ranks that are there."""
+        talweg.init()
+        try:
+            state = talweg.State(sampler=_sampler(10, 3))
+            state.begin()
+            client = _client.current()
+            seen: list[Any] = []
+            membership = client.membership
+            two = View(1, (Member(0, 0, range(1)), Member(1, 0, range(1, 2))), 0, 2)
+
+            def let_one_in(_: Any) -> Any:
+                before, membership._agreement.view = membership.view, two
+                client.size = two.size
+                return membership._tell(before)
+
+            def fail(_: Any) -> None:
+                raise ValueError("no room for that many")
+
+            talweg.on_view_change(fail)
+            talweg.on_view_change(seen.append)
+            with (
+                mock.patch.object(membership, "_end_one_step", let_one_in),
+                self.assertRaisesRegex(ValueError, "no room for that many"),
+            ):
+                state.end_step()
+            self.assertEqual(seen, [state.change])
+            next(iter(state.sampler))
+            self.assertEqual(state.sampler.step_samples, 2 * 3)
         finally:
             talweg.shutdown()
 

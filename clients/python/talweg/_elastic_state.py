@@ -15,7 +15,7 @@ from talweg._digest import Digest, Hashing
 from talweg._replay import Replay
 from talweg._sampler import ElasticSampler
 from talweg._state_replay import Recorder, StateReplay, is_of_jax
-from talweg._views import Change
+from talweg._views import Change, change_between
 from talweg.errors import AgentLost, InvalidArgument, Mismatch
 
 _RESERVED = (
@@ -129,9 +129,11 @@ class State:
             self._go_back()
         for sampler in self._samplers():
             sampler.begin_again()
-        self._joined = membership.begin(self)
-        self._change = membership.change
-        self._deal()
+        try:
+            self._joined = membership.begin(self)
+        finally:  # A callback of on_view_change() may raise, when the numbers have changed.
+            self._change = membership.change
+            self._deal()
         return self._joined
 
     def run(
@@ -206,8 +208,12 @@ class State:
 
     def end_step(self) -> Change | None:
         """Ends a step: nodes come and go here. Returns `change`."""
-        self._change = _client.current().membership.end_step(self._commit)
-        if self._change is not None:
+        membership = _client.current().membership
+        before = membership.view
+        try:
+            membership.end_step(self._commit)
+        finally:  # As in begin().
+            self._change = change_between(before, membership.view)
             self._deal()
         return self._change
 

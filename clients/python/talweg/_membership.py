@@ -287,7 +287,9 @@ class Membership:
         self._taking = None
         self.client.connection.refusal = None
         before, self.rejoined = self.rejoined, None
-        self.change = self._tell(before) if before is not None else None
+        self.change = None if before is None else change_between(before, self.view)
+        if before is not None:
+            self._tell(before)
 
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
@@ -422,8 +424,10 @@ class Membership:
             )
 
     def _tell(self, before: View) -> Change | None:
+        """Calls all callbacks, also where one of them raises; the last one's error leaves."""
         change = change_between(before, self.view)
         if change is not None:
-            for callback in self.callbacks:
-                callback(change)
+            with contextlib.ExitStack() as calls:
+                for callback in reversed(self.callbacks):
+                    calls.callback(callback, change)
         return change

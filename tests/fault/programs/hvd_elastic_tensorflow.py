@@ -45,7 +45,12 @@ class Program:
             self.say(f"begins {state.total}")
             train(state)
 
-        state.register_reset_callbacks([lambda: self.say(f"reset {hvd.size()}")])
+        def on_reset() -> None:
+            there = int(hvd.allreduce(tf.constant(1), op=hvd.Sum, name="reset"))
+            assert there == hvd.size(), (there, hvd.size())
+            self.say(f"reset {hvd.size()}")
+
+        state.register_reset_callbacks([on_reset])
         hvd.elastic.run(begin)(state)
 
     def end(self, weights: list[Any]) -> None:

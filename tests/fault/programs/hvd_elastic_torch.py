@@ -49,6 +49,8 @@ def main() -> None:
         """As Horovod's guide has it: the rate is that of all ranks."""
         for group in optimizer.param_groups:
             group["lr"] = 0.0001 * hvd.size()
+        there = int(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="reset"))
+        assert there == hvd.size(), (there, hvd.size())
         log.write(f"reset {hvd.size()}\n")
 
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -102,28 +102,29 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    skip_sync = False
+    syncs, resets = True, False
     while True:
         try:
-            if not skip_sync:
+            if syncs:
+                # Before on_reset(), which asks for the number of ranks, and may reduce.
                 state.sync()
-                if state.joined:
-                    # It has the state from before the others' on_reset(), which they call now.
-                    state.on_reset()
+                # A joiner has the state from before the others' on_reset(), which they call now.
+                resets = resets or state.joined
+            if resets:
+                state.on_reset()
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt as interrupt:
-            skip_sync, has_failed = interrupt.skip_sync, False
+            syncs, resets = not interrupt.skip_sync, True
         except Exception as error:
-            if not _outlive.agent_is_lost() and not _is_one_of(error, aborted):
+            is_lost = _outlive.agent_is_lost()
+            if not is_lost and not _is_one_of(error, aborted):
                 raise  # There is nobody to go on with.
-            skip_sync, has_failed = False, True
-        if has_failed:
-            if _outlive.agent_is_lost():
+            if is_lost:
                 _outlive.rejoin()
             state.restore()
+            syncs, resets = True, True
         if reset is not None:
             reset()
-        state.on_reset()
 
 
 def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:

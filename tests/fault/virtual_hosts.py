@@ -83,7 +83,8 @@ class HostsJob:
         words = [each.format(hosts=self.hosts, script=self.script) for each in options]
         program = [each.replace("{ranks}", str(self.ranks)) for each in program]
         if program[0].endswith(".py"):
-            program = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.ranks)]
+            script = str(PROGRAMS / program[0])
+            program = [sys.executable, "-P", script, str(self.ranks), *program[1:]]
         self.output = self.directory / "output"
         kept = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
         with self.open_output() as output:

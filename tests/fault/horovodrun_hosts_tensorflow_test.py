@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow and Keras in Horovod's elastic mode, on hosts that come, go and die."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unittest
+
+from virtual_hosts import HostsJob
+
+
+class _Job(HostsJob):
+    launcher = (sys.executable, "-P", "-m", "talweg.horovod.runner")
+
+    def __init__(self, test: unittest.TestCase, kind: str) -> None:
+        options = ["-np", "1", "--min-np", "1", "--host-discovery-script", "{script}"]
+        super().__init__(test, "a:1", options, ["hvd_elastic_tensorflow.py", kind])
+
+
+class HorovodrunHostsTensorflowTest(unittest.TestCase):
+    def _live(self, kind: str) -> None:
+        job = _Job(self, kind)
+        job.go_on(1)
+        job.name_hosts("a:1 b:1")
+        job.go_on(2)
+        job.kill_host("a")  # The source of all state.
+        job.says("host a (node 0) is lost")
+        job.go_on(1)
+        job.name_hosts("b:1 c:1")
+        job.go_on(2)
+        job.name_hosts("c:1")
+        job.wait_for("nothing is left on b", lambda: not job.processes("b"))
+        job.go_on(1)
+        job.stop()
+        output = job.end()
+        self.assertEqual(len(job.weights()), 1, output)
+        self._check_steps(job)
+
+    def _check_steps(self, job: _Job) -> None:
+        """No rank does a step twice, or leaves one out, and one rank alone has begun with none."""
+        lives = []
+        for lines in job.said().values():
+            words = [line.split() for line in lines if line.startswith(("begins ", "step "))]
+            first = last = int(words[0][1])
+            for what, number in words[1:]:
+                # The step that ends with a change is told by "begins", as one is that was given up.
+                may_be = [last + 1, last] if what == "begins" else [last + 1]
+                self.assertIn(int(number), may_be, (what, lines[-20:]))
+                last = int(number)
+            lives.append((first, last))
+        lives.sort()
+        self.assertEqual([first for first, _ in lives].count(0), 1, lives)
+        for (_, last), (first, _) in zip(lives, lives[1:]):
+            self.assertLessEqual(first, last + 1, lives)
+
+    def test_keras(self) -> None:
+        self._live("keras")
+
+    def test_a_tape(self) -> None:
+        self._live("tape")
+
+
+if __name__ == "__main__":
+    os.environ.update(
+        TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TALWEG_TENSORFLOW_OPS="python"
+    )
+    unittest.main()

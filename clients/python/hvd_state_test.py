@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import unittest
 
-from talweg.horovod.torch.elastic import ObjectState, TorchState
+from talweg.errors import Aborted
+from talweg.horovod.torch.elastic import ObjectState, TorchState, run
 
 
 class HvdStateTest(unittest.TestCase):
@@ -19,6 +20,30 @@ class HvdStateTest(unittest.TestCase):
             state.batch, state.note = 2, "second"
             state.restore()
             self.assertEqual((state.batch, state.note), (1, "second"))
+
+    def test_ranks_agree_before_reset_callbacks_are_called(self) -> None:
+        """After a round that was given up, as the callbacks ask for the number of ranks."""
+        told: list[str] = []
+
+        class Told(ObjectState):
+            def sync(self) -> None:
+                told.append("sync")
+
+            def restore(self) -> None:
+                told.append("restore")
+
+        state = Told(batch=0)
+        state.register_reset_callbacks([lambda: told.append("reset")])
+
+        @run
+        def train(state: Told) -> int:
+            told.append("train")
+            if told.count("train") == 1:
+                raise Aborted("rank 1 is gone")
+            return 7
+
+        self.assertEqual(train(state), 7)
+        self.assertEqual(told, ["sync", "train", "restore", "sync", "reset", "train"])
 
 
 if __name__ == "__main__":

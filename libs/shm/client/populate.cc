@@ -36,16 +36,15 @@ int Advise(const std::byte* begin, uint64_t bytes, int advice) {
 // refuse; then, or without a free huge page, it stays as it was.
 void BackWithHugePages(std::byte* begin, uint64_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = RoundUp(address, Mapping::kHugePageBytes);
   const uintptr_t end = (address + bytes) / Mapping::kHugePageBytes * Mapping::kHugePageBytes;
-  for (uintptr_t at = RoundUp(address, Mapping::kHugePageBytes); at < end;
-       at += Mapping::kHugePageBytes) {
-    void* const page = reinterpret_cast<void*>(at);
+  if (end <= first) return;
+  for (uintptr_t at = first; at < end; at += Mapping::kHugePageBytes) {
     // One that is empty is refused.
-    if (::madvise(page, kPageBytes, MADV_POPULATE_WRITE) != 0 ||
-        ::madvise(page, Mapping::kHugePageBytes, MADV_COLLAPSE) != 0) {
-      return;
-    }
+    if (::madvise(reinterpret_cast<void*>(at), kPageBytes, MADV_POPULATE_WRITE) != 0) return;
   }
+  // In one call, since each waits for every CPU.
+  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_COLLAPSE);
 }
 
 }  // namespace

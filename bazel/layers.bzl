@@ -108,6 +108,7 @@ _DEPS_USERS = {
     "cuda": ["libs/gpu", "tests"],
     "grpc": _GRPC_USERS,
     "hwloc": ["libs/topology", "tests"],
+    "ipsec_mb": ["libs/transport", "tests"],
     "libfabric": ["libs/transport", "tests"],
     "openssl": ["libs/transport", "tests"],
     "protobuf": _GRPC_USERS + ["libs/config"],

@@ -2,7 +2,6 @@
 #include "libs/transport/tcp/tls_records.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
 
 #include <algorithm>
 #include <string>
@@ -13,13 +12,6 @@
 
 namespace talweg::transport {
 namespace {
-
-constexpr size_t kKeyBytes = 16;
-
-const unsigned char* Raw(const std::byte* bytes) {
-  return reinterpret_cast<const unsigned char*>(bytes);
-}
-unsigned char* Raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
 // HKDF-Expand-Label with an empty context. `out` is no longer than one SHA-256, so one HMAC makes
 // it.
@@ -38,35 +30,22 @@ void ExpandLabel(const TrafficSecret& secret, std::string_view label, std::span<
   OPENSSL_cleanse(block.data(), block.size());
 }
 
-// OpenSSL's calls fail without memory alone, but for the last one of opening.
-void Crypt(EVP_CIPHER_CTX* context, std::span<const std::byte> from, std::byte* to) {
-  int done = 0;
-  TALWEG_CHECK(EVP_CipherUpdate(context, Raw(to), &done, Raw(from.data()),
-                                static_cast<int>(from.size())) == 1);
-}
-
 }  // namespace
 
 TrafficSecret::~TrafficSecret() { OPENSSL_cleanse(bytes.data(), bytes.size()); }
 
-void TlsKey::ContextFreer::operator()(EVP_CIPHER_CTX* context) const {
-  EVP_CIPHER_CTX_free(context);
-}
-
-TlsKey::TlsKey(const TrafficSecret& secret, Use use)
-    : use_(use), secret_(secret), context_(EVP_CIPHER_CTX_new()) {
-  TALWEG_CHECK(context_ != nullptr);
+TlsKey::TlsKey(const TrafficSecret& secret, AesGcm::Use use, AesCode code)
+    : use_(use), code_(code), secret_(secret) {
   TakeKey();
 }
 
 TlsKey::~TlsKey() { OPENSSL_cleanse(iv_.data(), iv_.size()); }
 
 void TlsKey::TakeKey() {
-  std::array<std::byte, kKeyBytes> key;
+  AesKey key;
   ExpandLabel(secret_, "key", key);
   ExpandLabel(secret_, "iv", iv_);
-  TALWEG_CHECK(EVP_CipherInit_ex(context_.get(), EVP_aes_128_gcm(), nullptr, Raw(key.data()),
-                                 nullptr, use_ == Use::kSeals ? 1 : 0) == 1);
+  aes_ = MakeAesGcm(code_, key, use_);
   OPENSSL_cleanse(key.data(), key.size());
   records_ = 0;
 }
@@ -78,16 +57,14 @@ void TlsKey::Update() {
   TakeKey();
 }
 
-EVP_CIPHER_CTX* TlsKey::Begin(std::span<const std::byte> header) {
-  std::array<std::byte, 12> nonce = iv_;
+AesGcm& TlsKey::Begin(std::span<const std::byte> header) {
+  AesNonce nonce = iv_;
   for (size_t i = 0; i < sizeof(records_); ++i) {
     nonce[nonce.size() - 1 - i] ^= static_cast<std::byte>(records_ >> (8 * i));
   }
   ++records_;
-  TALWEG_CHECK(
-      EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, Raw(nonce.data()), -1) == 1);
-  Crypt(context_.get(), header, nullptr);
-  return context_.get();
+  aes_->Begin(nonce, header);
+  return *aes_;
 }
 
 size_t TlsSealer::Seal(TlsContent type, std::span<const std::span<const std::byte>> parts,
@@ -100,19 +77,17 @@ size_t TlsSealer::Seal(TlsContent type, std::span<const std::span<const std::byt
   out[1] = out[2] = std::byte{3};
   out[3] = static_cast<std::byte>(length >> 8);
   out[4] = static_cast<std::byte>(length);
-  EVP_CIPHER_CTX* const context = key_.Begin(out.first(kTlsHeaderBytes));
+  AesGcm& aes = key_.Begin(out.first(kTlsHeaderBytes));
   std::byte* at = out.data() + kTlsHeaderBytes;
   for (const std::span<const std::byte> part : parts) {
-    if (part.empty()) continue;
-    Crypt(context, part, at);
+    aes.Crypt(part, at);
     at += part.size();
   }
   const std::byte last = static_cast<std::byte>(type);
-  Crypt(context, std::span(&last, 1), at);
+  aes.Crypt(std::span(&last, 1), at);
   ++at;
-  int ignored = 0;
-  TALWEG_CHECK(EVP_CipherFinal_ex(context, Raw(at), &ignored) == 1);
-  TALWEG_CHECK(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, at) == 1);
+  const Tag tag = aes.MakeTag();
+  std::copy(tag.begin(), tag.end(), at);
   return bytes + kTlsExtraBytes;
 }
 
@@ -127,17 +102,14 @@ std::optional<size_t> TlsRecordBytes(std::span<const std::byte, kTlsHeaderBytes>
 std::optional<TlsOpener::Opened> TlsOpener::Open(std::span<const std::byte> record,
                                                  std::span<std::byte> place) {
   TALWEG_CHECK(record.size() >= kTlsExtraBytes && record.size() == place.size() + kTlsExtraBytes);
-  EVP_CIPHER_CTX* const context = key_.Begin(record.first(kTlsHeaderBytes));
+  AesGcm& aes = key_.Begin(record.first(kTlsHeaderBytes));
   const std::span<const std::byte> sealed = record.subspan(kTlsHeaderBytes, place.size() + 1);
-  if (!place.empty()) Crypt(context, sealed.first(place.size()), place.data());
+  aes.Crypt(sealed.first(place.size()), place.data());
   std::byte last;
-  Crypt(context, sealed.last(1), &last);
+  aes.Crypt(sealed.last(1), &last);
   Tag tag;
   std::copy_n(record.end() - kTagBytes, kTagBytes, tag.begin());
-  int ignored = 0;
-  std::array<unsigned char, kTagBytes> none;
-  TALWEG_CHECK(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, kTagBytes, tag.data()) == 1);
-  if (EVP_CipherFinal_ex(context, none.data(), &ignored) != 1) {
+  if (!aes.IsTag(tag)) {
     OPENSSL_cleanse(place.data(), place.size());
     return std::nullopt;
   }

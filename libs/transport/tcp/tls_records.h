@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 
-#include "libs/transport/tcp/seal.h"
+#include "libs/transport/tcp/aes_gcm.h"
 
 // The records of TLS 1.3 (RFC 8446, sections 5 and 7) under TLS_AES_128_GCM_SHA256, after the
 // handshake. Bytes in, bytes out; no socket.
@@ -42,9 +42,7 @@ inline constexpr size_t kTlsRecordBytesMax = kTlsContentBytesMax + kTlsExtraByte
 // The keys of one direction, one after the other, and the nonces of the present one.
 class TlsKey {
  public:
-  enum class Use : uint8_t { kSeals, kOpens };
-
-  TlsKey(const TrafficSecret& secret, Use use);
+  TlsKey(const TrafficSecret& secret, AesGcm::Use use, AesCode code);
   ~TlsKey();
   TlsKey(const TlsKey&) = delete;
   TlsKey& operator=(const TlsKey&) = delete;
@@ -54,26 +52,24 @@ class TlsKey {
   // How many records the present key has been used for.
   uint64_t records() const { return records_; }
 
-  // Prepares for the next record: its nonce, and its header as what the tag covers too.
-  EVP_CIPHER_CTX* Begin(std::span<const std::byte> header);
+  // Begins the next record: with its nonce, and its header as what the tag covers too.
+  AesGcm& Begin(std::span<const std::byte> header);
 
  private:
-  struct ContextFreer {
-    void operator()(EVP_CIPHER_CTX* context) const;
-  };
-
   void TakeKey();
 
-  const Use use_;
+  const AesGcm::Use use_;
+  const AesCode code_;
   TrafficSecret secret_;
-  std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
-  std::array<std::byte, 12> iv_{};
+  std::unique_ptr<AesGcm> aes_;
+  AesNonce iv_{};
   uint64_t records_ = 0;
 };
 
 class TlsSealer {
  public:
-  explicit TlsSealer(const TrafficSecret& secret) : key_(secret, TlsKey::Use::kSeals) {}
+  explicit TlsSealer(const TrafficSecret& secret, AesCode code = FastestAesCode())
+      : key_(secret, AesGcm::Use::kSeals, code) {}
 
   // Puts a record with these parts to `out`, and returns its size: that of the parts, of which
   // there may be kTlsContentBytesMax, and kTlsExtraBytes.
@@ -95,7 +91,8 @@ class TlsOpener {
     size_t bytes = 0;
   };
 
-  explicit TlsOpener(const TrafficSecret& secret) : key_(secret, TlsKey::Use::kOpens) {}
+  explicit TlsOpener(const TrafficSecret& secret, AesCode code = FastestAesCode())
+      : key_(secret, AesGcm::Use::kOpens, code) {}
 
   // Puts what is in the next record to `place`, which has record.size() - kTlsExtraBytes. What
   // follows the content there may change too. nullopt: this is not the next record; `place` is then

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/tcp/aes_gcm.h"
+
+#include <openssl/evp.h>
+
+#include "libs/base/check.h"
+#include "libs/transport/tcp/ipsec_mb.h"
+
+namespace talweg::transport {
+namespace {
+
+const unsigned char* Raw(const std::byte* bytes) {
+  return reinterpret_cast<const unsigned char*>(bytes);
+}
+unsigned char* Raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+
+// Its calls fail without memory alone, but for the one that compares tags.
+class OpenSslAesGcm final : public AesGcm {
+ public:
+  OpenSslAesGcm(const AesKey& key, Use use) : context_(EVP_CIPHER_CTX_new()) {
+    TALWEG_CHECK(context_ != nullptr);
+    TALWEG_CHECK(EVP_CipherInit_ex(context_.get(), EVP_aes_128_gcm(), nullptr, Raw(key.data()),
+                                   nullptr, use == Use::kSeals ? 1 : 0) == 1);
+  }
+
+  void Begin(const AesNonce& nonce, std::span<const std::byte> header) override {
+    TALWEG_CHECK(
+        EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, Raw(nonce.data()), -1) == 1);
+    Crypt(header, nullptr);
+  }
+
+  void Crypt(std::span<const std::byte> from, std::byte* to) override {
+    if (from.empty()) return;
+    int done = 0;
+    TALWEG_CHECK(EVP_CipherUpdate(context_.get(), Raw(to), &done, Raw(from.data()),
+                                  static_cast<int>(from.size())) == 1);
+  }
+
+  Tag MakeTag() override {
+    Tag tag;
+    TALWEG_CHECK(End());
+    TALWEG_CHECK(
+        EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag.data()) == 1);
+    return tag;
+  }
+
+  bool IsTag(const Tag& tag) override {
+    Tag expected = tag;
+    TALWEG_CHECK(EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                                     expected.data()) == 1);
+    return End();
+  }
+
+ private:
+  struct ContextFreer {
+    void operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
+  };
+
+  bool End() {
+    int ignored = 0;
+    std::array<unsigned char, kTagBytes> none;
+    return EVP_CipherFinal_ex(context_.get(), none.data(), &ignored) == 1;
+  }
+
+  std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
+};
+
+}  // namespace
+
+AesCode FastestAesCode() { return HasIpsecMb() ? AesCode::kIpsecMb : AesCode::kOpenSsl; }
+
+std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, const AesKey& key, AesGcm::Use use) {
+  if (code == AesCode::kIpsecMb) return MakeIpsecMbAesGcm(key, use);
+  return std::make_unique<OpenSslAesGcm>(key, use);
+}
+
+}  // namespace talweg::transport

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "libs/transport/tcp/seal.h"
+
+namespace talweg::transport {
+
+using AesKey = std::array<std::byte, 16>;
+using AesNonce = std::array<std::byte, 12>;
+
+// AES-128-GCM (NIST SP 800-38D) with one key, in one direction. A message is begun, encrypted or
+// decrypted in pieces of any sizes, and ended with its tag. No nonce may be used twice.
+class AesGcm {
+ public:
+  enum class Use : uint8_t { kSeals, kOpens };
+
+  virtual ~AesGcm() = default;
+
+  // Begins a message. Its tag covers `header` too.
+  virtual void Begin(const AesNonce& nonce, std::span<const std::byte> header) = 0;
+  // The next piece, to `to`, which has room for as many bytes. It may be the same place.
+  virtual void Crypt(std::span<const std::byte> from, std::byte* to) = 0;
+  // Ends a message of kSeals.
+  virtual Tag MakeTag() = 0;
+  // Ends a message of kOpens. False: its bytes are not those that were sealed.
+  virtual bool IsTag(const Tag& tag) = 0;
+};
+
+// Whose code does it.
+enum class AesCode : uint8_t {
+  kOpenSsl,
+  // Intel's IPsec Multi-Buffer library. OpenSSL 3.0 has no code for VAES, and takes three times as
+  // long.
+  kIpsecMb,
+};
+
+// kIpsecMb where that library is installed, and this CPU has VAES with AVX-512. Else kOpenSsl.
+AesCode FastestAesCode();
+
+// kIpsecMb only where FastestAesCode() says so.
+std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, const AesKey& key, AesGcm::Use use);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_H_

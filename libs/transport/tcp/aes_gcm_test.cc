@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/tcp/aes_gcm.h"
+
+#include <algorithm>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace talweg::transport {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes Hex(std::string_view text) {
+  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  Bytes bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes.push_back(static_cast<std::byte>(16 * digit(text[i]) + digit(text[i + 1])));
+  }
+  return bytes;
+}
+
+template <size_t kSize>
+std::array<std::byte, kSize> ArrayOf(std::string_view hex) {
+  const Bytes bytes = Hex(hex);
+  REQUIRE(bytes.size() == kSize);
+  std::array<std::byte, kSize> array{};
+  std::copy(bytes.begin(), bytes.end(), array.begin());
+  return array;
+}
+
+std::vector<AesCode> Codes() {
+  if (FastestAesCode() == AesCode::kOpenSsl) {
+    WARN("skipped: libipsec-mb is not installed, or this CPU has no VAES");
+    return {AesCode::kOpenSsl};
+  }
+  return {AesCode::kOpenSsl, AesCode::kIpsecMb};
+}
+
+// Test case 4 of McGrew and Viega, "The Galois/Counter Mode of Operation".
+const Bytes kPlain = Hex(
+    "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b5"
+    "25b16aedf5aa0de657ba637b39");
+const Bytes kSealed = Hex(
+    "42831ec2217774244b7221b784d0d49ce3aa212f2c02a4e035c17e2329aca12e21d514b25466931c7d8f6a5aac84aa"
+    "051ba30b396a0aac973d58e091");
+const Bytes kHeader = Hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+
+TEST_CASE("AES-GCM: the published bytes", "[transport]") {
+  const auto key = ArrayOf<16>("feffe9928665731c6d6a8f9467308308");
+  const auto nonce = ArrayOf<12>("cafebabefacedbaddecaf888");
+  const auto tag = ArrayOf<16>("5bc94fbc3221a5db94fae95ae7121a47");
+  const AesCode code = GENERATE(from_range(Codes()));
+  CAPTURE(static_cast<int>(code));
+
+  Bytes sealed(kPlain.size());
+  const auto sealer = MakeAesGcm(code, key, AesGcm::Use::kSeals);
+  sealer->Begin(nonce, kHeader);
+  sealer->Crypt(kPlain, sealed.data());
+  CHECK(sealer->MakeTag() == tag);
+  CHECK(sealed == kSealed);
+
+  Bytes opened(kPlain.size());
+  const auto opener = MakeAesGcm(code, key, AesGcm::Use::kOpens);
+  const auto fits = [&](const Bytes& header, const Bytes& bytes, const Tag& its_tag) {
+    opener->Begin(nonce, header);
+    opener->Crypt(bytes, opened.data());
+    return opener->IsTag(its_tag);
+  };
+  CHECK(fits(kHeader, kSealed, tag));
+  CHECK(opened == kPlain);
+  for (size_t i = 0; i < tag.size(); ++i) {
+    Tag other = tag;
+    other[i] ^= std::byte{0x80};
+    CHECK_FALSE(fits(kHeader, kSealed, other));
+  }
+  Bytes other = kHeader;
+  other.back() ^= std::byte{1};
+  CHECK_FALSE(fits(other, kSealed, tag));
+  other = kSealed;
+  other.front() ^= std::byte{1};
+  CHECK_FALSE(fits(kHeader, other, tag));
+  CHECK(fits(kHeader, kSealed, tag));
+}
+
+TEST_CASE("AES-GCM: all code makes the same of the same pieces", "[transport]") {
+  const std::vector<AesCode> codes = Codes();
+  std::mt19937 random(GENERATE(range(0, 50)));
+  const auto draw = [&](size_t most) {
+    return std::uniform_int_distribution<size_t>(0, most)(random);
+  };
+  AesKey key;
+  AesNonce nonce;
+  Bytes plain(draw(20'000));
+  Bytes header(5);
+  for (const std::span<std::byte> bytes :
+       {std::span<std::byte>(key), std::span<std::byte>(nonce), std::span<std::byte>(plain)}) {
+    std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<std::byte>(random()); });
+  }
+  const auto crypt_in_pieces = [&](AesGcm& aes, Bytes& bytes) {
+    for (size_t at = 0; at < bytes.size();) {
+      const size_t size = std::min(bytes.size() - at, draw(draw(1) == 0 ? 40 : 9000));
+      const std::span<std::byte> piece(bytes.data() + at, size);
+      aes.Crypt(piece, piece.data());  // In place.
+      at += size;
+    }
+  };
+  Bytes first;
+  Tag first_tag{};
+  for (const AesCode code : codes) {
+    const auto sealer = MakeAesGcm(code, key, AesGcm::Use::kSeals);
+    const auto opener = MakeAesGcm(code, key, AesGcm::Use::kOpens);
+    Bytes sealed = plain;
+    sealer->Begin(nonce, header);
+    crypt_in_pieces(*sealer, sealed);
+    const Tag tag = sealer->MakeTag();
+    if (first.empty()) {
+      first = sealed;
+      first_tag = tag;
+    }
+    CHECK(sealed == first);
+    CHECK(tag == first_tag);
+    opener->Begin(nonce, header);
+    crypt_in_pieces(*opener, sealed);
+    CHECK(opener->IsTag(tag));
+    CHECK(sealed == plain);
+  }
+}
+
+}  // namespace
+}  // namespace talweg::transport

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_IPSEC_MB_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_IPSEC_MB_H_
+
+#include <memory>
+
+#include "libs/transport/tcp/aes_gcm.h"
+
+// Intel's IPsec Multi-Buffer library, which is opened once, when it is asked for first. A machine
+// may lack it, and so may the one that builds this.
+namespace talweg::transport {
+
+// Whether it is there, of the version that this was built with, has passed its own tests, and has
+// code for this CPU's VAES.
+bool HasIpsecMb();
+
+// Only where HasIpsecMb().
+std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(const AesKey& key, AesGcm::Use use);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_IPSEC_MB_H_

@@ -88,7 +88,9 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   const std::string& name() const { return name_; }
   // Every rank has finished its rounds, or has been told why it cannot.
   bool Settled() const;
-  bool WaitsForSomebody() const;  // Some rank is not at its own work, between rounds.
+  // Some rank is not at its own work between rounds, and waits for more than other ranks of this
+  // node that are.
+  bool WaitsForSomebody() const;
   std::string Unsettled() const;
   bool AllRanksDone() const;
   bool left() const { return left_; }

@@ -545,12 +545,23 @@ bool AgentProcess::Settled() const {
 }
 
 bool AgentProcess::WaitsForSomebody() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+  // A rank of this node is at its own work, and has that round still to push.
+  const auto is_due_here = [this](size_t tensor, Round round) {
+    return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& rank) {
+      if (rank.state != RankState::kTraining || tensor >= rank.tensors.size()) return false;
+      const RankTensor& its = rank.tensors[tensor];
+      return its.is_mine && !its.failed && its.pushed == its.taken && its.pushed < round;
+    });
+  };
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& rank) {
     if (rank.state == RankState::kStarting || rank.state == RankState::kDeclaring) return true;
     if (rank.state != RankState::kTraining) return false;
-    return rank.at_boundary ||
-           std::any_of(rank.tensors.begin(), rank.tensors.end(),
-                       [](const RankTensor& tensor) { return tensor.pushed != tensor.taken; });
+    if (rank.at_boundary) return true;
+    for (size_t i = 0; i < rank.tensors.size(); ++i) {
+      const RankTensor& tensor = rank.tensors[i];
+      if (tensor.pushed != tensor.taken && !is_due_here(i, tensor.pushed)) return true;
+    }
+    return false;
   });
 }
 

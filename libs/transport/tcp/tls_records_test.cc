@@ -9,18 +9,10 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
+#include "libs/transport/tcp/aes_gcm_testing.h"
 
 namespace talweg::transport {
 namespace {
-
-std::vector<std::byte> Hex(std::string_view text) {
-  std::vector<std::byte> bytes;
-  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
-  for (size_t i = 0; i + 1 < text.size(); i += 2) {
-    bytes.push_back(static_cast<std::byte>(16 * digit(text[i]) + digit(text[i + 1])));
-  }
-  return bytes;
-}
 
 TrafficSecret SecretOf(std::string_view hex) {
   TrafficSecret secret;
@@ -65,16 +57,10 @@ std::optional<std::pair<uint8_t, std::vector<std::byte>>> OpenWith(
   return std::pair(opened->type, place);
 }
 
-// Whose AES-GCM there is on this machine; aes_gcm_test says aloud what is missing.
-std::vector<AesCode> Codes() {
-  if (FastestAesCode() == AesCode::kOpenSsl) return {AesCode::kOpenSsl};
-  return {AesCode::kOpenSsl, AesCode::kIpsecMb};
-}
-
 constexpr uint8_t kData = static_cast<uint8_t>(TlsContent::kData);
 
 TEST_CASE("Tls records: those of RFC 8448 are made and read", "[transport]") {
-  const AesCode code = GENERATE(from_range(Codes()));
+  const AesCode code = GENERATE(from_range(AesCodes()));
   TlsSealer sealer(kSecret, code);
   CHECK(SealWith(sealer, TlsContent::kData, {Counting(50)}) == kDataRecord);
   CHECK(SealWith(sealer, TlsContent::kAlert, {Hex("0100")}) == kAlertRecord);
@@ -85,7 +71,7 @@ TEST_CASE("Tls records: those of RFC 8448 are made and read", "[transport]") {
 }
 
 TEST_CASE("Tls records: parts make the record that they make as one", "[transport]") {
-  const AesCode code = GENERATE(from_range(Codes()));
+  const AesCode code = GENERATE(from_range(AesCodes()));
   const std::vector<std::byte> all = Counting(10'000);
   const auto cut = [&](size_t begin, size_t end) {
     return std::vector<std::byte>(all.begin() + static_cast<ptrdiff_t>(begin),
@@ -99,7 +85,7 @@ TEST_CASE("Tls records: parts make the record that they make as one", "[transpor
 }
 
 TEST_CASE("Tls records: any byte that is changed is noticed", "[transport]") {
-  const AesCode code = GENERATE(from_range(Codes()));
+  const AesCode code = GENERATE(from_range(AesCodes()));
   for (size_t i = 0; i < kDataRecord.size(); ++i) {
     std::vector<std::byte> changed = kDataRecord;
     changed[i] ^= std::byte{1};
@@ -110,7 +96,7 @@ TEST_CASE("Tls records: any byte that is changed is noticed", "[transport]") {
 }
 
 TEST_CASE("Tls records: each fits once, in its order and its direction", "[transport]") {
-  const AesCode code = GENERATE(from_range(Codes()));
+  const AesCode code = GENERATE(from_range(AesCodes()));
   TlsSealer sealer(kSecret, code);
   const auto first = SealWith(sealer, TlsContent::kData, {Counting(5000)});
   const auto second = SealWith(sealer, TlsContent::kData, {Counting(100)});
@@ -153,7 +139,7 @@ TEST_CASE("Tls records: each fits once, in its order and its direction", "[trans
 }
 
 TEST_CASE("Tls records: zeros after the type are no content", "[transport]") {
-  const AesCode code = GENERATE(from_range(Codes()));
+  const AesCode code = GENERATE(from_range(AesCodes()));
   const size_t zeros = GENERATE(1, 15, 16, 17, 4000);
   TlsSealer sealer(kSecret, code);
   TlsOpener opener(kSecret, code);

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_TESTING_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_TESTING_H_
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "libs/transport/tcp/aes_gcm.h"
+
+// What tests of published bytes share.
+namespace talweg::transport {
+
+inline std::vector<std::byte> Hex(std::string_view text) {
+  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  std::vector<std::byte> bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes.push_back(static_cast<std::byte>(16 * digit(text[i]) + digit(text[i + 1])));
+  }
+  return bytes;
+}
+
+// Whose AES-GCM there is on this machine; aes_gcm_test says aloud what is missing.
+inline std::vector<AesCode> AesCodes() {
+  if (FastestAesCode() == AesCode::kOpenSsl) return {AesCode::kOpenSsl};
+  return {AesCode::kOpenSsl, AesCode::kIpsecMb};
+}
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_AES_GCM_TESTING_H_

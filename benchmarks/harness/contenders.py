@@ -17,7 +17,9 @@ from harness.scratch import shared_memory
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 # Gradients are written where the client keeps its contributions (talweg_contribution).
 TALWEG_IN_PLACE = "Talweg, own buffers"
-# The same, for the programs of --beside.
+# The same over Talweg's own TCP (--data_transport=tcp) in place of libfabric.
+TALWEG_TCP = "Talweg, own TCP"
+# Own buffers, for the programs of --beside.
 TALWEG_OTHER = "Talweg, other build"
 
 

@@ -18,6 +18,7 @@ from harness.contenders import (
     TALWEG,
     TALWEG_IN_PLACE,
     TALWEG_OTHER,
+    TALWEG_TCP,
     Programs,
     talweg_rank,
 )
@@ -70,6 +71,7 @@ def talweg(
         "--in_memory",
         "--insecure",
     )
+    variables = {"TALWEG_DATA_TRANSPORT": "tcp"} if name == TALWEG_TCP else {}
     commands = [Command((*line, quiet), is_daemon=True)]
     directory = tempfile.TemporaryDirectory(prefix="ready-")
     ready = [str(Path(directory.name) / str(n)) for n in range(len(cluster.aggregator_hosts))]
@@ -77,8 +79,9 @@ def talweg(
         line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}", quiet)
         address = f"--listen={network.address(host)}:0"
         options = (address, f"--name={number}", f"--ready_file={ready[number]}")
-        commands.append(Command((*line, *options), is_daemon=True))
-    in_place = ["--in-place"] if name in (TALWEG_IN_PLACE, TALWEG_OTHER) else []
+        commands.append(Command((*line, *options), variables, is_daemon=True))
+    own_buffers = (TALWEG_IN_PLACE, TALWEG_OTHER, TALWEG_TCP)
+    in_place = ["--in-place"] if name in own_buffers else []
     rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
     # Where the ranks of programs that use torch.distributed meet.
     first = f"--master-addr={network.address(cluster.rank_hosts[0])}"
@@ -86,7 +89,7 @@ def talweg(
         shell = (*network.enter(host), *when_ready(directory.name, len(ready)))
         run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}", first)
         node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
-        commands.append(Command((*run, *node), rank.environment))
+        commands.append(Command((*run, *node), {**rank.environment, **variables}))
     contender = Contender(name, count, commands, wire_pids=cluster.pids)
     contender.on_close(directory.cleanup)
     return contender

@@ -8,7 +8,7 @@ from functools import partial
 from netns import Network
 
 from harness import hosts
-from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, TALWEG_OTHER
+from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, TALWEG_OTHER, TALWEG_TCP
 from harness.figures import format_bytes, parse_bytes
 from harness.hosts import SOCKET_PS, TCP_LIMIT, Cluster
 from harness.measure import Case, Result
@@ -23,7 +23,7 @@ _FULL = (*_CURVE[:-1], "128KiB", "512KiB", "2MiB", "8MiB", "32MiB", "64MiB")
 # Hosts with ranks, aggregator hosts -> sizes, by mode.
 _SIZES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
     "smoke": {(2, 1): ("64KiB",)},
-    "quick": {(2, 1): ("4MiB", "16MiB")},
+    "quick": {(2, 1): ("64KiB", "4MiB", "16MiB")},
     "default": {(2, 1): _CURVE, (2, 2): ("4MiB", "64MiB"), (4, 2): ("4MiB", "64MiB")},
     "full": {(2, 1): _FULL, (2, 2): _FULL, (4, 1): _FULL, (4, 2): _FULL},
 }
@@ -51,7 +51,8 @@ def run(context: Context) -> Section:
         "come. `64 x 64 KiB` is a round of that many tensors, all pushed before the first is waited for.\n"
         "Where Talweg has own buffers, gradients are written where its client keeps contributions\n"
         "(`talweg_contribution`). So nothing is copied in, and the result is copied to another buffer while\n"
-        "it comes. The bars judge the faster of both, as they do with peers.\n"
+        "it comes. The bars judge the faster of both, as they do with peers, and that of 64 KiB also\n"
+        "Talweg's own TCP, which has own buffers too.\n"
     )
     return section
 
@@ -67,6 +68,7 @@ def _run_setting(
         makers: list[tuple[str, Make]] = [
             (TALWEG, partial(hosts.talweg, programs, cluster)),
             (TALWEG_IN_PLACE, partial(hosts.talweg, programs, cluster, TALWEG_IN_PLACE, 1)),
+            (TALWEG_TCP, partial(hosts.talweg, programs, cluster, TALWEG_TCP, 3)),
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
             (TCP_LIMIT, partial(hosts.tcp_limit, programs, cluster)),
         ]
@@ -81,6 +83,18 @@ def _run_setting(
         return run_beside(context, "aggregator_host", setting, makers, ranks, cases)
 
 
+def _latency_bar(results: list[Result], theirs: Result) -> Bar:
+    who = (TALWEG, TALWEG_IN_PLACE, TALWEG_TCP)
+    return ratio_bar(
+        f"{theirs.setting}, {theirs.case}: a round's time over the socket server's",
+        fastest(results, theirs.setting, theirs.case, who),
+        None if theirs.failure else theirs,
+        1.5,
+        lambda r: r.median_s,
+        True,
+    )
+
+
 def bars(results: list[Result]) -> list[Bar]:
     found: list[Bar] = []
     for theirs in results:
@@ -88,6 +102,8 @@ def bars(results: list[Result]) -> list[Bar]:
             continue
         text = f"{theirs.setting}, {theirs.case}: "
         small = theirs.tensor_count > 1
+        if not small and theirs.total_bytes == SMALL:
+            found.append(_latency_bar(results, theirs))
         if not small and theirs.total_bytes < parse_bytes("4MiB"):
             continue
         ours = fastest(results, theirs.setting, theirs.case, (TALWEG, TALWEG_IN_PLACE))

@@ -14,12 +14,18 @@ const unsigned char* Raw(const std::byte* bytes) {
 }
 unsigned char* Raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
+const EVP_CIPHER* CipherFor(std::span<const std::byte> key) {
+  if (key.size() == 16) return EVP_aes_128_gcm();
+  TALWEG_CHECK(key.size() == 32);
+  return EVP_aes_256_gcm();
+}
+
 // Its calls fail without memory alone, but for the one that compares tags.
 class OpenSslAesGcm final : public AesGcm {
  public:
-  OpenSslAesGcm(const AesKey& key, Use use) : context_(EVP_CIPHER_CTX_new()) {
+  OpenSslAesGcm(std::span<const std::byte> key, Use use) : context_(EVP_CIPHER_CTX_new()) {
     TALWEG_CHECK(context_ != nullptr);
-    TALWEG_CHECK(EVP_CipherInit_ex(context_.get(), EVP_aes_128_gcm(), nullptr, Raw(key.data()),
+    TALWEG_CHECK(EVP_CipherInit_ex(context_.get(), CipherFor(key), nullptr, Raw(key.data()),
                                    nullptr, use == Use::kSeals ? 1 : 0) == 1);
   }
 
@@ -69,7 +75,7 @@ class OpenSslAesGcm final : public AesGcm {
 
 AesCode FastestAesCode() { return HasIpsecMb() ? AesCode::kIpsecMb : AesCode::kOpenSsl; }
 
-std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, const AesKey& key, AesGcm::Use use) {
+std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, std::span<const std::byte> key, AesGcm::Use use) {
   if (code == AesCode::kIpsecMb) return MakeIpsecMbAesGcm(key, use);
   return std::make_unique<OpenSslAesGcm>(key, use);
 }

@@ -8,15 +8,15 @@
 #include <memory>
 #include <span>
 
-#include "libs/transport/tcp/seal.h"
-
 namespace talweg::transport {
 
-using AesKey = std::array<std::byte, 16>;
 using AesNonce = std::array<std::byte, 12>;
+inline constexpr size_t kTagBytes = 16;
+using Tag = std::array<std::byte, kTagBytes>;
 
-// AES-128-GCM (NIST SP 800-38D) with one key, in one direction. A message is begun, encrypted or
-// decrypted in pieces of any sizes, and ended with its tag. No nonce may be used twice.
+// AES-GCM (NIST SP 800-38D) with one key, in one direction. A message is begun, encrypted or
+// decrypted in pieces of any sizes, and ended with its tag. No nonce may be used twice. A message
+// that has a header alone is authenticated and not encrypted, which is GMAC.
 class AesGcm {
  public:
   enum class Use : uint8_t { kSeals, kOpens };
@@ -44,8 +44,8 @@ enum class AesCode : uint8_t {
 // kIpsecMb where that library is installed, and this CPU has VAES with AVX-512. Else kOpenSsl.
 AesCode FastestAesCode();
 
-// kIpsecMb only where FastestAesCode() says so.
-std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, const AesKey& key, AesGcm::Use use);
+// The key has 16 bytes for AES-128, 32 for AES-256. kIpsecMb only where FastestAesCode() says so.
+std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, std::span<const std::byte> key, AesGcm::Use use);
 
 }  // namespace talweg::transport
 

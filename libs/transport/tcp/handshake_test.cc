@@ -8,6 +8,7 @@
 
 #include "libs/transport/proof/data_key.h"
 #include "libs/transport/proof/digest.h"
+#include "libs/transport/tcp/aes_gcm_testing.h"
 #include "libs/transport/tcp/seal.h"
 
 namespace talweg::transport {
@@ -128,10 +129,13 @@ TEST_CASE("Seal: pieces fit once, in their order and their direction", "[transpo
   const SessionSeals keys = ends.connecting.Seals();
   std::vector<std::byte> first(100, std::byte{1});
   const std::vector<std::byte> second(65536, std::byte{2});
-  Seal sender(keys.connecting);
+  // Whatever code each end has.
+  const AesCode ours = GENERATE(from_range(AesCodes()));
+  const AesCode theirs = GENERATE(from_range(AesCodes()));
+  Seal sender(keys.connecting, ours);
   const Tag first_tag = sender.Next(first);
   const Tag second_tag = sender.Next(second);
-  Seal receiver(keys.connecting);
+  Seal receiver(keys.connecting, theirs);
   SECTION("in order") {
     CHECK(receiver.Check(first, first_tag));
     CHECK(receiver.Check(second, second_tag));
@@ -147,7 +151,7 @@ TEST_CASE("Seal: pieces fit once, in their order and their direction", "[transpo
     CHECK_FALSE(receiver.Check(first, first_tag));
   }
   SECTION("cut") { CHECK_FALSE(receiver.Check(std::span(first).first(99), first_tag)); }
-  SECTION("turned around") { CHECK_FALSE(Seal(keys.listening).Check(first, first_tag)); }
+  SECTION("turned around") { CHECK_FALSE(Seal(keys.listening, theirs).Check(first, first_tag)); }
 }
 
 AddressKey ListenerKey(const DataKey& key) {

@@ -50,10 +50,31 @@ const IMB_MGR* Functions() {
 
 static_assert(alignof(gcm_key_data) == 64);
 
+// What it has for keys of one length.
+struct Calls {
+  aes_gcm_pre_t expand;
+  aes_gcm_init_t begin;
+  aes_gcm_enc_dec_update_t encrypt;
+  aes_gcm_enc_dec_update_t decrypt;
+  aes_gcm_enc_dec_finalize_t end_encrypting;
+  aes_gcm_enc_dec_finalize_t end_decrypting;
+};
+
+Calls CallsFor(size_t key_bytes) {
+  const IMB_MGR& all = *Functions();
+  if (key_bytes == 16) {
+    return {all.gcm128_pre,        all.gcm128_init,         all.gcm128_enc_update,
+            all.gcm128_dec_update, all.gcm128_enc_finalize, all.gcm128_dec_finalize};
+  }
+  TALWEG_CHECK(key_bytes == 32);
+  return {all.gcm256_pre,        all.gcm256_init,         all.gcm256_enc_update,
+          all.gcm256_dec_update, all.gcm256_enc_finalize, all.gcm256_dec_finalize};
+}
+
 class IpsecMbAesGcm final : public AesGcm {
  public:
-  explicit IpsecMbAesGcm(const AesKey& key, Use use) : functions_(*Functions()), use_(use) {
-    IMB_AES128_GCM_PRE(&functions_, key.data(), &key_);
+  IpsecMbAesGcm(std::span<const std::byte> key, Use use) : calls_(CallsFor(key.size())), use_(use) {
+    calls_.expand(key.data(), &key_);
   }
   ~IpsecMbAesGcm() override {
     OPENSSL_cleanse(&key_, sizeof(key_));
@@ -61,34 +82,23 @@ class IpsecMbAesGcm final : public AesGcm {
   }
 
   void Begin(const AesNonce& nonce, std::span<const std::byte> header) override {
-    IMB_AES128_GCM_INIT(&functions_, &key_, &message_, Raw(nonce.data()), Raw(header.data()),
-                        header.size());
+    calls_.begin(&key_, &message_, Raw(nonce.data()), Raw(header.data()), header.size());
   }
 
   void Crypt(std::span<const std::byte> from, std::byte* to) override {
     if (from.empty()) return;
-    auto* const out = reinterpret_cast<uint8_t*>(to);
-    if (use_ == Use::kSeals) {
-      IMB_AES128_GCM_ENC_UPDATE(&functions_, &key_, &message_, out, Raw(from.data()), from.size());
-    } else {
-      IMB_AES128_GCM_DEC_UPDATE(&functions_, &key_, &message_, out, Raw(from.data()), from.size());
-    }
+    const auto crypt = use_ == Use::kSeals ? calls_.encrypt : calls_.decrypt;
+    crypt(&key_, &message_, reinterpret_cast<uint8_t*>(to), Raw(from.data()), from.size());
   }
 
   Tag MakeTag() override {
     TALWEG_CHECK(use_ == Use::kSeals);
-    Tag tag;
-    IMB_AES128_GCM_ENC_FINALIZE(&functions_, &key_, &message_,
-                                reinterpret_cast<uint8_t*>(tag.data()), tag.size());
-    return tag;
+    return TagBy(calls_.end_encrypting);
   }
 
   bool IsTag(const Tag& tag) override {
     TALWEG_CHECK(use_ == Use::kOpens);
-    Tag made;
-    IMB_AES128_GCM_DEC_FINALIZE(&functions_, &key_, &message_,
-                                reinterpret_cast<uint8_t*>(made.data()), made.size());
-    return SameBytes(made, tag);
+    return SameBytes(TagBy(calls_.end_decrypting), tag);
   }
 
  private:
@@ -96,7 +106,13 @@ class IpsecMbAesGcm final : public AesGcm {
     return reinterpret_cast<const uint8_t*>(bytes);
   }
 
-  const IMB_MGR& functions_;
+  Tag TagBy(aes_gcm_enc_dec_finalize_t end) {
+    Tag tag;
+    end(&key_, &message_, reinterpret_cast<uint8_t*>(tag.data()), tag.size());
+    return tag;
+  }
+
+  const Calls calls_;
   const Use use_;
   gcm_key_data key_{};
   gcm_context_data message_{};
@@ -106,7 +122,7 @@ class IpsecMbAesGcm final : public AesGcm {
 
 bool HasIpsecMb() { return Functions() != nullptr; }
 
-std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(const AesKey& key, AesGcm::Use use) {
+std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm::Use use) {
   TALWEG_CHECK(HasIpsecMb());
   return std::make_unique<IpsecMbAesGcm>(key, use);
 }
@@ -119,7 +135,7 @@ namespace talweg::transport {
 
 bool HasIpsecMb() { return false; }
 
-std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(const AesKey&, AesGcm::Use) {
+std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte>, AesGcm::Use) {
   TALWEG_CHECK(false);
   return nullptr;
 }

@@ -2,7 +2,9 @@
 #ifndef TALWEG_LIBS_TRANSPORT_TCP_IPSEC_MB_H_
 #define TALWEG_LIBS_TRANSPORT_TCP_IPSEC_MB_H_
 
+#include <cstddef>
 #include <memory>
+#include <span>
 
 #include "libs/transport/tcp/aes_gcm.h"
 
@@ -15,7 +17,7 @@ namespace talweg::transport {
 bool HasIpsecMb();
 
 // Only where HasIpsecMb().
-std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(const AesKey& key, AesGcm::Use use);
+std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm::Use use);
 
 }  // namespace talweg::transport
 

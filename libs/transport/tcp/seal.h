@@ -8,12 +8,9 @@
 #include <memory>
 #include <span>
 
-typedef struct evp_cipher_ctx_st EVP_CIPHER_CTX;
+#include "libs/transport/tcp/aes_gcm.h"
 
 namespace talweg::transport {
-
-inline constexpr size_t kTagBytes = 16;
-using Tag = std::array<std::byte, kTagBytes>;
 
 // The key of one direction of one connection.
 struct SealKey {
@@ -26,7 +23,7 @@ static_assert(sizeof(SealKey) == 36);
 // salt and the number of the piece. One side makes tags, the other checks them.
 class Seal {
  public:
-  explicit Seal(const SealKey& key);
+  explicit Seal(const SealKey& key, AesCode code = FastestAesCode());
 
   // The tag of the next piece.
   Tag Next(std::span<const std::byte> piece);
@@ -34,12 +31,8 @@ class Seal {
   bool Check(std::span<const std::byte> piece, const Tag& tag);
 
  private:
-  struct ContextFreer {
-    void operator()(EVP_CIPHER_CTX* context) const;
-  };
-
-  std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
-  std::array<std::byte, 12> nonce_{};
+  std::unique_ptr<AesGcm> aes_;
+  AesNonce nonce_{};
   uint64_t count_ = 0;
 };
 

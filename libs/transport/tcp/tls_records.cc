@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -42,7 +43,7 @@ TlsKey::TlsKey(const TrafficSecret& secret, AesGcm::Use use, AesCode code)
 TlsKey::~TlsKey() { OPENSSL_cleanse(iv_.data(), iv_.size()); }
 
 void TlsKey::TakeKey() {
-  AesKey key;
+  std::array<std::byte, 16> key;  // AES-128.
   ExpandLabel(secret_, "key", key);
   ExpandLabel(secret_, "iv", iv_);
   aes_ = MakeAesGcm(code_, key, use_);

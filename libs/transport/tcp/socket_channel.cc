@@ -13,6 +13,7 @@
 
 #include "libs/status/status.h"
 #include "libs/transport/tcp/channel.h"
+#include "libs/transport/tcp/readable_socket.h"
 
 namespace talweg::transport {
 namespace {
@@ -32,6 +33,7 @@ class SocketChannel final : public Channel {
  public:
   SocketChannel(int socket, std::optional<Seal> ours, std::optional<Seal> theirs)
       : socket_(socket),
+        readable_(socket),
         ours_(std::move(ours)),
         theirs_(std::move(theirs)),
         staging_(kStagingBytes) {}
@@ -41,12 +43,8 @@ class SocketChannel final : public Channel {
   uint64_t sent() const override { return sent_; }
   uint64_t unsent_bytes() const override { return queued_ - sent_; }
   absl::StatusOr<bool> Receive(std::span<std::byte> unit) override;
-  bool drained() const override { return drained_; }
-  void OnReadable(bool is_ending) override {
-    drained_ = false;
-    short_read_ = false;
-    is_ending_ = is_ending_ || is_ending;
-  }
+  bool drained() const override { return readable_.drained(); }
+  void OnReadable(bool is_ending) override { readable_.OnReadable(is_ending); }
 
  private:
   // A part of a unit, and the tag that follows it when we seal.
@@ -67,6 +65,7 @@ class SocketChannel final : public Channel {
   absl::StatusOr<size_t> Take(std::span<std::byte> unit, size_t bytes, const std::byte* staged);
 
   const int socket_;
+  ReadableSocket readable_;
   std::optional<Seal> ours_;
   std::optional<Seal> theirs_;
 
@@ -82,9 +81,6 @@ class SocketChannel final : public Channel {
   std::vector<std::byte> staging_;
   size_t staged_begin_ = 0;
   size_t staged_end_ = 0;
-  bool drained_ = true;
-  bool short_read_ = false;  // The last read found less than it wanted: the socket is empty.
-  bool is_ending_ = false;
 };
 
 void SocketChannel::Queue(std::span<const std::byte> unit) {
@@ -157,16 +153,9 @@ absl::StatusOr<bool> SocketChannel::Receive(std::span<std::byte> unit) {
       staged_begin_ = staged_end_ - left;
       continue;
     }
-    if (short_read_ && !is_ending_) {
-      drained_ = true;
-      return false;
-    }
     if (turn_bytes >= kTurnBytesMax) return false;
     TALWEG_ASSIGN_OR_RETURN(const size_t read, Read(unit));
-    if (read == 0) {
-      drained_ = true;
-      return false;
-    }
+    if (read == 0) return false;
     turn_bytes += read;
   }
   piece_begin_ = received_ = 0;
@@ -178,10 +167,8 @@ absl::StatusOr<bool> SocketChannel::Receive(std::span<std::byte> unit) {
 absl::StatusOr<size_t> SocketChannel::Read(std::span<std::byte> unit) {
   std::array<iovec, 2 * kChain + 1> parts;
   size_t count = 0;
-  size_t wanted = 0;
   const auto add = [&](std::byte* at, size_t size) {
     if (size > 0) parts[count++] = {at, size};
-    wanted += size;
   };
   size_t begin = piece_begin_;
   size_t received = received_;
@@ -194,20 +181,12 @@ absl::StatusOr<size_t> SocketChannel::Read(std::span<std::byte> unit) {
     tag_received = 0;
   }
   if (begin == unit.size()) add(staging_.data(), staging_.size());
-  ssize_t got = 0;
-  do {
-    got = readv(socket_, parts.data(), static_cast<int>(count));
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    return status::ErrnoStatus(errno, "receive");
-  }
-  if (got == 0) return absl::UnavailableError("closed the connection, or its process ended");
-  short_read_ = static_cast<size_t>(got) < wanted;
-  TALWEG_ASSIGN_OR_RETURN(const size_t left, Take(unit, static_cast<size_t>(got), nullptr));
+  TALWEG_ASSIGN_OR_RETURN(const size_t got, readable_.Read(std::span(parts).first(count)));
+  if (got == 0) return 0;
+  TALWEG_ASSIGN_OR_RETURN(const size_t left, Take(unit, got, nullptr));
   staged_begin_ = 0;
   staged_end_ = left;
-  return static_cast<size_t>(got);
+  return got;
 }
 
 // Accounts for bytes that have come for the unit: copied from `staged`, or, if that is null, in

@@ -13,6 +13,7 @@
 #include "libs/base/check.h"
 #include "libs/status/status.h"
 #include "libs/transport/tcp/channel.h"
+#include "libs/transport/tcp/readable_socket.h"
 #include "libs/transport/tcp/tls_records.h"
 
 namespace talweg::transport {
@@ -41,7 +42,7 @@ class TlsRecordChannel final : public Channel {
  public:
   TlsRecordChannel(int socket, const std::optional<TrafficSecret>& ours,
                    const TrafficSecret& theirs, const TlsRecordOptions& options)
-      : socket_(socket), options_(options), theirs_(theirs), read_(kReadBytes) {
+      : socket_(socket), options_(options), theirs_(theirs), readable_(socket), read_(kReadBytes) {
     if (!ours) return;
     ours_.emplace(*ours);
     sealed_.resize(kSealedBytes);
@@ -57,12 +58,8 @@ class TlsRecordChannel final : public Channel {
   uint64_t sent() const override { return sent_; }
   uint64_t unsent_bytes() const override { return queued_ - sent_ + sealed_end_ - sealed_gone_; }
   absl::StatusOr<bool> Receive(std::span<std::byte> unit) override;
-  bool drained() const override { return drained_; }
-  void OnReadable(bool is_ending) override {
-    drained_ = false;
-    short_read_ = false;
-    is_ending_ = is_ending_ || is_ending;
-  }
+  bool drained() const override { return readable_.drained(); }
+  void OnReadable(bool is_ending) override { readable_.OnReadable(is_ending); }
 
  private:
   void SealUnits();
@@ -90,6 +87,7 @@ class TlsRecordChannel final : public Channel {
   size_t sealed_gone_ = 0;  // How much of it the kernel has.
 
   TlsOpener theirs_;
+  ReadableSocket readable_;
   std::vector<std::byte> read_;
   size_t read_begin_ = 0;
   size_t read_end_ = 0;
@@ -99,9 +97,6 @@ class TlsRecordChannel final : public Channel {
   size_t opened_end_ = 0;
   size_t received_ = 0;
   int without_data_ = 0;
-  bool drained_ = true;
-  bool short_read_ = false;  // The last read found less than it wanted: the socket is empty.
-  bool is_ending_ = false;
 };
 
 absl::Status TlsRecordChannel::Flush() {
@@ -194,16 +189,9 @@ absl::StatusOr<bool> TlsRecordChannel::Receive(std::span<std::byte> unit) {
       received_ += bytes;
       continue;
     }
-    if (short_read_ && !is_ending_) {
-      drained_ = true;
-      return false;
-    }
     if (turn_bytes >= kTurnBytesMax) return false;
     TALWEG_ASSIGN_OR_RETURN(const size_t bytes, ReadMore());
-    if (bytes == 0) {
-      drained_ = true;
-      return false;
-    }
+    if (bytes == 0) return false;
     turn_bytes += bytes;
   }
   received_ = 0;
@@ -226,19 +214,10 @@ absl::StatusOr<size_t> TlsRecordChannel::ReadMore() {
     read_end_ -= read_begin_;
     read_begin_ = 0;
   }
-  const size_t wanted = read_.size() - read_end_;
-  ssize_t got = 0;
-  do {
-    got = recv(socket_, read_.data() + read_end_, wanted, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    return status::ErrnoStatus(errno, "receive");
-  }
-  if (got == 0) return absl::UnavailableError("closed the connection, or its process ended");
-  short_read_ = static_cast<size_t>(got) < wanted;
-  read_end_ += static_cast<size_t>(got);
-  return static_cast<size_t>(got);
+  const iovec room = {read_.data() + read_end_, read_.size() - read_end_};
+  TALWEG_ASSIGN_OR_RETURN(const size_t got, readable_.Read(std::span(&room, 1)));
+  read_end_ += got;
+  return got;
 }
 
 // Returns how many bytes of the record went to `rest`. Others wait in opened_.

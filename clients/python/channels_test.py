@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import unittest
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from talweg._channels import Channel, Job, Steps, Wait
-from talweg.errors import Aborted, Mismatch, TalwegError
+from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 
 class _Rounds:
@@ -135,6 +136,35 @@ class ChannelsTest(unittest.TestCase):
         self.assertTrue(self.channel.look(job))
         self.assertEqual(job.results, [1])
         self.assertEqual(self.rounds.called, [])
+
+    def _limited(self, limit_s: float) -> Job:
+        """Waits for round 1 so long at most, and then for round 2."""
+
+        def steps() -> Steps:
+            with contextlib.suppress(Timeout):
+                yield Wait(0, 1, 0, 0, until=time.monotonic() + limit_s)
+            yield Wait(0, 2, 0, 0, False)
+
+        return Job(self.channel, [steps])
+
+    def test_no_thread_stands_in_a_round_that_has_a_time_limit(self) -> None:
+        job = self._limited(20.0)
+        self.channel.submit(job)
+        self.channel.attend()
+        self.assertFalse(job.done)
+        self.assertIn(1, self.rounds.watched)
+        self.rounds.end(1)
+        self.rounds.end(2)
+        self.assertTrue(self.channel.look(job))
+        self.assertEqual(self.rounds.taken, [1, 2])
+
+    def test_a_round_whose_time_is_over_is_left_by_itself(self) -> None:
+        job, done = self._limited(0.01), threading.Event()
+        self.rounds.over[2] = None
+        self.channel.submit(job)
+        self.channel.call_when_done(job, done.set)
+        self.assertTrue(done.wait(60.0))
+        self.assertEqual(self.rounds.taken, [2])
 
     def test_a_call_of_several_rounds_goes_on_by_itself(self) -> None:
         job = self._job((1, 2, 3))

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/aggregation/aggregator_core_fixture.h"
+#include "libs/base/signature_text.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -111,6 +112,25 @@ TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of
     REQUIRE(f.Results(1, 1).size() == 1);
     CHECK(f.Results(1, 1)[0].entry.form == wire::Form::kDisagreement);
     CHECK(f.Results(1, 1)[0].text.find("f32[8] sum") != std::string::npos);
+  }
+}
+
+TEST_CASE("AggregatorCore: a node whose ranks have all joined fits what the others give",
+          "[aggregation]") {
+  CollectiveFixture f("all_reduce", {0, 1, 2});
+  const uint32_t joined = GENERATE(0u, 1u, 2u);
+  const uint32_t other = joined == 0 ? 1 : 0;
+  f.Give(joined, 1, 0, kFitsAll);
+  f.Give(other, 1, 0, 7);
+  SECTION("which is the same") {
+    f.Give(3 - joined - other, 1, 0, 7);
+    CHECK(f.Seen<Sum>().size() == 1);
+  }
+  SECTION("unless these differ") {
+    f.Give(3 - joined - other, 1, 0, 8);
+    CHECK(f.Seen<Sum>().empty());
+    REQUIRE(f.Results(joined).size() == 1);
+    CHECK(f.Results(joined)[0].text.find("has joined") == std::string::npos);
   }
 }
 

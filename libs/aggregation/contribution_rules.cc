@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "libs/base/signature_text.h"
+
 namespace talweg::aggregation {
 
 using wire::Form;
@@ -68,7 +70,7 @@ std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& t
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].here) continue;
     if (!parts[i].disagreement.empty()) return what + parts[i].disagreement;
-    if (!first) first = i;
+    if (!first || parts[*first].signature == kFitsAll) first = i;
     if (!first_giver && parts[i].has_bytes) first_giver = i;
   }
   const auto said = [&](size_t member, bool with_length) {
@@ -82,7 +84,7 @@ std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& t
   };
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].here) continue;
-    if (parts[i].signature != parts[*first].signature) {
+    if (!Fit(parts[i].signature, parts[*first].signature)) {
       return what + said(*first, false) + ", " + said(i, false);
     }
     if (slice.round.mode() == Mode::kSum &&

@@ -12,6 +12,7 @@
 #include "libs/base/ids.h"
 #include "libs/base/random.h"
 #include "libs/base/shown_address.h"
+#include "libs/base/signature_text.h"
 
 namespace talweg {
 namespace {
@@ -182,6 +183,14 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
     CHECK_FALSE(DescribeSignature(top << 56 | ~uint64_t{0} >> 8).empty());
   }
   CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");
+  CHECK(DescribeGiven(kFitsAll, std::nullopt) == "zeros, since it has joined (hvd.join())");
+}
+
+TEST_CASE("RoundSignature: what a rank gives that has joined fits all", "[base]") {
+  CHECK(Fit(7, 7));
+  CHECK_FALSE(Fit(7, 0));
+  CHECK(Fit(kFitsAll, 7));
+  CHECK(Fit(0, kFitsAll));
 }
 
 TEST_CASE("Dealing: its text is read back, and what is none is refused", "[base]") {

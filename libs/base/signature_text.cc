@@ -60,6 +60,10 @@ void PrintSignature(RoundSignature signature, char* out, size_t bytes_max) {
     std::snprintf(out, bytes_max, "nothing, since it has joined (hvd.join())");
     return;
   }
+  if (signature == kFitsAll) {
+    std::snprintf(out, bytes_max, "zeros, since it has joined (hvd.join())");
+    return;
+  }
   if (signature >> kDTypeShift == kShape) return PrintShape(signature, out, bytes_max);
   if (signature >> kDTypeShift == kShapeDigest) {
     std::snprintf(out, bytes_max, "a shape with digest %014llx",

@@ -3,6 +3,7 @@
 // what ends a round whose ranks do not agree.
 #include <catch2/catch.hpp>
 
+#include "libs/base/signature_text.h"
 #include "libs/pipeline/agent_core_fixture.h"
 
 namespace talweg::pipeline {
@@ -196,6 +197,37 @@ TEST_CASE("AgentCore: ranks of a node that is alone disagree for one round", "[p
   const auto next = Fixture::Of<CompleteRound>(f.Reduced(reduces[0].ticket));
   REQUIRE(next.size() == 1);
   CHECK(next[0].status == Status::kOk);
+}
+
+TEST_CASE("AgentCore: a rank that has joined fits what the others of its node give", "[pipeline]") {
+  const bool comes_first = GENERATE(true, false);
+  Fixture f(0, 3);
+  f.Start(MakeView(1, {3, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {}));
+  if (comes_first) PushOf(f, 0, 1, {}, kFitsAll);
+  PushOf(f, 1, 1, {}, 7);
+  if (!comes_first) PushOf(f, 0, 1, {}, kFitsAll);
+
+  SECTION("and the node says what these say") {
+    PushOf(f, 2, 1, {}, 7);
+    const auto reduces = Fixture::Of<ReduceSlice>(f.Flush());
+    REQUIRE(reduces.size() == 1);
+    f.Reduced(reduces[0].ticket);
+    const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
+    REQUIRE(sent.size() == 1);
+    CHECK(sent[0].signature == 7);
+  }
+  SECTION("which differ among themselves") {
+    PushOf(f, 2, 1, {}, 8);
+    const Effects out = f.Flush();
+    const auto sent = Fixture::Entries<wire::Contribute>(out);
+    REQUIRE(sent.size() == 1);
+    CHECK(sent[0].form == wire::Form::kDisagreement);
+    const std::string text = Fixture::Of<Send>(out).back().texts[0];
+    CHECK(text.find("rank 1 ") != std::string::npos);
+    CHECK(text.find("rank 2 ") != std::string::npos);
+    CHECK(text.find("bytes") == std::string::npos);
+  }
 }
 
 TEST_CASE("AgentCore: a round that ended on a mismatch is not said to be aborted", "[pipeline]") {

@@ -8,6 +8,7 @@
 
 #include "libs/base/collective.h"
 #include "libs/base/dtype.h"
+#include "libs/base/signature_text.h"
 #include "libs/pipeline/tensor_spec_rules.h"
 
 namespace talweg::pipeline {
@@ -91,11 +92,16 @@ void Pushes::TakeGiven(AgentTensor& tensor, const Push& push) {
     }
   }
   if (is_first || !given.disagreement.empty()) return;
-  if (given.signature == push.signature && !lengths_differ) {
+  if (Fit(given.signature, push.signature) && !lengths_differ) {
+    if (given.signature == kFitsAll) {
+      given.signature = push.signature;
+      given.by = push.rank;
+    }
     return;
   }
+  const bool names_lengths = lengths_differ && Fit(given.signature, push.signature);
   const auto length = [&](bool first) -> std::optional<uint64_t> {
-    if (!lengths_differ) return std::nullopt;
+    if (!names_lengths) return std::nullopt;
     return first ? lengths_differ->first : lengths_differ->second;
   };
   given.disagreement =

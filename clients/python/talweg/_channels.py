@@ -293,9 +293,9 @@ class Channel:
                 if wait.is_ready is not None:
                     self.client.completions.call(partial(self._carry_when, wait.is_ready))
                     return
-                if wait.until is None and self.client.completions.watch(
-                    wait.tensor, wait.round, self._carry_what_is_over
-                ):
+                if self.client.completions.watch(wait.tensor, wait.round, self._carry_what_is_over):
+                    if wait.until is not None:
+                        self._carry_at(wait.until)
                     return
             # Nothing tells of it; where the client's health has ended no wait is long.
             self._carry_first(None)
@@ -309,6 +309,12 @@ class Channel:
         # Whoever sets it and finds _carrying taken leaves it to this thread.
         if self._told:
             self._carry_what_is_over()
+
+    def _carry_at(self, end: float) -> None:
+        """Carries calls on when time.monotonic() passes `end`."""
+        timer = threading.Timer(max(0.0, end - time.monotonic()), self._carry_what_is_over)
+        timer.daemon = True
+        timer.start()
 
     def _carry_when(self, is_ready: Callable[[float | None], bool]) -> None:
         """Carries calls on when the first one's data is there. On a thread that may block."""

@@ -352,6 +352,11 @@ class Client:
                     round_ = connection.push_pull(declared.tensor, address, priority)
             except Busy as busy:
                 self.left.make_way(declared.name, busy)
+                if self.tensors.is_free(declared.name):
+                    raise Busy(
+                        f"tensor '{declared.name}': its last round has ended with a mismatch, which "
+                        "frees the name: repeat the call"
+                    ) from None
         self.count_push(declared.declaration)
         return round_
 

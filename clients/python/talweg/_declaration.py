@@ -116,6 +116,7 @@ def numpy_dtype(dtype: DTypeLike) -> DType:
 # both (libs/base/signature_text.cc).
 _SHAPE, _SHAPE_DIGEST = 0xFE << 56, 0xFF << 56
 _DIMENSIONS_SHIFT, _DIMENSIONS_MAX = 52, 15
+_COUNT_MAX = (1 << 40) - 1
 _FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _TENSOR_BYTES_MAX = 16 << 30
 
@@ -179,6 +180,19 @@ class Declaration:
     def signature(self) -> int:
         """What a rank signs each round with, so that another shape of as many elements is found."""
         return 0 if self.shape is None else shape_signature(self.shape)
+
+    def signature_instead_of(self, settled: Declaration) -> int:
+        """What a rank signs a round of `settled` with that brings this, which is another one.
+
+        It is neither 0 nor the other's signature.
+        """
+        of = (self.dtype, self.count, self.op, self.root_rank)
+        if of == (settled.dtype, settled.count, settled.op, settled.root_rank):
+            if self.shape is not None and settled.shape is not None:
+                return self.signature
+        gives, gets = self.shares()
+        # libs/base/collective.h: SignatureOf().
+        return self.dtype << 56 | self.op << 48 | gives << 44 | gets << 40 | self.count & _COUNT_MAX
 
     @property
     def is_plain(self) -> bool:

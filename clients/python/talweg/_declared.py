@@ -170,10 +170,6 @@ class Tensors:
         """What settle() has been told of the name; it is told once."""
         return self._disagreed.pop(name, None)
 
-    def declare_again(self, declared: Declared) -> None:
-        """Mismatch if ranks have come to disagree on the tensor."""
-        self._ask([(declared.name, declared.declaration, 0)])
-
     def declare_all(
         self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
     ) -> None:

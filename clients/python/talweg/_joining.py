@@ -63,6 +63,8 @@ _BARRIER = "talweg.barrier"
 _FLUSH_S = 5.0
 # What a rank signs a broadcast with that it cannot take part in: texts know it (signature_text.cc).
 _HAS_JOINED = 0x6A6F696E6564
+# And a reduction, whose ranks may all use its name otherwise than before: its zeros fit all of it.
+_FITS_ALL = 0x7A65726F73
 
 
 # A name, its group, and whether it is a channel's.
@@ -314,9 +316,9 @@ class _TensorStream:
             else:
                 if self._known is not None and self._known.buffer is not None:
                     self._known.buffer.claim()
-                address, signature = self._zeros(declaration.nbytes), declaration.signature
+                address = self._zeros(declaration.nbytes)
                 self.begun = connection.push_parts(
-                    self._tensor, address, None, NOBODY_WAITS, signature
+                    self._tensor, address, None, NOBODY_WAITS, _FITS_ALL
                 )
         except Busy:
             raise InvalidArgument(

@@ -102,6 +102,15 @@ class LeftRounds:
                 ) from None
         return None if end is None else max(0.0, end - time.monotonic())
 
+    def take_if_over(self, name: str) -> None:
+        """Takes the last round of that tensor, if it was left and is over: its name may be free."""
+        left = self._rounds.pop(name, None)
+        if left is not None:
+            try:
+                left.wait(0.0)
+            except _Late:
+                self._rounds.setdefault(name, left)
+
     def make_way(self, name: str, busy: Busy) -> None:
         """The library has refused to push the tensor: returns when its last round is taken, if it
         was left and is over. Else Busy.

@@ -10,14 +10,16 @@ A name has one of these states, the same at all ranks of its group (docs/collect
 
     new      a call, and the ranks agree                 settled
     new      a call, and the ranks disagree              free, the call ends with Mismatch
-    settled  a call with another dtype, length, op       free, the call goes on as a collective
-    settled  another rank makes such a call              free, the call ends with Mismatch
+    settled  all ranks use it otherwise, and alike       free, the call goes on as a collective
+    settled  ranks use it in two ways                    free, the call ends with Mismatch
 
-A rank that uses a settled name otherwise says so in the tensor's next round, with a part that has
-no bytes or with a signature. So the ranks that have not changed get a Mismatch of that round. Then
-all take part in one control round, which finds the two that differ and names both. Where
-declarations have shapes each round is signed with its shape, so that ranks whose tensors have as
-many elements but another shape get a Mismatch as well.
+Each round of a settled name is one round of its tensor, also for a rank that uses the name
+otherwise: that one gives nothing, and signs the round with what it would bring. Whoever compares
+the signatures (the agent, an aggregator, or the ranks that sum) ends the round for all ranks with
+the text that names two of them. So a mismatch ends without another word of any rank: each frees the
+name where it takes the round, which it does before it can use the name again. Where declarations
+have shapes each round is signed with its shape, so that ranks whose tensors have as many elements
+but another shape get a Mismatch as well.
 
 Calls without a name are collectives from the beginning. A few channels take turns for them, by the
 order of these calls alone, so that several can be open at once.
@@ -47,8 +49,7 @@ from talweg.errors import Mismatch, TalwegError, Timeout
 # How many calls without a name may be under way at once; others wait for their turn.
 _TURNS = 2
 _NAMELESS = "a call without a name"
-# What a rank signs a round with in which it leaves the name's tensor.
-_LEAVES = 0x6C6561766573
+_REMEDY = "all ranks must use a name for the same in the same call"
 
 
 @dataclass
@@ -79,33 +80,35 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
             return client.start(
                 None,
                 brought.declaration,
-                lambda turn: _push(client, turn, turn, group, brought),
+                lambda turn: _push(client, turn, brought),
                 group.suffix,
             )
         turn = client.count_nameless(group.suffix) % _TURNS
         return start_compared(client, f"talweg.nameless.{turn}", group, brought)
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
+    if client.left:
+        client.left.take_if_over(wire_name)
     known = client.tensors.declared_on_host(wire_name)
     if known is not None and known.declaration != brought.declaration:
         client.tensors.adopt_shape(wire_name, brought.declaration)
         known = client.tensors.declared_on_host(wire_name)
     if known is not None and known.declaration == brought.declaration:
-        return _push_declared(client, known, name, group, brought)
+        return _push_declared(client, known, brought)
     mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:
         return _failed(client, wire_name, mismatch)
     settled = leaving = None
+    site = call_site()
     if not client.tensors.is_free(wire_name):
         settled = client.tensors.settled_otherwise(wire_name, brought.declaration)
         if settled is None:
-            return _push(client, wire_name, name, group, brought)
+            return _push(client, wire_name, brought)
     _require(client, f"tensor '{wire_name}'", brought.declaration)  # Before others are told.
     if settled is not None:
-        leaving = _leave(client, settled, brought.priority)
+        leaving = _leave(client, settled, brought, site)
         client.tensors.free(wire_name)
-    channel_name = _channel_of(name)
-    return _as_collective(client, channel_name, name, group, brought, leaving, site=call_site())
+    return _as_collective(client, f"{name}.free", name, group, brought, leaving, site=site)
 
 
 def _require(client: Client, what: str, declaration: Declaration) -> None:
@@ -122,11 +125,6 @@ class _SettledRound(Handle):
     """A round of a settled name."""
 
     declared: Declared | None = None
-    channel: str = ""  # The name without its group.
-    group: Group | None = None  # None: all ranks.
-    # After a Mismatch: it, and the control round that says more of it.
-    mismatch: Mismatch | None = None
-    explanation: JobHandle | None = None
     over: bool = False  # The tensor may be pushed again.
 
     def __del__(self) -> None:
@@ -137,88 +135,63 @@ class _SettledRound(Handle):
         if not self.over:
             call_when_over(self, self.client.left.leave(self))
 
-    def is_complete(self, connection: _native.Connection) -> bool:
-        if self.explanation is not None:
-            return self.explanation.is_complete(connection)
-        return super().is_complete(connection)
-
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
-        """Timeout leaves it open, the explanation too."""
-        if self.explanation is None:
-            try:
-                super().take(connection, timeout_s)
-                self.over = True
-                return
-            except Mismatch as mismatch:
-                self.mismatch = mismatch
-            except TalwegError as failure:
-                self.over = not isinstance(failure, Timeout)
-                raise
-            self.over = True
+        """Timeout leaves it open."""
+        try:
+            super().take(connection, timeout_s)
+        except Mismatch as mismatch:
+            self.over = self.taken = True
             assert self.declared is not None
-            group = self.group or Group(self.client, None, "push_pull")
-            self.explanation = explain(self.client, self.channel, group, self.declared)
-        self.explanation.take(connection, timeout_s)
-        assert self.mismatch is not None
-        raise self.mismatch
+            self.failure = disagreed(self.client, self.declared, mismatch)
+            raise self.failure from None
+        except TalwegError as failure:
+            self.over = not isinstance(failure, Timeout)
+            raise
+        self.over = True
 
 
 def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
     """start() of a name that is settled so, among all ranks and in place; it takes less time."""
-    round_ = client.push_round(declared, address, priority)
-    name = declared.name
-    return _SettledRound(
-        client,
-        declared.tensor,
-        round_,
-        name,
-        address,
-        tensor,
-        tensor,
-        declared=declared,
-        channel=name,
-    )
+    try:
+        round_ = client.push_round(declared, address, priority)
+    except Mismatch as mismatch:
+        return _failed(client, declared.name, disagreed(client, declared, mismatch))
+    name, number = declared.name, declared.tensor
+    return _SettledRound(client, number, round_, name, address, tensor, tensor, declared=declared)
 
 
 @dataclass(eq=False)
-class _Explained(Handle):
+class _OnGpu(Handle):
     """A round of a settled name whose tensor lies on a GPU, which `inner` knows how to take."""
 
     inner: Handle | None = None
     declared: Declared | None = None
-    mismatch: Mismatch | None = None
-    explanation: JobHandle | None = None
 
     def is_complete(self, connection: _native.Connection) -> bool:
         assert self.inner is not None
-        return (self.explanation or self.inner).is_complete(connection)
+        return self.inner.is_complete(connection)
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         assert self.inner is not None and self.declared is not None
-        if self.explanation is None:
-            try:
-                self.inner.take(connection, timeout_s)
-                self.ranks_summed = self.inner.ranks_summed
-                return
-            except Mismatch as mismatch:
-                self.mismatch = mismatch
-            group = Group(self.client, None, "push_pull")
-            self.explanation = explain(self.client, self.name, group, self.declared)
-        self.explanation.take(connection, timeout_s)
-        assert self.mismatch is not None
-        raise self.mismatch
+        try:
+            self.inner.take(connection, timeout_s)
+        except Mismatch as mismatch:
+            self.taken = True
+            self.failure = disagreed(self.client, self.declared, mismatch)
+            raise self.failure from None
+        self.ranks_summed = self.inner.ranks_summed
 
     def order_result(self) -> None:
         assert self.inner is not None
         self.inner.order_result()
 
 
-def explained(client: Client, inner: Handle) -> Handle:
-    """The handle of a round from a GPU, with whose Mismatch this rank does what others do."""
+def on_gpu(client: Client, inner: Handle) -> Handle:
+    """The handle of a round from a GPU, whose Mismatch frees the name here as at other ranks."""
     declared = client.tensors.known(inner.name)
     if declared is None or not declared.signature:
         return inner
-    return _Explained(
+    return _OnGpu(
         client,
         inner.tensor,
         inner.round,
@@ -231,23 +204,24 @@ def explained(client: Client, inner: Handle) -> Handle:
     )
 
 
-def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brought) -> Handle:
+def _push(client: Client, wire_name: str, brought: Brought) -> Handle:
     client.check_push(brought.declaration)
     try:
         declared = client.tensors.declare(wire_name, brought.declaration, brought.priority)
     except Mismatch as mismatch:
         return _failed(client, wire_name, mismatch)
-    return _push_declared(client, declared, name, group, brought)
+    return _push_declared(client, declared, brought)
 
 
-def _push_declared(
-    client: Client, declared: Declared, name: str, group: Group, brought: Brought
-) -> Handle:
+def _push_declared(client: Client, declared: Declared, brought: Brought) -> Handle:
     declaration, factors, address = brought.declaration, brought.factors, brought.address
     scaled: Any = None
     if factors.prescale != 1.0:
         scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
-    round_ = client.push_round(declared, address, brought.priority)
+    try:
+        round_ = client.push_round(declared, address, brought.priority)
+    except Mismatch as mismatch:
+        return _failed(client, declared.name, disagreed(client, declared, mismatch))
     scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
     return _SettledRound(
         client,
@@ -259,8 +233,6 @@ def _push_declared(
         (brought.keep, scaled),
         _both(scale, brought.finish),
         declared=declared,
-        channel=name,
-        group=group,
     )
 
 
@@ -282,37 +254,40 @@ def _both(
     return both
 
 
-def _leave(client: Client, settled: Declared, priority: int) -> Steps:
-    """Says in the tensor's next round that this rank uses its name otherwise."""
-    declaration, connection = settled.declaration, client.connection
-    gives = declaration.op is not Op.BROADCAST or declaration.root_rank == client.rank
-    round_ = connection.push_parts(settled.tensor, 0, [0] * gives, priority, _LEAVES)
+def disagreed(client: Client, declared: Declared, mismatch: Mismatch) -> Mismatch:
+    """A round of the name's tensor has ended so, at every rank: its next call is a collective.
+
+    Returns what the caller is told. Waits for nothing.
+    """
+    client.tensors.free(declared.name)
+    return Mismatch(f"{mismatch}; this rank gives {declared.declaration}: {_REMEDY}")
+
+
+def _leave(client: Client, settled: Declared, brought: Brought, site: CallSite | None) -> Steps:
+    """Says in the tensor's next round what this rank uses its name for; Mismatch if others differ."""
+    before, now = settled.declaration, brought.declaration
+    zeros: np.ndarray = np.zeros(before.nbytes, np.uint8)
+    address, lengths = int(zeros.ctypes.data), None
+    if before.op is Op.BROADCAST:
+        lengths = [0] * (before.root_rank == client.rank)
+    elif client.names_watcher is None:  # Else ranks that have joined give as much.
+        lengths = [0]
+    signature = now.signature_instead_of(before)
+    round_ = client.connection.push_parts(
+        settled.tensor, address, lengths, brought.priority, signature
+    )
 
     def steps() -> Steps:
-        nothing: np.ndarray = np.empty(declaration.nbytes, np.uint8)
         try:
-            yield Wait(settled.tensor, round_, int(nothing.ctypes.data), nothing.size)
-        except Mismatch:
-            client.tensors.declare_again(settled)
+            yield Wait(settled.tensor, round_, address, zeros.size)
+        except Mismatch as mismatch:
+            where = "" if site is None else f" at {site}"
+            raise Mismatch(
+                f"{mismatch}; this rank gives {now}{where}, and the name was used for {before} "
+                f"before: {_REMEDY}"
+            ) from None
 
     return steps()
-
-
-def explain(client: Client, name: str, group: Group, settled: Declared) -> JobHandle:
-    """Begins a control round after a Mismatch of the name's tensor, which frees the name.
-
-    It ends with a Mismatch that names two ranks and what they have brought. Every rank calls this
-    that has brought the tensor; the others make their call. Mismatch if ranks disagree on the
-    tensor itself.
-    """
-    client.tensors.free(settled.name)
-    client.tensors.declare_again(settled)
-    declaration = settled.declaration
-    nothing: np.ndarray = np.zeros(declaration.nbytes, np.uint8)
-    address = int(nothing.ctypes.data)
-    brought = Brought(declaration, address, address, None, nothing, stays=True)
-    # Whoever synchronizes the handle is not where the program has made the call.
-    return _as_collective(client, _channel_of(name), name, group, brought, site=None)
 
 
 # ----- Calls that block -----
@@ -349,7 +324,7 @@ def before_calls(
 
 # ----- Rounds that no thread waits for -----
 
-# A result is copied in less, and so long a completion thread may wait for a rare explanation.
+# A result is copied in less.
 _TAKE_S = 0.05
 
 
@@ -371,10 +346,9 @@ def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> 
             over(None)
 
     def watch() -> None:
-        explained = handle.explanation if isinstance(handle, _SettledRound) else None
-        collective = handle if isinstance(handle, JobHandle) else explained
-        if collective is not None and collective.job is not None:
-            collective.job.channel.call_when_done(collective.job, take)
+        job = handle.job if isinstance(handle, JobHandle) else None
+        if job is not None:
+            job.channel.call_when_done(job, take)
         elif handle.taken or not client.completions.watch(handle.tensor, handle.round, take):
             client.completions.call(take)  # Taking it tells why.
 
@@ -388,10 +362,6 @@ def start_compared(client: Client, name: str, group: Group, brought: Brought) ->
     """Starts a round of a call without a name, whose turn `name` is; all ranks say what they bring."""
     _require(client, _NAMELESS, brought.declaration)
     return _as_collective(client, name, _NAMELESS, group, brought, site=call_site())
-
-
-def _channel_of(name: str) -> str:
-    return f"{name}.free"
 
 
 def _as_collective(

@@ -79,18 +79,20 @@ RankStatus Contributions::Compare(const RankTensor& tensor, const CompleteRound&
         ->signature[complete.round & 1];
   };
   const auto round = static_cast<unsigned long long>(complete.round);
-  const RoundSignature first = signature(0);
-  for (uint32_t i = 1; i < tensor.rank_count; ++i) {
+  uint32_t named = 0;
+  while (named + 1 < tensor.rank_count && signature(named) == kFitsAll) ++named;
+  const RoundSignature first = signature(named);
+  for (uint32_t i = named + 1; i < tensor.rank_count; ++i) {
     const RoundSignature other = signature(i);
-    if (other == first) continue;
+    if (Fit(first, other)) continue;
     char texts[2][kSignatureTextBytes];
     PrintSignature(first, texts[0], sizeof(texts[0]));
     PrintSignature(other, texts[1], sizeof(texts[1]));
     return error.Fail(RankStatus::kMismatch,
-                      "tensor '%s', round %llu: rank 0 has pushed %s, rank %u has pushed %s; call "
+                      "tensor '%s', round %llu: rank %u has pushed %s, rank %u has pushed %s; call "
                       "the same on all ranks, in the same order",
-                      NameOf(tensor), round, first == 0 ? "without a signature" : texts[0], i,
-                      other == 0 ? "without a signature" : texts[1]);
+                      NameOf(tensor), round, named, first == 0 ? "without a signature" : texts[0],
+                      i, other == 0 ? "without a signature" : texts[1]);
   }
   const uint32_t* const first_table = PushedTable(tensor, complete, 0);
   for (uint32_t i = 0; i < tensor.rank_count; ++i) {

@@ -391,12 +391,15 @@ class FakeAgent::Impl final : public RankEventSink {
   // compare for themselves.)
   static std::string Difference(const FakeTensor& tensor) {
     const Collective& collective = tensor.declaration.collective;
-    const uint32_t first = tensor.RankAt(0);
+    uint32_t first = tensor.RankAt(0);
+    for (const auto& [rank, push] : tensor.pushed) {
+      if (tensor.pushed.at(first).signature == kFitsAll) first = rank;
+    }
     for (const auto& [rank, push] : tensor.pushed) {
       const std::string who = "rank " + std::to_string(first) + " has pushed ";
       const std::string other = ", rank " + std::to_string(rank) + " has pushed ";
       const RoundSignature signature = tensor.pushed.at(first).signature;
-      if (push.signature != signature)
+      if (!Fit(push.signature, signature))
         return who + Words(signature) + other + Words(push.signature);
       if (collective.copies()) continue;
       for (uint32_t part = 0; part < tensor.declaration.shape().part_count; ++part) {

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import talweg
@@ -58,7 +59,8 @@ def test_one_rank_that_changes() -> None:
     for _ in range(3):
         assert _sum(4, "one")
     told = _told(lambda: _sum(4 + (rank == 1), "one"))
-    _check(told, "'one'", "f32[4]", "f32[5]", "rank 0", "rank 1")
+    # Rank 1, and whichever of the others has come first.
+    _check(told, "'one'", "f32[4]", "f32[5]", "rank 1", "shape [4]")
     assert _sum(6, "one")
     assert _sum(4, "one")
 
@@ -216,6 +218,87 @@ def test_a_mismatch_while_a_rank_waits_elsewhere() -> None:
                 _check(_told(partial(talweg.synchronize, handle)), f"f32[{count}]", f"f64[{count}]")
                 if rank != waits:
                     assert _sum(3, other)
+
+
+def test_a_mismatch_of_a_settled_name_while_a_rank_waits_elsewhere() -> None:
+    """It ends for the others though a rank does not look at its call."""
+    rank = talweg.rank()
+    four: np.ndarray = np.ones(4, np.float32)
+    wide: np.ndarray = np.ones((2, 3), np.float32)
+    tensor, frame = torch.ones(4), talweg.torch
+    # How ranks use a name, how one uses it otherwise, and what all are told.
+    cases: list[tuple[Callable[[str], Any], Callable[[str], object], tuple[str, ...]]] = [
+        (
+            lambda name: talweg.push_pull_async(four, name),
+            lambda name: talweg.push_pull(four.astype(np.float64), name),
+            ("f32[4]", "f64[4]"),
+        ),
+        (
+            lambda name: talweg.push_pull_async(wide, name),
+            lambda name: talweg.push_pull(wide.reshape(3, 2), name),
+            ("[2, 3]", "[3, 2]"),
+        ),
+        (
+            lambda name: frame.push_pull_async(tensor, name),
+            lambda name: frame.push_pull(torch.ones(5), name),
+            ("f32[4]", "f32[5]"),
+        ),
+        (
+            lambda name: frame.push_pull_async_inplace(torch.ones(4), name),
+            lambda name: frame.push_pull(tensor, name, talweg.Op.MAX),
+            ("average", "max"),
+        ),
+    ]
+    for index, (as_before, otherwise, words) in enumerate(cases):
+        for waits in range(2):
+            name = f"asleep {index} {waits}"
+            for _ in range(2):
+                frame.synchronize(as_before(name))
+            if rank == waits:
+                handle = as_before(name)
+                assert _sum(3, f"{name} other")
+                _check(_told(partial(frame.synchronize, handle)), name, *words)
+            else:
+
+                def both(name: str, start: Callable[[str], Any] = as_before) -> None:
+                    frame.synchronize(start(name))
+
+                call = otherwise if rank == 1 - waits else both
+                _check(_told(partial(call, name)), name, *words)
+                assert _sum(3, f"{name} other")
+            for count in (6, 4):
+                assert _sum(count, name)
+
+
+def test_a_settled_name_that_each_rank_uses_otherwise() -> None:
+    rank = talweg.rank()
+    for name in ("apart", "apart again"):
+        assert _sum(3, name)
+        _check(_told(partial(_sum, 4 + rank, name)), name, f"f32[{4 + rank}]", "before")
+        _check(_told(partial(_sum, 4 + rank, name)), name, "f32[4]", "f32[5]")
+        assert _sum(4, name)
+
+
+def test_a_dropped_handle_of_a_settled_name_that_others_use_otherwise() -> None:
+    """The next call of the rank that has dropped it is one of the free name."""
+    rank, frame = talweg.rank(), talweg.torch
+    starts: list[Callable[[str], Any]] = [
+        lambda name: talweg.push_pull_async(np.ones(4, np.float32), name, talweg.Op.SUM),
+        lambda name: talweg.push_pull_async(np.ones(5, np.float32), name, talweg.Op.SUM),
+        lambda name: frame.push_pull_async_inplace(torch.ones(4), name, talweg.Op.SUM),
+    ]
+    for index, start in enumerate(starts):
+        name = f"dropped {index}"
+        assert _sum(4, name)
+        if rank == 0:
+            starts[0](name)
+        else:
+            _check(_told(partial(_sum, 5, name)), name, "f32[4]", "f32[5]")
+        talweg.barrier()
+        if rank == 0 and index == 2:  # What goes the shortest way finds out when it pushes.
+            _raises(talweg.Busy, partial(start, name), "mismatch", "repeat")
+        frame.synchronize(start(name))
+        assert _sum(5, name)
 
 
 def test_calls_are_named_as_the_program_makes_them() -> None:

@@ -36,7 +36,7 @@ from talweg.tensorflow._rounds import Pending
 
 # How long the waiting thread looks at one round before it looks at the others.
 _LOOK_S = 0.001
-# And how long it takes at one that is over. After a Mismatch others may have to explain it first.
+# And how long it takes at one that is over. A call of a free name may have more rounds to take.
 _TAKE_S = 0.05
 
 

@@ -65,7 +65,7 @@ _Resolve = ctypes.CFUNCTYPE(
 )
 _Ended = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _Begin = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-_Explain = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.c_uint64)
+_Disagreed = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.POINTER(ctypes.c_char))
 
 
 class _Callbacks(ctypes.Structure):
@@ -75,7 +75,7 @@ class _Callbacks(ctypes.Structure):
         ("resolve", _Resolve),
         ("ended", _Ended),
         ("begin", _Begin),
-        ("explain", _Explain),
+        ("disagreed", _Disagreed),
     ]
 
 
@@ -108,7 +108,7 @@ class Kernel:
             _Resolve(self._resolve),
             _Ended(self._on_end),
             _Begin(self._begin),
-            _Explain(self._explain),
+            _Disagreed(self._disagreed),
         )
         library.talweg_tf_install(ctypes.byref(self._callbacks))
         # Operations ask again what their tensors are: a broadcast's has another root.
@@ -135,8 +135,7 @@ class Kernel:
             out[0] = self._resolution(number, tuple(lengths[:dimensions]))
             return 0
         except Exception as failure:
-            words = str(failure).encode()[: _TEXT_BYTES - 1] + b"\0"
-            ctypes.memmove(text, words, len(words))
+            _write(text, str(failure))
             return code_of(failure)
 
     def _declaration(
@@ -201,16 +200,12 @@ class Kernel:
         except Exception as failure:
             self._over(execution, failure)
 
-    def _explain(self, number: int, lengths: Any, dimensions: int, execution: int) -> None:
-        """Says what ranks disagree on where the round of a tensor has ended so."""
-        try:
-            client, site = _client.current(), self._sites[number]
-            group = Group(client, site.how.process_set, site.how.operation)
-            declared = self._declared[number, tuple(lengths[:dimensions])]
-            handle = _rounds.explain(client, site.name, group, declared)
-            _rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
-        except Exception as failure:
-            self._over(execution, failure)
+    def _disagreed(self, number: int, lengths: Any, dimensions: int, text: Any) -> None:
+        """The round of an operation's tensor has ended with a mismatch, for which `text` has words."""
+        declared = self._declared[number, tuple(lengths[:dimensions])]
+        words = ctypes.string_at(text).decode(errors="replace")
+        told = _rounds.disagreed(_client.current(), declared, errors.Mismatch(words))
+        _write(text, str(told))
 
     def _over(self, execution: int, failure: Exception | None) -> None:
         code, text = (0, b"") if failure is None else (code_of(failure), str(failure).encode())
@@ -237,6 +232,12 @@ class Kernel:
         handle = Handle(client, 0, 0, site.name, begin_ns=begin_ns, done=True)
         for watch in client.watchers:
             watch(handle)
+
+
+def _write(text: Any, words: str) -> None:
+    """Puts words where the kernel reads them."""
+    cut = words.encode()[: _TEXT_BYTES - 1] + b"\0"
+    ctypes.memmove(text, cut, len(cut))
 
 
 def code_of(failure: Exception) -> int:

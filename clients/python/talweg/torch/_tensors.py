@@ -97,7 +97,7 @@ def start(
     handle = client.start(
         name,
         declaration,
-        lambda given: _rounds.explained(
+        lambda given: _rounds.on_gpu(
             client, _cuda.start(gpus, shown, shown_out, given, declaration, priority)
         ),
     )

@@ -8,7 +8,8 @@
 // What a tensor is called, and what the ranks agree on for it, Python says: at an operation's first
 // execution, and again for another shape or another client. Later ones push, and are called back by
 // the client's completion loop. Where a name means no one tensor any more Python carries an
-// execution out, without a thread that waits for it, and it says more of a Mismatch.
+// execution out, without a thread that waits for it. It hears of each mismatch, which frees the
+// name.
 
 #include <algorithm>
 #include <atomic>
@@ -60,8 +61,8 @@ struct Callbacks {
   // Carries an execution out. Its end is told by talweg_tf_over().
   void (*begin)(int64_t site, const int64_t* lengths, uint64_t dimensions, const char* source,
                 char* out, uint64_t execution);
-  // Finds what ranks disagree on, and tells it by talweg_tf_over().
-  void (*explain)(int64_t site, const int64_t* lengths, uint64_t dimensions, uint64_t execution);
+  // A round has ended with a mismatch, with what is at `text`; leaves there what is to be told.
+  void (*disagreed)(int64_t site, const int64_t* lengths, uint64_t dimensions, char* text);
 };
 
 std::atomic<const Callbacks*> python{nullptr};
@@ -231,13 +232,10 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
     }
     if (resolution.notifies != 0) python.load()->ended(site_, begin_ns);
     if (status == TALWEG_MISMATCH) {
-      auto* const over = new Execution([context, ended, done](const absl::Status& explained) {
-        context->SetStatus(explained.ok() ? ended : explained);
-        done();
-      });
-      python.load()->explain(site_, lengths.data(), lengths.size(),
-                             reinterpret_cast<uint64_t>(over));
-      return;
+      std::string text(ended.message().substr(0, kTextBytes - 1));
+      text.resize(kTextBytes);
+      python.load()->disagreed(site_, lengths.data(), lengths.size(), text.data());
+      ended = absl::FailedPreconditionError(text.c_str());
     }
     if (!ended.ok()) context->SetStatus(ended);
     done();
@@ -289,7 +287,7 @@ __attribute__((visibility("default"))) void talweg_tf_install(const Callbacks* c
   python.store(callbacks);
 }
 
-// What was given to `begin` or `explain` is over, once, with a status of tf.errors.
+// What was given to `begin` is over, once, with a status of tf.errors.
 __attribute__((visibility("default"))) void talweg_tf_over(uint64_t execution, int code,
                                                            const char* text) {
   const std::unique_ptr<Execution> over(reinterpret_cast<Execution*>(execution));

@@ -61,6 +61,10 @@ class C10dTest(unittest.TestCase):
             )
         )
 
+    def test_messages_with_many_tags(self) -> None:
+        job.run(job.command("c10d_messages.py", ranks=3, forks=self.forks))
+        job.run(job.command("c10d_messages.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
+
     def test_senders_that_leave(self) -> None:
         job.run(job.command("c10d_any_source.py", ranks=3, forks=self.forks))
         job.run(

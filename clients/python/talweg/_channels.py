@@ -412,8 +412,13 @@ class Job:
         self._steps = self.waits_for = None
         if self._left:
             self._left.popleft()
-        self.done = not self._left
+        if not self._left:
+            self._end()
+            self.done = True
         return True
+
+    def _end(self) -> None:
+        """It is over, and about to be `done`. By the thread that carries it on."""
 
     def _go_on(self) -> bool:
         if self.channel.aborted is not None:

@@ -91,11 +91,11 @@ _SITE_BYTES, _CALL_BYTES, _SITES_S = 512, 64, 1.0
 
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
     """Calls that have one handle."""
-    ready = partial(_is_ready, channel, calls[0]) if calls else lambda: True
+    ready = partial(can_begin, channel, calls[0]) if calls else lambda: True
     return Job(channel, [partial(steps, channel, given, priority) for given in calls], ready)
 
 
-def _is_ready(channel: CallChannel, given: Given) -> bool:
+def can_begin(channel: CallChannel, given: Given) -> bool:
     """Whether the call's data is there, and the tensors that its first rounds go through are
     declared.
     """
@@ -229,7 +229,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             are_apart = True
         if are_apart:
             yield from _settle(channel, told, priority, data)
-            who = yield from _callers(channel, given, told)
+            who = yield from callers(channel, given, told)
             if some_joined:
                 every = with_stand_ins(channel.title, group, told, who)
             try:
@@ -256,7 +256,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             yield from _drop(channel, data.lane, data.round)
         elif every is not None and not all(said.inline for said in every):
             nbytes = _largest(every) * rows.row_bytes
-            yield from _carry(channel, given, priority, turn, source, own, None, got_bytes, nbytes)
+            yield from carry(channel, given, priority, turn, source, own, None, got_bytes, nbytes)
         raise
     if every is not None and all(said.inline for said in every):
         for (place, part), nbytes in zip(got, got_bytes):
@@ -270,7 +270,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         yield Wait(tensor, data.round, *room, False, next_may_begin=channel.overlaps)
     elif every is not None:
         nbytes = _largest(every) * rows.row_bytes
-        yield from _carry(channel, given, priority, turn, source, own, out, got_bytes, nbytes)
+        yield from carry(channel, given, priority, turn, source, own, out, got_bytes, nbytes)
     if given.slot == WANTS_SLOT and are_alike and channel.slots is not None:
         channel.slots.agree(given)
     finish = factors.after(client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
@@ -355,7 +355,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
         every = with_stand_ins(channel.title, group, told)
     except Mismatch:  # The others raise it.
         yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0, turn))
-        yield from _callers(channel, given, told)
+        yield from callers(channel, given, told)
         return
     stand_in = every[group.place]
     assert stand_in.rows is not None
@@ -374,7 +374,7 @@ def steps_of_joined(channel: CallChannel) -> Steps:
         scratch: np.ndarray = np.empty(sum(got), np.uint8)
         given = Given(stand_in.kind, 0, stand_in.rows, [0], 0, None, lambda rows, counts: (None, 0))
         out = int(scratch.ctypes.data)
-        yield from _carry(channel, given, 0, turn, out, own, out, got, max(got))
+        yield from carry(channel, given, 0, turn, out, own, out, got, max(got))
 
 
 def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data) -> Steps:
@@ -392,7 +392,7 @@ def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data)
         yield from _drop(channel, lane, round_)
 
 
-def _callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
+def callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
     """After calls that do not fit together: what each rank of the group has called, and where.
 
     A rank of which that is not known is taken to call as this one does, if its call is of the same
@@ -470,7 +470,7 @@ def _starts(lengths: Sequence[int], first: int) -> list[int]:
     return starts
 
 
-def _carry(
+def carry(
     channel: CallChannel,
     given: Given,
     priority: int,

@@ -124,6 +124,17 @@ def header(given: Given, total_rows: int) -> bytes:
     )
 
 
+def _rows_of(dimensions: int, dims: Sequence[int], dtype: bytes, row_bytes: int) -> Rows:
+    any_shape, dimensions = divmod(dimensions, _ANY_SHAPE)
+    return Rows(dtype.rstrip(b"\0").decode(), tuple(dims[:dimensions]), row_bytes, any_shape > 0)
+
+
+def read_rows(said: memoryview, at: int) -> Rows:
+    """Those of a header() that is of a tensor."""
+    _, _, dimensions, _, _, row_bytes, dtype, *dims = HEADER.unpack_from(said, at)
+    return _rows_of(dimensions, dims, dtype, row_bytes)
+
+
 def read(
     said: np.ndarray,
     group: Group,
@@ -142,9 +153,7 @@ def read(
         kind = KINDS[number]
         rows = None
         if dimensions != _ANY_TENSOR:
-            any_shape, dimensions = divmod(dimensions, _ANY_SHAPE)
-            shape = tuple(dims[:dimensions])
-            rows = Rows(dtype.rstrip(b"\0").decode(), shape, row_bytes, any_shape > 0)
+            rows = _rows_of(dimensions, dims, dtype, row_bytes)
         alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
         root = group.ranks.index(root_rank) if root_rank in group.ranks else -1
         parts = kind.parts_given(place, root, group.size)

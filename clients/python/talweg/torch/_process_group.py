@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,7 @@ from talweg._collectives import (
     Given,
 )
 from talweg._kinds import WANTS_SLOT
-from talweg._process_sets import Group
-from talweg.errors import Aborted, InvalidArgument
+from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import (
@@ -45,6 +45,7 @@ from talweg.torch._c10d_tensors import (
     said,
 )
 from talweg.torch._devices import GroupOfDevices
+from talweg.torch._group_calls import GroupCalls
 from talweg.torch._lanes import Lane
 from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
@@ -76,19 +77,17 @@ class ProcessGroup(GroupOfDevices):
         self._group = lane.group
         self._place, self._places = rank, Places(ranks)
         self._lane = lane
-        self._channel = lane.channel()
+        self._all_calls = GroupCalls(self._ranks, lane)
+        self._channel = self._all_calls.channel
         self._small = SmallCalls(self._channel)
-        self._messages = PointToPoint(self._client, self._ranks, rank, self._submit)
+        self._messages = PointToPoint(self._client, self._ranks, rank, self._all_calls)
         if not self._group.listed and self._client.size == self._client.local_size > 1:
             if self._channel.slots is None:
                 self._channel.slots = TensorSlots(self._client, lane.name)
             self._channel.slots.begin_again()
         self._timeout = timeout
-        self._calls = 0
         # DDP's join() gives one to the reducer, in C++, and keeps none: its methods would be gone.
         self._kept: deque[Work] = deque(maxlen=_KEPT_MAX)
-        self._view = self._client.connection.view_suffix
-        self._is_destroyed = False
 
     def getBackendName(self) -> str:
         return NAME
@@ -103,24 +102,11 @@ class ProcessGroup(GroupOfDevices):
         result: Any,
         outputs: Sequence[Outputs],
         opts: Any,
-        lane: str = "",
-        group: Group | None = None,
-        source_rank: int = -1,
         begun: Job | None = None,
     ) -> Work:
-        self._require_life(operation)
+        self._all_calls.begin(operation)
         for output in outputs:
             output.begin()
-        self._calls += 1
-
-        def what() -> str:
-            shown = ", ".join(said(tensor) for tensor in inputs[:4])
-            if len(inputs) > 4:
-                shown += f" and {len(inputs) - 4} more"
-            text = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
-            if self._group.listed:
-                text += f" in the process group of ranks {self._ranks}"
-            return text
 
         def finish(results: list[Any]) -> None:
             for output, got in zip(outputs, results):
@@ -129,61 +115,27 @@ class ProcessGroup(GroupOfDevices):
         timeout = getattr(opts, "timeout", None) or self._timeout
         if timeout.total_seconds() <= 0:
             timeout = self._timeout
-        channel = self._channel
-        if lane or group is not None:
-            channel = self._lane.channel(lane, group)
-            if self._channel.aborted is not None:
-                channel.abort(self._channel.aborted)
         is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
         return Work(
-            channel,
+            self._channel,
             calls,
-            what,
+            partial(self._all_calls.text_of, operation, inputs),
             result,
             finish,
             timeout.total_seconds(),
             is_async,
-            source_rank,
             begun,
         )
 
-    @property
-    def _is_over(self) -> bool:
-        return self._is_destroyed or self._client.connection.view_suffix != self._view
-
     def shutdown(self) -> None:
         """It is destroyed: another group of its ranks may have its channels."""
-        if not self._is_destroyed:
-            self._is_destroyed = True
-            self._lane.let_go()
+        self._all_calls.destroy()
         super().shutdown()
 
     def abort(self) -> None:
         """Ends this rank's calls of the group with Aborted, those that are made later too."""
-        what = (
-            f"the process group of ranks {self._ranks}"
-            if self._group.listed
-            else "the process group"
-        )
-        failure = Aborted(
-            f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
-        )
-        for channel in list(self._lane.channels):
-            channel.abort(failure)
+        self._all_calls.abort()
         super().abort()
-
-    def _require_life(self, operation: str) -> None:
-        if self._is_destroyed:
-            raise InvalidArgument(
-                f"{operation}: this process group is destroyed: make another one, and wrap models "
-                "anew"
-            )
-        if self._is_over:
-            raise InvalidArgument(
-                f"{operation}: ranks have come or gone since this process group was made, and have "
-                "other numbers: call destroy_process_group() and init_process_group() where "
-                "end_step() says so, and wrap models anew"
-            )
 
     def _small_call(
         self, key: Any, tensor: torch.Tensor, output: torch.Tensor, result: Any, opts: Any
@@ -191,13 +143,13 @@ class ProcessGroup(GroupOfDevices):
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True) or self._is_over or self._channel.aborted:
+        if getattr(opts, "asyncOp", True) or self._all_calls.are_over or self._channel.aborted:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:
             return None
         if isinstance(made, bool):
-            self._calls += 1
+            self._all_calls.count += 1
             return Over(result)
         job, target = made
         return self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
@@ -544,7 +496,8 @@ class ProcessGroup(GroupOfDevices):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "send"):
             return super().send(tensors, dst, tag)
-        return self._messages.send(tensors_.only(tensors, "send"), dst, tag)
+        tensor = tensors_.only(tensors, "send")
+        return self._messages.send(tensor, dst, tag, self._timeout.total_seconds())
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "recv"):
@@ -576,10 +529,10 @@ class ProcessGroup(GroupOfDevices):
         self._timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        self._calls = 0
+        self._all_calls.count = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._calls
+        return self._all_calls.count
 
     # Names of torch before 2.13.
     _allgather_base = all_gather_single

@@ -35,59 +35,65 @@ def future_of(outputs: Any) -> torch.futures.Future[Any]:
     return torch.futures.Future(devices=list(gpus) if torch.cuda.is_available() else [])
 
 
-class Work(dist.Work):
-    """One call. Any thread may wait for it, as often as it likes.
+class Pending(dist.Work):
+    """A call that is under way. Any thread may wait for it, as often as it likes.
 
-    `finish` runs once, when the results are there and somebody wants them: it brings them to the
-    outputs that they could not be written into directly. `is_async`: nobody may wait for it soon.
-    `begun`: the call is submitted already.
+    Subclasses know how it goes on. `what` says in words for people what it is.
     """
 
     def __init__(
-        self,
-        channel: CallChannel,
-        calls: Sequence[Given],
-        what: Callable[[], str],
-        outputs: Any,
-        finish: Callable[[list[Any]], None],
-        timeout_s: float,
-        is_async: bool,
-        source_rank: int = -1,
-        begun: Job | None = None,
+        self, what: Callable[[], str], outputs: Any, timeout_s: float, source_rank: int = -1
     ) -> None:
         super().__init__()
         self._what = what
         self._outputs = outputs
-        self._finish = finish
         self._timeout_s = timeout_s
-        self._from = source_rank
+        self._source = source_rank
         self._lock = threading.Lock()
-        self._finished = False
+        self._brought = False
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
         # it is given the outputs in any case, and backward raises the failure when it ends.
         self._fails_later = False
-        self._channel = channel
-        self._job = begun or job_of(channel, calls, 0)
-        if calls:
-            site = call_site()
-            for at, call in enumerate(calls, 1):
-                call.site, call.more = site, min(len(calls) - at, MORE_MAX)
-        if begun is None:
-            channel.submit(self._job, is_async)
+
+    # ----- What subclasses know -----
+
+    def _is_over(self) -> bool:
+        raise NotImplementedError
+
+    def _go_on(self, end: float) -> bool:
+        """Waits until it is over; False: time.monotonic() has passed `end` before."""
+        raise NotImplementedError
+
+    def _look(self) -> bool:
+        """Carries on what can be without waiting; whether it is over."""
+        raise NotImplementedError
+
+    def _call_when_over(self, call: Callable[[], None]) -> None:
+        """Has it called on the thread that all calls share."""
+        raise NotImplementedError
+
+    def _bring(self) -> BaseException | None:
+        """Brings the results to the outputs that they could not be written into directly. Returns
+        what the call has failed with. Once, when it is over and somebody wants them.
+        """
+        raise NotImplementedError
+
+    def _who_is_late(self) -> str:
+        raise NotImplementedError
+
+    # ----- What callers want -----
 
     def _take(self) -> BaseException | None:
-        """Finishes it, once it is done; returns what it failed with."""
+        """Finishes it, once it is over; returns what it failed with."""
         with self._lock:
-            if not self._finished:
-                self._finished = True
-                self._failure = self._job.failure
-                if self._failure is None:
-                    try:
-                        self._finish(self._job.results)
-                    except Exception as failure:
-                        self._failure = failure
+            if not self._brought:
+                self._brought = True
+                try:
+                    self._failure = self._bring()
+                except Exception as failure:
+                    self._failure = failure
             return self._failure
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -96,10 +102,10 @@ class Work(dist.Work):
         Timeout after `timeout`, without one after the group's or the call's; it may be waited for
         again.
         """
-        if not self._job.done:
+        if not self._is_over():
             given_s = timeout.total_seconds()
             timeout_s = given_s if given_s > 0 else self._timeout_s
-            if not self._channel.finish(self._job, time.monotonic() + min(timeout_s, 1e8)):
+            if not self._go_on(time.monotonic() + min(timeout_s, 1e8)):
                 raise Timeout(
                     f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
                 )
@@ -108,19 +114,13 @@ class Work(dist.Work):
             raise failure
         return True
 
-    def _who_is_late(self) -> str:
-        who = self._channel.waits_for()
-        if who:
-            return f"it still waits for {who}"
-        return "no rank is known to be late; `talweg status` says what each node waits for"
-
     def synchronize(self) -> None:
         """wait()"""
         self.wait()
 
     def is_completed(self) -> bool:
         """Whether wait() would return, or raise, at once."""
-        return self._channel.look(self._job)
+        return self._look()
 
     def is_success(self) -> bool:
         """Whether it is complete and has not failed."""
@@ -147,16 +147,12 @@ class Work(dist.Work):
                 self._fails_later = True
                 # After the reducer's own end, for which it queues a call as well.
                 when_it_ends(lambda: when_it_ends(self._raise_failure))
-            if self._job.done:
+            if self._is_over():
                 # Nothing is chained to it yet. The reducer takes its value at once, after wait().
                 self._complete()
             else:
-                self._channel.call_when_done(self._job, self._complete)
+                self._call_when_over(self._complete)
         return future
-
-    def call_when_done(self, call: Callable[[], None]) -> None:
-        """Has it called once the call is done, on the thread that all calls share."""
-        self._channel.call_when_done(self._job, call)
 
     def _complete(self) -> None:
         assert self._future is not None
@@ -174,6 +170,64 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         """Who sent what this call received, as a number in the group."""
-        return self._from
+        return self._source
 
     _source_rank = source_rank
+
+
+def late(who: str) -> str:
+    """Whom a call waits for, in words for people; `who` as a channel says it."""
+    if who:
+        return f"it still waits for {who}"
+    return "no rank is known to be late; `talweg status` says what each node waits for"
+
+
+class Work(Pending):
+    """A call of all the group's ranks.
+
+    `finish` runs once, when the results are there and somebody wants them: it brings them to the
+    outputs that they could not be written into directly. `is_async`: nobody may wait for it soon.
+    `begun`: the call is submitted already.
+    """
+
+    def __init__(
+        self,
+        channel: CallChannel,
+        calls: Sequence[Given],
+        what: Callable[[], str],
+        outputs: Any,
+        finish: Callable[[list[Any]], None],
+        timeout_s: float,
+        is_async: bool,
+        begun: Job | None = None,
+    ) -> None:
+        super().__init__(what, outputs, timeout_s)
+        self._finish = finish
+        self._channel = channel
+        self._job = begun or job_of(channel, calls, 0)
+        if calls:
+            site = call_site()
+            for at, call in enumerate(calls, 1):
+                call.site, call.more = site, min(len(calls) - at, MORE_MAX)
+        if begun is None:
+            channel.submit(self._job, is_async)
+
+    def _is_over(self) -> bool:
+        return self._job.done
+
+    def _go_on(self, end: float) -> bool:
+        return self._channel.finish(self._job, end)
+
+    def _look(self) -> bool:
+        return self._channel.look(self._job)
+
+    def _call_when_over(self, call: Callable[[], None]) -> None:
+        self._channel.call_when_done(self._job, call)
+
+    def _bring(self) -> BaseException | None:
+        if self._job.failure is None:
+            self._finish(self._job.results)
+        return self._job.failure
+
+    def _who_is_late(self) -> str:
+        return late(self._channel.waits_for())

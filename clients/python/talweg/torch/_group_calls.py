@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all calls of one process group have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from talweg._call_channel import CallChannel
+from talweg._process_sets import Group
+from talweg.errors import Aborted, InvalidArgument
+from talweg.torch._c10d_tensors import said
+from talweg.torch._lanes import Lane
+
+
+class GroupCalls:
+    """The calls of the group of `ranks`, in the lane that it has."""
+
+    def __init__(self, ranks: Sequence[int], lane: Lane) -> None:
+        self.count = 0
+        self._client = lane.client
+        self._ranks = ranks
+        self._lane = lane
+        self._channel = lane.channel()
+        self._view = self._client.connection.view_suffix
+        self._is_destroyed = False
+
+    @property
+    def channel(self) -> CallChannel:
+        """That of all ranks' calls."""
+        return self._channel
+
+    def channel_of(self, name: str, group: Group) -> CallChannel:
+        """One of calls of some of the ranks."""
+        channel = self._lane.channel(name, group)
+        if self._channel.aborted is not None:
+            channel.abort(self._channel.aborted)
+        return channel
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the group is destroyed, or its ranks have other numbers."""
+        return self._is_destroyed or self._client.connection.view_suffix != self._view
+
+    def begin(self, operation: str) -> None:
+        """Counts one; InvalidArgument if they are over."""
+        if self._is_destroyed:
+            raise InvalidArgument(
+                f"{operation}: this process group is destroyed: make another one, and wrap models "
+                "anew"
+            )
+        if self.are_over:
+            raise InvalidArgument(
+                f"{operation}: ranks have come or gone since this process group was made, and have "
+                "other numbers: call destroy_process_group() and init_process_group() where "
+                "end_step() says so, and wrap models anew"
+            )
+        self.count += 1
+
+    def text_of(self, operation: str, tensors: Sequence[torch.Tensor]) -> str:
+        """A call in words for people."""
+        shown = ", ".join(said(tensor) for tensor in tensors[:4])
+        if len(tensors) > 4:
+            shown += f" and {len(tensors) - 4} more"
+        text = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
+        if self._lane.group.listed:
+            text += f" in the process group of ranks {self._ranks}"
+        return text
+
+    def destroy(self) -> None:
+        """Another group of the ranks may have the lane. A second call does nothing."""
+        if not self._is_destroyed:
+            self._is_destroyed = True
+            self._lane.let_go()
+
+    def abort(self) -> None:
+        """Ends this rank's calls with Aborted, those that are made later too."""
+        is_of_some = self._lane.group.listed
+        what = f"the process group of ranks {self._ranks}" if is_of_some else "the process group"
+        failure = Aborted(
+            f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
+        )
+        for channel in list(self._lane.channels):
+            channel.abort(failure)

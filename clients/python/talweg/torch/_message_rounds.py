@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sender and the receiver of messages say to each other, and the rounds that carry them.
+
+The messages from one rank to another are calls of one channel, in the order in which they are sent,
+whatever their tags. In a call's control round the sender gives the tag, what it sends, and up to
+4 KiB of data. The receiver *names* messages that it waits for. Then
+
+    a message of at most 4 KiB    is there: the receiver keeps it if it is one for later
+    a longer one that was named   follows at once
+    any other one                 is put off: it stays with its sender
+
+A message that is put off comes in a call of a second channel, in which the receiver asks for it by
+the number of its control round. So no rank keeps long messages of others, and tags cost nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from talweg._call_channel import CallChannel
+from talweg._channels import Steps, Wait
+from talweg._collectives import callers, carry
+from talweg._kinds import INLINE_BYTES, SEND, Given, Rows
+from talweg._words import HEADER, Said, check_alike, header, read_rows
+
+# How many messages a receiver names. A longer list would only cost time.
+NAMED_MAX = 16
+# A tag, or the number of a message; then a header(). The receiver says first how many follow.
+_NUMBER = struct.Struct("<q")
+_NAME_BYTES = _NUMBER.size + HEADER.size
+
+
+class Came(NamedTuple):
+    """What a sender has said of a message."""
+
+    number: int
+    tag: int
+    rows: Rows
+    data: int  # Where its data is, until the next round, if it is short.
+
+    @property
+    def is_short(self) -> bool:
+        return self.rows.row_bytes <= INLINE_BYTES
+
+
+class Goes(enum.Enum):
+    """How the data of a message goes."""
+
+    WITH_WORDS = 0
+    AFTER_THEM = 1
+    WHEN_ASKED_FOR = 2
+
+
+@dataclass
+class Receiver:
+    """What a receiver does in one call, as a generator tells it."""
+
+    channel: CallChannel
+    sender: int  # Its place among the two.
+    _round: int = 0
+
+    def hear(self, names: Sequence[bytes]) -> Steps:
+        """Names messages; returns the one that has Came."""
+        said = _NUMBER.pack(len(names)) + b"".join(names)
+        self._round = yield from _control(self.channel, said)
+        at = len(said) if self.sender == 1 else 0
+        view = memoryview(self.channel.said.data)
+        (tag,), rows = _NUMBER.unpack_from(view, at), read_rows(view, at + _NUMBER.size)
+        return Came(self._round, tag, rows, self.channel.said_at + at + _NAME_BYTES)
+
+    def ask(self, given: Given, came: Came) -> Steps:
+        """Asks for a message that was put off; Mismatch if it is none for this rank's tensor."""
+        self._round = yield from _control(self.channel, name_of(came.number, given))
+        yield from self.require_alike(given, came)
+
+    def require_alike(self, given: Given, came: Came) -> Steps:
+        """Raises Mismatch, as the sender does, if the message does not fit this rank's tensor."""
+        assert given.rows is not None
+        yield from _require_alike(self.channel, given, self.sender, came.rows, given.rows)
+
+    def take(self, given: Given, came: Came, out: int | None) -> Steps:
+        """Its data comes to `out`; None: to nowhere."""
+        nbytes = came.rows.row_bytes
+        turn = self.channel.turn_of(self._round)
+        yield from carry(self.channel, given, 0, turn, 0, [], out, [nbytes], nbytes)
+
+
+@dataclass
+class Sender:
+    """What a sender does in one call."""
+
+    channel: CallChannel
+    receiver: int  # Its place among the two.
+    round: int = 0
+
+    def say(self, given: Given, tag: int) -> Steps:
+        """Gives a message if it is short, and says what it is. Returns how a longer one goes.
+
+        Mismatch if the receiver waits for something else with the tag.
+        """
+        if given.is_ready is not None:
+            yield Wait(0, 0, 0, 0, is_ready=given.is_ready)
+        assert given.rows is not None
+        nbytes = given.rows.row_bytes
+        is_short = nbytes <= INLINE_BYTES
+        said = name_of(tag, given)
+        if is_short:
+            said += ctypes.string_at(given.address, nbytes)
+        self.channel.client.count_pushed_bytes(nbytes)
+        self.round = yield from _control(self.channel, said, not is_short)
+        wanted = self._wanted(len(said) if self.receiver == 1 else 0, tag)
+        if wanted is not None:
+            place = 1 - self.receiver
+            yield from _require_alike(self.channel, given, place, given.rows, wanted)
+        if is_short:
+            return Goes.WITH_WORDS
+        return Goes.AFTER_THEM if wanted is not None else Goes.WHEN_ASKED_FOR
+
+    def _wanted(self, at: int, tag: int) -> Rows | None:
+        """What the receiver has named with that tag."""
+        view = memoryview(self.channel.said.data)
+        (count,) = _NUMBER.unpack_from(view, at)
+        at += _NUMBER.size
+        for begin in range(at, at + count * _NAME_BYTES, _NAME_BYTES):
+            if _NUMBER.unpack_from(view, begin)[0] == tag:
+                return read_rows(view, begin + _NUMBER.size)
+        return None
+
+    def hear(self) -> Steps:
+        """Returns the number of the message that the receiver asks for, and its tensor's rows."""
+        self.round = yield from _control(self.channel, b"")
+        view = memoryview(self.channel.said.data)
+        return _NUMBER.unpack_from(view, 0)[0], read_rows(view, _NUMBER.size)
+
+    def require_alike(self, given: Given, wanted: Rows) -> Steps:
+        """Raises Mismatch, as the receiver does, if it has asked for another tensor."""
+        assert given.rows is not None
+        yield from _require_alike(self.channel, given, 1 - self.receiver, given.rows, wanted)
+
+    def give(self, given: Given) -> Steps:
+        """The data of a message that was named or asked for goes."""
+        assert given.rows is not None
+        nbytes = given.rows.row_bytes
+        turn = self.channel.turn_of(self.round)
+        own = [nbytes]
+        yield from carry(
+            self.channel, given, 0, turn, given.address, own, given.address, own, nbytes
+        )
+
+
+def name_of(number: int, given: Given) -> bytes:
+    """A message with that tag or number, of that tensor."""
+    return _NUMBER.pack(number) + header(given, 1)
+
+
+def are_alike(one: Rows, other: Rows) -> bool:
+    """Whether a message of one tensor may go to the other."""
+    return (one.dtype, one.row_bytes) == (other.dtype, other.row_bytes)
+
+
+def _control(channel: CallChannel, said: bytes, pushes_more: bool = True) -> Steps:
+    """A control round; returns its number."""
+    control = channel.control()
+    round_ = channel.client.connection.push_parts(control, said, [len(said)])
+    yield Wait(control, round_, channel.said_at, channel.said.size, pushes_more)
+    return round_
+
+
+def _require_alike(
+    channel: CallChannel, given: Given, sender: int, sent: Rows, wanted: Rows
+) -> Steps:
+    if are_alike(sent, wanted):
+        return
+    of_both: Iterable[Rows] = (sent, wanted) if sender == 0 else (wanted, sent)
+    told = [
+        Said(SEND, b"", 1, rows, [1], 0, False, given.op, given.root_rank, 0) for rows in of_both
+    ]
+    who = yield from callers(channel, given, told)
+    check_alike(channel.title, channel.group, told, None, who)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sends and receives of a process group, as its callers hold them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from talweg._channels import Channel, Job
+from talweg._client import Client
+from talweg._collectives import Given, Rows
+from talweg.errors import Mismatch
+from talweg.torch._c10d_tensors import Outputs, said
+from talweg.torch._message_rounds import are_alike, name_of
+from talweg.torch._work import Pending, late
+
+Lock = AbstractContextManager[Any]  # threading has no name for that of an RLock.
+# How soon a signal's handler in Python runs while a thread waits for any source.
+_SLICE_S = 0.5
+
+
+class MessageJob(Job):
+    """What carries messages on; `ended` is told when it is over, with what it failed with."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        steps: Callable[[], Any],
+        ended: Callable[[BaseException | None], None],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(channel, [steps], is_ready)
+        self._ended = ended
+
+    def _end(self) -> None:
+        self._ended(self.failure)
+
+
+class Message(Pending):
+    """A send or a receive.
+
+    `lock` is that of all messages of the group: who holds it sees a message either over or in a
+    line. The first job of the line carries it on; without one the completion threads do.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        lock: Lock,
+        given: Given,
+        tensor: torch.Tensor,
+        what: Callable[[], str],
+        timeout_s: float,
+        source_rank: int,
+    ) -> None:
+        super().__init__(what, [tensor], timeout_s, source_rank)
+        self.given = given
+        self.line: deque[MessageJob] | None = None
+        self._completions = client.completions
+        self._of_all = lock
+        self._over = threading.Event()
+        self._ended_with: BaseException | None = None
+        self._calls: list[Callable[[], None]] = []
+
+    def end(self, failure: BaseException | None) -> None:
+        """It is over. With the lock."""
+        self._ended_with = failure
+        self._over.set()
+        calls, self._calls = self._calls, []
+        for call in calls:
+            self._completions.call(call)
+
+    def _job(self) -> MessageJob | None:
+        with self._of_all:
+            return self.line[0] if self.line and not self._over.is_set() else None
+
+    def _is_over(self) -> bool:
+        return self._over.is_set()
+
+    def _go_on(self, end: float) -> bool:
+        while not self._over.is_set():
+            job = self._job()
+            if job is not None:
+                job.channel.finish(job, end)
+            else:
+                self._over.wait(min(_SLICE_S, max(0.0, end - time.monotonic())))
+            if time.monotonic() >= end:
+                break
+        return self._over.is_set()
+
+    def _look(self) -> bool:
+        # The job may end without the message, and leave it to the next one.
+        while (job := self._job()) is not None and job.channel.look(job):
+            pass
+        return self._over.is_set()
+
+    def _call_when_over(self, call: Callable[[], None]) -> None:
+        with self._of_all:
+            if not self._over.is_set():
+                self._calls.append(call)
+            else:
+                self._completions.call(call)
+        job = self._job()
+        if job is not None:
+            job.channel.call_when_done(job, lambda: None)
+
+    def _bring(self) -> BaseException | None:
+        return self._ended_with
+
+    def _who_is_late(self) -> str:
+        job = self._job()
+        return late(job.channel.waits_for() if job is not None else "")
+
+
+class Receive(Message):
+    """A receive. `source_rank` is -1 where it takes from any, until one has sent."""
+
+    def __init__(
+        self,
+        client: Client,
+        lock: Lock,
+        given: Given,
+        tensor: torch.Tensor,
+        what: Callable[[], str],
+        timeout_s: float,
+        source_rank: int,
+        tag: int,
+    ) -> None:
+        super().__init__(client, lock, given, tensor, what, timeout_s, source_rank)
+        self.tag = tag
+        self.order = 0  # How many were made before it.
+        self._output = Outputs([tensor], "recv")
+        self._output.begin()
+        self._got: Any = None
+
+    def name(self) -> bytes:
+        return name_of(self.tag, self.given)
+
+    def comes_from(self, place: int, rank: int) -> None:
+        """It gets what that rank sends, which has that place in the group."""
+        self._source, self.given.root_rank = place, rank
+
+    def takes(self, rows: Rows) -> bool:
+        assert self.given.rows is not None
+        return are_alike(rows, self.given.rows)
+
+    def land(self, rows: Rows) -> int:
+        """Where its data goes. Mismatch if it does not fit."""
+        if not self.takes(rows):
+            shown = f"{rows.dtype}{list(rows.row_shape)}"
+            raise Mismatch(
+                f"recv: {shown} has come from rank {self._source} of the group, but the output is "
+                f"{said(self._outputs[0])}: make it as long as what is sent"
+            )
+        self._got, address = self._output.allocate(rows, [1])
+        return address
+
+    def _bring(self) -> BaseException | None:
+        if self._ended_with is None:
+            self._output.finish(self._got)
+        return self._ended_with
+
+    def _who_is_late(self) -> str:
+        if self.line is None:
+            return "nobody has sent anything with this tag"
+        return super()._who_is_late()

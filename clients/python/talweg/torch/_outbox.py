@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank sends to one other rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+from talweg._call_channel import CallChannel
+from talweg._channels import Steps
+from talweg._collectives import can_begin
+from talweg.errors import TalwegError
+from talweg.torch._message_rounds import Goes, Sender
+from talweg.torch._messages import Lock, Message, MessageJob
+
+
+@dataclass
+class _Sent:
+    message: Message
+    tag: int
+    number: int = 0
+    goes: Goes = Goes.WITH_WORDS
+
+
+@dataclass
+class _Asked:
+    """A call in which the receiver asks for a message that was put off."""
+
+    sent: _Sent | None = None  # None: it has not said which.
+
+
+class Outbox:
+    """The messages to one rank, which leave in the order of their sends.
+
+    `receiver` is its place among the two of `channel`. `late` is the channel of messages that are
+    put off.
+    """
+
+    def __init__(self, channel: CallChannel, late: CallChannel, receiver: int, lock: Lock) -> None:
+        self._channel = channel
+        self._late = late
+        self._receiver = receiver
+        self._lock = lock
+        self._put_off: dict[int, _Sent] = {}
+        # As many calls as messages that are put off, in which the receiver asks for them.
+        self._asked: deque[MessageJob] = deque()
+
+    def send(self, message: Message, tag: int) -> None:
+        sent = _Sent(message, tag)
+        job = MessageJob(
+            self._channel,
+            partial(self._say, sent),
+            partial(self._said, sent),
+            partial(can_begin, self._channel, message.given),
+        )
+        message.line = deque([job])
+        self._channel.submit(job)
+
+    def _say(self, sent: _Sent) -> Steps:
+        sender, given = Sender(self._channel, self._receiver), sent.message.given
+        sent.goes = yield from sender.say(given, sent.tag)
+        sent.number = sender.round
+        if sent.goes is Goes.AFTER_THEM:
+            yield from sender.give(given)
+
+    def _said(self, sent: _Sent, failure: BaseException | None) -> None:
+        if failure is not None or sent.goes is not Goes.WHEN_ASKED_FOR:
+            with self._lock:
+                sent.message.end(failure)
+            return
+        asked = _Asked()
+        job = MessageJob(self._late, partial(self._hear, asked), partial(self._heard, asked))
+        with self._lock:  # All see the jobs in one order.
+            self._put_off[sent.number] = sent
+            self._asked.append(job)
+            sent.message.line = self._asked
+            self._late.submit(job)
+
+    def _hear(self, asked: _Asked) -> Steps:
+        sender = Sender(self._late, self._receiver)
+        number, rows = yield from sender.hear()
+        with self._lock:
+            sent = asked.sent = self._put_off.pop(number, None)
+        if sent is None:
+            raise TalwegError(f"send: a receiver asks for message {number}, which is not put off")
+        yield from sender.require_alike(sent.message.given, rows)
+        yield from sender.give(sent.message.given)
+
+    def _heard(self, asked: _Asked, failure: BaseException | None) -> None:
+        with self._lock:
+            self._asked.popleft()
+            if asked.sent is None and self._put_off:
+                asked.sent = self._put_off.pop(next(iter(self._put_off)))
+            if asked.sent is not None:
+                asked.sent.message.end(failure)

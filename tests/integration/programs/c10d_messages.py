@@ -77,27 +77,20 @@ def check_tags_in_any_order(rank: int, size: int) -> None:
         for each in receives:
             by_tag.setdefault((each[0], each[2]), []).append(each)
         receives = [by_tag[receives[at][0], receives[at][2]].pop(0) for at in order]
-        works, got = [], []
-
-        def send() -> None:
-            sender, receiver, tag, number = message = sends.pop(0)
-            tensor = _message(sender, tag, number, lengths[message])
-            works.append(dist.isend(tensor, receiver, tag=tag))
-
-        def receive() -> None:
-            message = receives.pop(0)
-            tensor = torch.full((lengths[message],), -1.0)
-            work = dist.irecv(tensor, message[0], tag=message[2])
-            works.append(work)
-            got.append((message, tensor, work))
-
+        works: list[Any] = []
+        got: list[Any] = []
         while sends or receives:
             # All receives first, all sends first, or mixed.
             if sends and (not receives or own.random() < (0.1, 0.9, 0.5)[repeat % 3]):
-                send()
+                sender, receiver, tag, number = message = sends.pop(0)
+                tensor = _message(sender, tag, number, lengths[message])
+                works.append(dist.isend(tensor, receiver, tag=tag))
             else:
-                receive()
-            if repeat >= 3 and works and own.random() < 0.3:
+                message = receives.pop(0)
+                tensor = torch.full((lengths[message],), -1.0)
+                works.append(dist.irecv(tensor, message[0], tag=message[2]))
+                got.append((message, tensor, works[-1]))
+            if repeat >= 3 and own.random() < 0.3:
                 own.choice(works).is_completed()
         own.shuffle(works)
         _wait(works)
@@ -119,7 +112,8 @@ def check_from_any_source_with_tags(rank: int, size: int) -> None:
             for number in range(count)
         )
         return
-    kinds: list[tuple[int | None, int]] = [(None, tag) for tag in range(4)] * each
+    kinds: list[tuple[int | None, int]] = []
+    kinds += [(None, tag) for tag in range(4)] * each
     kinds += [(1, tag) for tag in range(4)] * each
     random.Random(7).shuffle(kinds)
     kinds += [(None, tag) for tag in range(4)] * (each * (size - 2))

@@ -30,6 +30,10 @@ class C10dTest(unittest.TestCase):
     def test_calls_on_two_nodes(self) -> None:
         job.run(job.command("c10d_calls.py", nodes=2, ranks=2, aggregators=1, forks=self.forks))
 
+    def test_each_dtype(self) -> None:
+        job.run(job.command("c10d_dtypes.py", ranks=2, forks=self.forks))
+        job.run(job.command("c10d_dtypes.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
+
     def test_training_on_one_node(self) -> None:
         job.run(job.command("c10d_training.py", ranks=4, forks=self.forks))
 

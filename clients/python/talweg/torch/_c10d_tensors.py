@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -47,6 +48,10 @@ _BY_REDUCE_OP = {
 DEVICES = ("cpu", "cuda")
 # A sum or a product of bools is whether any or all are true, as in NCCL.
 _OPS_OF_BOOLS = {Op.SUM: Op.MAX, Op.PRODUCT: Op.MIN}
+# torch divides none of these, which are newer than the oldest torch.
+_NUMPY_DIVIDES = {
+    getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
+}
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,15 @@ def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     pieces = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
     return pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
+
+
+def _divide(sums: torch.Tensor, divisor: int) -> None:
+    """Sums of integers, in place, cut off towards zero."""
+    if sums.dtype in _NUMPY_DIVIDES:
+        numbers = sums.numpy()
+        np.floor_divide(numbers, divisor, out=numbers)
+    else:
+        sums.div_(divisor, rounding_mode="trunc")
 
 
 class Order(Protocol):
@@ -232,7 +246,7 @@ class Outputs:
                 f"rank have {wanted}: make them as long as what is sent"
             )
         if self._divisor > 1:
-            result.div_(self._divisor, rounding_mode="trunc")
+            _divide(result, self._divisor)
         if self._direct:
             return
         parts = result.split(lengths)

@@ -94,7 +94,11 @@ class LaunchersTest(unittest.TestCase):
 
         first = place(TORCHELASTIC_RESTART_COUNT="0")
         self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="0", GROUP_RANK="0").job)
-        self.assertNotEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="1").job)
+        # Nodes count lives apart from each other.
+        self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="1").job)
+        for own in ({"GROUP_WORLD_SIZE": "1"}, {"TALWEG_SCHEDULER": "a:1"}):
+            jobs = {place(TORCHELASTIC_RESTART_COUNT=count, **own).job for count in "01"}
+            self.assertEqual(len(jobs), 2, own)
         self.assertNotEqual(first.job, place(MASTER_PORT="1").job)
         self.assertNotEqual(first.node, place(GROUP_RANK="0").node)
 

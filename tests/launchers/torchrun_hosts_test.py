@@ -20,17 +20,22 @@ class _TorchrunTest(HostsTest):
         return self.finish(*self.start_torchrun(counts, *program), status=status)
 
     def start_torchrun(
-        self, counts: tuple[int, int], *program: str, **variables: str
+        self, counts: tuple[int, int], *program: str, restarts: int = 0, **variables: str
     ) -> list[subprocess.Popen[str]]:
         started = []
+        first = self.network.address(self.hosts[0])
         for node, host in enumerate(self.hosts):
+            meeting = [f"--master-addr={first}", f"--master-port={_PORT}"]
+            if restarts > 0:  # Nodes that meet like this begin their ranks again when others do.
+                meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{_PORT}"]
+                meeting += ["--rdzv-id=test", f"--rdzv-conf=is_host={node == 0}"]
             options = [
                 f"--nnodes={len(self.hosts)}",
                 f"--node-rank={node}",
                 f"--nproc-per-node={counts[node]}",
-                f"--master-addr={self.network.address(self.hosts[0])}",
-                f"--master-port={_PORT}",
-                "--max-restarts=0",
+                f"--local-addr={self.network.address(host)}",
+                *meeting,
+                f"--max-restarts={restarts}",
             ]
             line = [*self.on(host), *TORCHRUN, *options, *program]
             started.append(self.start(line, **variables))
@@ -55,6 +60,15 @@ class TorchrunOnHostsTest(_TorchrunTest):
         output = self.torchrun((1, 1), "--no-python", *RANK, "die", "0", status=None)
         self.assertRegex(output, "told: JobFailed")
         self.require_nothing_left()
+
+    def test_torchrun_starts_the_ranks_of_all_hosts_again(self) -> None:
+        """Only the node whose rank has died counts that. Both meet in the life that follows."""
+        for rank in ("0", "1"):
+            lived = str(self.directory / f"lived.{rank}")
+            program = ["--no-python", *RANK, "die_once", lived, rank]
+            started = self.start_torchrun((1, 1), *program, restarts=1)
+            self.require_ranks(self.finish(*started), [1, 1])
+            self.require_nothing_left()
 
 
 class OutlivedAgentTest(OutlivingTest, _TorchrunTest):

@@ -70,6 +70,14 @@ def main() -> int:
                 return 7
             while True:
                 _sum()
+    if mode == "die_once":
+        lived = Path(f"{arguments[0]}.{talweg.rank()}")
+        if not lived.exists():
+            lived.touch()
+            _sum()  # All have lived.
+            if talweg.rank() == int(arguments[1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()  # The launcher ends the others.
     if mode == "again":
         for _ in range(2):
             talweg.shutdown()

@@ -88,8 +88,11 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 f"{launcher} has started this process, and {name} is not set: set it, or set "
                 "TALWEG_AGENT_SOCKET to the socket of an agent that is there"
             )
-    words: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TALWEG_RUN_ID")
-    words += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    words: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TALWEG_RUN_ID", "TORCHELASTIC_RUN_ID")
+    if environment.get("GROUP_WORLD_SIZE") == "1" or environment.get("TALWEG_SCHEDULER"):
+        # Each of torchrun's nodes counts only the lives that its own ranks have ended. So nodes
+        # differ on the number, and find the first node of their life by asking again.
+        words += ("TORCHELASTIC_RESTART_COUNT",)
     job = " ".join(["torch", *(environment.get(name, "") for name in words)])
     # torchrun makes a directory for each of its lives: .../attempt_0/1/error.json.
     node = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))

@@ -16,17 +16,21 @@ _PORT = "29500"  # The hosts are this test's own.
 
 
 class _TorchrunTest(HostsTest):
+    restarts = 0
+
     def torchrun(self, counts: tuple[int, int], *program: str, status: int | None = 0) -> str:
         return self.finish(*self.start_torchrun(counts, *program), status=status)
 
     def start_torchrun(
-        self, counts: tuple[int, int], *program: str, restarts: int = 0, **variables: str
+        self, counts: tuple[int, int], *program: str, **variables: str
     ) -> list[subprocess.Popen[str]]:
         started = []
         first = self.network.address(self.hosts[0])
         for node, host in enumerate(self.hosts):
             meeting = [f"--master-addr={first}", f"--master-port={_PORT}"]
-            if restarts > 0:  # Nodes that meet like this begin their ranks again when others do.
+            if (
+                self.restarts > 0
+            ):  # Nodes that meet like this begin their ranks again when others do.
                 meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{_PORT}"]
                 meeting += ["--rdzv-id=test", f"--rdzv-conf=is_host={node == 0}"]
             options = [
@@ -35,7 +39,7 @@ class _TorchrunTest(HostsTest):
                 f"--nproc-per-node={counts[node]}",
                 f"--local-addr={self.network.address(host)}",
                 *meeting,
-                f"--max-restarts={restarts}",
+                f"--max-restarts={self.restarts}",
             ]
             line = [*self.on(host), *TORCHRUN, *options, *program]
             started.append(self.start(line, **variables))
@@ -63,10 +67,11 @@ class TorchrunOnHostsTest(_TorchrunTest):
 
     def test_torchrun_starts_the_ranks_of_all_hosts_again(self) -> None:
         """Only the node whose rank has died counts that. Both meet in the life that follows."""
+        self.restarts = 1
         for rank in ("0", "1"):
             lived = str(self.directory / f"lived.{rank}")
             program = ["--no-python", *RANK, "die_once", lived, rank]
-            started = self.start_torchrun((1, 1), *program, restarts=1)
+            started = self.start_torchrun((1, 1), *program)
             self.require_ranks(self.finish(*started), [1, 1])
             self.require_nothing_left()
 

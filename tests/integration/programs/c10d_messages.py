@@ -103,7 +103,7 @@ def check_tags_in_any_order(rank: int, size: int) -> None:
 
 def check_from_any_source_with_tags(rank: int, size: int) -> None:
     """Receives from any source beside those from one; each message comes once."""
-    each, length = 10, 3000  # Of each tag, of which there are four.
+    each, length = 10, 3000  # So many of each of four tags.
     if rank > 0:
         # Those from any may take all that one rank sends beside those from it.
         count = 4 * each * (2 if rank == 1 else 1)

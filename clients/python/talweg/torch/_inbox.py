@@ -24,7 +24,7 @@ class _Early:
 
     order: int
     came: Came
-    data: bytes  # Of a short one; a longer one is put off.
+    data: bytes  # Empty where it is long, and so put off.
 
 
 class ByTag:

@@ -430,6 +430,48 @@ def state_from_rank_0(rank: int, size: int) -> Any:
     return found
 
 
+def _pipeline(rank: int, size: int, schedule: str, per_rank: int) -> Any:
+    """Two steps of a network whose layers lie on the ranks; this rank's gradients, and the losses."""
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    count, width = size * per_rank, 12
+    layers = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
+    numbers = [rank + size * each for each in range(per_rank)]
+    if schedule == "ScheduleZBVZeroBubble":  # There and back.
+        numbers = [rank, count - 1 - rank]
+    stages = [
+        PipelineStage(layers[number], number, count, torch.device("cpu")) for number in numbers
+    ]
+    generator = torch.Generator().manual_seed(5)
+    inputs, targets = (torch.randn(4 * size, width, generator=generator) for _ in range(2))
+    run = getattr(schedules, schedule)(
+        stages if per_rank > 1 else stages[0],
+        2 * size,
+        loss_fn=lambda output, target: (output - target).square().mean(),
+    )
+    losses: list[torch.Tensor] = []
+    for _ in range(2):
+        given = [inputs] if 0 in numbers else []
+        wanted = {"target": targets, "losses": losses} if count - 1 in numbers else {}
+        run.step(*given, **wanted)
+    gradients = [each.grad for number in numbers for each in layers[number].parameters()]
+    return [gradients, [loss.detach() for loss in losses]]
+
+
+@case
+def pipelines(rank: int, size: int) -> Any:
+    return [
+        _pipeline(rank, size, schedule, per_rank)
+        for schedule, per_rank in (
+            ("ScheduleGPipe", 1),
+            ("Schedule1F1B", 1),
+            ("ScheduleInterleaved1F1B", 2),
+            ("ScheduleInterleavedZeroBubble", 2),
+            ("ScheduleZBVZeroBubble", 2),
+        )
+    ]
+
+
 @case
 def memory_of_the_backend(rank: int, size: int) -> Any:
     """FSDP2 asks the group's backend for memory, where it has some to give."""

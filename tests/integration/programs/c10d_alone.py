@@ -234,6 +234,19 @@ def check_refused() -> None:
             dist.all_reduce(torch.ones(3))
 
     expect(RuntimeError, "No backend type associated", coalesced, "cpu")
+    _check_what_wants_a_backend_in_cpp()
+
+
+def _check_what_wants_a_backend_in_cpp() -> None:
+    operators = torch.ops._c10d_functional
+    arguments = torch.ones(3), _SIZE, dist.group.WORLD.group_name
+    gather = operators.all_gather_into_tensor_out
+    output = torch.zeros(3 * _SIZE)
+    expect(RuntimeError, "No backend type associated", gather, *arguments, out=output)
+    assert operators.wait_tensor(operators.all_gather_into_tensor(*arguments)).sum() == 3 * _SIZE
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    expect(RuntimeError, "should return Tens", model(torch.ones(1, 2)).sum().backward)
 
 
 if __name__ == "__main__":

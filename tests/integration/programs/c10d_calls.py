@@ -498,7 +498,44 @@ def functional(rank: int, size: int) -> Any:
         functional.reduce_scatter_tensor(_values(rank, size * 2), "sum", 0, group).clone(),
         functional.broadcast(_values(rank), 1, group).clone(),
         functional.all_to_all_single(_values(rank, size * 2), None, None, group).clone(),
+        functional.permute_tensor(_values(rank), [*every[1:], 0], group).clone(),
     ]
+
+
+@case
+def functional_of_many(rank: int, size: int) -> Any:
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    inputs = [_values(rank), _values(rank, 3000)]
+    longer = [_values(rank, size * 2), _values(rank, size * 3000)]
+    found = [
+        *functional.all_reduce_coalesced(inputs, "sum", group),
+        *functional.all_gather_into_tensor_coalesced(inputs, group),
+        *functional.reduce_scatter_tensor_coalesced(longer, "sum", [0, 0], group),
+    ]
+    return [each.clone() for each in found]
+
+
+@case
+def functional_with_gradients(rank: int, size: int) -> Any:
+    import torch.distributed._functional_collectives as functional
+
+    group, found = dist.group.WORLD, []
+    sent, got = [rank + 1] * size, [place + 1 for place in range(size)]
+    for call, rows in (
+        (lambda tensor: functional.all_gather_tensor_autograd(tensor, 0, group), 2),
+        (lambda tensor: functional.reduce_scatter_tensor_autograd(tensor, "sum", 0, group), size),
+        (
+            lambda tensor: functional.all_to_all_single_autograd(tensor, got, sent, group),
+            sum(sent),
+        ),
+    ):
+        tensor = _values(rank, rows * 3).view(rows, 3).requires_grad_()
+        result = call(tensor)
+        (result * _values(rank, result.numel()).view(result.shape)).sum().backward()
+        found += [result.detach(), tensor.grad]
+    return found
 
 
 @case

@@ -100,7 +100,7 @@ class Message(Pending):
             pass
         return self._over.is_set()
 
-    def _call_when_over(self, call: Callable[[], None]) -> None:
+    def call_when_done(self, call: Callable[[], None]) -> None:
         with self._of_all:
             if not self._over.is_set():
                 self._calls.append(call)

@@ -70,8 +70,8 @@ class Pending(dist.Work):
         """Carries on what can be without waiting; whether it is over."""
         raise NotImplementedError
 
-    def _call_when_over(self, call: Callable[[], None]) -> None:
-        """Has it called on the thread that all calls share."""
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        """Has it called once the call is over, on the threads that all calls share."""
         raise NotImplementedError
 
     def _bring(self) -> BaseException | None:
@@ -151,7 +151,7 @@ class Pending(dist.Work):
                 # Nothing is chained to it yet. The reducer takes its value at once, after wait().
                 self._complete()
             else:
-                self._call_when_over(self._complete)
+                self.call_when_done(self._complete)
         return future
 
     def _complete(self) -> None:
@@ -221,7 +221,7 @@ class Work(Pending):
     def _look(self) -> bool:
         return self._channel.look(self._job)
 
-    def _call_when_over(self, call: Callable[[], None]) -> None:
+    def call_when_done(self, call: Callable[[], None]) -> None:
         self._channel.call_when_done(self._job, call)
 
     def _bring(self) -> BaseException | None:

@@ -72,6 +72,7 @@ class Message(Pending):
         """It is over. With the lock."""
         self._ended_with = failure
         self._over.set()
+        self.line = None  # Its job knows the message.
         calls, self._calls = self._calls, []
         for call in calls:
             self._completions.call(call)

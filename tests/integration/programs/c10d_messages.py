@@ -54,7 +54,8 @@ def check_that_tags_cost_nothing(rank: int) -> None:
             sizes.append((client.tensor_count, tracemalloc.get_traced_memory()[0]))
     tracemalloc.stop()
     (tensors, before), (last_tensors, after) = sizes
-    assert last_tensors == tensors, sizes
+    # Long messages go through two by turns, in each of the two ways that they may take.
+    assert last_tensors <= tensors + 4, sizes
     # 1600 tags that were kept would take a hundred bytes each, at the very least.
     assert after - before < 50_000, sizes
 

@@ -87,22 +87,26 @@ class Job:
             test.assertEqual(self.ranks[place].process.wait(DEADLINE_S), 0)
 
 
-def open_catch_ups(agents: Sequence[Daemon]) -> list[Any]:
-    """The rounds that are open at these by which standbys take over state."""
+def open_catch_ups(agents: Sequence[Daemon], names: str = "talweg.catch_up.") -> list[Any]:
+    """The rounds that are open at these by which standbys take over state, or those of `names`."""
     found = []
     for agent in agents:
         line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
         done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
         rounds = json.loads(done.stdout)["open_rounds"]
-        found += [each for each in rounds if "talweg.catch_up." in each["tensor"]]
+        found += [each for each in rounds if names in each["tensor"]]
     return found
 
 
-def require_no_open_round(test: unittest.TestCase, agents: Sequence[Daemon]) -> None:
-    """Returns when none of these that is there has a round open by which a standby takes over state."""
+def require_no_open_round(
+    test: unittest.TestCase, agents: Sequence[Daemon], names: str = "talweg.catch_up."
+) -> None:
+    """Returns when none of these that is there has a round open by which a standby takes over state,
+    or one of `names`.
+    """
     there = [agent for agent in agents if agent.process.poll() is None]
     end = time.monotonic() + DEADLINE_S
-    while (left := open_catch_ups(there)) and time.monotonic() < end:
+    while (left := open_catch_ups(there, names)) and time.monotonic() < end:
         time.sleep(0.1)
     test.assertEqual(left, [])
 

@@ -17,6 +17,10 @@ class OutliveMxnetTest(unittest.TestCase):
     def test_on_one_node(self) -> None:
         live(self, "outlive_mxnet.py", _WAYS, on_one_node=True)
 
+    def test_a_rank_that_is_new_to_a_store(self) -> None:
+        """Its store gives it no values: the others have had theirs when they began."""
+        live(self, "outlive_mxnet.py", ["kvstore"])
+
 
 if __name__ == "__main__":
     unittest.main()

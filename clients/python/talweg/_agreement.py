@@ -52,6 +52,7 @@ class Agreed:
     source: tuple[int, int] | None  # Node and local rank.
     names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
     has_joiners: bool
+    began_apart: bool  # Some have come to ranks that had begun, or come back to new ones.
 
 
 def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
@@ -125,6 +126,7 @@ class Agreement:
             _place_in(int(lanes[5] or lanes[3])),
             _place_in(int(lanes[6])) if lanes[7] and lanes[8] else None,
             bool(lanes[8]),
+            bool(lanes[8] or lanes[5]),
         )
 
     def _place(self, view: View, number: int) -> int:

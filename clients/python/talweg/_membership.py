@@ -79,6 +79,9 @@ class Membership:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.changes = False  # Nodes may come and go.
+        # Ranks that are there have begun at different times; all of them know it alike. What some did
+        # at their beginning the others take no part in.
+        self.began_apart = False
         self.callbacks: list[Callable[[Change], Any]] = []
         self.holder: StateHolder | None = None
         # Its agent was lost, and it has been attached again, and has not begun since then. The view
@@ -191,6 +194,7 @@ class Membership:
             holds = self.holder is not None
             said = Said(self.is_joiner, self.begins_anew, holds, wants_state, has_caught_up)
             agreed = self._agreement.agree(said, self._replay)
+            self.began_apart |= agreed.began_apart
             if agreed.has_joiners:
                 listeners = self._agreement.listeners()
                 if self._taking is not None:

@@ -57,9 +57,16 @@ class TalwegStore(KVStoreBase):
         return f"{self.type}.kv.{key}"
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Rank 0's `value` into `out`, an array or a list of some, at every rank."""
+        """Rank 0's `value` into `out`, an array or a list of some, at every rank.
+
+        Each rank's own where ranks have begun at different times: those that were there before do
+        not call it again, and the State gives the others their values.
+        """
         value = value[0] if isinstance(value, (list, tuple)) else value
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
+        if internal(_client.current).membership.began_apart:
+            _copy(value, outs)
+            return
         _copy(value, outs[:1])
         reduction = Reduction(Op.BROADCAST)
         internal(

@@ -18,11 +18,14 @@ from talweg.errors import InvalidArgument
 
 
 class Gradients:
-    """Combines the gradients of one optimizer or trainer."""
+    """Combines the gradients of one optimizer or trainer.
+
+    `reduction` is asked in each step, as ranks may have come or gone; None: they stay this rank's.
+    """
 
     def __init__(
         self,
-        reduction: Reduction,
+        reduction: Callable[[], Reduction | None],
         name_of: Callable[[Any], str],
         compression: Any = NoneCompressor,
     ) -> None:
@@ -40,6 +43,9 @@ class Gradients:
 
         `indices` number the parameters, or name them.
         """
+        reduction = self._reduction()
+        if reduction is None:
+            return
         new = [place for place, index in enumerate(indices) if index not in self._declared]
         pushed = [self._compression.compress(gradient) for gradient in gradients]
         if new:
@@ -48,14 +54,14 @@ class Gradients:
                     (self._name_of(indices[i]), pushed[i][0], self._priority(indices[i]))
                     for i in new
                 ],
-                self._reduction,
+                reduction,
                 "gradients",
             )
             self._declared.update(indices[place] for place in new)
         for index, gradient, (tensor, context) in zip(indices, gradients, pushed):
             rounds.start(
                 tensor,
-                self._reduction,
+                reduction,
                 self._name_of(index),
                 self._priority(index),
                 "gradients",
@@ -77,9 +83,9 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
     _OWN = frozenset({"_optimizer", "_gradients", "_arguments"})
 
     def __init__(
-        self, optimizer: mx.optimizer.Optimizer, gradients: Gradients | None, *arguments: Any
+        self, optimizer: mx.optimizer.Optimizer, gradients: Gradients, *arguments: Any
     ) -> None:
-        """`gradients` combines them, unless None. `arguments` are the subclass's, beside `optimizer`."""
+        """`gradients` combines them. `arguments` are the subclass's, beside `optimizer`."""
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise InvalidArgument(
                 f"DistributedOptimizer: expected an mxnet.optimizer.Optimizer, got "
@@ -111,8 +117,6 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
         return self._optimizer.create_state_multi_precision(index, weight)
 
     def _combine(self, index: Any, grad: Any) -> None:
-        if self._gradients is None:
-            return
         if isinstance(index, (tuple, list)):
             self._gradients.combine(index, grad)
         else:

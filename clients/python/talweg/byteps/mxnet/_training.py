@@ -23,6 +23,10 @@ _NOTHING = (None, "", "none", False)
 _AVERAGE = Reduction(Op.AVERAGE)
 
 
+def _average() -> Reduction | None:
+    return _AVERAGE if internal(_client.current).size > 1 else None
+
+
 def _gradient_name(index: Any) -> str:
     return f"byteps.gradient_{index}"
 
@@ -35,9 +39,8 @@ class DistributedOptimizer(WrappedOptimizer):
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
-        client = internal(_client.current)
-        gradients = Gradients(_AVERAGE, _gradient_name) if client.size > 1 else None
-        super().__init__(optimizer, gradients)
+        internal(_client.current)  # MXNetError before init().
+        super().__init__(optimizer, Gradients(_average, _gradient_name))
 
 
 _broadcasts = 0
@@ -69,7 +72,8 @@ class DistributedTrainer(GluonTrainer):
     """A gluon.Trainer that averages gradients over all ranks.
 
     step() divides the gradients by the batch size, has them averaged, the first parameters' first,
-    and updates; it returns at once. The root's parameters go to all ranks at the first step.
+    and updates; it returns at once. The root's parameters go to all ranks at the first step, unless
+    ranks have begun at different times: then the State carries them.
     `compression_params` may ask for fp16; another compression raises Unsupported.
     """
 
@@ -81,7 +85,7 @@ class DistributedTrainer(GluonTrainer):
         root_rank: int = 0,
         compression_params: dict[str, Any] | None = None,
     ) -> None:
-        client = internal(_client.current)
+        internal(_client.current)  # MXNetError before init().
         if not isinstance(params, mx.gluon.ParameterDict):
             raise ValueError(
                 f"invalid params of type {type(params).__name__}: pass net.collect_params()"
@@ -90,8 +94,7 @@ class DistributedTrainer(GluonTrainer):
         super().__init__(params, unwrapped(optimizer), optimizer_params)
         self.root_rank = root_rank
         self._batch_size = 1
-        self._gradients = Gradients(_AVERAGE, _gradient_name, compression)
-        self._is_alone = client.size == 1
+        self._gradients = Gradients(_average, _gradient_name, compression)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Divides gradients by `batch_size`, averages them over all ranks, and updates."""
@@ -108,8 +111,7 @@ class DistributedTrainer(GluonTrainer):
                 if param.grad_req != "null":
                     gradient = param.list_grad()[0]
                     gradient *= 1.0 / self._batch_size
-        if not self._is_alone:
-            super()._allreduce_grads()
+        super()._allreduce_grads()
 
     def _init_params(self) -> None:
         deferred = [param for param in self._params_to_init if param._deferred_init]
@@ -118,7 +120,8 @@ class DistributedTrainer(GluonTrainer):
             (f"byteps.trainer.parameter_{self._param2idx[param.name]}", param.list_data()[0])
             for param in there
         ]
-        broadcast_all(tensors, self.root_rank)
+        if not _client.current().membership.began_apart:
+            broadcast_all(tensors, self.root_rank)
         self._params_to_init = deferred
 
 

@@ -26,7 +26,7 @@ def begin() -> None:
     global _announcements
     client = _client.current()
     _announcements = None
-    if client.size > 1:
+    if client.size > 1 or client.membership.changes:  # Ranks may come that have them.
         _announcements = Announcements(client, _own_sets)
 
 

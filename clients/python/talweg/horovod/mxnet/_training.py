@@ -29,6 +29,11 @@ def _check(gradient_predivide_factor: float, num_groups: int) -> None:
         raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
 
 
+def _size_of(process_set: ProcessSet) -> int:
+    """How many ranks' gradients are combined now; 1: this rank's alone, as that of an outsider."""
+    return 1 if process_set.included() is False else process_set.size() or 1
+
+
 class DistributedOptimizer(WrappedOptimizer):
     """An optimizer that averages each gradient over all ranks before it uses it.
 
@@ -45,15 +50,19 @@ class DistributedOptimizer(WrappedOptimizer):
     ) -> None:
         basics.rank()
         _check(gradient_predivide_factor, num_groups)
-        gradients = None
-        size = process_set.size() or 1
-        if size > 1 and process_set.included() is not False:
+
+        def reduction() -> Reduction | None:
+            size = _size_of(process_set)
+            if size == 1:
+                return None
             members = members_of(process_set, "DistributedOptimizer")
-            reduction = Reduction(Op.AVERAGE, members=members)
-            if gradient_predivide_factor != 1.0:
-                factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor / size)
-                reduction = Reduction(Op.SUM, factors, members)
-            gradients = Gradients(reduction, lambda index: f"allreduce.{index}")
+            if gradient_predivide_factor == 1.0:
+                return Reduction(Op.AVERAGE, members=members)
+            factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor / size)
+            return Reduction(Op.SUM, factors, members)
+
+        reduction()  # What cannot be carried out raises here.
+        gradients = Gradients(reduction, lambda index: f"allreduce.{index}")
         super().__init__(optimizer, gradients, gradient_predivide_factor, num_groups, process_set)
 
 
@@ -80,23 +89,27 @@ class DistributedTrainer(GluonTrainer):
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix is {prefix!r}; it must be a str")
         super().__init__(params, unwrapped(optimizer), optimizer_params)
-        self._combines = (process_set.size() or 1) > 1 and process_set.included() is not False
-        if not self._combines:
-            return
-        size = process_set.size() or 1
-        self._scale *= gradient_predivide_factor / size
-        reduction = Reduction(
-            Op.SUM,
-            Factors(1.0 / gradient_predivide_factor),
-            members_of(process_set, "DistributedTrainer"),
-        )
+        self._process_set = process_set
+        self._predivide = gradient_predivide_factor
+
+        def reduction() -> Reduction | None:
+            if _size_of(process_set) == 1:
+                return None
+            members = members_of(process_set, "DistributedTrainer")
+            return Reduction(Op.SUM, Factors(1.0 / gradient_predivide_factor), members)
+
+        reduction()  # What cannot be carried out raises here.
         self._gradients = Gradients(
             reduction, lambda index: f"allreduce.{prefix or ''}{index}", compression
         )
 
+    def _check_and_rescale_grad(self, scale: float) -> None:
+        """What the update multiplies gradients by, which are sums over the ranks that there are."""
+        size = _size_of(self._process_set)
+        super()._check_and_rescale_grad(scale if size == 1 else scale * self._predivide / size)
+
     def _allreduce_grads(self) -> None:
-        if self._combines:
-            internal(super()._allreduce_grads)
+        internal(super()._allreduce_grads)
 
 
 class Horovod(kvstore.TalwegStore):

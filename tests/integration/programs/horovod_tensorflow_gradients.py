@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,41 @@ def own_callbacks() -> None:
     assert len(set(own)) == hvd.size(), own
 
 
+def commits_before_counts() -> None:
+    """CommitStateCallback warns where it commits what is not counted yet, and nowhere else."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.build((None, 1))
+    state = hvd_keras.elastic.KerasState(model, epoch=0, batch=0)
+    elastic = hvd_keras.elastic
+    commit = elastic.CommitStateCallback(state)
+    counts = [elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state)]
+    zeros: np.ndarray = np.zeros((3, 1), np.float32)
+    # Keras does not know how many steps this has.
+    endless = tf.data.Dataset.from_tensor_slices((zeros, zeros)).batch(1).filter(lambda *_: True)
+
+    def warned(data: Any, callbacks: list[Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        found = [str(each.message) for each in caught]
+        return [each for each in found if each.startswith("CommitStateCallback")]
+
+    known = tf.data.Dataset.from_tensor_slices((zeros, zeros)).batch(1)
+    first = warned(known, [commit, *counts])
+    assert [each.split()[3].rstrip(",") for each in first] == [
+        "UpdateBatchStateCallback",
+        "UpdateEpochStateCallback",
+    ], first
+    assert all("put it last" in each for each in first), first
+    assert warned(known, [*counts, commit]) == []
+    # Other fits, and other states, do not count.
+    other = elastic.KerasState(model, epoch=0, batch=0)
+    assert warned(known, [elastic.CommitStateCallback(other), *counts]) == []
+    [text] = warned(endless, [*counts, elastic.CommitStateCallback(state)])
+    assert "give fit() steps_per_epoch" in text, text
+
+
 def parts_that_are_not_offered() -> None:
     for name in ("data", "data.compute_service"):
         part = f"horovod.tensorflow.{name}"
@@ -169,6 +205,7 @@ def main() -> int:
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,
+        commits_before_counts,
         parts_that_are_not_offered,
     )
     hvd.shutdown()

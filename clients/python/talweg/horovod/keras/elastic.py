@@ -6,10 +6,12 @@ The callbacks serve the models of both: tf-keras asks no more of one than that i
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import keras
 
+from talweg._call_site import warn
 from talweg.horovod.tensorflow.elastic import ObjectState, TensorFlowKerasState, run
 from talweg.tensorflow._keras import Hooks
 
@@ -34,7 +36,8 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
     """Commits the state after every `batches_per_commit` batches: nodes come and go there.
 
     For an epoch's last batch it does so at the epoch's end. It comes after the callbacks that
-    change the state.
+    change the state, and warns where it does not, and where it commits an epoch's last batch before
+    the epoch's end, as Keras does not know how many steps the epoch has.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -44,9 +47,13 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches = 0
+        self._has_warned = False
+        self._begun: Any = None  # The parameters of the fit() that has begun last.
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._batches = 0
+        self._begun = self.params
+        _committing.add(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
@@ -54,6 +61,12 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
             self._commit_in_time()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._batches == 0 and not self._has_warned:
+            self._has_warned = True
+            warn(
+                "CommitStateCallback has committed the epoch's last batch before the epoch was counted, "
+                "as Keras did not know how many steps it has: give fit() steps_per_epoch"
+            )
         self._commit_in_time()
 
     def _commit_in_time(self) -> None:
@@ -66,6 +79,22 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         self.state.commit()
 
 
+# Those whose fit() has begun.
+_committing: weakref.WeakSet[CommitStateCallback] = weakref.WeakSet()
+
+
+def _require_before_commits(callback: Any) -> None:
+    """Warns if a CommitStateCallback of the same state comes before it in the list of fit()."""
+    for other in list(_committing):
+        # Keras gives all callbacks of one fit() the same dict, and calls them in their order.
+        if other._begun is callback.params and other.state is callback.state:
+            name = type(callback).__name__
+            warn(
+                f"CommitStateCallback comes before {name}, so it commits what {name} has not counted "
+                "yet: put it last in the callbacks of fit()"
+            )
+
+
 class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
     """Counts the batches of the epoch in state.batch, which begins with 0 in each epoch.
 
@@ -75,6 +104,9 @@ class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _require_before_commits(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch += 1
@@ -89,6 +121,9 @@ class UpdateEpochStateCallback(Hooks, keras.callbacks.Callback):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _require_before_commits(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch += 1

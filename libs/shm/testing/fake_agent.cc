@@ -22,6 +22,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
+#include "libs/base/signature_text.h"
 #include "libs/shm/daemon/arrival_log.h"
 
 namespace talweg::shm {

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ NAMED_MAX = 16
 # A tag, or the number of a message; then a header(). The receiver says first how many follow.
 _NUMBER = struct.Struct("<q")
 _NAME_BYTES = _NUMBER.size + HEADER.size
+# Makes a push, and returns its round.
+Pushes = Callable[[Callable[[], int]], int]
 
 
 class Came(NamedTuple):
@@ -98,8 +100,10 @@ class Sender:
     receiver: int  # Its place among the two.
     round: int = 0
 
-    def say(self, given: Given, tag: int) -> Steps:
+    def say(self, given: Given, tag: int, pushed: Pushes) -> Steps:
         """Gives a message if it is short, and says what it is. Returns how a longer one goes.
+
+        `pushed` pushes the round and notes its number: the receiver may ask for it at once.
 
         Mismatch if the receiver waits for something else with the tag.
         """
@@ -112,7 +116,7 @@ class Sender:
         if is_short:
             said += ctypes.string_at(given.address, nbytes)
         self.channel.client.count_pushed_bytes(nbytes)
-        self.round = yield from _control(self.channel, said, not is_short)
+        self.round = yield from _control(self.channel, said, not is_short, pushed)
         wanted = self._wanted(len(said) if self.receiver == 1 else 0, tag)
         if wanted is not None:
             place = 1 - self.receiver
@@ -163,10 +167,16 @@ def are_alike(one: Rows, other: Rows) -> bool:
     return (one.dtype, one.row_bytes) == (other.dtype, other.row_bytes)
 
 
-def _control(channel: CallChannel, said: bytes, pushes_more: bool = True) -> Steps:
+def _push(push: Callable[[], int]) -> int:
+    return push()
+
+
+def _control(
+    channel: CallChannel, said: bytes, pushes_more: bool = True, pushed: Pushes = _push
+) -> Steps:
     """A control round; returns its number."""
-    control = channel.control()
-    round_ = channel.client.connection.push_parts(control, said, [len(said)])
+    control, connection = channel.control(), channel.client.connection
+    round_ = pushed(lambda: connection.push_parts(control, said, [len(said)]))
     yield Wait(control, round_, channel.said_at, channel.said.size, pushes_more)
     return round_
 

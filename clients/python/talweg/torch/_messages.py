@@ -77,6 +77,10 @@ class Message(Pending):
         for call in calls:
             self._completions.call(call)
 
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
     def _job(self) -> MessageJob | None:
         with self._of_all:
             return self.line[0] if self.line and not self._over.is_set() else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +43,7 @@ class Outbox:
         self._late = late
         self._receiver = receiver
         self._lock = lock
-        self._put_off: dict[int, _Sent] = {}
+        self._under_way: dict[int, _Sent] = {}  # By the numbers of their rounds.
         # As many calls as messages that are put off, in which the receiver asks for them.
         self._asked: deque[MessageJob] = deque()
 
@@ -59,29 +60,36 @@ class Outbox:
 
     def _say(self, sent: _Sent) -> Steps:
         sender, given = Sender(self._channel, self._receiver), sent.message.given
-        sent.goes = yield from sender.say(given, sent.tag)
-        sent.number = sender.round
+        sent.goes = yield from sender.say(given, sent.tag, partial(self._push, sent))
         if sent.goes is Goes.AFTER_THEM:
             yield from sender.give(given)
+
+    def _push(self, sent: _Sent, push: Callable[[], int]) -> int:
+        """The receiver may ask for a message before this rank has taken the round."""
+        with self._lock:
+            sent.number = push()
+            self._under_way[sent.number] = sent
+            return sent.number
 
     def _said(self, sent: _Sent, failure: BaseException | None) -> None:
         if failure is not None or sent.goes is not Goes.WHEN_ASKED_FOR:
             with self._lock:
+                self._under_way.pop(sent.number, None)
                 sent.message.end(failure)
             return
         asked = _Asked()
         job = MessageJob(self._late, partial(self._hear, asked), partial(self._heard, asked))
         with self._lock:  # All see the jobs in one order.
-            self._put_off[sent.number] = sent
             self._asked.append(job)
-            sent.message.line = self._asked
+            if not sent.message.is_over:  # It may have been asked for in an earlier one.
+                sent.message.line = self._asked
             self._late.submit(job)
 
     def _hear(self, asked: _Asked) -> Steps:
         sender = Sender(self._late, self._receiver)
         number, rows = yield from sender.hear()
         with self._lock:
-            sent = asked.sent = self._put_off.pop(number, None)
+            sent = asked.sent = self._under_way.pop(number, None)
         if sent is None:
             raise TalwegError(f"send: a receiver asks for message {number}, which is not put off")
         yield from sender.require_alike(sent.message.given, rows)
@@ -90,7 +98,13 @@ class Outbox:
     def _heard(self, asked: _Asked, failure: BaseException | None) -> None:
         with self._lock:
             self._asked.popleft()
-            if asked.sent is None and self._put_off:
-                asked.sent = self._put_off.pop(next(iter(self._put_off)))
+            if asked.sent is None:
+                put_off = (
+                    number
+                    for number, each in self._under_way.items()
+                    if each.goes is Goes.WHEN_ASKED_FOR
+                )
+                first = next(put_off, None)
+                asked.sent = None if first is None else self._under_way.pop(first)
             if asked.sent is not None:
                 asked.sent.message.end(failure)

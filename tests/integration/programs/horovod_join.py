@@ -167,16 +167,15 @@ def others_raise() -> None:
 
     def calls() -> None:
         who = "rank 0 has joined (hvd.join())"
-        gone = (
-            "nothing, since it has joined (hvd.join())"  # As those say it who compare signatures.
-        )
+        # A call's ranks say it so, and those who compare a settled name's signatures otherwise.
+        gone = "has joined (hvd.join())"
         internal = hvd.HorovodInternalError
         for name in (None, "raises"):
             expect(internal, who, hvd.allgather, rows, name=name)
             expect(internal, who, hvd.alltoall, rows, name=name)
             expect(internal, who, hvd.reducescatter, rows, name=name)
-            expect(internal, gone if name else who, hvd.broadcast, rows, last, name=name)
-            expect(internal, who, hvd.broadcast, rows, 0, name=name)
+            expect(internal, gone, hvd.broadcast, rows, last, name=name)
+            expect(internal, gone, hvd.broadcast, rows, 0, name=name)
         expect(internal, gone, hvd.broadcast, rows, last, name="settled")
         expect(internal, who, hvd.reducescatter, torch.ones(hvd.size(), 5000))
         expect(internal, "joined", hvd.allgather_object, "x")

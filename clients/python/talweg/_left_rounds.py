@@ -102,26 +102,28 @@ class LeftRounds:
                 ) from None
         return None if end is None else max(0.0, end - time.monotonic())
 
-    def take_if_over(self, name: str) -> None:
-        """Takes the last round of that tensor, if it was left and is over: its name may be free."""
+    def take_if_over(self, name: str) -> _Left | None:
+        """Takes the last round of that tensor, if it was left and is over: its name may be free.
+
+        Returns it if it is under way.
+        """
         left = self._rounds.pop(name, None)
         if left is not None:
             try:
                 left.wait(0.0)
             except _Late:
                 self._rounds.setdefault(name, left)
+                return left
+        return None
 
     def make_way(self, name: str, busy: Busy) -> None:
         """The library has refused to push the tensor: returns when its last round is taken, if it
         was left and is over. Else Busy.
         """
-        left = self._rounds.pop(name, None)
-        if left is None:
+        if name not in self._rounds:
             raise busy
-        try:
-            left.wait(0.0)
-        except _Late:
-            self._rounds.setdefault(name, left)
+        left = self.take_if_over(name)
+        if left is not None:
             raise Busy(
                 f"tensor '{name}': {left.reason}, and is still under way{_late(left.handle)}: a "
                 "call that blocks waits for that, one that does not can be repeated"

@@ -36,9 +36,6 @@ class ByTag:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def tags(self) -> list[int]:
-        return list(self._queues)
-
     def add(self, tag: int, item: Any) -> None:
         self._queues.setdefault(tag, deque()).append(item)
 

@@ -196,9 +196,7 @@ class LinkSharesTest(unittest.TestCase):
                 self.assertGreater(jobs.sums_at(lane, "other"), 0)
         ratio = rounds * _SMALL_TENSOR_BYTES / int(_TENSOR_BYTES)
         print(f"weight 4 at one of two lanes, beside a job at both: {ratio:.2f} to 1")
-        # Each lane by itself would give 0.67 to 1. On a busy machine the job of the heavier weight
-        # does not always have enough to send.
-        self.assertGreater(ratio, 1.5)
+        self.assertGreater(ratio, 2.2)
         self.assertLess(ratio, 6)
 
     def test_equal_weights(self) -> None:

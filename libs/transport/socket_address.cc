@@ -53,6 +53,21 @@ absl::StatusOr<SocketAddress> Resolve(const std::string& host, int flags) {
   return address;
 }
 
+// An address of this host that others may reach, of the given family: the first of an interface
+// that is up, if possible not a loopback one. Port 0.
+SocketAddress AddressOfThisHost(int family) {
+  SocketAddress loopback;
+  const Interfaces interfaces = ListInterfaces();
+  for (const ifaddrs* each = interfaces.get(); each != nullptr; each = each->ifa_next) {
+    SocketAddress address = AddressOf(each);
+    if (!address.valid() || address.family() != family || (each->ifa_flags & IFF_UP) == 0) continue;
+    address.set_port(0);
+    if (!address.IsLoopback()) return address;
+    if (!loopback.valid()) loopback = address;
+  }
+  return loopback;
+}
+
 }  // namespace
 
 SocketAddress::SocketAddress(const void* address, size_t length) {
@@ -178,17 +193,28 @@ absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, i
                              " address; interfaces with one: " + names);
 }
 
-SocketAddress AddressOfThisHost(int family) {
-  SocketAddress loopback;
-  const Interfaces interfaces = ListInterfaces();
-  for (const ifaddrs* each = interfaces.get(); each != nullptr; each = each->ifa_next) {
-    SocketAddress address = AddressOf(each);
-    if (!address.valid() || address.family() != family || (each->ifa_flags & IFF_UP) == 0) continue;
-    address.set_port(0);
-    if (!address.IsLoopback()) return address;
-    if (!loopback.valid()) loopback = address;
+absl::StatusOr<std::string> ListenAtFreePort(
+    const ListenSpec& spec,
+    const std::function<absl::StatusOr<std::string>(const SocketAddress&)>& listen) {
+  absl::StatusOr<SocketAddress> address = ResolveBindAddress(spec);
+  if (!address.ok()) return address.status();
+  absl::Status last;
+  for (uint32_t port = spec.port_first; port <= spec.port_last; ++port) {
+    address->set_port(static_cast<uint16_t>(port));
+    absl::StatusOr<std::string> listening = listen(*address);
+    if (listening.ok() || !absl::IsAlreadyExists(listening.status())) return listening;
+    last = listening.status();
   }
-  return loopback;
+  if (spec.port_first == spec.port_last) return last;
+  return absl::AlreadyExistsError("no port of " + std::to_string(spec.port_first) + "-" +
+                                  std::to_string(spec.port_last) + " is free at " +
+                                  address->Host() + "; give another range, or 0 for any free port");
+}
+
+std::string AdvertisedHostPort(const ListenSpec& spec, const SocketAddress& bound) {
+  if (!spec.advertise_host.empty()) return JoinHostPort(spec.advertise_host, bound.port());
+  const SocketAddress seen = bound.IsWildcard() ? AddressOfThisHost(bound.family()) : bound;
+  return JoinHostPort(seen.Host(), bound.port());
 }
 
 std::string JoinHostPort(const std::string& host, uint16_t port) {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "libs/transport/transport.h"
@@ -47,13 +48,18 @@ absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port);
 // address.
 absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec);
 
+// Calls listen() with the spec's addresses, from its first port to its last, until one is free.
+// `listen` returns ALREADY_EXISTS for one that is not, and what else it returns is the result.
+absl::StatusOr<std::string> ListenAtFreePort(
+    const ListenSpec& spec,
+    const std::function<absl::StatusOr<std::string>(const SocketAddress&)>& listen);
+
+// What others connect to where a listener is bound to that address.
+std::string AdvertisedHostPort(const ListenSpec& spec, const SocketAddress& bound);
+
 // The first address of that family on the interface, with port 0. NOT_FOUND names the interface,
 // the family, and the interfaces that exist.
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family);
-
-// An address of this host that others may reach, of the given family: the first of an interface
-// that is up, if possible not a loopback one. Port 0.
-SocketAddress AddressOfThisHost(int family);
 
 // Joins what Connect takes apart. A host that has colons gets brackets.
 std::string JoinHostPort(const std::string& host, uint16_t port);

@@ -29,6 +29,7 @@
 #include "libs/transport/proof/connect_token.h"
 #include "libs/transport/proof/data_key.h"
 #include "libs/transport/socket_address.h"
+#include "libs/transport/traffic_counters.h"
 #include "libs/transport/transport.h"
 #include "libs/transport/turns.h"
 
@@ -53,11 +54,7 @@ class FabricTransport final : public Transport {
         listener_key_(NewDataKey()),
         gate_(listener_key_),
         provider_(std::move(provider)),
-        counters_(counters != nullptr ? *counters : own_counters_),
-        refused_(counters_.Get("transport_connections_refused",
-                               "connection attempts that were no peer of ours")),
-        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
-        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+        counters_(counters) {}
 
   absl::Status Start();
 
@@ -113,7 +110,7 @@ class FabricTransport final : public Transport {
   // The timer or the event queue wakes us.
   absl::Status Watch(int descriptor, uint64_t tag);
   absl::Status WatchHalfOpen(const SocketAddress& listener);
-  absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, SocketAddress address);
+  absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, const SocketAddress& address);
   // `memory`: a device's; null: the host's.
   absl::StatusOr<Region> Register(std::span<std::byte> bytes, const DeviceMemory* memory);
   absl::Status AddPeer(const PeerHandle& peer);
@@ -150,11 +147,7 @@ class FabricTransport final : public Transport {
   TokenMaker tokens_;
   TokenGate gate_;
   const std::unique_ptr<Provider> provider_;
-  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
-  telemetry::CounterSet& counters_;
-  telemetry::Counter& refused_;
-  telemetry::Counter& frame_bytes_sent_;
-  telemetry::Counter& write_bytes_sent_;
+  TrafficCounters counters_;
 
   Descriptor epoll_;
   bool events_armed_ = false;

@@ -225,7 +225,7 @@ void FabricTransport::OnConnectRequest(Event event) {
   const absl::StatusOr<TokenGate::Entry> entry = gate_.Enter(event.said);
   if (entry.ok() && Accept(event, peer, *entry)) return;
   if (peer->connection != nullptr) Forget(*peer);
-  refused_.Add();
+  counters_.refused.Add();
   // An endpoint that was made for the request has taken the request along.
   if (peer->connection != nullptr && peer->connection->request_taken()) return;
   // Only to somebody who has a key do we say why.
@@ -312,7 +312,7 @@ void FabricTransport::LookAtHalfOpen(int* work) {
       if (!peer->connecting) peers.insert(peer->from);
     }
     const size_t ended = half_open_.Look(peers, now_ns);
-    refused_.Add(ended);
+    counters_.refused.Add(ended);
     if (ended > 0) ++*work;
   }
   if (half_open_.due_ns() == half_open_rings_ns_) return;

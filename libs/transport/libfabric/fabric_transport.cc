@@ -60,22 +60,12 @@ absl::Status FabricTransport::WatchHalfOpen(const SocketAddress& listener) {
 }
 
 absl::StatusOr<std::string> FabricTransport::Listen(const ListenSpec& spec) {
-  TALWEG_ASSIGN_OR_RETURN(SocketAddress address, ResolveBindAddress(spec));
-  absl::Status last;
-  for (uint32_t port = spec.port_first; port <= spec.port_last; ++port) {
-    address.set_port(static_cast<uint16_t>(port));
-    absl::StatusOr<std::string> listening = ListenAt(spec, address);
-    if (listening.ok() || !absl::IsAlreadyExists(listening.status())) return listening;
-    last = listening.status();
-  }
-  if (spec.port_first == spec.port_last) return last;
-  return absl::AlreadyExistsError("no port of " + std::to_string(spec.port_first) + "-" +
-                                  std::to_string(spec.port_last) + " is free at " + address.Host() +
-                                  "; give another range, or 0 for any free port");
+  return ListenAtFreePort(spec,
+                          [&](const SocketAddress& address) { return ListenAt(spec, address); });
 }
 
 absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
-                                                      SocketAddress address) {
+                                                      const SocketAddress& address) {
   const std::string where = "listen at " + address.ToString();
   TALWEG_ASSIGN_OR_RETURN(InfoHandle info, provider_->InfoFrom(address));
   const auto failed = [&](int64_t error) -> absl::Status {
@@ -107,10 +97,7 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
   TALWEG_RETURN_IF_ERROR(WatchHalfOpen(name));
   listeners_.push_back(std::move(handle));
   events_armed_ = false;
-  std::string host = spec.advertise_host;
-  if (host.empty())
-    host = name.IsWildcard() ? AddressOfThisHost(name.family()).Host() : name.Host();
-  return "fi:" + provider_->name() + "://" + JoinHostPort(host, name.port()) + "/" +
+  return "fi:" + provider_->name() + "://" + AdvertisedHostPort(spec, name) + "/" +
          AddressKey{.identity = std::nullopt, .key = listener_key_, .is_seed = true}.ToString();
 }
 
@@ -244,7 +231,7 @@ PostResult FabricTransport::PostWrite(ConnectionId id, RegionSlice source, wire:
                                       uint64_t context) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  write_bytes_sent_.Add(source.length);
+  counters_.write_bytes_sent.Add(source.length);
   Peer& peer = *found->second;
   peer.connection->PostWrite(source, target, context);
   // Nobody looks at a write before the frame after it. So small writes wait for that frame, or for
@@ -261,7 +248,7 @@ PostResult FabricTransport::PostFrame(ConnectionId id, std::vector<std::byte> fr
   TALWEG_CHECK(!frame.empty() && frame.size() <= wire::kFrameBytesMax);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  frame_bytes_sent_.Add(frame.size());
+  counters_.frame_bytes_sent.Add(frame.size());
   found->second->connection->PostFrame(std::move(frame));
   Advance(*found->second);
   return PostResult::kPosted;

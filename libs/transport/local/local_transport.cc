@@ -30,6 +30,7 @@
 #include "libs/transport/proof/data_key.h"
 #include "libs/transport/proof/digest.h"
 #include "libs/transport/regions.h"
+#include "libs/transport/traffic_counters.h"
 #include "libs/transport/turns.h"
 
 namespace talweg::transport {
@@ -54,11 +55,7 @@ class LocalTransportImpl final : public LocalTransport {
         keys_(options.key_seed),
         listener_key_(NewDataKey()),
         gate_(listener_key_),
-        counters_(counters != nullptr ? *counters : own_counters_),
-        refused_(counters_.Get("transport_connections_refused",
-                               "connection attempts that were no peer of ours")),
-        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
-        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+        counters_(counters) {}
   ~LocalTransportImpl() override;
 
   absl::Status Start();
@@ -119,11 +116,7 @@ class LocalTransportImpl final : public LocalTransport {
   const DataKey listener_key_;
   TokenMaker tokens_;
   TokenGate gate_;
-  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
-  telemetry::CounterSet& counters_;
-  telemetry::Counter& refused_;
-  telemetry::Counter& frame_bytes_sent_;
-  telemetry::Counter& write_bytes_sent_;
+  TrafficCounters counters_;
 
   Descriptor epoll_;
   Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
@@ -253,12 +246,12 @@ void LocalTransportImpl::AcceptAll() {
     if (!process.ok() || HandshakeCount() >= kHandshakesMax) {
       SendRefusal(socket.get(), process.ok() ? "too many processes are connecting at this moment"
                                              : std::string(process.status().message()));
-      refused_.Add();
+      counters_.refused.Add();
       continue;
     }
     const absl::StatusOr<PeerHandle> peer =
         AddPeer(std::move(socket), "local process " + std::to_string(*process), false);
-    if (!peer.ok()) refused_.Add();
+    if (!peer.ok()) counters_.refused.Add();
   }
 }
 
@@ -311,7 +304,7 @@ PostResult LocalTransportImpl::PostWrite(ConnectionId id, RegionSlice source,
                                          wire::RemoteRef target, uint64_t context) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  write_bytes_sent_.Add(source.length);
+  counters_.write_bytes_sent.Add(source.length);
   found->second->connection.PostWrite(source, target, context);
   Advance(*found->second);
   return PostResult::kPosted;
@@ -321,7 +314,7 @@ PostResult LocalTransportImpl::PostFrame(ConnectionId id, std::vector<std::byte>
   TALWEG_CHECK(!frame.empty() && frame.size() <= wire::kFrameBytesMax);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  frame_bytes_sent_.Add(frame.size());
+  counters_.frame_bytes_sent.Add(frame.size());
   found->second->connection.PostFrame(std::move(frame));
   Advance(*found->second);
   return PostResult::kPosted;
@@ -528,7 +521,7 @@ void LocalTransportImpl::SetTimer() {
 void LocalTransportImpl::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection.closed()) return;
   const bool told = peer->connecting || peer->connection.established();
-  if (!told) refused_.Add();
+  if (!told) counters_.refused.Add();
   Forget(*peer);
   if (told) sink.OnDisconnected(peer->connection.id(), reason);
 }

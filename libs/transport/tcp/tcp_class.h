@@ -24,6 +24,7 @@
 #include "libs/transport/socket_address.h"
 #include "libs/transport/tcp/connection.h"
 #include "libs/transport/tcp/tcp_transport.h"
+#include "libs/transport/traffic_counters.h"
 #include "libs/transport/transport.h"
 #include "libs/transport/turns.h"
 
@@ -42,11 +43,7 @@ class TcpTransport final : public Transport {
                clock),
         keys_(options.key_seed),
         listener_key_(NewDataKey()),
-        counters_(counters != nullptr ? *counters : own_counters_),
-        refused_(counters_.Get("transport_connections_refused",
-                               "connection attempts that were no peer of ours")),
-        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
-        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+        counters_(counters) {}
 
   absl::Status Start();
 
@@ -108,12 +105,8 @@ class TcpTransport final : public Transport {
   const runtime::Clock* const clock_;
   PeerWatch watch_;
   KeySource keys_;
-  const DataKey listener_key_;          // The same for all our listeners.
-  telemetry::CounterSet own_counters_;  // Used when the caller wants no counters.
-  telemetry::CounterSet& counters_;
-  telemetry::Counter& refused_;
-  telemetry::Counter& frame_bytes_sent_;
-  telemetry::Counter& write_bytes_sent_;
+  const DataKey listener_key_;  // The same for all our listeners.
+  TrafficCounters counters_;
   std::optional<TlsContext> tls_;
 
   Descriptor epoll_;

@@ -84,7 +84,7 @@ void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
       std::make_unique<TcpConnection>(ConnectionId(next_id_++), std::move(socket), listener_key_,
                                       options_.security, tls(), "tcp://" + from.ToString()));
   if (!peer.ok()) {
-    refused_.Add();
+    counters_.refused.Add();
     return;
   }
   (*peer)->host = host;
@@ -111,7 +111,7 @@ void TcpTransport::MakeRoomFor(const std::string& host) {
   if (host.empty() || count >= options_.unproven_max) out = oldest;
   if (of_host >= options_.unproven_of_host_max) out = oldest_of_host;
   if (out == nullptr) return;
-  refused_.Add();
+  counters_.refused.Add();
   Forget(*out);
 }
 
@@ -212,7 +212,7 @@ void TcpTransport::PollTimeouts(EventSink& sink, int* work) {
 void TcpTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection->closed()) return;
   const bool told = peer->connecting || peer->connection->open();
-  if (!told) refused_.Add();
+  if (!told) counters_.refused.Add();
   Forget(*peer);
   if (told) sink.OnDisconnected(peer->connection->id(), reason);
 }

@@ -40,18 +40,8 @@ absl::Status TcpTransport::Start() {
 }
 
 absl::StatusOr<std::string> TcpTransport::Listen(const ListenSpec& spec) {
-  TALWEG_ASSIGN_OR_RETURN(SocketAddress address, ResolveBindAddress(spec));
-  absl::Status last;
-  for (uint32_t port = spec.port_first; port <= spec.port_last; ++port) {
-    address.set_port(static_cast<uint16_t>(port));
-    absl::StatusOr<std::string> listening = ListenAt(spec, address);
-    if (listening.ok() || !absl::IsAlreadyExists(listening.status())) return listening;
-    last = listening.status();
-  }
-  if (spec.port_first == spec.port_last) return last;
-  return absl::AlreadyExistsError("no port of " + std::to_string(spec.port_first) + "-" +
-                                  std::to_string(spec.port_last) + " is free at " + address.Host() +
-                                  "; give another range, or 0 for any free port");
+  return ListenAtFreePort(spec,
+                          [&](const SocketAddress& address) { return ListenAt(spec, address); });
 }
 
 absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
@@ -87,10 +77,7 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
   }
   listeners_.push_back(std::move(socket));
   const SocketAddress name(&bound, bound_bytes);
-  std::string host = spec.advertise_host;
-  if (host.empty())
-    host = name.IsWildcard() ? AddressOfThisHost(name.family()).Host() : name.Host();
-  return TcpAddress{.host_port = JoinHostPort(host, name.port()),
+  return TcpAddress{.host_port = AdvertisedHostPort(spec, name),
                     .security = options_.security,
                     .key = {.identity = std::nullopt, .key = listener_key_, .is_seed = true}}
       .ToString();
@@ -202,7 +189,7 @@ PostResult TcpTransport::PostWrite(ConnectionId id, RegionSlice source, wire::Re
                                    uint64_t context) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  write_bytes_sent_.Add(source.length);
+  counters_.write_bytes_sent.Add(source.length);
   Peer& peer = *found->second;
   peer.connection->PostWrite(source, target, context);
   if (peer.connection->pending_bytes() >= kGatheredBytesMax) {
@@ -217,7 +204,7 @@ PostResult TcpTransport::PostFrame(ConnectionId id, std::vector<std::byte> frame
   TALWEG_CHECK(!frame.empty() && frame.size() <= wire::kFrameBytesMax);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
-  frame_bytes_sent_.Add(frame.size());
+  counters_.frame_bytes_sent.Add(frame.size());
   found->second->connection->PostFrame(std::move(frame));
   Advance(*found->second);
   return PostResult::kPosted;

@@ -75,7 +75,7 @@ class Channel:
         self._aborted: TalwegError | None = None
         # A call has failed, and not because ranks' calls did not fit together.
         self.has_failed = False
-        self.calls = 0  # That have been made in it.
+        self.calls = 0  # That have been made in it, each with a control round.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
         self._over.done = True
@@ -149,6 +149,11 @@ class Channel:
             if self._jobs:
                 self._see_to_rest()
             self._let_go()
+
+    def end_before_control_round(self) -> None:
+        """A call that was submitted has ended before its control round, at every rank alike."""
+        with self._lock:
+            self.calls -= 1
 
     def is_as_new(self) -> bool:
         """Whether others may use it: no call is open, and none has failed that goes on elsewhere."""

@@ -422,5 +422,9 @@ def _row_shape(brought: Brought) -> tuple[int, ...]:
 
 def _call(leaving: Steps | None, channel: CallChannel, given: Given, priority: int) -> Steps:
     if leaving is not None:
-        yield from leaving
+        try:
+            yield from leaving
+        except TalwegError:
+            channel.end_before_control_round()
+            raise
     return (yield from _collectives.steps(channel, given, priority))

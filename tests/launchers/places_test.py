@@ -96,11 +96,19 @@ class LaunchersTest(unittest.TestCase):
         self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="0", GROUP_RANK="0").job)
         # Nodes count lives apart from each other.
         self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="1").job)
-        for own in ({"GROUP_WORLD_SIZE": "1"}, {"TALWEG_SCHEDULER": "a:1"}):
-            jobs = {place(TORCHELASTIC_RESTART_COUNT=count, **own).job for count in "01"}
-            self.assertEqual(len(jobs), 2, own)
+        alone = {"GROUP_WORLD_SIZE": "1"}
+        jobs = {place(TORCHELASTIC_RESTART_COUNT=count, **alone).job for count in "01"}
+        self.assertEqual(len(jobs), 2)
         self.assertNotEqual(first.job, place(MASTER_PORT="1").job)
         self.assertNotEqual(first.node, place(GROUP_RANK="0").node)
+
+    def test_torchruns_nodes_meet_in_each_life(self) -> None:
+        """Also at a scheduler that could number them by what torchrun says."""
+        torchrun = {"TORCHELASTIC_RUN_ID": "x"}
+        for own, nodes in (({}, 2), (torchrun, None), ({**torchrun, "GROUP_WORLD_SIZE": "1"}, 1)):
+            place = launchers.find({**_TORCH, "TALWEG_SCHEDULER": "a:1", **own})
+            assert place is not None
+            self.assertEqual(place.nodes, nodes, own)
 
     def test_slurms_lists(self) -> None:
         self.assertEqual(slurm.counts("2(x3),1,4(x2)"), [2, 2, 2, 1, 4, 4])

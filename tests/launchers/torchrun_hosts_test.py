@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import unittest
 
+import job
 from launcher_hosts import HostsTest
 from launcher_site import PROGRAMS, RANK, TORCHRUN
 from outliving_site import OutlivingTest
@@ -74,6 +76,54 @@ class TorchrunOnHostsTest(_TorchrunTest):
             started = self.start_torchrun((1, 1), *program)
             self.require_ranks(self.finish(*started), [1, 1])
             self.require_nothing_left()
+
+
+class AtASchedulerTest(_TorchrunTest):
+    """Jobs of a scheduler that is there before torchrun is, and after it."""
+
+    restarts = 1
+
+    def setUp(self) -> None:
+        super().setUp()
+        first = self.network.address(self.hosts[0])
+        secret = self.directory / "secret"
+        secret.write_text("s" * 64)
+        secret.chmod(0o600)
+        self.environment["TALWEG_SECRET_FILE"] = str(secret)
+        self.daemons: list[subprocess.Popen[str]] = []
+        scheduler = self._start_daemon("scheduler", f"--listen={first}:0", "--in_memory")
+        self.environment["TALWEG_SCHEDULER"] = scheduler["listen"]
+        self._start_daemon("aggregator", f"--listen={first}:0")
+
+    def _start_daemon(self, *line: str) -> dict[str, str]:
+        """On the first host. Its addresses by their names."""
+        on_first = self.on(self.hosts[0])
+        daemon = self.start([*on_first, job.TOOL, *line, "--insecure", "--ready_fd=1"])
+        self.daemons.append(daemon)
+        assert daemon.stdout is not None
+        ready = next(line for line in daemon.stdout if line.startswith("{"))
+        return dict(json.loads(ready)["addresses"])
+
+    def _require_nothing_else_left(self) -> None:
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            daemon.wait(job.TIMEOUT_S)
+        self.require_nothing_left()
+
+    def test_torchrun_starts_the_ranks_of_all_hosts_again(self) -> None:
+        """The hosts count these lives apart, and each life is another job of the scheduler."""
+        for rank in ("0", "1"):
+            lived = str(self.directory / f"lived.{rank}")
+            program = ["--no-python", *RANK, "die_once", lived, rank]
+            self.require_ranks(self.finish(*self.start_torchrun((1, 1), *program)), [1, 1])
+        self._require_nothing_else_left()
+
+    def test_a_job_with_a_name(self) -> None:
+        """It is the same in each life."""
+        program = ["--no-python", *RANK, "die_once", str(self.directory / "lived"), "1"]
+        started = self.start_torchrun((1, 1), *program, TALWEG_JOB="named")
+        self.require_ranks(self.finish(*started), [1, 1])
+        self._require_nothing_else_left()
 
 
 class OutlivedAgentTest(OutlivingTest, _TorchrunTest):

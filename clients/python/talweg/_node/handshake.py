@@ -4,7 +4,7 @@
     node:   {"job", "nonce"[, "credential"]}
     first:  {"nonce", "proof"[, "secret"]}       or {"refused"}, and the end
     node:   {"proof", "rank", "local_size", "host"}
-    first:  {"waiting"} any number of times, then {"node_rank", "nodes", "scheduler"}
+    first:  {"waiting"} any number of times, then {"node_rank", "nodes", "scheduler", "name"}
 
 Each proof is an HMAC of both nonces with the job's secret, so whoever listens elsewhere, or on a
 port that was another job's, is found out and learns nothing. Where the launcher hands the nodes no

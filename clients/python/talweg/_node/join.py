@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -170,8 +171,7 @@ class _Start:
             "tool": _programs.tool(),
             "directory": str(self._directory),
             "job": f"{place.job} {_lives}",
-            # Jobs of one scheduler have names of their own.
-            "name": self._environment.get("TALWEG_JOB") or f"job-{self._digest}",
+            "name": self._name(),
             "rank": place.rank,
             "size": place.size,
             "local_size": place.local_size,
@@ -182,6 +182,16 @@ class _Start:
             "nodes": 1 if is_one_node else place.nodes or 1,
             **self._plan_of_meeting(),
         }
+
+    def _name(self) -> str:
+        """Jobs of one scheduler have names of their own. Where the nodes meet, the first one's counts.
+
+        It is drawn where it can be: a launcher may begin lives that not every node counts.
+        """
+        is_one_node = self._place.local_size == self._place.size
+        is_drawn = is_one_node or self._meets()
+        own = secrets.token_hex(4) if is_drawn else self._digest
+        return self._environment.get("TALWEG_JOB") or f"job-{own}"
 
     def _plan_of_meeting(self) -> dict[str, Any]:
         meeting = self._meeting

@@ -55,7 +55,7 @@ class Plan:
     tool: str
     directory: str
     job: str  # What tells jobs apart; the same on all nodes.
-    name: str  # The job's name, for people and the scheduler.
+    name: str  # The job's name, for people and the scheduler. Where nodes meet, the first one's.
     rank: int  # That of the node's first rank.
     size: int
     local_size: int
@@ -354,6 +354,7 @@ class Keeper:
         messages = self._group.read()
         for message in messages or []:
             if "node_rank" in message and self._phase == MEETING:
+                self._plan.name = message["name"]
                 self._start(int(message["node_rank"]), int(message["nodes"]), message["scheduler"])
             elif "failed" in message:
                 self._fail(message["failed"])

@@ -81,7 +81,8 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
     """torchrun, and whatever else sets torch's variables."""
     if not any(environment.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return None
-    launcher = "torchrun" if environment.get("TORCHELASTIC_RUN_ID") else "a launcher that sets RANK"
+    is_torchrun = bool(environment.get("TORCHELASTIC_RUN_ID"))
+    launcher = "torchrun" if is_torchrun else "a launcher that sets RANK"
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environment.get(name):
             raise InvalidArgument(
@@ -89,15 +90,17 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 "TALWEG_AGENT_SOCKET to the socket of an agent that is there"
             )
     words: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TALWEG_RUN_ID", "TORCHELASTIC_RUN_ID")
-    if environment.get("GROUP_WORLD_SIZE") == "1" or environment.get("TALWEG_SCHEDULER"):
-        # Each of torchrun's nodes counts only the lives that its own ranks have ended. So nodes
-        # differ on the number, and find the first node of their life by asking again.
+    # Each of torchrun's nodes counts only the lives that its own ranks have ended. So nodes differ on
+    # the number: they meet in each life, and find its first node by asking again.
+    is_one_node = environment.get("GROUP_WORLD_SIZE") == "1"
+    nodes_meet = is_torchrun and not is_one_node
+    if is_one_node:
         words += ("TORCHELASTIC_RESTART_COUNT",)
     job = " ".join(["torch", *(environment.get(name, "") for name in words)])
     # torchrun makes a directory for each of its lives: .../attempt_0/1/error.json.
     node = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))
     group = environment.get("GROUP_RANK", ""), environment.get("GROUP_WORLD_SIZE", "")
-    counted = all(word.isdecimal() for word in group)
+    counted = all(word.isdecimal() for word in group) and not nodes_meet
     place = _place(
         environment,
         launcher,

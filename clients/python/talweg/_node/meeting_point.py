@@ -190,10 +190,9 @@ class MeetingPoint:
             return visitor.node.rank
 
         nodes = sorted(self._nodes, key=first_rank)
+        place = {"nodes": len(nodes) + 1, "scheduler": scheduler, "name": self._plan.name}
         for number, visitor in enumerate(nodes, 1):
-            visitor.lines.tell(
-                {"node_rank": number, "nodes": len(nodes) + 1, "scheduler": scheduler}
-            )
+            visitor.lines.tell({"node_rank": number, **place})
         return len(nodes) + 1
 
     def have_all_left(self) -> bool:

@@ -119,7 +119,9 @@ class Mail:
                 return
             self._from_any.add(receive.tag, receive)
             for inbox in inboxes:
+                inbox.carry_on()
                 inbox.open(is_async=True)
+            self.end_if_all_are_closed()  # They may have been so before.
 
     # ----- With the lock -----
 
@@ -173,6 +175,7 @@ class Inbox:
         self._wanted_count = 0
         self.early = ByTag()
         self._open: deque[MessageJob] = deque()
+        self._carried_on: MessageJob | None = None  # The last one that carry_on() has seen to.
         # Nothing more comes, as the rank has left or a call has failed.
         self.closed: BaseException | None = None
 
@@ -203,10 +206,19 @@ class Inbox:
         while len(self._open) < self._wanted_count + wants_any:
             arrival = _Arrival()
             job = MessageJob(
-                self._channel, partial(self._hear, arrival), partial(self._heard, arrival)
+                self._channel,
+                partial(self._hear, arrival),
+                partial(self._heard, arrival),
+                is_wanted=lambda: self._mail.wants_any,  # For the call that is opened after it.
             )
             self._open.append(job)
             self._channel.submit(job, is_async)
+
+    def carry_on(self) -> None:
+        """Has completion threads end the calls that are open, whoever waits for their receives."""
+        if self._open and self._open[-1] is not self._carried_on:
+            self._carried_on = self._open[-1]
+            self._channel.call_when_done(self._carried_on, lambda: None)
 
     def _take(self, tag: int) -> Receive | None:
         """Whoever gets the next message with that tag."""
@@ -264,7 +276,8 @@ class Inbox:
 
     def _heard(self, arrival: _Arrival, failure: BaseException | None) -> None:
         with self._mail.lock:
-            self._open.popleft()
+            if self._open.popleft() is self._carried_on:
+                self._carried_on = None
             receive = arrival.receive
             if receive is not None and failure is None and arrival.put_off is not None:
                 self._ask(receive, arrival.put_off)

@@ -26,7 +26,11 @@ _SLICE_S = 0.5
 
 
 class MessageJob(Job):
-    """What carries messages on; `ended` is told when it is over, with what it failed with."""
+    """What carries messages on; `ended` is told when it is over, with what it failed with.
+
+    `is_wanted` tells whether it has to end without anybody who waits for it: more hangs on its end
+    than its own message.
+    """
 
     def __init__(
         self,
@@ -34,9 +38,15 @@ class MessageJob(Job):
         steps: Callable[[], Any],
         ended: Callable[[BaseException | None], None],
         is_ready: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(channel, [steps], is_ready)
         self._ended = ended
+        self._is_wanted = is_wanted
+
+    @property
+    def pushes_more(self) -> bool:
+        return super().pushes_more or self._is_wanted()
 
     def _end(self) -> None:
         self._ended(self.failure)

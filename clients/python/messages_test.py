@@ -26,7 +26,7 @@ from talweg.torch._point_to_point import PointToPoint
 from turns import Turns
 
 # More are tried with TALWEG_SEEDS, from TALWEG_FIRST_SEED on.
-_SEEDS = int(os.environ.get("TALWEG_SEEDS", "40"))
+_SEEDS = int(os.environ.get("TALWEG_SEEDS", "25"))
 _FIRST_SEED = int(os.environ.get("TALWEG_FIRST_SEED", "0"))
 # In the control round; in one more round; in several (_ROUND_BYTES).
 _LENGTHS = (0, 1, 500, 1025, 3000)

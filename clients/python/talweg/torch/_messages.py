@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,6 +53,18 @@ class MessageJob(Job):
         self._ended(self.failure)
 
 
+@dataclass
+class Posted:
+    """One send or receive, as the program makes it."""
+
+    given: Given
+    tensor: torch.Tensor
+    what: Callable[[], str]  # In words for people.
+    timeout_s: float
+    source: int  # Whose message it is, as a place in the group; -1: any rank's.
+    tag: int
+
+
 class Message(Pending):
     """A send or a receive.
 
@@ -59,18 +72,10 @@ class Message(Pending):
     line. The first job of the line carries it on; without one the completion threads do.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        lock: Lock,
-        given: Given,
-        tensor: torch.Tensor,
-        what: Callable[[], str],
-        timeout_s: float,
-        source_rank: int,
-    ) -> None:
-        super().__init__(what, [tensor], timeout_s, source_rank)
-        self.given = given
+    def __init__(self, client: Client, lock: Lock, posted: Posted) -> None:
+        super().__init__(posted.what, [posted.tensor], posted.timeout_s, posted.source)
+        self.given = posted.given
+        self.tag = posted.tag
         self.line: deque[MessageJob] | None = None
         self._completions = client.completions
         self._of_all = lock
@@ -134,23 +139,12 @@ class Message(Pending):
 
 
 class Receive(Message):
-    """A receive. `source_rank` is -1 where it takes from any, until one has sent."""
+    """A receive. Its source is known when one has sent, where it takes from any."""
 
-    def __init__(
-        self,
-        client: Client,
-        lock: Lock,
-        given: Given,
-        tensor: torch.Tensor,
-        what: Callable[[], str],
-        timeout_s: float,
-        source_rank: int,
-        tag: int,
-    ) -> None:
-        super().__init__(client, lock, given, tensor, what, timeout_s, source_rank)
-        self.tag = tag
+    def __init__(self, client: Client, lock: Lock, posted: Posted) -> None:
+        super().__init__(client, lock, posted)
         self.order = 0  # How many were made before it.
-        self._output = Outputs([tensor], "recv")
+        self._output = Outputs([posted.tensor], "recv")
         self._output.begin()
         self._got: Any = None
 

@@ -19,7 +19,6 @@ from talweg.torch._messages import Lock, Message, MessageJob
 @dataclass
 class _Sent:
     message: Message
-    tag: int
     number: int = 0
     goes: Goes = Goes.WITH_WORDS
 
@@ -47,8 +46,8 @@ class Outbox:
         # As many calls as messages that are put off, in which the receiver asks for them.
         self._asked: deque[MessageJob] = deque()
 
-    def send(self, message: Message, tag: int) -> None:
-        sent = _Sent(message, tag)
+    def send(self, message: Message) -> None:
+        sent = _Sent(message)
         job = MessageJob(
             self._channel,
             partial(self._say, sent),
@@ -60,7 +59,7 @@ class Outbox:
 
     def _say(self, sent: _Sent) -> Steps:
         sender, given = Sender(self._channel, self._receiver), sent.message.given
-        sent.goes = yield from sender.say(given, sent.tag, partial(self._push, sent))
+        sent.goes = yield from sender.say(given, sent.message.tag, partial(self._push, sent))
         if sent.goes is Goes.AFTER_THEM:
             yield from sender.give(given)
 

@@ -23,7 +23,7 @@ from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._group_calls import GroupCalls
 from talweg.torch._inbox import Inbox, Mail
-from talweg.torch._messages import Message, Receive
+from talweg.torch._messages import Message, Posted, Receive
 from talweg.torch._outbox import Outbox
 
 
@@ -51,13 +51,14 @@ class PointToPoint:
             None,
         )
         given.site = call_site()
-        message = Message(self._client, self._lock, given, tensor, what, timeout_s, self._place)
+        posted = Posted(given, tensor, what, timeout_s, self._place, tag)
+        message = Message(self._client, self._lock, posted)
         with self._lock:
             outbox = self._outboxes.get(target)
             if outbox is None:
                 way = *self._channels(self._place, target), self._second(self._place, target)
                 outbox = self._outboxes[target] = Outbox(*way, self._lock)
-        outbox.send(message, tag)
+        outbox.send(message)
         return message
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int, timeout_s: float) -> Receive:
@@ -81,7 +82,8 @@ class PointToPoint:
         root_rank = self._ranks[source] if source >= 0 else -1
         given = Given(SEND, root_rank, rows, [], 0, None, lambda rows, counts: (None, 0))
         given.site = call_site()
-        return Receive(self._client, self._lock, given, tensor, what, timeout_s, source, tag)
+        posted = Posted(given, tensor, what, timeout_s, source, tag)
+        return Receive(self._client, self._lock, posted)
 
     def _what(self, operation: str, tensor: torch.Tensor) -> Callable[[], str]:
         self._calls.begin(operation)

@@ -4,6 +4,7 @@
 The wheel talweg-byteps puts the name `byteps` into place. docs/byteps.md says what differs.
 """
 
-from talweg._version import __version__
-
 __all__ = ["__version__"]
+
+# The BytePS whose surface this is: programs ask for features by it.
+__version__ = "0.2.5"

@@ -6,7 +6,9 @@ The wheel talweg-horovod puts the name `horovod` into place. docs/horovod.md say
 
 from __future__ import annotations
 
-from talweg._version import __version__
 from talweg.horovod._run import run
 
 __all__ = ["__version__", "run"]
+
+# The Horovod whose surface this is: programs ask for features by it.
+__version__ = "0.28.1"

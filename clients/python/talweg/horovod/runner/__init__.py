@@ -14,8 +14,8 @@ from typing import Any
 
 from talweg import _programs
 from talweg._node import hosts, listed_hosts
-from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError
+from talweg.horovod import __version__
 from talweg.horovod._environment import TABLE, agent_variables
 from talweg.horovod._run import run
 from talweg.horovod.runner._output import Output

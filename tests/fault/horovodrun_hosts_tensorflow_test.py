@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 from virtual_hosts import HostsJob
 
@@ -13,14 +16,14 @@ from virtual_hosts import HostsJob
 class _Job(HostsJob):
     launcher = (sys.executable, "-P", "-m", "talweg.horovod.runner")
 
-    def __init__(self, test: unittest.TestCase, kind: str) -> None:
+    def __init__(self, test: unittest.TestCase, *kind: str) -> None:
         options = ["-np", "1", "--min-np", "1", "--host-discovery-script", "{script}"]
-        super().__init__(test, "a:1", options, ["hvd_elastic_tensorflow.py", kind])
+        super().__init__(test, "a:1", options, ["hvd_elastic_tensorflow.py", *kind])
 
 
 class HorovodrunHostsTensorflowTest(unittest.TestCase):
-    def _live(self, kind: str) -> None:
-        job = _Job(self, kind)
+    def _live(self, *kind: str) -> None:
+        job = _Job(self, *kind)
         job.go_on(1)
         job.name_hosts("a:1 b:1")
         job.go_on(2)
@@ -57,8 +60,19 @@ class HorovodrunHostsTensorflowTest(unittest.TestCase):
     def test_keras(self) -> None:
         self._live("keras")
 
+    def test_tf_keras_that_fits_before_the_run_and_in_each_reset(self) -> None:
+        self._live("tf_keras", "first")
+
     def test_a_tape(self) -> None:
         self._live("tape")
+
+    def test_a_tape_with_a_step_before_the_run(self) -> None:
+        if shutil.which("g++") is None:
+            self.skipTest("SKIPPED: there is no g++ to build the kernel with")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
+            variables = {"TALWEG_TENSORFLOW_OPS": "kernel", "XDG_CACHE_HOME": cache}
+            with mock.patch.dict(os.environ, variables):
+                self._live("tape", "first")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from virtual_hosts import HostsJob
 class _Job(HostsJob):
     launcher = (sys.executable, "-P", "-m", "talweg.horovod.runner")
 
-    def __init__(self, test: unittest.TestCase, hosts: str, *options: str) -> None:
-        super().__init__(test, hosts, options, ["hvd_elastic_torch.py"])
+    def __init__(
+        self, test: unittest.TestCase, hosts: str, *options: str, factor: float = 1.0
+    ) -> None:
+        super().__init__(test, hosts, options, ["hvd_elastic_torch.py", str(factor)])
 
     def sizes(self) -> set[str]:
         """That the ranks have been told after changes."""
@@ -48,6 +50,18 @@ class HorovodrunHostsTest(unittest.TestCase):
         job.kill_host("a")  # The lower rank, and the source of all state.
         job.says("the job needs 2 ranks to go on, and has 1 (b)")
         job.name_hosts("a:1 b:1 c:1")
+        job.go_on(2)
+        job.stop()
+        output = job.end()
+        self.assertEqual(len(job.weights()), 2, output)
+        self.assertEqual(len(set(job.weights())), 1, output)
+
+    def test_averages_divide_by_the_ranks_that_there_are(self) -> None:
+        """Also those of which a part of the division is made before the sum."""
+        options = ["-np", "1", "--min-np", "1", "--hostfile", "{hosts}"]
+        job = _Job(self, "a:1", *options, factor=2.0)
+        job.go_on(1)
+        job.name_hosts("a:1 b:1")
         job.go_on(2)
         job.stop()
         output = job.end()

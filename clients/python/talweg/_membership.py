@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,17 @@ if TYPE_CHECKING:
     from talweg._client import Client
     from talweg._digest import Hashing
 
+# So many steps may a program of Horovod's make before a rank that enters has the others' state. It
+# makes one, to have its optimizer's variables; one that goes on trains by itself.
+_OWN_STEPS_MAX = 10
+
 # How often ranks of which there are too few look for others.
 _LOOK_S = 0.1
 
 _NOT_SYNCHRONIZED = (
     "this rank has joined a running job and has not got the state of those that were there before: "
-    "call begin() of a talweg.State (or talweg.torch.Elastic) first, or talweg.enter() if the "
-    "program takes over their state in a way of its own"
+    "call begin() of a talweg.State (or talweg.torch.Elastic) first, which hvd.elastic.run does, or "
+    "talweg.enter() if the program takes over their state in a way of its own"
 )
 
 
@@ -92,6 +97,8 @@ class Membership:
         self.least = Least.told()
         # Why this rank has taken the whole state while others waited; None: it has not.
         self.took_whole: str | None = None
+        # By name: how many results this rank, a joiner, has made alone.
+        self._own: Counter[str] = Counter()
         # What this rank, a joiner, has taken beside the steps.
         self._taking: Taking | None = None
         self._standing = Standing.MEMBER
@@ -148,6 +155,15 @@ class Membership:
     def is_joiner(self) -> bool:
         """Whether it has entered a running job, and has not got the others' state."""
         return self._standing is not Standing.MEMBER
+
+    def keeps_own(self, name: str) -> bool:
+        """Whether a gradient of that name stays this rank's own: it has entered a running job, has
+        not got the others' state, which replaces all that it computes, and has made few steps yet.
+        """
+        if not self.is_joiner or self.rejoined is not None:
+            return False
+        self._own[name] += 1
+        return self._own[name] <= _OWN_STEPS_MAX
 
     @property
     def begins_anew(self) -> bool:

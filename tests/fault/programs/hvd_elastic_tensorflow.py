@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program of Horovod's for TensorFlow that trains by hvd.elastic until it is told to stop.
 
-    hvd_elastic_tensorflow.py DIRECTORY (keras | tf_keras | tape)
+    hvd_elastic_tensorflow.py DIRECTORY (keras | tf_keras | tape) [first]
 
-With Model.fit of one of the two Keras, or with a tape and variables. Lines go to DIRECTORY/PID:
+With Model.fit of one of the two Keras, or with a tape and variables. With `first` it makes a step
+before run(), as Horovod's examples do, and Keras one in each reset. Lines go to DIRECTORY/PID:
 "begins BATCH" where the function of run() is called, "step BATCH" after each commit, "reset SIZE"
 where the ranks have changed, at last "weights DIGEST".
 """
@@ -25,6 +26,7 @@ import tensorflow as tf
 
 _BATCH = 8
 _STEPS = 12
+_RATE = 0.0001
 
 
 class Program:
@@ -40,7 +42,12 @@ class Program:
         own = tf.constant(int(self._stop.exists()))
         return bool(hvd.allreduce(own, op=hvd.Max, name="stop").numpy())
 
-    def run(self, state: Any, train: Callable[[Any], None]) -> None:
+    def run(
+        self,
+        state: Any,
+        train: Callable[[Any], None],
+        reset: Callable[[], None] | None = None,
+    ) -> None:
         def begin(state: Any) -> None:
             self.say(f"begins {state.total}")
             train(state)
@@ -49,27 +56,42 @@ class Program:
             there = int(hvd.allreduce(tf.constant(1), op=hvd.Sum, name="reset"))
             assert there == hvd.size(), (there, hvd.size())
             self.say(f"reset {hvd.size()}")
+            if reset is not None:
+                reset()
 
         state.register_reset_callbacks([on_reset])
         hvd.elastic.run(begin)(state)
 
     def end(self, weights: list[Any]) -> None:
+        # Ranks whose weights are NaN do not differ, whatever they did.
+        assert all(np.isfinite(each).all() for each in weights), "the training has diverged"
         digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in weights))
         self.say(f"weights {digest.hexdigest()[:16]}")
 
 
 def samples(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    inputs = np.random.default_rng(seed).standard_normal((_BATCH, 20)).astype(np.float32)
-    return inputs, inputs.sum(1, keepdims=True)
+    generator = np.random.default_rng(seed)
+    inputs = generator.standard_normal((_BATCH, 20)).astype(np.float32)
+    # With noise, so that no gradient vanishes.
+    noise = generator.standard_normal((_BATCH, 1)).astype(np.float32)
+    return inputs, inputs.sum(1, keepdims=True) + noise
 
 
-def fit(program: Program, keras: Any) -> None:
+def fit(program: Program, keras: Any, begins_before: bool) -> None:
     keras.utils.set_random_seed(hvd.rank())  # run() makes them alike.
     model = keras.Sequential(
         [keras.layers.Input((20,)), keras.layers.Dense(50), keras.layers.Dense(1)]
     )
-    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9))
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(0.001, momentum=0.5), gradient_predivide_factor=2.0
+    )
     model.compile(optimizer=optimizer, loss="mse")
+
+    def make_a_step() -> None:
+        model.fit(*samples(hvd.rank()), batch_size=_BATCH, epochs=1, verbose=0)
+
+    if begins_before:
+        make_a_step()
     state = hvd_keras.elastic.KerasState(model, batch=0, epoch=0, total=0, stopped=False)
 
     class Count(keras.callbacks.Callback):
@@ -103,26 +125,33 @@ def fit(program: Program, keras: Any) -> None:
             )
         assert state.epoch >= 1 and 0 <= state.batch < _STEPS, (state.epoch, state.batch)
 
-    program.run(state, train)
+    program.run(state, train, make_a_step if begins_before else None)
     program.end(model.get_weights())
 
 
-def tape(program: Program) -> None:
+def tape(program: Program, begins_before: bool) -> None:
     generator = tf.random.Generator.from_seed(hvd.rank())
-    variables = [tf.Variable(generator.normal(shape)) for shape in ((20, 50), (50, 1))]
-    state = hvd.elastic.TensorFlowState(variables=variables, total=0, stopped=False)
+    # The first one's gradients are sparse.
+    shapes = ((_BATCH, 50), (20, 50), (50, 1))
+    variables = [tf.Variable(generator.normal(shape)) for shape in shapes]
 
     @tf.function
-    def step(inputs: Any, labels: Any) -> None:
+    def step(inputs: Any, labels: Any, is_first: bool = False) -> None:
         with tf.GradientTape() as tape:
-            outputs = inputs @ variables[0] @ variables[1]
+            rows = tf.gather(variables[0], tf.range(_BATCH))
+            outputs = (inputs @ variables[1] + rows) @ variables[2]
             loss = tf.reduce_mean(tf.square(outputs - labels))
         distributed = hvd.DistributedGradientTape(tape)
-        gradients = distributed.gradient(loss, variables)
+        sparse, *dense = distributed.gradient(loss, variables)
         # Its root is another process when ranks have other numbers.
-        rate = hvd.broadcast(tf.constant(0.01), 0, name="rate")
-        for variable, gradient in zip(variables, gradients):
+        rate = _RATE if is_first else hvd.broadcast(tf.constant(_RATE), 0, name="rate")
+        variables[0].scatter_sub(tf.IndexedSlices(rate * sparse.values, sparse.indices))
+        for variable, gradient in zip(variables[1:], dense):
             variable.assign_sub(rate * gradient)
+
+    if begins_before:
+        step(*samples(hvd.rank()), is_first=True)
+    state = hvd.elastic.TensorFlowState(variables=variables, total=0, stopped=False)
 
     def train(state: Any) -> None:
         while not state.stopped:
@@ -139,10 +168,11 @@ def tape(program: Program) -> None:
 def main() -> None:
     program = Program(Path(sys.argv[1]))
     hvd.init()
+    begins_before = sys.argv[3:] == ["first"]
     if sys.argv[2] == "tape":
-        tape(program)
+        tape(program, begins_before)
     else:
-        fit(program, importlib.import_module(sys.argv[2]))
+        fit(program, importlib.import_module(sys.argv[2]), begins_before)
     hvd.shutdown()
 
 

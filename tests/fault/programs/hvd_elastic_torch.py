@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program of Horovod's for PyTorch that trains by hvd.elastic until it is told to stop.
 
-    hvd_elastic_torch.py DIRECTORY
+    hvd_elastic_torch.py DIRECTORY [FACTOR]
+
+FACTOR is gradient_predivide_factor, 1 by default.
 
 A process that DIRECTORY/kill.PID is for kills the process that is named there in the middle of its
 next backward pass, when some gradients have left and others have not.
@@ -43,6 +45,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0001 * hvd.size(), momentum=0.9),
         model.named_parameters(),
+        gradient_predivide_factor=float(sys.argv[2]) if len(sys.argv) > 2 else 1.0,
     )
 
     def on_reset() -> None:
@@ -70,7 +73,8 @@ def main() -> None:
             inputs = torch.randn(8, 20, generator=generator)
             hidden = model[0](inputs)
             hidden.register_hook(in_backward)
-            loss = (model[1](hidden) - inputs.sum(1, keepdim=True)).square().mean()
+            noise = torch.randn(8, 1, generator=generator)  # So that no gradient vanishes.
+            loss = (model[1](hidden) - inputs.sum(1, keepdim=True) - noise).square().mean()
             if any(parameter.grad is not None for parameter in model.parameters()):
                 log.write("stale\n")
             loss.backward()
@@ -88,6 +92,7 @@ def main() -> None:
     state.register_reset_callbacks([on_reset])
     train(state)
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert weights.isfinite().all(), "the training has diverged: ranks that differ look alike"
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
     log.write(f"weights {digest}\n")
     hvd.shutdown()

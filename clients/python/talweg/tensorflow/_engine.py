@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from talweg.errors import TalwegError, Timeout
 from talweg.tensorflow import _kernel
-from talweg.tensorflow._rounds import Pending
+from talweg.tensorflow._rounds import Started
 
 # How long the waiting thread looks at one round before it looks at the others.
 _LOOK_S = 0.001
@@ -43,7 +43,7 @@ _TAKE_S = 0.05
 class Part(NamedTuple):
     """One round of an operation."""
 
-    start: Callable[..., Pending]  # Given an array for each of the inputs.
+    start: Callable[..., Started]  # Given an array for each of the inputs.
     inputs: Sequence[tf.Tensor]
     outputs: Sequence[tuple[tf.DType, Any]]  # dtype and static shape of each result.
 
@@ -53,17 +53,17 @@ class _Waiter:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._new: list[tuple[Pending, Callable[..., None]]] = []
+        self._new: list[tuple[Started, Callable[..., None]]] = []
         threading.Thread(target=self._run, name="talweg-tensorflow", daemon=True).start()
 
-    def add(self, pending: Pending, done: Callable[..., None]) -> None:
+    def add(self, pending: Started, done: Callable[..., None]) -> None:
         """Has `done` called with the results and None, or None and what was raised."""
         with self._changed:
             self._new.append((pending, done))
             self._changed.notify()
 
     def _run(self) -> None:
-        open_: list[tuple[Pending, Callable[..., None]]] = []
+        open_: list[tuple[Started, Callable[..., None]]] = []
         while True:
             with self._changed:
                 while not self._new and not open_:
@@ -75,7 +75,7 @@ class _Waiter:
                 left.pop(0)
             open_ = left
 
-    def _take(self, pending: Pending, done: Callable[..., None], look_s: float) -> bool:
+    def _take(self, pending: Started, done: Callable[..., None], look_s: float) -> bool:
         if not look_s and not pending.poll():
             return False
         try:
@@ -266,7 +266,7 @@ def _on_own_thread(
 
 
 def _run_eagerly(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
-    pending: list[Pending] = []
+    pending: list[Started] = []
     failure: Exception | None = None
     for part in parts:
         try:

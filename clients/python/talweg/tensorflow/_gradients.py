@@ -42,11 +42,24 @@ class Choices:
     # These are not combined, but divided by the number of ranks if local gradients are scaled.
     local: set[Any] = field(default_factory=set)
     scale_local: bool = True
+    # A rank that has entered a running job may make steps of its own before it has the state.
+    own_at_entry: bool = False
     # Asked at run time, whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
+
+    def reduction(self, priority: int) -> Reduction:
+        """How one that is dense is combined."""
+        return Reduction(
+            self.op,
+            self.prescale,
+            self.postscale,
+            self.process_set,
+            priority,
+            own_at_entry=self.own_at_entry,
+        )
 
 
 class Slices:
@@ -69,15 +82,20 @@ class Slices:
         Averages of integers are floating, as TensorFlow's quotients are.
         """
         choices = self._choices
-        size = Group(_client.current(), choices.process_set, "push_pull").size
         names, tensors = zip(*self.tensors)
-        gathered, indices = _ops.gather_many(tensors, names, choices.process_set, of_some=True)
+        gathered, indices = _ops.gather_many(
+            tensors,
+            names,
+            choices.process_set,
+            of_some=True,
+            own_at_entry=choices.own_at_entry,
+        )
         gathered = choices.compression.decompress(gathered, self._context)
         factor = choices.prescale * choices.postscale
         if choices.op is Op.AVERAGE:
-            factor /= size
             if gathered.dtype.is_integer:
                 gathered = tf.cast(gathered, tf.float64 if gathered.dtype.size > 2 else tf.float32)
+            gathered = _divided(gathered, choices.process_set)
         if factor != 1.0:
             gathered = gathered * tf.cast(factor, gathered.dtype)
         return tf.IndexedSlices(gathered, indices, self._dense_shape)
@@ -103,7 +121,7 @@ def combine(
     client = _client.current()
     if not choices.takes_part():
         return list(gradients)
-    size = Group(client, choices.process_set, "push_pull").size
+    Group(client, choices.process_set, "push_pull")  # Raises for an outsider, before it pushes.
     base = _ops.unique_name("", None, base) or base
     results = list(gradients)
     dense: list[int] = []
@@ -113,18 +131,14 @@ def combine(
             continue
         if variables is not None and key_of(variables[index]) in choices.local:
             if choices.scale_local:
-                results[index] = _divided(gradient, size)
+                results[index] = _divided(gradient, choices.process_set)
         elif isinstance(gradient, tf.IndexedSlices) and not choices.sparse_as_dense:
             sliced[index] = Slices(gradient, f"{base}.{index}", choices)
         else:
             dense.append(index)
     pushed = [choices.compression.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
     rounds = [
-        (
-            tensor,
-            f"{base}.{index}",
-            Reduction(choices.op, choices.prescale, choices.postscale, choices.process_set, -index),
-        )
+        (tensor, f"{base}.{index}", choices.reduction(-index))
         for index, (tensor, _) in zip(dense, pushed)
     ]
     for index, slices in sliced.items():
@@ -135,22 +149,27 @@ def combine(
     return results
 
 
-def _divided(gradient: Any, size: int) -> Any:
+def _divided(gradient: Any, process_set: Any) -> Any:
+    """By the number of ranks."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values / tf.cast(size, gradient.values.dtype)
+        values = _divided(gradient.values, process_set)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    size = _ops.size_of(process_set, "push_pull", gradient)
     return gradient / tf.cast(size, gradient.dtype)
 
 
-def predivided(op: Op, factor: float, size: Callable[[], int]) -> tuple[Op, float, float]:
-    """The operation, and the factors before and after, of a gradient_predivide_factor."""
+def predivided(op: Op, factor: float) -> tuple[Op, float, float]:
+    """The operation, and the factors before and after, of a gradient_predivide_factor.
+
+    What comes after divides by the ranks that there are then, not by those of the beginning.
+    """
     if factor == 1.0:
         return op, 1.0, 1.0
     if op is not Op.AVERAGE:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if factor <= 0:
         raise InvalidArgument(f"gradient_predivide_factor is {factor}; it must be larger than 0")
-    return Op.SUM, 1.0 / factor, factor / size()
+    return op, 1.0 / factor, factor
 
 
 def check_groups(num_groups: int, groups: Any) -> None:

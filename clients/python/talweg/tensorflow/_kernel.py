@@ -32,6 +32,7 @@ from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._process_sets import Group
 from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
+from talweg.tensorflow import _rounds as _reductions
 from talweg.tensorflow._rounds import Reduction
 
 _VARIABLE = "TALWEG_TENSORFLOW_OPS"
@@ -151,6 +152,9 @@ class Kernel:
         self._follow(client)
         declaration, group = self._declaration(client, site, shape)
         name, tensors = site.name + group.suffix, client.tensors
+        if _reductions.keeps_own(client, name, site.how):
+            # As in a job of one rank; and the operation asks again.
+            return _Resolution(prescale=1.0, postscale=1.0, dtype=int(declaration.dtype))
         generation = int(self._library.talweg_tf_generation())
         mismatch = tensors.disagreed(name)
         if mismatch is not None:

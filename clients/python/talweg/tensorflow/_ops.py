@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from talweg import _client, _objects
 from talweg._arguments import chosen_op
+from talweg._client import Client
 from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument
@@ -40,6 +41,23 @@ def unique_name(
     graph = tf.compat.v1.get_default_graph()
     unique: str = graph.unique_name(re.sub("[^A-Za-z0-9_./@~>-]", "_", base))
     return unique.rpartition("/")[2] if ignores_scope else unique
+
+
+def asked(ask: Callable[[Client], int], after: tf.Tensor) -> tf.Tensor:
+    """What `ask` says when `after` is there, of int64: a graph stays where nodes come and go."""
+    client = _client.current()
+    if tf.executing_eagerly() or not client.membership.changes:
+        return tf.constant(ask(client), tf.int64)
+    answer = tf.numpy_function(
+        lambda _: np.int64(ask(_client.current())), [after], tf.int64, stateful=False
+    )
+    answer.set_shape(())
+    return answer
+
+
+def size_of(process_set: ProcessSet | None, operation: str, after: tf.Tensor) -> tf.Tensor:
+    """How many ranks there are in a set when `after` is there."""
+    return asked(lambda client: Group(client, process_set, operation).size, after)
 
 
 def _gradient_names(names: Sequence[str | None]) -> list[str | None]:
@@ -208,11 +226,10 @@ def broadcast_tensors(
         def gradient(*upstream: tf.Tensor) -> Any:
             wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [average] * len(upstream))
-            if _client.current().rank == root_rank:
-                return averages
+            is_root = asked(lambda client: int(client.rank == root_rank), averages[0]) > 0
             # A graph of tf.compat.v1 leaves out what nothing depends on, and the root would wait.
             with tf.control_dependencies(averages):
-                return [tf.zeros_like(each) for each in averages]
+                return [tf.where(is_root, each, tf.zeros_like(each)) for each in averages]
 
         return outputs, gradient
 
@@ -261,10 +278,11 @@ def gather_many(
     process_set: ProcessSet | None,
     priority: int = 0,
     of_some: bool = False,
+    own_at_entry: bool = False,
 ) -> list[tf.Tensor]:
     """all_gather() of all, without a gradient; `of_some`: also without ranks that have joined."""
     _client.current()
-    how = Reduction(process_set=process_set, priority=priority)
+    how = Reduction(process_set=process_set, priority=priority, own_at_entry=own_at_entry)
 
     def part(tensor: tf.Tensor, name: str | None) -> Part:
         return Part(
@@ -296,9 +314,9 @@ def gather_tensors(
             wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [how] * len(upstream))
             own = [None if name is None else f"{name}.rows" for name in wanted]
-            place = Group(_client.current(), process_set, operation).place
             slices = []
             for average, counts, mine in zip(averages, gather_many(rows, own, process_set), rows):
+                place = asked(lambda client: Group(client, process_set, operation).place, counts)
                 begin = tf.reduce_sum(counts[:place])
                 slices.append(average[begin : begin + mine[0]])
             return slices
@@ -356,9 +374,10 @@ def scatter_tensors(
         outputs = [result for [result] in run([part(*each) for each in zip(inputs, names)])]
 
         def gradient(*upstream: tf.Tensor) -> Any:
-            size = Group(_client.current(), how.process_set, operation).size
-            times = factor * size if how.op is Op.SUM else factor
-            scaled = [each * tf.cast(times, each.dtype) for each in upstream]
+            scaled = [each * tf.cast(factor, each.dtype) for each in upstream]
+            if how.op is Op.SUM:
+                size = size_of(how.process_set, operation, scaled[0])
+                scaled = [each * tf.cast(size, each.dtype) for each in scaled]
             return gather_many(scaled, _gradient_names(names), how.process_set)
 
         return outputs, gradient

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import talweg
 from talweg import _client
-from talweg._client import Handle
+from talweg._client import Client, Handle
 from talweg._compat import session
 from talweg._declaration import Op
 from talweg._numpy_collectives import COLLECTIVES
@@ -30,6 +30,8 @@ class Reduction:
     process_set: ProcessSet | None = None
     priority: int = 0
     root_rank: int = 0
+    # At a rank that has entered a running job the first results are its own tensors.
+    own_at_entry: bool = False
 
     @property
     def operation(self) -> str:
@@ -43,6 +45,27 @@ class Reduction:
         if self.op is Op.AVERAGE and np.issubdtype(dtype, np.integer):
             return Op.SUM, self.postscale / size
         return self.op, self.postscale
+
+
+class Started(Protocol):
+    """What has been started, and has results."""
+
+    def wait(self, timeout_s: float | None = None) -> list[np.ndarray]: ...
+
+    def poll(self) -> bool: ...
+
+
+@dataclass
+class Own:
+    """What no other rank takes part in: the results are there."""
+
+    results: list[np.ndarray]
+
+    def wait(self, timeout_s: float | None = None) -> list[np.ndarray]:
+        return self.results
+
+    def poll(self) -> bool:
+        return True
 
 
 @dataclass
@@ -74,12 +97,19 @@ class Pending:
             return True
 
 
-def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
+def keeps_own(client: Client, name: str | None, how: Reduction) -> bool:
+    """Whether this execution's result is what this rank gives."""
+    return how.own_at_entry and name is not None and client.membership.keeps_own(name)
+
+
+def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Started:
     """Starts a push_pull or a broadcast; its result is a new array.
 
     A name may be used again for another dtype or length. InvalidArgument while it is open.
     """
     client = _client.current()
+    if keeps_own(client, name, how):
+        return Own([array.copy()])
     group = Group(client, how.process_set, how.operation)
     op, postscale = how.on_wire(array.dtype, group.size)
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
@@ -121,8 +151,10 @@ def _start_held(
 
 def start_all_gather(
     array: np.ndarray, name: str | None, how: Reduction, of_some: bool = False
-) -> Pending:
+) -> Started:
     """`of_some`: it goes on without ranks that have joined."""
+    if keeps_own(_client.current(), name, how):
+        return Own([array.copy()])
     gather = COLLECTIVES.all_gather_of_some_async if of_some else talweg.all_gather_async
     return _start_held(
         name,

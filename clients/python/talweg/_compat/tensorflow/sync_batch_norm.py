@@ -25,7 +25,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         mean, variance = super()._moments(inputs, *arguments, **keywords)
-        if _client.current().size == 1:
+        client = _client.current()
+        if client.size == 1 and not client.membership.changes:  # A graph stays where others come.
             return mean, variance
         square = variance + tf.square(mean)
         base = "sync_batch_norm"

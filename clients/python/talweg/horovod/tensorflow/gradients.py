@@ -41,9 +41,7 @@ def choices_of(
     if num_groups:
         warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
     wanted, before, after = _gradients.predivided(
-        basics.op_of(op, None, operation),
-        gradient_predivide_factor,
-        lambda: process_set.size() or 1,
+        basics.op_of(op, None, operation), gradient_predivide_factor
     )
     included = process_set.included() is not False
     members = members_of(process_set, operation) if included else None
@@ -56,6 +54,7 @@ def choices_of(
         members,
         scale_local=scale_local_gradients,
         takes_part=lambda: process_set.included() is not False,
+        own_at_entry=True,
     )
 
 

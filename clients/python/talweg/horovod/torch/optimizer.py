@@ -179,11 +179,9 @@ def _choices(
             )
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
-    if factor == 1.0:
-        return gradients.Choices(wanted, compression, 1.0, 1.0, sparse_as_dense, members, True)
-    count = process_set.size() or 1
+    # The average divides by the ranks that there are in each step, of which there may come more.
     return gradients.Choices(
-        Op.SUM, compression, 1.0 / factor, factor / count, sparse_as_dense, members, True
+        wanted, compression, 1.0 / factor, factor, sparse_as_dense, members, True
     )
 
 

@@ -164,7 +164,8 @@ def others_raise() -> None:
     """As in Horovod: gathers, broadcasts and their kin need every rank. The job goes on."""
     rows = torch.ones(hvd.size(), 3)
     last = hvd.size() - 1
-    hvd.broadcast(rows, last, name="settled")
+    for name in ("settled", "left"):
+        hvd.broadcast(rows, last, name=name)
 
     def names_rank_0(rows: torch.Tensor, root: int, name: str | None) -> None:
         """In one of three ways: as a call's ranks say it, as an agent does, or as ranks that sum."""
@@ -186,6 +187,7 @@ def others_raise() -> None:
             names_rank_0(rows, last, name)
             names_rank_0(rows, 0, name)
         names_rank_0(rows, last, "settled")
+        names_rank_0(rows, 1, "left")  # The name means another tensor from here on.
         expect(internal, who, hvd.reducescatter, torch.ones(hvd.size(), 5000))
         expect(internal, "joined", hvd.allgather_object, "x")
         expect(internal, "joined", hvd.broadcast_object, "x", last)

@@ -223,6 +223,7 @@ class HorovodrunTest(unittest.TestCase):
                 "elsewhere.invalid .* ssh to it failed",
             ),
             (["-np", "2", "-H", "a b:2", "x"], "'a b:2' is no host: write host:slots"),
+            (["-np", "4", "-H", "localhost:2", "x"], "-np is 4, and the hosts have 2 slots"),
             (["-np", "2", "--min-np", "3", "x"], "--min-np is 3, and -np 2"),
             (["-np", "2", "--min-np", "0", "x"], "--min-np is 0; it must be at least 1"),
             (["-np", "2", "--min-np", "1", "--max-np", "1", "x"], "--max-np is 1, and -np 2"),
@@ -251,6 +252,10 @@ class HorovodrunTest(unittest.TestCase):
         for option in options:
             if option.startswith("--"):
                 self.assertIn(f"{option} has no effect without --min-np or", done.stderr)
+
+    def test_slots_by_the_name_of_horovods_page(self) -> None:
+        options = runner.parse(["-np", "2", "--host-discovery-script", "s", "--slots", "4", "x"])
+        self.assertEqual(options.slots_per_host, 4)
 
     def test_options_of_elastic_jobs(self) -> None:
         """Each reaches talweg run, which carries it out."""

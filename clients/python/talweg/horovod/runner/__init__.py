@@ -91,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host-discovery-script", help="prints lines host:slots, is run each second"
     )
-    parser.add_argument("--slots-per-host", type=int, help="of hosts that are named without slots")
+    parser.add_argument(
+        # Horovod's pages have both.
+        *("--slots-per-host", "--slots"),
+        type=int,
+        help="of hosts that are named without slots",
+    )
     parser.add_argument(
         "--elastic-timeout", type=int, help="seconds with too few ranks. Default: 600."
     )
@@ -277,7 +282,9 @@ def line_here(options: Any) -> list[str]:
         told, dealt = _elastic_line(options), []
     else:
         told = [f"--ranks-per-node={options.num_proc}"]
-        dealt = [listed_hosts.Host(_hosts(options)[0].name, options.num_proc)]
+        # All names are this host's, which is one node.
+        first = hosts.deal(_hosts(options), options.num_proc)[0]
+        dealt = [listed_hosts.Host(first.name, options.num_proc)]
     told += [
         "--job=horovod",
         f"--line-prefix={'%t' * options.prefix_output_with_timestamp}[%r]<%s>:",

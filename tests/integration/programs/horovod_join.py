@@ -164,8 +164,8 @@ def others_raise() -> None:
     """As in Horovod: gathers, broadcasts and their kin need every rank. The job goes on."""
     rows = torch.ones(hvd.size(), 3)
     last = hvd.size() - 1
-    for name in ("settled", "left"):
-        hvd.broadcast(rows, last, name=name)
+    for settled in ("settled", "left"):
+        hvd.broadcast(rows, last, name=settled)
 
     def names_rank_0(rows: torch.Tensor, root: int, name: str | None) -> None:
         """In one of three ways: as a call's ranks say it, as an agent does, or as ranks that sum."""

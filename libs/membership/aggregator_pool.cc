@@ -99,14 +99,17 @@ bool AggregatorPool::Attach(LiveAggregator& aggregator, StreamId stream, bool kn
   streams_->End(aggregator.stream,
                 Refuse(Code::kReplaced, "the aggregator has opened a newer stream"), turn);
   streams_->Open(stream, aggregator.record.aggregator.incarnation, aggregator.stream);
+  aggregator.shut_out.clear();
   aggregator.knows_standbys = knows_standbys;
   aggregator.lease_end_ns = leases_->EndNs(turn.now_ns);
   return !std::exchange(aggregator.attached_before, true);
 }
 
-void AggregatorPool::OnStreamBroken(Incarnation incarnation, bool counts, Turn& turn) {
+void AggregatorPool::OnStreamBroken(Incarnation incarnation, bool counts,
+                                    const std::string& shut_out, Turn& turn) {
   LiveAggregator& aggregator = aggregators_.at(incarnation);
   aggregator.stream.reset();
+  aggregator.shut_out = shut_out;
   if (counts) Lose(aggregator, "closed its connection", turn);
 }
 
@@ -143,7 +146,7 @@ void AggregatorPool::ExpireLeases(Turn& turn) {
   for (auto& [id, aggregator] : aggregators_) {
     if (aggregator.record.state != AggregatorState::kLost &&
         leases_->HasLapsed(aggregator.lease_end_ns, turn.now_ns)) {
-      Lose(aggregator, leases_->LapseText(), turn);
+      Lose(aggregator, leases_->LapseText(aggregator.shut_out), turn);
     }
   }
 }

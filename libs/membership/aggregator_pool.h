@@ -24,6 +24,7 @@ namespace talweg::membership {
 struct LiveAggregator {
   AggregatorRecord record;
   std::optional<StreamId> stream;
+  std::string shut_out;  // Why this daemon has ended its last stream, or "".
   bool attached_before = false;
   bool knows_standbys = false;  // By its own word, in this life of the scheduler.
   int64_t lease_end_ns = 0;
@@ -48,8 +49,9 @@ class AggregatorPool {
   Answer Renew(const PoolCaller& caller, int64_t now_ns);
   // Its stream is open. Says whether it is the first that it has opened.
   bool Attach(LiveAggregator& aggregator, StreamId stream, bool knows_standbys, Turn& turn);
-  // Its stream is gone. `counts`: that is a loss.
-  void OnStreamBroken(Incarnation incarnation, bool counts, Turn& turn);
+  // Its stream is gone. `counts`: that is a loss. `shut_out`: of SchedulerCore::OnStreamBroken.
+  void OnStreamBroken(Incarnation incarnation, bool counts, const std::string& shut_out,
+                      Turn& turn);
   // It is taken into no further view.
   void Drain(LiveAggregator& aggregator, const std::string& text, Turn& turn);
   void Lose(LiveAggregator& aggregator, const std::string& text, Turn& turn);

@@ -69,10 +69,11 @@ TEST_CASE("AggregatorPool: a broken stream is a loss if it counts", "[membership
   f.AddAggregator(1, "a");
   f.AddAggregator(2, "b");
   Turn turn(0);
-  f.pool.OnStreamBroken(Incarnation{1}, false, turn);
+  f.pool.OnStreamBroken(Incarnation{1}, false, "it is revoked", turn);
   CHECK(f.StateOf(1) == AggregatorState::kLive);
+  CHECK(f.pool.Find(Incarnation{1})->shut_out == "it is revoked");
   CHECK_FALSE(f.pool.Find(Incarnation{1})->stream);
-  f.pool.OnStreamBroken(Incarnation{2}, true, turn);
+  f.pool.OnStreamBroken(Incarnation{2}, true, "", turn);
   CHECK(f.StateOf(2) == AggregatorState::kLost);
   // Nobody is told: neither has a stream.
   turn.effects.clear();

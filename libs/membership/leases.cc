@@ -15,8 +15,9 @@ int64_t Leases::ObserveGap(int64_t now_ns) {
   return silence_ns;
 }
 
-std::string Leases::LapseText() const {
-  return "was silent for " + SecondsText(lease_ns_) + " (its lease has lapsed)";
+std::string Leases::LapseText(const std::string& shut_out) const {
+  const std::string text = "was silent for " + SecondsText(lease_ns_) + " (its lease has lapsed)";
+  return shut_out.empty() ? text : text + ", as its connection has ended: " + shut_out;
 }
 
 }  // namespace talweg::membership

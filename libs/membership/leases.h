@@ -24,8 +24,8 @@ class Leases {
   int64_t EndNs(int64_t now_ns) const { return now_ns + lease_ns_; }
   // The last tick before its end counts: whoever is silent holds nobody up for longer than a lease.
   bool HasLapsed(int64_t end_ns, int64_t now_ns) const { return end_ns <= now_ns + tick_ns_; }
-  // What is said of one that has lapsed.
-  std::string LapseText() const;
+  // What is said of one that has lapsed. `shut_out`: why its connection was ended, or "".
+  std::string LapseText(const std::string& shut_out) const;
 
   // Whether a stream that breaks is a loss. If not, the lease decides.
   bool StreamsCount(int64_t now_ns) const { return now_ns >= streams_count_from_ns_; }

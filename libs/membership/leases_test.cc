@@ -15,7 +15,9 @@ TEST_CASE("Leases: a lease lapses at the last tick before its end", "[membership
   CHECK(end_ns == 13 * kSecond);
   CHECK_FALSE(leases.HasLapsed(end_ns, end_ns - config.TickNs() - 1));
   CHECK(leases.HasLapsed(end_ns, end_ns - config.TickNs()));
-  CHECK(leases.LapseText() == "was silent for 10 s (its lease has lapsed)");
+  CHECK(leases.LapseText("") == "was silent for 10 s (its lease has lapsed)");
+  CHECK(leases.LapseText("it is revoked") ==
+        "was silent for 10 s (its lease has lapsed), as its connection has ended: it is revoked");
 }
 
 TEST_CASE("Leases: a gap is more than half a lease without an event", "[membership]") {

@@ -30,6 +30,7 @@ struct LiveMember {
   MemberRecord record;
   bool from_store = false;  // It joined an earlier scheduler.
   std::optional<StreamId> stream;
+  std::string shut_out;          // Why this daemon has ended its last stream, or "".
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
   bool ranks_attached = true;    // By its own word: all of its node's.
   // Likewise: none of them has to do anything before it can take part in steps. nullopt: it knows

@@ -97,7 +97,8 @@ void SchedulerCore::ExpireLeases(Turn& turn) {
       if (leases_.HasLapsed(member.lease_end_ns, turn.now_ns)) silent.push_back(node);
     }
     for (const NodeRank node : silent) {
-      life_.Remove(job, node, MemberState::kLost, leases_.LapseText(), turn);
+      const std::string text = leases_.LapseText(job.members.at(node).shut_out);
+      life_.Remove(job, node, MemberState::kLost, text, turn);
     }
     const bool is_due = job.join_deadline_ns <= turn.now_ns ||
                         (job.gather_end_ns && *job.gather_end_ns <= turn.now_ns);
@@ -397,6 +398,7 @@ void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Tu
   streams_.End(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"),
                turn);
   streams_.Open(stream, Streams::MemberOfJob{job.id, member.record.member.id}, member.stream);
+  member.shut_out.clear();
   member.attached_before = true;
   const bool in_view = job.state == JobState::kRunning && !job.Pending(member);
   // A standby is in no step that it could stop after.
@@ -419,18 +421,21 @@ void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Tu
   turn.Touch(job);
 }
 
-void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out) {
+void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out,
+                                   const std::string& shut_out) {
   Perform(now_ns, out, [&](Turn& turn) {
     const std::optional<Streams::Owner> owner = streams_.Break(stream);
     if (!owner) return 0;
-    const bool counts = leases_.StreamsCount(turn.now_ns);
+    const bool counts = shut_out.empty() && leases_.StreamsCount(turn.now_ns);
     if (const auto* aggregator = std::get_if<Incarnation>(&*owner)) {
-      pool_.OnStreamBroken(*aggregator, counts, turn);
+      pool_.OnStreamBroken(*aggregator, counts, shut_out, turn);
       return 0;
     }
     const auto& [id, member] = std::get<Streams::MemberOfJob>(*owner);
     LiveJob& job = jobs_.all().at(id);
-    job.members.at(member.node).stream.reset();
+    LiveMember& live = job.members.at(member.node);
+    live.stream.reset();
+    live.shut_out = shut_out;
     if (counts) {
       life_.Remove(job, member.node, MemberState::kLost, "closed its connection", turn);
     } else {

@@ -81,7 +81,10 @@ class SchedulerCore {
   void OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out);
 
   // The peer's end of the stream is gone. Streams that are unknown or replaced are ignored.
-  void OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out);
+  // `shut_out`: why the scheduler's own process has ended it, or may have, or "". That is no loss:
+  // the peer has a lease's time to open another.
+  void OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out,
+                      const std::string& shut_out = "");
   void OnTick(int64_t now_ns, std::vector<Effect>& out);
 
   const Config& config() const { return config_; }

@@ -128,9 +128,12 @@ class Fixture {
     }
   }
   void Break(view::MemberIdentity id) { BreakStream(streams_of_.at(id)); }
-  void BreakStream(StreamId stream) {
-    core->OnStreamBroken(stream, now_ns, out_);
+  void BreakStream(StreamId stream, const std::string& shut_out = "") {
+    core->OnStreamBroken(stream, now_ns, out_, shut_out);
     Drain();
+  }
+  void ShutOut(view::MemberIdentity id, const std::string& why) {
+    BreakStream(streams_of_.at(id), why);
   }
 
   static view::ViewAggregator Named(const std::string& name, uint64_t incarnation) {

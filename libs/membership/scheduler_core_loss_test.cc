@@ -261,6 +261,27 @@ TEST_CASE("SchedulerCore: a failure comes before a joiner, which is proposed aga
   CHECK(f.Told<view::View>(Id(3, 13)).back().members.size() == 3);
 }
 
+TEST_CASE("SchedulerCore: who is shut out has a lease's time to come back", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  f.ShutOut(Id(1, 11), "its certificate is over");
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  SECTION("it comes back, and what is said of it later does not speak of that") {
+    REQUIRE(f.Attach(job, Id(1, 11), Epoch{1}).ok());
+    CHECK(f.core->jobs().at(job).members.at(NodeRank{1}).shut_out.empty());
+    f.Break(Id(1, 11));
+    CHECK(Contains(f.core->jobs().at(job).text, "closed its connection"));
+  }
+  SECTION("it does not") {
+    f.Pass(11 * kSecond);
+    CHECK(f.StateOf(job) == JobState::kFailed);
+    CHECK(Contains(f.core->jobs().at(job).text,
+                   "as its connection has ended: its certificate is over"));
+  }
+}
+
 TEST_CASE("SchedulerCore: the loss of a joiner or of a forming job's member fails nothing",
           "[membership]") {
   Fixture f;

@@ -5,6 +5,8 @@
 #include <absl/strings/str_split.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #include "libs/rpc/identity.h"
 #include "libs/rpc/make_certificates.h"
@@ -34,6 +36,22 @@ std::string DirectoryName(const rpc::Identity& identity) {
   return name;
 }
 
+// Revokes the certificate, and puts the list beside each ca.crt below `directory`. Returns what it
+// did, a line each.
+absl::StatusOr<std::string> Revoke(const std::string& directory, const std::string& certificate) {
+  const std::string authority = directory + "/ca";
+  TALWEG_RETURN_IF_ERROR(rpc::RevokeCertificate(authority, certificate));
+  std::string text = absl::StrCat(authority, "/ca.crl  revokes ", certificate, "\n");
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string path = entry.path().string();
+    if (path == authority || !std::filesystem::exists(path + "/ca.crt", error)) continue;
+    TALWEG_RETURN_IF_ERROR(rpc::CopyRevocations(authority, path));
+    absl::StrAppend(&text, path, "/ca.crl  the same list\n");
+  }
+  return text;
+}
+
 absl::StatusOr<std::string> MakeCerts(const Arguments& arguments) {
   const std::vector<std::string>& words = arguments.operands();
   if (words.empty()) {
@@ -54,15 +72,20 @@ absl::StatusOr<std::string> MakeCerts(const Arguments& arguments) {
     identities.push_back(*identity);
   }
   rpc::CertificateOptions options;
-  options.days = static_cast<int>(days);
+  options.life_s = static_cast<int64_t>(days) * rpc::kSecondsADay;
   if (arguments.Has("hosts")) options.hosts = absl::StrSplit(arguments.Text("hosts", ""), ',');
 
+  std::string text;
+  if (arguments.Has("revoke")) {
+    TALWEG_ASSIGN_OR_RETURN(text, Revoke(words[0], arguments.Text("revoke", "")));
+    if (identities.empty()) return text;
+  }
   // An authority outlives what it signs.
   const std::string authority = words[0] + "/ca";
   const absl::Status made = rpc::MakeAuthority(
       authority, arguments.Text("trust-domain", "talweg.local"), static_cast<int>(10 * days));
   if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
-  std::string text = absl::StrCat(authority, made.ok() ? "  new authority\n" : "  authority\n");
+  absl::StrAppend(&text, authority, made.ok() ? "  new authority\n" : "  authority\n");
   for (const rpc::Identity& identity : identities) {
     options.identity = identity;
     const std::string directory = absl::StrCat(words[0], "/", DirectoryName(identity));
@@ -111,6 +134,11 @@ Command CertsCommand() {
       "tls.crt and tls.key, which a daemon's option tls_dir names. Roles: scheduler,\n"
       "aggregator:NAME, node:JOB (the agents of a job), operator, viewer. Called again, it makes\n"
       "new certificates in the place of the old ones; running daemons take them up.\n\n"
+      "With --revoke it puts a certificate on the authority's list of revoked ones, "
+      "DIR/ca/ca.crl,\n"
+      "and the list beside each ca.crt below DIR. Copy it to the tls_dir of every daemon and "
+      "tool:\n"
+      "running daemons take it up, and end connections that were made with that certificate.\n\n"
       "Keep DIR/ca/ca.key: whoever has it can make any certificate.";
   command.operands = Operands::kWords;
   command.options = {
@@ -118,6 +146,9 @@ Command CertsCommand() {
        "Host names and IP addresses to write into the certificates, for tools that check those\n"
        "(grpcurl). Talweg checks roles instead."},
       {"days", "N", "How long the certificates are valid. Default: 365; the authority: 10 times."},
+      {"revoke", "FILE",
+       "A certificate (tls.crt) that is good no longer. Revoke one before a new one takes its\n"
+       "place: both are needed to replace a stolen one."},
       {"trust-domain", "NAME", "Name of a new authority. Default: talweg.local."},
   };
   command.run = RunCerts;

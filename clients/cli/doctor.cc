@@ -288,6 +288,15 @@ void ExamineTls(const TlsFacts& tls, int64_t now_unix_s, std::vector<Finding>& f
                         "talweg certs makes certificates; docs/security.md says how"});
     return;
   }
+  if (tls.revoked_until_unix_s < now_unix_s) {
+    findings.push_back(
+        Warning("certificates",
+                WithUsers(absl::StrCat(tls.directory,
+                                       "/ca.crl: a list of revoked certificates should have been "
+                                       "renewed by now, and may lack some"),
+                          tls.users),
+                "put the authority's present list there; running daemons take it up"));
+  }
   const int64_t days = (tls.expires_unix_s - now_unix_s) / kSecondsADay;
   if (days < kCertificateDaysMin) {
     findings.push_back(Warning(
@@ -329,6 +338,8 @@ constexpr FileRule kFileRules[] = {
      "and look whether its keys are the cluster's"},
     {"ca.crt", kWriteOfOthers, "every user may put an authority there that is trusted",
      "and look whether its certificate is yours"},
+    {"ca.crl", kWriteOfOthers, "every user may take certificates off it that are revoked",
+     "and put the authority's list there again"},
     {"config", kWriteOfOthers, "every user may change what the daemon is told at its next start",
      "and look whether it says what you wrote"},
 };

@@ -23,7 +23,8 @@ struct TlsFacts {
   std::string error;        // Empty: its files are good, and say what follows.
   std::string identity;
   int64_t expires_unix_s = 0;
-  std::string expires_first;  // The file that ends then.
+  std::string expires_first;                 // The file that ends then.
+  int64_t revoked_until_unix_s = INT64_MAX;  // When its list of revoked ones should be renewed.
 };
 
 // A file that says who is let in.

@@ -240,7 +240,7 @@ TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor
   REQUIRE(rpc::MakeAuthority(authority, "example.org", 100).ok());
   const auto make = [&](const std::string& name, const rpc::Identity& identity, int days) {
     REQUIRE(rpc::MakeCertificate(authority, proc.Path("pki/" + name),
-                                 {.identity = identity, .days = days})
+                                 {.identity = identity, .life_s = days * rpc::kSecondsADay})
                 .ok());
   };
   make("node", {.role = rpc::Role::kNode, .name = "j"}, 3);
@@ -260,7 +260,11 @@ TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor
   CHECK_THAT(FindingsText(Examine(facts)),
              Contains("pki/scheduler: scheduler, ends in 90 days (talweg-scheduler (process 3))"));
 
-  const std::string name = GENERATE("ca/ca.key", "scheduler/tls.key", "scheduler/ca.crt");
+  make("revoked", {.role = rpc::Role::kViewer}, 90);
+  REQUIRE(rpc::RevokeCertificate(authority, proc.Path("pki/revoked/tls.crt")).ok());
+  REQUIRE(rpc::CopyRevocations(authority, proc.Path("pki/scheduler")).ok());
+  const std::string name =
+      GENERATE("ca/ca.key", "scheduler/tls.key", "scheduler/ca.crt", "scheduler/ca.crl");
   const std::string path = proc.Path("pki/" + name);
   make("node", {.role = rpc::Role::kNode, .name = "j"}, 90);
   REQUIRE(chmod(path.c_str(), 0666) == 0);
@@ -270,6 +274,35 @@ TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor
   CHECK(open.verdict == Verdict::kBad);
   CHECK_THAT(open.value, Contains(" has mode 0666") && Contains("talweg-scheduler (process 3)"));
   CHECK_THAT(open.remedy, Contains("run chmod 06"));
+}
+
+TEST_CASE("doctor: a revoked certificate, and a list that is overdue", "[doctor]") {
+  const FakeProc proc;
+  const std::string authority = proc.Path("pki/ca");
+  const std::string own = proc.Path("pki/node");
+  REQUIRE(std::filesystem::create_directories(proc.Path("pki")));
+  REQUIRE(rpc::MakeAuthority(authority, "example.org", 100).ok());
+  REQUIRE(rpc::MakeCertificate(authority, own, {.identity = {rpc::Role::kNode, "j"}}).ok());
+  proc.Start(1, {"talweg-agent", "--tls_dir", own});
+  MachineFacts facts = GoodMachine();
+  facts.now_unix_s = std::time(nullptr);
+  REQUIRE(rpc::RevokeCertificate(authority, own + "/tls.crt").ok());
+  REQUIRE(rpc::CopyRevocations(authority, own).ok());
+  facts.exposure = proc.Read();
+  const Finding revoked = OnlyFinding(facts);
+  CHECK(revoked.verdict == Verdict::kWarning);
+  CHECK_THAT(revoked.value, StartsWith(own + "/tls.crt is revoked: ") && Contains("process 1"));
+
+  facts.exposure.tls = {{.directory = own,
+                         .users = "talweg-agent (process 1)",
+                         .identity = "node of job 'j'",
+                         .expires_unix_s = INT64_MAX,
+                         .revoked_until_unix_s = facts.now_unix_s - 1}};
+  const Finding overdue = OnlyFinding(facts);
+  CHECK(overdue.verdict == Verdict::kWarning);
+  CHECK_THAT(overdue.value, StartsWith(own + "/ca.crl: a list of revoked certificates should"));
+  facts.exposure.tls[0].revoked_until_unix_s = facts.now_unix_s + 1;
+  CHECK_THAT(FindingsText(Examine(facts)), !Contains("ca.crl"));
 }
 
 TEST_CASE("doctor: the secrets and tokens of daemons are looked at", "[doctor]") {

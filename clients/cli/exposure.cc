@@ -28,7 +28,7 @@ class Collector {
   // `shown`: for people; `found`: where it is. `user`: a daemon, or "" for this user.
   void AddTlsDirectory(const std::string& shown, const std::string& found,
                        const std::string& user) {
-    for (const char* file : {"ca.crt", "tls.key", "ca.key"}) {
+    for (const char* file : {"ca.crt", "ca.crl", "tls.key", "ca.key"}) {
       AddFile(file, absl::StrCat(shown, "/", file), absl::StrCat(found, "/", file), user);
     }
     // Where talweg certs puts the authority's key, and where people do.
@@ -50,6 +50,8 @@ class Collector {
     tls.is_readable = !absl::IsPermissionDenied(files.status());
     if (tls.is_readable) tls.error = std::string(files.status().message());
     if (files.ok()) {
+      tls.error = std::string(rpc::CheckNotRevoked(*files).message());
+      tls.revoked_until_unix_s = files->revoked_until_unix_s;
       tls.identity = files->identity ? rpc::Describe(*files->identity) : "no certificate";
       tls.expires_unix_s = files->expires_unix_s;
       tls.expires_first = shown + files->expires_first.substr(found.size());

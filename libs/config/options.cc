@@ -82,11 +82,12 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "'none': there is no secret.",
               "~/.config/talweg/secret (below $XDG_CONFIG_HOME, if that is set) where it is there, "
               "else no secret"),
-      Make<C>("tls_dir", &C::tls_dir, Text{},
-              "Directory with ca.crt, tls.crt and tls.key (talweg certs makes them). gRPC over TCP "
-              "then uses mutual TLS, and each call is admitted by the caller's role. Changed files "
-              "are read anew.",
-              "no TLS"),
+      Make<C>(
+          "tls_dir", &C::tls_dir, Text{},
+          "Directory with ca.crt, tls.crt and tls.key (talweg certs makes them), and ca.crl where "
+          "certificates are revoked. gRPC over TCP then uses mutual TLS, and each call is "
+          "admitted by the caller's role. Changed files are read anew.",
+          "no TLS"),
       Make<C>("insecure", &C::insecure, Switch{},
               "Serve gRPC on addresses of a network without TLS. Anybody there may read and change "
               "what is said."),

@@ -49,6 +49,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const ChannelOptions& options) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
+  CredentialsAccess::EndWithCertificates(options.credentials, &arguments);
   return grpc::CreateCustomChannel(
       options.address,
       CredentialsAccess::Channel(options.credentials, options.address, options.peers), arguments);

@@ -20,6 +20,8 @@
 #include "libs/rpc/credentials_access.h"
 #include "libs/rpc/tls_copies.h"
 #include "libs/rpc/tls_files.h"
+#include "libs/rpc/tls_peers.h"
+#include "libs/rpc/tls_peers_argument.h"
 #include "libs/rpc/tokens.h"
 #include "libs/status/status.h"
 
@@ -40,8 +42,9 @@ std::string_view View(grpc::string_ref text) { return {text.data(), text.size()}
 // certificate of any aggregator could otherwise pass for the scheduler of its machine.
 class PeerVerifier final : public tls::ExternalCertificateVerifier {
  public:
-  PeerVerifier(std::shared_ptr<const Credentials> credentials, std::vector<Role> peers)
-      : credentials_(std::move(credentials)), peers_(std::move(peers)) {}
+  PeerVerifier(std::shared_ptr<const Credentials> credentials,
+               std::shared_ptr<const TlsPeers> judge, std::vector<Role> peers)
+      : credentials_(std::move(credentials)), judge_(std::move(judge)), peers_(std::move(peers)) {}
 
   bool Verify(tls::TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
@@ -50,6 +53,12 @@ class PeerVerifier final : public tls::ExternalCertificateVerifier {
       if (!peer) peer = IdentityOfUri(View(uri));
     }
     *status = Judge(peer);
+    if (!status->ok()) return true;
+    const absl::Status good =
+        judge_->Check({.certificate = std::string(View(request->peer_cert())),
+                       .chain = std::string(View(request->peer_cert_full_chain()))},
+                      std::time(nullptr));
+    if (!good.ok()) *status = {grpc::StatusCode::UNAUTHENTICATED, std::string(good.message())};
     return true;
   }
   void Cancel(tls::TlsCustomVerificationCheckRequest*) override {}
@@ -70,6 +79,7 @@ class PeerVerifier final : public tls::ExternalCertificateVerifier {
   }
 
   const std::shared_ptr<const Credentials> credentials_;  // They watch files while gRPC uses them.
+  const std::shared_ptr<const TlsPeers> judge_;
   const std::vector<Role> peers_;
 };
 
@@ -156,6 +166,7 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
 
 struct Credentials::Impl {
   TlsFiles files;
+  std::shared_ptr<TlsPeers> peers;
   std::unique_ptr<TlsCopies> copies;
   std::string token_file;
   std::shared_ptr<const Tokens> tokens;
@@ -181,8 +192,10 @@ absl::StatusOr<std::shared_ptr<const Credentials>> Credentials::Load(
   }
   auto impl = std::make_unique<Impl>();
   TALWEG_ASSIGN_OR_RETURN(impl->files, CheckTlsFiles(sources.tls_directory));
-  TALWEG_ASSIGN_OR_RETURN(impl->copies,
-                          TlsCopies::Make(sources.tls_directory, impl->files, sources.on_refused));
+  TALWEG_RETURN_IF_ERROR(CheckNotRevoked(impl->files));
+  impl->peers = std::make_shared<TlsPeers>(impl->files.texts);
+  TALWEG_ASSIGN_OR_RETURN(impl->copies, TlsCopies::Make(sources.tls_directory, impl->files,
+                                                        impl->peers, sources.on_warning));
   TALWEG_ASSIGN_OR_RETURN(Tokens tokens, Tokens::Parse(sources.accepted_tokens, sources.token_keys,
                                                        sources.token_audience));
   impl->tokens = std::make_shared<const Tokens>(std::move(tokens));
@@ -221,12 +234,40 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsAccess::Channel(
   options.set_verify_server_certs(true);
   options.set_check_call_host(false);
   options.set_certificate_verifier(tls::ExternalCertificateVerifier::Create<PeerVerifier>(
-      credentials, std::vector<Role>(peers.begin(), peers.end())));
+      credentials, impl.peers, std::vector<Role>(peers.begin(), peers.end())));
   const std::shared_ptr<grpc::ChannelCredentials> channel = tls::TlsCredentials(options);
   if (impl.token_file.empty()) return channel;
   return grpc::CompositeChannelCredentials(
       channel,
       grpc::MetadataCredentialsFromPlugin(std::make_unique<TokenFromFile>(impl.token_file)));
+}
+
+void CredentialsAccess::EndWithCertificates(const std::shared_ptr<const Credentials>& credentials,
+                                            grpc::ChannelArguments* arguments) {
+  if (credentials != nullptr) SetTlsPeers(credentials->impl_->peers, arguments);
+}
+
+CredentialsAccess::Shown CredentialsAccess::ShownBy(const grpc::ServerContextBase& context,
+                                                    const Credentials* credentials) {
+  if (credentials == nullptr) return {};
+  const std::shared_ptr<const grpc::AuthContext> shown = context.auth_context();
+  const auto text = [&shown](const char* name) {
+    const std::vector<grpc::string_ref> values = shown->FindPropertyValues(name);
+    return values.empty() ? "" : std::string(View(values.front()));
+  };
+  return {.certificate = {.certificate = text(GRPC_X509_PEM_CERT_PROPERTY_NAME),
+                          .chain = text(GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME)},
+          .at_unix_s = std::time(nullptr)};
+}
+
+std::string CredentialsAccess::WhyEnded(const Shown& shown, const Credentials* credentials) {
+  // Connections of callers that show none stay (guarded_reads.cc).
+  if (credentials == nullptr || shown.certificate.certificate.empty()) return "";
+  const TlsPeers& peers = *credentials->impl_->peers;
+  const absl::Status good = peers.Check(shown.certificate, std::time(nullptr));
+  if (!good.ok()) return std::string(good.message());
+  if (!peers.MayBeOfOldCertificate(shown.at_unix_s)) return "";
+  return "this process has a new certificate";
 }
 
 std::optional<Identity> CredentialsAccess::CallerOf(const grpc::ServerContextBase& context,

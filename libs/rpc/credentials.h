@@ -23,13 +23,15 @@ struct CredentialSources {
   std::string accepted_tokens = {};
   std::string token_keys = {};
   std::string token_audience = {};
-  // Is told, on a thread of the credentials, why certificates that have changed are not used.
-  std::function<void(const std::string& text)> on_refused = {};
+  // Is told, on a thread of the credentials, why certificates that have changed are not used, and
+  // which connections end since their peers' certificates are not good any more.
+  std::function<void(const std::string& text)> on_warning = {};
 };
 
 // What a process shows its peers on TCP connections, and what it demands of them. Certificates are
-// read anew when their files change; while the new ones are defective, those before are used. On
-// Unix sockets nothing of this is used: the directory's mode says who may connect.
+// read anew when their files change; while the new ones are defective, those before are used.
+// Connections end when their peers' certificates are over or revoked. On Unix sockets nothing of
+// this is used: the directory's mode says who may connect.
 //
 // Immutable; any thread.
 class Credentials {

@@ -64,7 +64,7 @@ class Authority {
   // Makes a certificate; returns its directory.
   std::string Certify(const Identity& identity, const std::string& name = "tls") {
     const absl::Status made =
-        MakeCertificate(path("ca"), path(name), {.identity = identity, .days = 1});
+        MakeCertificate(path("ca"), path(name), {.identity = identity, .life_s = kSecondsADay});
     INFO(made);
     REQUIRE(made.ok());
     return path(name);
@@ -463,7 +463,7 @@ TEST_CASE("TLS: while new certificates are defective, those before are used", "[
   std::condition_variable changed;
   std::string refused;
   const auto loaded =
-      Credentials::Load({.tls_directory = directory, .on_refused = [&](const std::string& text) {
+      Credentials::Load({.tls_directory = directory, .on_warning = [&](const std::string& text) {
                            const std::lock_guard lock(mutex);
                            refused = text;
                            changed.notify_all();

@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts a FrameGuard before each connection of this process's gRPC servers: on ports, with and
-// without TLS, and on Unix sockets.
+// without TLS, and on Unix sockets. Adds each TLS connection, of servers and clients, to the
+// TlsPeers that watch its peer's certificate.
 //
 // gRPC 1.51 has no place of its own for that. It is linked from an archive, so the linker can hand
 // us its calls from one of its files to another (--wrap, in BUILD.bazel), with those functions'
 // names of that version: another version that has others does not link. Where gRPC is a shared
 // library (--config=tsan) nothing of this is called.
+#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "libs/rpc/frame_guard.h"
+#include "libs/rpc/tls_peers.h"
+#include "libs/rpc/tls_peers_argument.h"
 
 // As gRPC declares them.
 struct grpc_chttp2_transport;
@@ -59,6 +66,10 @@ absl::Status Read(grpc_chttp2_transport* transport,
                   const grpc_slice& slice) asm("__wrap_" TALWEG_READ);
 void RealDestroy(grpc_endpoint* endpoint) asm("__real_" TALWEG_DESTROY);
 void Destroy(grpc_endpoint* endpoint) asm("__wrap_" TALWEG_DESTROY);
+// The next two are called, and not replaced.
+void* PointerOf(const grpc_core::ChannelArgs* args, absl::string_view name) asm(
+    "_ZNK9grpc_core11ChannelArgs14GetVoidPointerEN4absl7debian311string_viewE");
+int SocketOf(grpc_endpoint* endpoint) asm("_Z20grpc_endpoint_get_fdP13grpc_endpoint");
 extern const Settings kRealSettings asm("__real_" TALWEG_SETTINGS);
 extern Settings settings asm("__wrap_" TALWEG_SETTINGS);
 
@@ -88,8 +99,35 @@ int64_t SteadyNs() {
       .count();
 }
 
-// The guards of all connections. gRPC reads one connection on one thread at a time, and several
-// connections at once.
+// GRPC_AUTH_CONTEXT_ARG, which gRPC keeps to itself.
+constexpr char kAuthContextArgument[] = "grpc.auth_context";
+
+std::string PropertyOf(const grpc_auth_context* context, const char* name) {
+  grpc_auth_property_iterator found = grpc_auth_context_find_properties_by_name(context, name);
+  const grpc_auth_property* const property = grpc_auth_property_iterator_next(&found);
+  return property == nullptr ? "" : std::string(property->value, property->value_length);
+}
+
+// Watches the certificate that the other end of a new connection has shown. Null: it has shown
+// none, or nobody watches.
+TlsPeersHolder WatchPeer(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
+                         bool is_client) {
+  const auto* const holder = static_cast<TlsPeersHolder*>(PointerOf(&args, kTlsPeersArgument));
+  const auto* const context =
+      static_cast<const grpc_auth_context*>(PointerOf(&args, kAuthContextArgument));
+  if (holder == nullptr || context == nullptr) return nullptr;
+  PeerCertificate peer = {
+      .certificate = PropertyOf(context, GRPC_X509_PEM_CERT_PROPERTY_NAME),
+      .chain = PropertyOf(context, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME),
+  };
+  if (peer.certificate.empty()) return nullptr;
+  const TlsPeers::End end = is_client ? TlsPeers::End::kClient : TlsPeers::End::kServer;
+  (*holder)->Add(endpoint, SocketOf(endpoint), end, std::move(peer), std::time(nullptr));
+  return *holder;
+}
+
+// What this process has of all connections. gRPC reads one connection on one thread at a time, and
+// several connections at once.
 class Guards {
  public:
   void Add(const void* transport, const grpc_endpoint* endpoint) {
@@ -97,9 +135,17 @@ class Guards {
     guards_[transport] = std::make_shared<FrameGuard>(&limits_, &half_bytes_);
     transports_[endpoint] = transport;
   }
+  void AddWatched(const grpc_endpoint* endpoint, TlsPeersHolder peers) {
+    const std::lock_guard lock(mutex_);
+    watched_[endpoint] = std::move(peers);
+  }
 
   void Remove(const grpc_endpoint* endpoint) {
     const std::lock_guard lock(mutex_);
+    if (const auto watched = watched_.find(endpoint); watched != watched_.end()) {
+      watched->second->Remove(endpoint);
+      watched_.erase(watched);
+    }
     const auto found = transports_.find(endpoint);
     if (found == transports_.end()) return;
     guards_.erase(found->second);
@@ -119,6 +165,7 @@ class Guards {
   std::mutex mutex_;
   std::map<const void*, std::shared_ptr<FrameGuard>> guards_;
   std::map<const grpc_endpoint*, const void*> transports_;
+  std::map<const grpc_endpoint*, TlsPeersHolder> watched_;
 };
 
 Guards& AllGuards() {
@@ -134,6 +181,9 @@ Settings settings = WithBounds(kRealSettings);
 
 grpc_transport* Create(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
                        bool is_client) {
+  if (TlsPeersHolder peers = WatchPeer(args, endpoint, is_client); peers != nullptr) {
+    AllGuards().AddWatched(endpoint, std::move(peers));
+  }
   grpc_transport* const transport = RealCreate(args, endpoint, is_client);
   // It is asked to read only after this.
   if (!is_client) AllGuards().Add(transport, endpoint);

@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <system_error>
@@ -24,7 +25,6 @@
 namespace talweg::rpc {
 namespace {
 
-constexpr int64_t kSecondsADay = 86'400;
 // Machines' clocks differ a little.
 constexpr int64_t kClockSlackS = 300;
 constexpr int kSerialBytes = 16;
@@ -80,7 +80,7 @@ absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::
 
 // Without a subject's name the subject alternative name says everything.
 absl::StatusOr<OwnedCertificate> NewCertificate(EVP_PKEY* key, const std::string& common_name,
-                                                int days) {
+                                                int64_t life_s) {
   OwnedCertificate certificate(X509_new());
   std::array<unsigned char, kSerialBytes> serial{};
   if (RAND_bytes(serial.data(), kSerialBytes) != 1) return OpenSslError("draw a number");
@@ -89,7 +89,7 @@ absl::StatusOr<OwnedCertificate> NewCertificate(EVP_PKEY* key, const std::string
   BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(certificate.get()));
   X509_set_version(certificate.get(), X509_VERSION_3);
   X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -kClockSlackS);
-  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), days * kSecondsADay);
+  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), life_s);
   X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
                              reinterpret_cast<const unsigned char*>(common_name.c_str()), -1, -1,
                              0);
@@ -140,6 +140,65 @@ absl::StatusOr<OwnedKey> ReadAuthorityKey(const std::string& path) {
   return key;
 }
 
+// Null: there is no list yet.
+absl::StatusOr<OwnedRevocationList> ReadList(const std::string& path) {
+  const OwnedFile file(std::fopen(path.c_str(), "re"));
+  if (file == nullptr) {
+    if (errno == ENOENT) return nullptr;
+    return status::ErrnoStatus(errno, "open " + path);
+  }
+  OwnedRevocationList list(PEM_read_X509_CRL(file.get(), nullptr, nullptr, nullptr));
+  if (list == nullptr) {
+    return absl::InvalidArgumentError(path + " holds no list of revoked certificates");
+  }
+  return list;
+}
+
+absl::Status AddRevoked(X509_CRL* list, const X509* certificate) {
+  Owned<X509_REVOKED, X509_REVOKED_free> entry(X509_REVOKED_new());
+  const Owned<ASN1_TIME, ASN1_TIME_free> now(ASN1_TIME_set(nullptr, std::time(nullptr)));
+  // X509_REVOKED_set_serialNumber copies it.
+  auto* const number = const_cast<ASN1_INTEGER*>(X509_get0_serialNumber(certificate));
+  if (entry != nullptr && now != nullptr &&
+      X509_REVOKED_set_serialNumber(entry.get(), number) == 1 &&
+      X509_REVOKED_set_revocationDate(entry.get(), now.get()) == 1 &&
+      X509_CRL_add0_revoked(list, entry.get()) == 1) {
+    (void)entry.release();
+    return absl::OkStatus();
+  }
+  return OpenSslError("add to a list of revoked certificates");
+}
+
+// By it OpenSSL tells the lists of two authorities of one name apart.
+absl::Status NameAuthority(X509_CRL* list, X509* authority) {
+  if (X509_CRL_get_ext_by_NID(list, NID_authority_key_identifier, -1) >= 0) {
+    return absl::OkStatus();
+  }
+  X509V3_CTX context;
+  X509V3_set_ctx_nodb(&context);
+  X509V3_set_ctx(&context, authority, nullptr, nullptr, list, 0);
+  const Owned<X509_EXTENSION, X509_EXTENSION_free> extension(
+      X509V3_EXT_conf_nid(nullptr, &context, NID_authority_key_identifier, "keyid:always"));
+  if (extension != nullptr && X509_CRL_add_ext(list, extension.get(), -1) == 1) {
+    return absl::OkStatus();
+  }
+  return OpenSslError("write the authority into its list of revoked certificates");
+}
+
+absl::Status SignList(X509_CRL* list, X509* authority, EVP_PKEY* key) {
+  TALWEG_RETURN_IF_ERROR(NameAuthority(list, authority));
+  const Owned<ASN1_TIME, ASN1_TIME_free> begins(
+      ASN1_TIME_set(nullptr, std::time(nullptr) - kClockSlackS));
+  if (X509_CRL_set_version(list, X509_CRL_VERSION_2) != 1 ||
+      X509_CRL_set_issuer_name(list, X509_get_subject_name(authority)) != 1 ||
+      X509_CRL_set1_lastUpdate(list, begins.get()) != 1 ||
+      X509_CRL_set1_nextUpdate(list, X509_get0_notAfter(authority)) != 1 ||
+      X509_CRL_sort(list) != 1 || X509_CRL_sign(list, key, EVP_sha256()) == 0) {
+    return OpenSslError("sign a list of revoked certificates");
+  }
+  return absl::OkStatus();
+}
+
 // The authority's trust domain is its subject's name.
 std::string TrustDomain(X509* authority) {
   std::array<char, 256> text{};
@@ -166,7 +225,7 @@ absl::Status MakeAuthority(const std::string& directory, const std::string& trus
   }
   TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, NewKey());
   TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
-                          NewCertificate(key.get(), trust_domain, days));
+                          NewCertificate(key.get(), trust_domain, days * kSecondsADay));
   X509* const own = authority.get();
   X509_set_issuer_name(own, X509_get_subject_name(own));
   TALWEG_RETURN_IF_ERROR(AddExtension(own, own, NID_basic_constraints, "critical,CA:TRUE"));
@@ -190,7 +249,7 @@ absl::Status MakeCertificate(const std::string& authority_directory, const std::
   TALWEG_ASSIGN_OR_RETURN(
       const OwnedCertificate certificate,
       NewCertificate(key.get(), "talweg " + std::string(RoleName(options.identity.role)),
-                     options.days));
+                     options.life_s));
   X509* const own = certificate.get();
   X509* const issuer = authority.get();
   X509_set_issuer_name(own, X509_get_subject_name(issuer));
@@ -203,9 +262,42 @@ absl::Status MakeCertificate(const std::string& authority_directory, const std::
   if (X509_sign(own, authority_key.get(), EVP_sha256()) == 0) {
     return OpenSslError("sign a certificate");
   }
+  TALWEG_RETURN_IF_ERROR(CopyRevocations(authority_directory, directory));
   TALWEG_RETURN_IF_ERROR(WriteCertificate(directory + "/ca.crt", issuer));
   TALWEG_RETURN_IF_ERROR(WriteKey(directory + "/tls.key", key.get()));
   return WriteCertificate(directory + "/tls.crt", own);
+}
+
+absl::Status RevokeCertificate(const std::string& authority_directory,
+                               const std::string& certificate) {
+  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
+                          ReadAuthority(authority_directory + "/ca.crt"));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadAuthorityKey(authority_directory + "/ca.key"));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate revoked, ReadAuthority(certificate));
+  if (X509_check_issued(authority.get(), revoked.get()) != X509_V_OK ||
+      X509_verify(revoked.get(), X509_get0_pubkey(authority.get())) != 1) {
+    return absl::InvalidArgumentError(certificate + " is not of the authority in " +
+                                      authority_directory +
+                                      ", which can revoke its own certificates alone");
+  }
+  const std::string path = authority_directory + "/ca.crl";
+  TALWEG_ASSIGN_OR_RETURN(OwnedRevocationList list, ReadList(path));
+  if (list == nullptr) list.reset(X509_CRL_new());
+  X509_REVOKED* known = nullptr;
+  if (X509_CRL_get0_by_cert(list.get(), &known, revoked.get()) == 0) {
+    TALWEG_RETURN_IF_ERROR(AddRevoked(list.get(), revoked.get()));
+  }
+  TALWEG_RETURN_IF_ERROR(SignList(list.get(), authority.get(), key.get()));
+  return WriteFile(path, 0644,
+                   [&list](std::FILE* file) { return PEM_write_X509_CRL(file, list.get()) == 1; });
+}
+
+absl::Status CopyRevocations(const std::string& authority_directory, const std::string& directory) {
+  TALWEG_ASSIGN_OR_RETURN(const OwnedRevocationList list,
+                          ReadList(authority_directory + "/ca.crl"));
+  if (list == nullptr) return absl::OkStatus();
+  return WriteFile(directory + "/ca.crl", 0644,
+                   [&list](std::FILE* file) { return PEM_write_X509_CRL(file, list.get()) == 1; });
 }
 
 }  // namespace talweg::rpc

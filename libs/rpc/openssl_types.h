@@ -2,8 +2,10 @@
 #ifndef TALWEG_LIBS_RPC_OPENSSL_TYPES_H_
 #define TALWEG_LIBS_RPC_OPENSSL_TYPES_H_
 
+#include <openssl/bio.h>
 #include <openssl/evp.h>
 #include <openssl/x509.h>
+#include <openssl/x509_vfy.h>
 
 #include <cstdio>
 #include <memory>
@@ -23,6 +25,10 @@ template <typename T, auto free_function>
 using Owned = std::unique_ptr<T, FreeWith<free_function>>;
 
 using OwnedCertificate = Owned<X509, X509_free>;
+using OwnedRevocationList = Owned<X509_CRL, X509_CRL_free>;
+using OwnedStore = Owned<X509_STORE, X509_STORE_free>;
+using OwnedStoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
+using OwnedBio = Owned<BIO, BIO_free>;
 using OwnedKey = Owned<EVP_PKEY, EVP_PKEY_free>;
 using OwnedFile = Owned<std::FILE, std::fclose>;
 

@@ -228,6 +228,21 @@ class ServiceNames final : public grpc::ServerBuilderOption {
   std::vector<std::string>* const names_;
 };
 
+// Ends a server's connections with their certificates.
+class EndWithCertificates final : public grpc::ServerBuilderOption {
+ public:
+  explicit EndWithCertificates(std::shared_ptr<const Credentials> credentials)
+      : credentials_(std::move(credentials)) {}
+
+  void UpdateArguments(grpc::ChannelArguments* arguments) override {
+    CredentialsAccess::EndWithCertificates(credentials_, arguments);
+  }
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>*) override {}
+
+ private:
+  const std::shared_ptr<const Credentials> credentials_;
+};
+
 }  // namespace
 
 class Server::Impl {
@@ -313,6 +328,7 @@ bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
         CallGateAccess::Interceptors(gate.get(), tls ? options.credentials : nullptr));
     builder.experimental().SetInterceptorCreators(std::move(counters));
   }
+  if (tls) builder.SetOption(std::make_unique<EndWithCertificates>(options.credentials));
   std::vector<std::string> names;
   builder.SetOption(std::make_unique<ServiceNames>(&names));
   server = builder.BuildAndStart();

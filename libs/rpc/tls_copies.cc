@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,7 +23,7 @@ constexpr auto kPeriod = std::chrono::milliseconds(1100);
 // Differs when one of the files does.
 std::string StampOf(const std::string& directory) {
   std::string stamp;
-  for (const char* name : {"/ca.crt", "/tls.crt", "/tls.key"}) {
+  for (const char* name : {"/ca.crt", "/ca.crl", "/tls.crt", "/tls.key"}) {
     struct stat found {};
     if (stat((directory + name).c_str(), &found) != 0) found = {};
     absl::StrAppend(&stamp, found.st_ino, " ", found.st_size, " ", found.st_mode, " ",
@@ -54,17 +55,20 @@ absl::Status TlsCopies::Copy::Set(const std::string& text) {
 
 absl::StatusOr<std::unique_ptr<TlsCopies>> TlsCopies::Make(const std::string& directory,
                                                            const TlsFiles& files,
-                                                           OnRefused on_refused) {
-  auto copies =
-      std::unique_ptr<TlsCopies>(new TlsCopies(directory, files.texts, std::move(on_refused)));
+                                                           std::shared_ptr<TlsPeers> peers,
+                                                           OnWarning on_warning) {
+  auto copies = std::unique_ptr<TlsCopies>(
+      new TlsCopies(directory, files.texts, std::move(peers), std::move(on_warning)));
   TALWEG_RETURN_IF_ERROR(copies->SetAll(files.texts));
   copies->thread_ = std::thread([raw = copies.get()] { raw->Watch(); });
   return copies;
 }
 
-TlsCopies::TlsCopies(std::string directory, TlsTexts texts, OnRefused on_refused)
+TlsCopies::TlsCopies(std::string directory, TlsTexts texts, std::shared_ptr<TlsPeers> peers,
+                     OnWarning on_warning)
     : directory_(std::move(directory)),
-      on_refused_(std::move(on_refused)),
+      peers_(std::move(peers)),
+      on_warning_(std::move(on_warning)),
       texts_(std::move(texts)) {}
 
 TlsCopies::~TlsCopies() {
@@ -89,6 +93,8 @@ void TlsCopies::Watch() {
   while (!stopping_.wait_for(lock, kPeriod, [this] { return stopped_; })) {
     lock.unlock();
     Look();
+    peers_->EndOld(std::time(nullptr));
+    for (const std::string& text : peers_->TakeReasons()) Warn(text);
     lock.lock();
   }
 }
@@ -100,24 +106,40 @@ void TlsCopies::Look() {
   is_settled_ = is_as_before;
   const absl::StatusOr<TlsFiles> files = CheckTlsFiles(directory_);
   if (!files.ok()) return Refuse(std::string(files.status().message()));
-  if (files->texts == texts_) return;
-  if (files->texts.certificate.empty() != texts_.certificate.empty()) {
+  TlsTexts texts = files->texts;
+  if (texts.revoked.empty() && !texts_.revoked.empty()) {
+    WarnOnce(absl::StrCat(directory_,
+                          "/ca.crl is not there any more: what it revoked stays revoked until the "
+                          "process starts anew"));
+    texts.revoked = texts_.revoked;
+  }
+  if (texts == texts_) return;
+  if (texts.certificate.empty() != texts_.certificate.empty()) {
     return Refuse(absl::StrCat(directory_, "/tls.crt is ",
                                texts_.certificate.empty() ? "new: start the process anew to use it"
                                                           : "not there any more"));
   }
-  if (const absl::Status set = SetAll(files->texts); !set.ok()) {
+  if (const absl::Status set = SetAll(texts); !set.ok()) {
     is_settled_ = false;
     return Refuse(std::string(set.message()));
   }
-  texts_ = files->texts;
+  peers_->SetTrust(texts, std::time(nullptr));
+  texts_ = std::move(texts);
+  if (const absl::Status own = CheckNotRevoked(*files); !own.ok()) {
+    Warn(absl::StrCat("others end connections with this process: ", own.message()));
+  }
 }
 
 void TlsCopies::Refuse(const std::string& why) {
-  if (!is_settled_ || std::exchange(refused_, stamp_) == stamp_) return;
-  if (on_refused_) {
-    on_refused_("changed certificates are not used, and those before stay: " + why);
-  }
+  WarnOnce("changed certificates are not used, and those before stay: " + why);
+}
+
+void TlsCopies::WarnOnce(const std::string& text) {
+  if (is_settled_ && std::exchange(warned_, stamp_) != stamp_) Warn(text);
+}
+
+void TlsCopies::Warn(const std::string& text) {
+  if (on_warning_) on_warning_(text);
 }
 
 }  // namespace talweg::rpc

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "libs/base/descriptor.h"
 #include "libs/rpc/tls_files.h"
+#include "libs/rpc/tls_peers.h"
 
 namespace talweg::rpc {
 
@@ -21,16 +22,19 @@ namespace talweg::rpc {
 // for a moment, and gRPC ends the process then; with one that is broken it serves nobody. So the
 // copies change only when the files have, and are good as a whole. Else they stay as they are.
 //
-// A thread of its own looks each second.
+// A thread of its own looks each second. It tells `peers` what changes, and has them end
+// connections whose certificates are over.
 class TlsCopies {
  public:
-  // Is told once for each change why it is not used; on the thread of the copies.
-  using OnRefused = std::function<void(const std::string& text)>;
+  // Is told once for each change why it is not used, and why connections end; on the thread of the
+  // copies.
+  using OnWarning = std::function<void(const std::string& text)>;
 
-  // `files` was read from `directory`.
+  // `files` was read from `directory`. `peers` judges by them.
   static absl::StatusOr<std::unique_ptr<TlsCopies>> Make(const std::string& directory,
                                                          const TlsFiles& files,
-                                                         OnRefused on_refused);
+                                                         std::shared_ptr<TlsPeers> peers,
+                                                         OnWarning on_warning);
   // The copies stay until the process ends: gRPC reads them for as long as one of its channels or
   // servers has them, and does not say when that is over.
   ~TlsCopies();
@@ -51,14 +55,19 @@ class TlsCopies {
     absl::Status Set(const std::string& text);
   };
 
-  TlsCopies(std::string directory, TlsTexts texts, OnRefused on_refused);
+  TlsCopies(std::string directory, TlsTexts texts, std::shared_ptr<TlsPeers> peers,
+            OnWarning on_warning);
   absl::Status SetAll(const TlsTexts& texts);
   void Watch();
   void Look();
   void Refuse(const std::string& why);
+  // Once for each state of the files.
+  void WarnOnce(const std::string& text);
+  void Warn(const std::string& text);
 
   const std::string directory_;
-  const OnRefused on_refused_;
+  const std::shared_ptr<TlsPeers> peers_;
+  const OnWarning on_warning_;
   Copy authority_;
   Copy certificate_;
   Copy key_;
@@ -67,7 +76,7 @@ class TlsCopies {
   TlsTexts texts_;
   std::string stamp_;  // What the files were like when they were last looked at.
   bool is_settled_ = false;
-  std::string refused_;  // The stamp of those that were told to be refused.
+  std::string warned_;  // The stamp of those that were warned of.
 
   std::mutex mutex_;
   std::condition_variable stopping_;

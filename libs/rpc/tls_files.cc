@@ -6,21 +6,20 @@
 #include <openssl/x509v3.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <memory>
 #include <vector>
 
+#include "libs/rpc/certificates.h"
 #include "libs/rpc/openssl_types.h"
+#include "libs/rpc/tls_trust.h"
 #include "libs/status/status.h"
 
 namespace talweg::rpc {
 namespace {
-
-using Store = Owned<X509_STORE, X509_STORE_free>;
-using StoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
-using OwnedBio = Owned<BIO, BIO_free>;
 
 constexpr size_t kFileBytesMax = size_t{1} << 20;
 
@@ -35,7 +34,7 @@ absl::StatusOr<std::string> ReadText(std::FILE* file, const std::string& path) {
   text.resize(std::fread(text.data(), 1, text.size(), file));
   if (std::ferror(file) != 0) return status::ErrnoStatus(errno, "read " + path);
   if (text.size() <= kFileBytesMax) return text;
-  return absl::InvalidArgumentError(path + " is too large to be a certificate or a key");
+  return absl::InvalidArgumentError(path + " is too large to be certificates or a key");
 }
 
 OwnedBio ReaderOf(const std::string& text) {
@@ -46,11 +45,7 @@ absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string
                                                                std::string& text) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
   TALWEG_ASSIGN_OR_RETURN(text, ReadText(file.get(), path));
-  const OwnedBio reader = ReaderOf(text);
-  std::vector<OwnedCertificate> certificates;
-  while (OwnedCertificate next{PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr)}) {
-    certificates.push_back(std::move(next));
-  }
+  std::vector<OwnedCertificate> certificates = CertificatesIn(text);
   if (!certificates.empty()) return certificates;
   return absl::InvalidArgumentError(path + " holds no certificate in PEM format");
 }
@@ -74,21 +69,6 @@ absl::StatusOr<OwnedKey> ReadKey(const std::string& path, std::string& text) {
                                     " holds no private key in PEM format without a passphrase");
 }
 
-int64_t UnixSeconds(const ASN1_TIME* time) {
-  std::tm parts{};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return 0;
-  return timegm(&parts);
-}
-
-std::string Date(int64_t unix_s) {
-  const std::time_t time = unix_s;
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  char text[32] = "";
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
-  return text;
-}
-
 absl::Status CheckTime(const std::string& path, const X509* certificate) {
   const int64_t now_s = std::time(nullptr);
   const int64_t begins_s = UnixSeconds(X509_get0_notBefore(certificate));
@@ -104,33 +84,16 @@ absl::Status CheckTime(const std::string& path, const X509* certificate) {
   return absl::OkStatus();
 }
 
-std::optional<Identity> IdentityOf(const X509* certificate) {
-  auto* names = static_cast<GENERAL_NAMES*>(
-      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
-  std::optional<Identity> identity;
-  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    if (name->type != GEN_URI) continue;
-    const ASN1_IA5STRING* uri = name->d.uniformResourceIdentifier;
-    identity =
-        IdentityOfUri(std::string_view(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)),
-                                       static_cast<size_t>(ASN1_STRING_length(uri))));
-    if (identity) break;
-  }
-  GENERAL_NAMES_free(names);
-  return identity;
-}
-
 // Whether an authority has signed the first certificate, by way of the others.
 absl::Status CheckChain(const TlsFiles& files, const std::vector<OwnedCertificate>& chain,
                         const std::vector<OwnedCertificate>& authorities) {
-  const Store store(X509_STORE_new());
+  const OwnedStore store(X509_STORE_new());
   for (const OwnedCertificate& authority : authorities) {
     X509_STORE_add_cert(store.get(), authority.get());
   }
   STACK_OF(X509)* between = sk_X509_new_null();
   for (size_t i = 1; i < chain.size(); ++i) sk_X509_push(between, chain[i].get());
-  const StoreContext context(X509_STORE_CTX_new());
+  const OwnedStoreContext context(X509_STORE_CTX_new());
   X509_STORE_CTX_init(context.get(), store.get(), chain.front().get(), between);
   const bool verified = X509_verify_cert(context.get()) == 1;
   const char* why = X509_verify_cert_error_string(X509_STORE_CTX_get_error(context.get()));
@@ -138,6 +101,59 @@ absl::Status CheckChain(const TlsFiles& files, const std::vector<OwnedCertificat
   if (verified) return absl::OkStatus();
   return absl::FailedPreconditionError(files.certificate + " is not trusted by " + files.authority +
                                        " (" + why + "); both must come from the same authority");
+}
+
+// Whether the list is one of an authority's, or of an authority between it and our certificate, and
+// that one may sign lists: OpenSSL would trust nobody of an authority that may not.
+bool IsSignedBy(X509_CRL* list, const std::vector<OwnedCertificate>& signers) {
+  const OwnOpensslErrors errors;
+  for (const OwnedCertificate& signer : signers) {
+    if ((X509_get_key_usage(signer.get()) & KU_CRL_SIGN) != 0 &&
+        X509_NAME_cmp(X509_CRL_get_issuer(list), X509_get_subject_name(signer.get())) == 0 &&
+        X509_CRL_verify(list, X509_get0_pubkey(signer.get())) == 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status ReadRevocations(const std::string& path,
+                             const std::vector<OwnedCertificate>& authorities,
+                             const std::vector<OwnedCertificate>& chain, TlsFiles& files) {
+  const absl::StatusOr<OwnedFile> file = Open(path);
+  if (absl::IsNotFound(file.status())) return absl::OkStatus();
+  TALWEG_RETURN_IF_ERROR(file.status());
+  TALWEG_ASSIGN_OR_RETURN(files.texts.revoked, ReadText(file->get(), path));
+  const auto lists = RevocationListsIn(files.texts.revoked);
+  if (!lists) {
+    return absl::InvalidArgumentError(path +
+                                      " holds no list of revoked certificates in PEM format, or "
+                                      "half of one (talweg certs --revoke makes one)");
+  }
+  for (const OwnedRevocationList& list : *lists) {
+    if (!IsSignedBy(list.get(), authorities) && !IsSignedBy(list.get(), chain)) {
+      return absl::FailedPreconditionError(
+          path + " has a list that no authority of " + files.authority +
+          " has signed, or may sign (its key usage must have cRLSign); put a list of the same "
+          "authority there");
+    }
+    if (X509_CRL_get_ext_by_critical(list.get(), 1, -1) >= 0) {
+      return absl::InvalidArgumentError(path +
+                                        " has a list of some certificates or changes alone; put "
+                                        "the authority's whole list there");
+    }
+    const int64_t begins_s = UnixSeconds(X509_CRL_get0_lastUpdate(list.get()));
+    if (std::time(nullptr) < begins_s) {
+      return absl::FailedPreconditionError(path + " is not valid before " + Date(begins_s) +
+                                           "; is this machine's clock right?");
+    }
+    const ASN1_TIME* const next = X509_CRL_get0_nextUpdate(list.get());
+    if (next != nullptr) {
+      files.revoked_until_unix_s = std::min(files.revoked_until_unix_s, UnixSeconds(next));
+    }
+  }
+  files.revoked = path;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -154,8 +170,13 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
   const std::string certificate = directory + "/tls.crt";
   const absl::StatusOr<std::vector<OwnedCertificate>> chain =
       ReadCertificates(certificate, files.texts.certificate);
-  if (absl::IsNotFound(chain.status())) return files;
+  const std::string revoked = directory + "/ca.crl";
+  if (absl::IsNotFound(chain.status())) {
+    TALWEG_RETURN_IF_ERROR(ReadRevocations(revoked, authorities, {}, files));
+    return files;
+  }
   TALWEG_RETURN_IF_ERROR(chain.status());
+  TALWEG_RETURN_IF_ERROR(ReadRevocations(revoked, authorities, *chain, files));
   files.certificate = certificate;
   files.key = directory + "/tls.key";
   const X509* own = chain->front().get();
@@ -177,6 +198,19 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
     files.expires_first = certificate;
   }
   return files;
+}
+
+absl::Status CheckNotRevoked(const TlsFiles& files) {
+  if (files.certificate.empty()) return absl::OkStatus();
+  const TlsTrust trust(files.texts);
+  const PeerCertificate own = {.certificate = files.texts.certificate,
+                               .chain = files.texts.certificate};
+  if (!absl::IsPermissionDenied(trust.GoodUntil(own, std::time(nullptr)).status())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(files.certificate + " is revoked: " + files.revoked +
+                                       " names it; put a new certificate there (talweg certs "
+                                       "makes one)");
 }
 
 }  // namespace talweg::rpc

@@ -15,7 +15,7 @@ absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
                                  .accepted_tokens = tokens.table,
                                  .token_keys = tokens.keys,
                                  .token_audience = config.token_audience,
-                                 .on_refused = [](const std::string& text) {
+                                 .on_warning = [](const std::string& text) {
                                    telemetry::Log(telemetry::LogLevel::kWarning, text);
                                  }});
 }

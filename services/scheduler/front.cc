@@ -181,7 +181,10 @@ class Gate {
                                       const Request&)) {
     const StreamId id{++stream_count_};
     auto* reactor = new WatchReactor<Response>(
-        [this, id] { post_([id](SchedulerDriver& driver) { driver.OnStreamBroken(id); }); });
+        [this, id, shown = rpc::CredentialsAccess::ShownBy(*context, credentials_.get())] {
+          const std::string shut_out = rpc::CredentialsAccess::WhyEnded(shown, credentials_.get());
+          post_([id, shut_out](SchedulerDriver& driver) { driver.OnStreamBroken(id, shut_out); });
+        });
     std::shared_ptr<WatchReactor<Response>> stream = reactor->self();
     const grpc::Status entered =
         rpc::CallGateAccess::Enter(calls_.get(), context, SecretOf(*request));

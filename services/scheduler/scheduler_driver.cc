@@ -411,12 +411,12 @@ void SchedulerDriver::WatchJobs(membership::StreamId id,
   stream->End(status);
 }
 
-void SchedulerDriver::OnStreamBroken(membership::StreamId id) {
+void SchedulerDriver::OnStreamBroken(membership::StreamId id, const std::string& shut_out) {
   member_streams_.erase(id);
   aggregator_streams_.erase(id);
   // A failure has been told of.
   Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
-    core.OnStreamBroken(id, now_ns, out);
+    core.OnStreamBroken(id, now_ns, out, shut_out);
   }).IgnoreError();
 }
 

@@ -81,7 +81,8 @@ class SchedulerDriver {
   absl::Status GetScheduler(const v1::GetSchedulerRequest& request,
                             v1::GetSchedulerResponse* response);
 
-  void OnStreamBroken(membership::StreamId id);
+  // `shut_out`: of SchedulerCore::OnStreamBroken.
+  void OnStreamBroken(membership::StreamId id, const std::string& shut_out);
   // From now on these rules hold.
   void SetQuotas(membership::Quotas quotas);
   void OnTick();

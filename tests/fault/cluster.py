@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,7 @@ class Job:
         scheduler_options: Sequence[str] = (),
         aggregator_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
+        options_of_agent: Callable[[int], Sequence[str]] = lambda _: (),
         beside: Job | None = None,
         name: str = "default",
     ) -> None:
@@ -264,6 +265,7 @@ class Job:
                     f"--name=node{node}",
                     f"--job={name}",
                     *agent_options,
+                    *options_of_agent(node),
                 ],
                 name=f"{name}.agent{node}",
             )

@@ -58,7 +58,10 @@ void TlsPeers::SetTrust(const TlsTexts& texts, int64_t now_unix_s) {
   auto trust = std::make_shared<const TlsTrust>(texts);
   const std::lock_guard lock(mutex_);
   trust_ = std::move(trust);
-  if (std::exchange(own_, texts.certificate) != own_) own_since_unix_s_ = now_unix_s;
+  if (own_ != texts.certificate) {
+    own_ = texts.certificate;
+    own_since_unix_s_ = now_unix_s;
+  }
   told_.clear();
 }
 

@@ -303,7 +303,7 @@ class ScaleWorld final : public Peers {
       });
     }
     const CpuTimer timer(&scheduler_station_.cost.cpu_s);
-    scheduler_.OnStreamBroken(members_[member].stream);
+    scheduler_.OnStreamBroken(members_[member].stream, "");
   }
 
   template <typename Event>

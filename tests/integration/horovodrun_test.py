@@ -239,6 +239,14 @@ class HorovodrunTest(unittest.TestCase):
             (["x"], "-np is None"),
             (["-np", "2"], "no program"),
             (["-np", "2", "-H", "a:1", "--hostfile", "f", "x"], "both given"),
+            (
+                ["-np", "2", "--hostfile", "/nowhere/hosts", "x"],
+                "--hostfile=/nowhere/hosts: .*No such file.*; give a file of lines `host slots=n`",
+            ),
+            (
+                ["-np", "2", "--network-interfaces", "lo,none99", "x"],
+                "--network-interfaces names none99, and this host has lo",
+            ),
         ):
             done = _run(*arguments)
             self.assertEqual(done.returncode, 1, arguments)

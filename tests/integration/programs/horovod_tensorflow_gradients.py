@@ -182,6 +182,10 @@ def commits_before_counts() -> None:
     ], first
     assert all("put it last" in each for each in first), first
     assert warned(known, [*counts, commit]) == []
+    stops = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", True)
+    )
+    assert warned(known, [stops, *counts, commit]) == []
     # Other fits, and other states, do not count.
     other = elastic.KerasState(model, epoch=0, batch=0)
     assert warned(known, [elastic.CommitStateCallback(other), *counts]) == []

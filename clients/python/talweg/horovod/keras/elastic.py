@@ -61,7 +61,9 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
             self._commit_in_time()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._batches == 0 and not self._has_warned:
+        # An epoch that the program has cut short (model.stop_training) ends so, too.
+        knows_steps = (self.params or {}).get("steps") is not None
+        if self._batches == 0 and not knows_steps and not self._has_warned:
             self._has_warned = True
             warn(
                 "CommitStateCallback has committed the epoch's last batch before the epoch was counted, "

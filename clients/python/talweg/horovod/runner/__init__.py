@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,7 +117,12 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
     if options.hosts and options.hostfile:
         raise InvalidArgument("--hosts and --hostfile are both given: give one of them")
     if options.hostfile:
-        text = Path(options.hostfile).read_text()
+        try:
+            text = Path(options.hostfile).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(
+                f"--hostfile={options.hostfile}: {error}; give a file of lines `host slots=n`"
+            ) from None
         return listed_hosts.parse_lines(text, f"--hostfile={options.hostfile}")
     return listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
 
@@ -276,8 +282,19 @@ def is_here(options: Any) -> bool:
     return is_elastic(options) or all(hosts.is_here(host.name) for host in _hosts(options))
 
 
+def _require_interfaces(options: Any) -> None:
+    """InvalidArgument for a network interface that this host does not have."""
+    known = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, (options.network_interfaces or "").split(",")):
+        if name not in known:
+            raise InvalidArgument(
+                f"--network-interfaces names {name}, and this host has {', '.join(known)}"
+            )
+
+
 def line_here(options: Any) -> list[str]:
     """What carries them out then."""
+    _require_interfaces(options)
     if is_elastic(options):
         told, dealt = _elastic_line(options), []
     else:

@@ -274,6 +274,12 @@ absl::Status RevokeCertificate(const std::string& authority_directory,
                           ReadAuthority(authority_directory + "/ca.crt"));
   TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadAuthorityKey(authority_directory + "/ca.key"));
   TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate revoked, ReadAuthority(certificate));
+  if (X509_cmp(authority.get(), revoked.get()) == 0) {
+    return absl::InvalidArgumentError(
+        certificate +
+        " is the authority itself, which cannot be on its own list: make another one, "
+        "and give every daemon its ca.crt");
+  }
   if (X509_check_issued(authority.get(), revoked.get()) != X509_V_OK ||
       X509_verify(revoked.get(), X509_get0_pubkey(authority.get())) != 1) {
     return absl::InvalidArgumentError(certificate + " is not of the authority in " +

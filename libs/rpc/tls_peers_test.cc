@@ -356,6 +356,8 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
     CheckText(CheckTlsFiles(directory).status(), "has a list that no authority of");
     CheckText(RevokeCertificate(pki.path("ca"), other.path("bad/tls.crt")),
               "is not of the authority in");
+    CheckText(RevokeCertificate(pki.path("ca"), pki.path("ca/ca.crt")),
+              "is the authority itself, which cannot be on its own list");
   }
   SECTION("of some changes alone") {
     pki.SignList([](X509_CRL* crl) {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from cases import run_cases
 from expected_errors import expect
+from talweg import _client
+from talweg.tensorflow import _ops
 
 _COUNT = 4
 
@@ -193,6 +196,15 @@ def commits_before_counts() -> None:
     assert "give fit() steps_per_epoch" in text, text
 
 
+def answers_that_change() -> None:
+    """Where nodes may come a graph asks for the number of ranks again, also after a constant."""
+    if not _client.current().membership.changes:
+        return
+    answers = itertools.count(1)
+    graph = tf.function(lambda: _ops.asked(lambda _: next(answers), tf.constant([1.0])))
+    assert [int(graph()) for _ in range(3)] == [1, 2, 3]
+
+
 def parts_that_are_not_offered() -> None:
     for name in ("data", "data.compute_service"):
         part = f"horovod.tensorflow.{name}"
@@ -210,6 +222,7 @@ def main() -> int:
         lives_after_a_graph,
         own_callbacks,
         commits_before_counts,
+        answers_that_change,
         parts_that_are_not_offered,
     )
     hvd.shutdown()

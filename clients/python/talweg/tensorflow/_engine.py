@@ -175,21 +175,26 @@ class _Site:
         return [each for ticket in tickets for each in ticket.results]
 
 
+def call_each_time(function: Callable[..., np.int64], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What a Python function returns, which each execution of the present graph calls once.
+
+    TensorFlow does not fold it, also where the inputs are constants. It is executed when they are
+    there, and not in the order of the program: ranks may have other orders.
+    """
+    number = tf.numpy_function(function, list(inputs), tf.int64)
+    number.set_shape(())
+    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(number.op)
+    return number
+
+
 def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
     """The results of each part. All start when their inputs are there, and are there together."""
     if tf.executing_eagerly():
         return _run_eagerly(parts)
-    graph = tf.compat.v1.get_default_graph()
     site = _Site(parts)
-    numbers = []
-    for index, part in enumerate(parts):
-        number = tf.numpy_function(site.starter(index), list(part.inputs), tf.int64)
-        number.set_shape(())
-        # It is executed, once, but not in the order of the program: ranks may have other orders.
-        manager = getattr(graph, "experimental_acd_manager", None)
-        if manager is not None:
-            manager.run_independently(number.op)
-        numbers.append(number)
+    numbers = [call_each_time(site.starter(at), part.inputs) for at, part in enumerate(parts)]
     token = site.make_queue()
     dtypes = [dtype for part in parts for dtype, _ in part.outputs]
     loaded = _kernel.kernel()

@@ -17,7 +17,7 @@ from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _kernel, _rounds
-from talweg.tensorflow._engine import Part, run
+from talweg.tensorflow._engine import Part, call_each_time, run
 from talweg.tensorflow._rounds import Reduction
 
 # What is called within tf.function is Python that makes a graph: AutoGraph would only slow it down.
@@ -48,11 +48,7 @@ def asked(ask: Callable[[Client], int], after: tf.Tensor) -> tf.Tensor:
     client = _client.current()
     if tf.executing_eagerly() or not client.membership.changes:
         return tf.constant(ask(client), tf.int64)
-    answer = tf.numpy_function(
-        lambda _: np.int64(ask(_client.current())), [after], tf.int64, stateful=False
-    )
-    answer.set_shape(())
-    return answer
+    return call_each_time(lambda _: np.int64(ask(_client.current())), [after])
 
 
 def size_of(process_set: ProcessSet | None, operation: str, after: tf.Tensor) -> tf.Tensor:

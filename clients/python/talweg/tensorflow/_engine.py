@@ -178,14 +178,11 @@ class _Site:
 def call_each_time(function: Callable[..., np.int64], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     """What a Python function returns, which each execution of the present graph calls once.
 
-    TensorFlow does not fold it, also where the inputs are constants. It is executed when they are
-    there, and not in the order of the program: ranks may have other orders.
+    TensorFlow does not fold it, also where the inputs are constants.
     """
     number = tf.numpy_function(function, list(inputs), tf.int64)
     number.set_shape(())
-    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(number.op)
+    _kernel.run_independently(number.op)
     return number
 
 

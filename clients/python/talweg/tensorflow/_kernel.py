@@ -32,8 +32,7 @@ from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._process_sets import Group
 from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
-from talweg.tensorflow import _rounds as _reductions
-from talweg.tensorflow._rounds import Reduction
+from talweg.tensorflow._rounds import Reduction, keeps_own
 
 _VARIABLE = "TALWEG_TENSORFLOW_OPS"
 _SOURCE = Path(__file__).resolve().parent / "kernel" / "reduce_op.cc"
@@ -120,10 +119,7 @@ class Kernel:
         number = next(self._numbers)
         self._sites[number] = _Site(name, np.dtype(tensor.dtype.as_numpy_dtype), how)
         result = self._ops.talweg_reduce(tensor=tensor, site=number)
-        # It is executed, once, but not in the order of the program: ranks may have other orders.
-        manager = getattr(result.graph, "experimental_acd_manager", None)
-        if manager is not None:
-            manager.run_independently(result.op)
+        run_independently(result.op)
         return result
 
     def check(self, code: tf.Tensor, text: tf.Tensor) -> tf.Operation:
@@ -152,7 +148,7 @@ class Kernel:
         self._follow(client)
         declaration, group = self._declaration(client, site, shape)
         name, tensors = site.name + group.suffix, client.tensors
-        if _reductions.keeps_own(client, name, site.how):
+        if keeps_own(client, name, site.how):
             # As in a job of one rank; and the operation asks again.
             return _Resolution(prescale=1.0, postscale=1.0, dtype=int(declaration.dtype))
         generation = int(self._library.talweg_tf_generation())
@@ -236,6 +232,13 @@ class Kernel:
         handle = Handle(client, 0, 0, site.name, begin_ns=begin_ns, done=True)
         for watch in client.watchers:
             watch(handle)
+
+
+def run_independently(op: tf.Operation) -> None:
+    """It is executed, once, but not in the order of the program: ranks may have other orders."""
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)
 
 
 def _write(text: Any, words: str) -> None:

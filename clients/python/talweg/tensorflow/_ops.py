@@ -310,9 +310,9 @@ def gather_tensors(
             wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [how] * len(upstream))
             own = [None if name is None else f"{name}.rows" for name in wanted]
+            place = asked(lambda client: Group(client, process_set, operation).place, averages[0])
             slices = []
             for average, counts, mine in zip(averages, gather_many(rows, own, process_set), rows):
-                place = asked(lambda client: Group(client, process_set, operation).place, counts)
                 begin = tf.reduce_sum(counts[:place])
                 slices.append(average[begin : begin + mine[0]])
             return slices

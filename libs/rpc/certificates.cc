@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::string_view kListBegins = "-----BEGIN X509 CRL-----";
 
-OwnedBio ReaderOf(const std::string& text) {
-  return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
 size_t CountOf(std::string_view text, std::string_view part) {
   size_t count = 0;
   for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
@@ -42,6 +38,10 @@ std::string NumberOf(const X509* certificate) {
 
 OwnOpensslErrors::OwnOpensslErrors() { ERR_set_mark(); }
 OwnOpensslErrors::~OwnOpensslErrors() { ERR_pop_to_mark(); }
+
+OwnedBio ReaderOf(const std::string& text) {
+  return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
 
 std::vector<OwnedCertificate> CertificatesIn(const std::string& text) {
   const OwnOpensslErrors errors;

@@ -23,6 +23,8 @@ class OwnOpensslErrors {
   OwnOpensslErrors& operator=(const OwnOpensslErrors&) = delete;
 };
 
+// Has OpenSSL read the text, which outlives it.
+OwnedBio ReaderOf(const std::string& text);
 // The certificates of a text in PEM format, up to the first that is none.
 std::vector<OwnedCertificate> CertificatesIn(const std::string& text);
 // nullopt: one of its lists cannot be read, or it has none.

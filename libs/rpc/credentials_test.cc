@@ -27,11 +27,10 @@
 #include "absl/strings/escaping.h"
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
-#include "libs/rpc/admin_service.h"
+#include "libs/rpc/admin_daemon.h"
 #include "libs/rpc/authorization.h"
 #include "libs/rpc/make_certificates.h"
 #include "libs/rpc/openssl_types.h"
-#include "libs/rpc/server.h"
 #include "libs/rpc/tls_files.h"
 #include "libs/rpc/tokens.h"
 
@@ -81,35 +80,6 @@ class Authority {
 
  private:
   TestDirectory directory_;
-};
-
-// An agent's admin service that answers everything.
-class AdminDaemon {
- public:
-  explicit AdminDaemon(std::shared_ptr<const Credentials> credentials) {
-    AgentAdminHandlers handlers;
-    handlers.get_status = [](const agent::v1::GetStatusRequest&,
-                             Done<agent::v1::GetStatusResponse> done) {
-      done(agent::v1::GetStatusResponse());
-      return true;
-    };
-    handlers.set_trace = [](const agent::v1::SetTraceRequest&,
-                            Done<agent::v1::SetTraceResponse> done) {
-      done(agent::v1::SetTraceResponse());
-      return true;
-    };
-    service_ = MakeAgentAdminService(std::move(handlers));
-    auto server = Server::Start({.credentials = std::move(credentials)}, {service_->service()});
-    INFO(server.status());
-    REQUIRE(server.ok());
-    server_ = *std::move(server);
-  }
-
-  const std::string& address() const { return server_->address(); }
-
- private:
-  std::unique_ptr<ServiceHolder> service_;
-  std::unique_ptr<Server> server_;
 };
 
 TEST_CASE("Identity: text and certificate name come back as they went", "[credentials]") {

@@ -66,6 +66,11 @@ absl::Status WriteCertificate(const std::string& path, X509* certificate) {
                    [=](std::FILE* file) { return PEM_write_X509(file, certificate) == 1; });
 }
 
+absl::Status WriteList(const std::string& path, const X509_CRL* list) {
+  return WriteFile(path, 0644,
+                   [=](std::FILE* file) { return PEM_write_X509_CRL(file, list) == 1; });
+}
+
 absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::string& value) {
   X509V3_CTX context;
   X509V3_set_ctx_nodb(&context);
@@ -124,12 +129,12 @@ absl::Status CheckHosts(const std::vector<std::string>& hosts) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<OwnedCertificate> ReadAuthority(const std::string& path) {
+absl::StatusOr<OwnedCertificate> ReadCertificate(const std::string& path) {
   const OwnedFile file(std::fopen(path.c_str(), "re"));
   if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
-  OwnedCertificate authority(PEM_read_X509(file.get(), nullptr, nullptr, nullptr));
-  if (authority == nullptr) return absl::InvalidArgumentError(path + " holds no certificate");
-  return authority;
+  OwnedCertificate certificate(PEM_read_X509(file.get(), nullptr, nullptr, nullptr));
+  if (certificate == nullptr) return absl::InvalidArgumentError(path + " holds no certificate");
+  return certificate;
 }
 
 absl::StatusOr<OwnedKey> ReadAuthorityKey(const std::string& path) {
@@ -240,7 +245,7 @@ absl::Status MakeCertificate(const std::string& authority_directory, const std::
                              const CertificateOptions& options) {
   TALWEG_RETURN_IF_ERROR(CheckHosts(options.hosts));
   TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
-                          ReadAuthority(authority_directory + "/ca.crt"));
+                          ReadCertificate(authority_directory + "/ca.crt"));
   TALWEG_ASSIGN_OR_RETURN(const OwnedKey authority_key,
                           ReadAuthorityKey(authority_directory + "/ca.key"));
   TALWEG_RETURN_IF_ERROR(MakeDirectory(directory));
@@ -271,9 +276,9 @@ absl::Status MakeCertificate(const std::string& authority_directory, const std::
 absl::Status RevokeCertificate(const std::string& authority_directory,
                                const std::string& certificate) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
-                          ReadAuthority(authority_directory + "/ca.crt"));
+                          ReadCertificate(authority_directory + "/ca.crt"));
   TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadAuthorityKey(authority_directory + "/ca.key"));
-  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate revoked, ReadAuthority(certificate));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate revoked, ReadCertificate(certificate));
   if (X509_cmp(authority.get(), revoked.get()) == 0) {
     return absl::InvalidArgumentError(
         certificate +
@@ -294,16 +299,14 @@ absl::Status RevokeCertificate(const std::string& authority_directory,
     TALWEG_RETURN_IF_ERROR(AddRevoked(list.get(), revoked.get()));
   }
   TALWEG_RETURN_IF_ERROR(SignList(list.get(), authority.get(), key.get()));
-  return WriteFile(path, 0644,
-                   [&list](std::FILE* file) { return PEM_write_X509_CRL(file, list.get()) == 1; });
+  return WriteList(path, list.get());
 }
 
 absl::Status CopyRevocations(const std::string& authority_directory, const std::string& directory) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedRevocationList list,
                           ReadList(authority_directory + "/ca.crl"));
   if (list == nullptr) return absl::OkStatus();
-  return WriteFile(directory + "/ca.crl", 0644,
-                   [&list](std::FILE* file) { return PEM_write_X509_CRL(file, list.get()) == 1; });
+  return WriteList(directory + "/ca.crl", list.get());
 }
 
 }  // namespace talweg::rpc

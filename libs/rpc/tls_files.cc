@@ -37,10 +37,6 @@ absl::StatusOr<std::string> ReadText(std::FILE* file, const std::string& path) {
   return absl::InvalidArgumentError(path + " is too large to be certificates or a key");
 }
 
-OwnedBio ReaderOf(const std::string& text) {
-  return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
 absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string& path,
                                                                std::string& text) {
   TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));

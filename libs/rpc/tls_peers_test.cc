@@ -29,11 +29,10 @@
 #include "libs/base/descriptor.h"
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
-#include "libs/rpc/admin_service.h"
+#include "libs/rpc/admin_daemon.h"
 #include "libs/rpc/credentials.h"
 #include "libs/rpc/make_certificates.h"
 #include "libs/rpc/openssl_types.h"
-#include "libs/rpc/server.h"
 #include "libs/rpc/tls_files.h"
 #include "libs/rpc/tls_trust.h"
 
@@ -81,24 +80,12 @@ class Pki {
 
   // Changes the authority's list, or its certificate, and signs it again.
   void SignList(const std::function<void(X509_CRL*)>& change) const {
-    const std::string list_path = path("ca/ca.crl");
-    const OwnedFile old(std::fopen(list_path.c_str(), "r"));
-    const OwnedRevocationList list(PEM_read_X509_CRL(old.get(), nullptr, nullptr, nullptr));
-    REQUIRE(list != nullptr);
-    change(list.get());
-    REQUIRE(X509_CRL_sign(list.get(), Key().get(), EVP_sha256()) != 0);
-    const OwnedFile file(std::fopen(list_path.c_str(), "w"));
-    REQUIRE(PEM_write_X509_CRL(file.get(), list.get()) == 1);
+    SignAgain<OwnedRevocationList, PEM_read_X509_CRL, X509_CRL_sign, PEM_write_X509_CRL>(
+        path("ca/ca.crl"), change);
   }
   void SignAuthority(const std::function<void(X509*)>& change) const {
-    const std::string authority_path = path("ca/ca.crt");
-    const OwnedFile old(std::fopen(authority_path.c_str(), "r"));
-    const OwnedCertificate authority(PEM_read_X509(old.get(), nullptr, nullptr, nullptr));
-    REQUIRE(authority != nullptr);
-    change(authority.get());
-    REQUIRE(X509_sign(authority.get(), Key().get(), EVP_sha256()) != 0);
-    const OwnedFile file(std::fopen(authority_path.c_str(), "w"));
-    REQUIRE(PEM_write_X509(file.get(), authority.get()) == 1);
+    SignAgain<OwnedCertificate, PEM_read_X509, X509_sign, PEM_write_X509>(path("ca/ca.crt"),
+                                                                          change);
   }
 
   TlsTexts Texts() const {
@@ -113,6 +100,16 @@ class Pki {
   }
 
  private:
+  template <typename Owned, auto read, auto sign, auto write>
+  void SignAgain(const std::string& signed_path, const auto& change) const {
+    const OwnedFile old(std::fopen(signed_path.c_str(), "r"));
+    const Owned found(read(old.get(), nullptr, nullptr, nullptr));
+    REQUIRE(found != nullptr);
+    change(found.get());
+    REQUIRE(sign(found.get(), Key().get(), EVP_sha256()) != 0);
+    const OwnedFile file(std::fopen(signed_path.c_str(), "w"));
+    REQUIRE(write(file.get(), found.get()) == 1);
+  }
   OwnedKey Key() const {
     const OwnedFile file(std::fopen(path("ca/ca.key").c_str(), "r"));
     OwnedKey key(PEM_read_PrivateKey(file.get(), nullptr, nullptr, nullptr));
@@ -426,29 +423,6 @@ std::shared_ptr<const Credentials> Load(const std::string& directory, Warnings& 
   Check(loaded.status());
   return *loaded;
 }
-
-// An agent's admin service that answers.
-class AdminDaemon {
- public:
-  explicit AdminDaemon(std::shared_ptr<const Credentials> credentials) {
-    AgentAdminHandlers handlers;
-    handlers.get_status = [](const agent::v1::GetStatusRequest&,
-                             Done<agent::v1::GetStatusResponse> done) {
-      done(agent::v1::GetStatusResponse());
-      return true;
-    };
-    service_ = MakeAgentAdminService(std::move(handlers));
-    auto server = Server::Start({.credentials = std::move(credentials)}, {service_->service()});
-    Check(server.status());
-    server_ = *std::move(server);
-  }
-
-  const std::string& address() const { return server_->address(); }
-
- private:
-  std::unique_ptr<ServiceHolder> service_;
-  std::unique_ptr<Server> server_;
-};
 
 // Where gRPC is a shared library nobody watches its connections (guarded_reads.cc).
 bool IsWatched() {

@@ -17,7 +17,7 @@ struct PeerCertificate {
   std::string chain;  // The same, and what it showed between that and an authority.
 };
 
-// Whom one reading of a directory's ca.crt and ca.crl trusts. Immutable; any thread.
+// Judges certificates by one reading of a directory's ca.crt and ca.crl. Immutable; any thread.
 class TlsTrust {
  public:
   // `texts` are those of good files (tls_files.h).

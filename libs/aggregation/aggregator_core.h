@@ -75,7 +75,7 @@ class AggregatorCore {
   void OnTick(int64_t now_ns, Effects& out);
 
   // For people, tests and the simulation.
-  JobStatus Status(int64_t now_ns) const;
+  JobStatus Status(int64_t now_ns, bool with_tensors) const;
   const AggregatorCoreConfig& config() const { return config_; }
   const view::JobQuota& quota() const { return memory_.quota(); }
   const PlaceBudget& place() const { return memory_.place(); }

@@ -160,7 +160,8 @@ TEST_CASE("AggregatorCore: one node's own disagreement is what all members hear"
 
 TEST_CASE("AggregatorCore: a group takes memory for its own members", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
-  CHECK(f.job.Status(f.now_ns).reserved_bytes == 3 * 64);  // Two members and the result, not four.
+  CHECK(f.job.Status(f.now_ns, false).reserved_bytes ==
+        3 * 64);  // Two members and the result, not four.
 }
 
 TEST_CASE("AggregatorCore: whoever has no rank in a group cannot declare it", "[aggregation]") {
@@ -245,7 +246,7 @@ TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's 
   f.spec = {DType::kF32, Op::kSum, Share::kWhole, Share::kOwn, 64 * kKiB};
   f.Start();
   f.SayDeclareAll("t", {0, 1, 2});
-  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 256 * kKiB);
+  CHECK(f.job.Status(f.now_ns, false).reserved_bytes == 4 * 256 * kKiB);
   for (const LocalSlice& slice : f.job.tensors().at(KeyOf("t")).local) CHECK(slice.part == 1);
   // The part of "z" has no aggregator beside it any more, and is cut in two.
   f.view.aggregators.pop_back();
@@ -253,7 +254,7 @@ TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's 
   f.effects_seen.clear();
   for (const uint32_t node : {0u, 1u, 2u}) f.SayFence(node);
   f.SayDeclareAll("t", {0, 1, 2});
-  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 384 * kKiB);
+  CHECK(f.job.Status(f.now_ns, false).reserved_bytes == 4 * 384 * kKiB);
   const auto allocated = f.Seen<AllocateMemory>();
   REQUIRE(allocated.size() == 4);
   for (const AllocateMemory& memory : allocated) CHECK(memory.bytes == 384 * kKiB);

@@ -354,15 +354,15 @@ TEST_CASE("AggregatorCore: all are told who is waited for, at growing intervals"
     CHECK(f.Sent<wire::Waiting>(Conn(1)).size() == 1);  // So that it knows that it is waited for.
   }
   CHECK(notices_at == std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64, 124, 184});
-  const JobStatus status = f.job.Status(f.now_ns + 5'000'000'000);
+  const JobStatus status = f.job.Status(f.now_ns + 5'000'000'000, false);
   REQUIRE(status.open_rounds.size() == 1);
   CHECK(status.open_rounds[0].tensor == "w");
   CHECK(status.open_rounds[0].missing == std::vector<NodeRank>{NodeRank{1}, NodeRank{2}});
   CHECK(status.open_rounds[0].waited_ns == 5'000'000'000);
   f.Contribute(1, "w", 1);
   f.Contribute(2, "w", 1);
-  CHECK(f.job.Status(f.now_ns).open_rounds.empty());
-  CHECK(f.job.Status(f.now_ns).tensors[0].round_summed == Round{1});
+  CHECK(f.job.Status(f.now_ns, false).open_rounds.empty());
+  CHECK(f.job.Status(f.now_ns, true).tensors[0].round_summed == Round{1});
 }
 
 TEST_CASE(

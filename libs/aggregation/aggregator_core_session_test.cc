@@ -213,7 +213,7 @@ TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and relea
   CHECK_FALSE(f.job.finished());
   CHECK(f.allocated.size() == 3);
   f.job.OnDisconnect(Conn(0), f.effects);
-  CHECK_FALSE(f.job.Status(f.now_ns).members[0].connected);
+  CHECK_FALSE(f.job.Status(f.now_ns, false).members[0].connected);
   f.now_ns += 10'000'000'000;
   f.job.OnTick(f.now_ns, f.effects);
   f.Perform();

@@ -98,7 +98,8 @@ struct JobStatus {
   bool reports_complete = false;
   uint64_t reserved_bytes = 0;
   std::vector<MemberStatus> members;
-  std::vector<TensorStatus> tensors;
+  size_t tensor_count = 0;
+  std::vector<TensorStatus> tensors;     // If they were asked for.
   std::vector<RoundStatus> open_rounds;  // With at least one contribution, and one missing.
   Counters counters;
 };

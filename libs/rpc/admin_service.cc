@@ -23,14 +23,31 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
+// Whether a question is let in, and how it is counted.
+using Entered = absl::StatusOr<std::shared_ptr<CallGate::Question>>;
+
+template <typename Response>
+void Charge(const std::shared_ptr<CallGate::Question>& question,
+            const absl::StatusOr<Response>& result) {
+  if (question != nullptr && result.ok()) question->Charge(result->ByteSizeLong());
+}
+
 // A call that somebody else answers, later. It ends when it is answered or cancelled, whichever
 // comes first; the reactor lives until both gRPC and the one who answers have let it go.
 template <typename Response>
 class UnaryAnswer : public grpc::ServerUnaryReactor {
  public:
-  static UnaryAnswer* Start(Response* response, const std::function<void(Done<Response>)>& ask) {
+  static UnaryAnswer* Start(Response* response, Entered entered,
+                            const std::function<void(Done<Response>)>& ask) {
     auto* answer = new UnaryAnswer(response);
-    ask([self = answer->self_](absl::StatusOr<Response> result) { self->Give(std::move(result)); });
+    if (!entered.ok()) {
+      answer->Give(entered.status());
+      return answer;
+    }
+    ask([self = answer->self_, question = *std::move(entered)](absl::StatusOr<Response> result) {
+      Charge(question, result);
+      self->Give(std::move(result));
+    });
     return answer;
   }
 
@@ -53,24 +70,18 @@ class UnaryAnswer : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryAnswer> self_;
 };
 
-absl::Status Enter(CallGate* gate, grpc::CallbackServerContext* context) {
-  const grpc::Status status = CallGateAccess::Enter(gate, context);
-  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
-}
-
 template <typename Request, typename Response>
 grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* context,
                               const Handler<Request, Response>& handler, const Request* request,
                               Response* response) {
-  return UnaryAnswer<Response>::Start(response, [&](Done<Response> done) {
-    if (const absl::Status entered = Enter(gate, context); !entered.ok()) {
-      done(entered);
-    } else if (handler) {
-      handler(*request, std::move(done));
-    } else {
-      done(absl::UnimplementedError("this daemon does not answer this call"));
-    }
-  });
+  return UnaryAnswer<Response>::Start(
+      response, CallGateAccess::EnterQuestion(gate, context), [&](Done<Response> done) {
+        if (handler) {
+          handler(*request, std::move(done));
+        } else {
+          done(absl::UnimplementedError("this daemon does not answer this call"));
+        }
+      });
 }
 
 // Answers of GetTrace that are under way. Each keeps a whole timeline until its client has read it.
@@ -93,9 +104,13 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
  public:
   using Trace = agent::v1::GetTraceResponse;
 
-  static TraceAnswer* Start(std::shared_ptr<Traces> traces,
+  static TraceAnswer* Start(std::shared_ptr<Traces> traces, Entered entered,
                             const std::function<void(Done<Trace>)>& ask) {
     auto* answer = new TraceAnswer(std::move(traces));
+    if (!entered.ok()) {
+      answer->Give(entered.status());
+      return answer;
+    }
     if (!answer->is_counted_) {
       answer->Give(absl::ResourceExhaustedError(
           std::to_string(kTracesMax) +
@@ -103,7 +118,10 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
           "again when one is done"));
       return answer;
     }
-    ask([self = answer->self_](absl::StatusOr<Trace> result) { self->Give(std::move(result)); });
+    ask([self = answer->self_, question = *std::move(entered)](absl::StatusOr<Trace> result) {
+      Charge(question, result);
+      self->Give(std::move(result));
+    });
     return answer;
   }
 
@@ -176,15 +194,15 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
       grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest* request) override {
-    return TraceAnswer::Start(traces_, [&](Done<agent::v1::GetTraceResponse> done) {
-      if (const absl::Status entered = Enter(gate_.get(), context); !entered.ok()) {
-        done(entered);
-      } else if (handlers_.get_trace) {
-        handlers_.get_trace(*request, std::move(done));
-      } else {
-        done(absl::UnimplementedError("this daemon does not answer this call"));
-      }
-    });
+    return TraceAnswer::Start(
+        traces_, CallGateAccess::EnterQuestion(gate_.get(), context),
+        [&](Done<agent::v1::GetTraceResponse> done) {
+          if (handlers_.get_trace) {
+            handlers_.get_trace(*request, std::move(done));
+          } else {
+            done(absl::UnimplementedError("this daemon does not answer this call"));
+          }
+        });
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -89,6 +90,7 @@ struct CallGate::Impl {
   struct Call {
     std::optional<CallPeer> peer;  // Under which it counts as open; nullopt: it does not.
     std::string refusal;           // "": admitted.
+    std::shared_ptr<Question> question;
   };
 
   // Begins the call as that peer's.
@@ -106,7 +108,7 @@ struct CallGate::Impl {
   std::map<const grpc::ServerContextBase*, Call*> calls;
 };
 
-CallGate::CallGate(const CallLimitOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+CallGate::CallGate(const CallLimitOptions& options) : impl_(std::make_shared<Impl>(options)) {}
 CallGate::~CallGate() = default;
 
 void CallGate::Prove(std::string_view session_secret) {
@@ -122,6 +124,27 @@ uint64_t CallGate::refused_count() const {
 }
 
 namespace {
+
+// A question of a peer that is counted. Who answers it may outlive the gate.
+template <typename Impl>
+class CountedQuestion final : public CallGate::Question {
+ public:
+  CountedQuestion(std::shared_ptr<Impl> gate, CallPeer peer)
+      : gate_(std::move(gate)), peer_(std::move(peer)) {}
+  ~CountedQuestion() override {
+    const std::lock_guard lock(gate_->mutex);
+    gate_->limits.EndQuestion(peer_);
+  }
+
+  void Charge(uint64_t answer_bytes) override {
+    const std::lock_guard lock(gate_->mutex);
+    gate_->limits.Charge(peer_, answer_bytes);
+  }
+
+ private:
+  const std::shared_ptr<Impl> gate_;
+  const CallPeer peer_;
+};
 
 // One call's, from its beginning to its end.
 template <typename Impl>
@@ -226,6 +249,28 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
   if (refusal.empty()) return grpc::Status::OK;
   context->AddTrailingMetadata(kAskAgainHeader, "calls");
   return Refusal(refusal);
+}
+
+absl::StatusOr<std::shared_ptr<CallGate::Question>> CallGateAccess::EnterQuestion(
+    CallGate* gate, grpc::CallbackServerContext* context) {
+  const grpc::Status entered = Enter(gate, context);
+  if (!entered.ok()) return absl::ResourceExhaustedError(entered.error_message());
+  if (gate == nullptr) return nullptr;
+  CallGate::Impl& impl = *gate->impl_;
+  std::string refusal;
+  {
+    const std::lock_guard lock(impl.mutex);
+    const auto found = impl.calls.find(context);
+    if (found == impl.calls.end() || !found->second->peer) return nullptr;
+    CallGate::Impl::Call& call = *found->second;
+    refusal = impl.limits.BeginQuestion(*call.peer);
+    if (refusal.empty()) {
+      call.question = std::make_shared<CountedQuestion<CallGate::Impl>>(gate->impl_, *call.peer);
+      return call.question;
+    }
+  }
+  context->AddTrailingMetadata(kAskAgainHeader, "calls");
+  return absl::ResourceExhaustedError(refusal);
 }
 
 grpc::Status CallGateAccess::Seen(const grpc::Status& status, const grpc::ClientContext& context) {

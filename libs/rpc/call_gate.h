@@ -25,10 +25,18 @@ class CallGate {
   void Prove(std::string_view session_secret);
   uint64_t refused_count() const;
 
+  // A caller's question, open until nobody holds it any more: neither its call nor who answers it.
+  class Question {
+   public:
+    virtual ~Question() = default;
+    // So much was collected for its answer, whether or not the caller ever reads it.
+    virtual void Charge(uint64_t answer_bytes) = 0;
+  };
+
  private:
   friend class CallGateAccess;  // For sources that include gRPC.
   struct Impl;
-  const std::unique_ptr<Impl> impl_;
+  const std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace talweg::rpc

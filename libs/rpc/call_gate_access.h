@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/credentials.h"
 #include "libs/rpc/local_users.h"
@@ -32,6 +33,10 @@ class CallGateAccess {
   // (RESOURCE_EXHAUSTED). Null gate: OK.
   static grpc::Status Enter(CallGate* gate, grpc::CallbackServerContext* context,
                             std::string_view session_secret = "");
+
+  // As Enter, for a call of an AdminService. Null, where calls are not counted, or this one is not.
+  static absl::StatusOr<std::shared_ptr<CallGate::Question>> EnterQuestion(
+      CallGate* gate, grpc::CallbackServerContext* context);
 
   // What to make of a call's status: a refusal of a gate's is one to ask again after (ABORTED).
   static grpc::Status Seen(const grpc::Status& status, const grpc::ClientContext& context);

@@ -30,7 +30,8 @@ void CallLimits::Sweep(int64_t now_ns) {
   // Who has nothing open and all its calls back, where these are bounded.
   std::erase_if(peers_, [&](const auto& each) {
     const bool has_all = options_.per_second_max == 0 || CallsAt(each.second, now_ns) >= BurstMax();
-    if (each.second.open_count > 0 || !has_all) return false;
+    const bool has_open = each.second.open_count > 0 || each.second.question_count > 0;
+    if (has_open || !has_all) return false;
     const auto counted = place_counts_.find(each.first.name);
     if (!each.first.place.empty() && --counted->second == 0) place_counts_.erase(counted);
     return true;
@@ -67,7 +68,9 @@ CallLimits::Begun CallLimits::Begin(const CallPeer& caller, int64_t now_ns) {
     return refuse("the peer_calls_open_max", options_.open_max, "open");
   }
   if (options_.per_second_max > 0 && peer.calls < 1) {
-    return refuse("made the peer_calls_per_second_max", options_.per_second_max, "a second");
+    const bool owes = peer.calls < 0;
+    return refuse("made the peer_calls_per_second_max", options_.per_second_max,
+                  owes ? "a second, long answers counted as several," : "a second");
   }
   peer.calls -= 1;
   ++peer.open_count;
@@ -84,6 +87,31 @@ void CallLimits::Withdraw(const CallPeer& begun) {
   End(begun);
   const auto found = peers_.find(begun);
   if (found != peers_.end()) found->second.calls = std::min(BurstMax(), found->second.calls + 1);
+}
+
+std::string CallLimits::BeginQuestion(const CallPeer& begun) {
+  const auto found = peers_.find(begun);
+  if (found == peers_.end()) return "";
+  Peer& peer = found->second;
+  if (options_.questions_open_max == 0 || peer.question_count < options_.questions_open_max) {
+    ++peer.question_count;
+    return "";
+  }
+  ++refused_count_;
+  return begun.Text() + " has " + std::to_string(options_.questions_open_max) +
+         " questions open (AdminService), which is as many as one peer may have here: ask again " +
+         "when one is answered, and read the answers";
+}
+
+void CallLimits::EndQuestion(const CallPeer& begun) {
+  const auto found = peers_.find(begun);
+  if (found != peers_.end() && found->second.question_count > 0) --found->second.question_count;
+}
+
+void CallLimits::Charge(const CallPeer& begun, uint64_t answer_bytes) {
+  const auto found = peers_.find(begun);
+  if (found == peers_.end()) return;
+  found->second.calls -= static_cast<double>(answer_bytes / kAnswerBytesOfCall);
 }
 
 void CallLimits::Prove(const membership::SecretHash& secret, int64_t now_ns) {

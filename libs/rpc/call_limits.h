@@ -17,6 +17,8 @@ namespace talweg::rpc {
 struct CallLimitOptions {
   uint32_t per_second_max = 200;
   uint32_t open_max = 256;
+  // Questions among them (AdminService): the daemon has to collect what it answers.
+  uint32_t questions_open_max = 16;
 };
 
 // Whose calls are counted together.
@@ -35,12 +37,16 @@ struct CallPeer {
 // some just now, all new ones are one peer together. So are, for themselves, those of one name
 // beyond kPlacesMax: whoever has a name and many addresses leaves room for other names.
 //
+// A question costs what its answer costs to collect: one call more for each kAnswerBytesOfCall of
+// it. That is known late, so a peer may owe calls.
+//
 // No clock, lock or gRPC. One owner, or one lock around it.
 class CallLimits {
  public:
   static constexpr size_t kPeersMax = 4096;
   static constexpr size_t kPlacesMax = 512;
   static constexpr size_t kProvenMax = 65'536;
+  static constexpr uint64_t kAnswerBytesOfCall = 16 << 10;
 
   explicit CallLimits(const CallLimitOptions& options) : options_(options) {}
 
@@ -53,6 +59,13 @@ class CallLimits {
   // A call that was begun is another peer's.
   void Withdraw(const CallPeer& begun);
 
+  // A call that was begun is a question, open until EndQuestion of that. Not empty: why it is not,
+  // and is refused.
+  std::string BeginQuestion(const CallPeer& begun);
+  void EndQuestion(const CallPeer& begun);
+  // So much was collected for a question.
+  void Charge(const CallPeer& begun, uint64_t answer_bytes);
+
   // Whoever shows this secret is known, as its call was answered well.
   void Prove(const membership::SecretHash& secret, int64_t now_ns);
   bool IsProven(const membership::SecretHash& secret) const {
@@ -64,9 +77,10 @@ class CallLimits {
 
  private:
   struct Peer {
-    double calls = 0;  // That it may make now.
+    double calls = 0;  // That it may make now; less than 0: that it owes.
     int64_t at_ns = 0;
     uint32_t open_count = 0;
+    uint32_t question_count = 0;
   };
 
   double BurstMax() const { return 2.0 * options_.per_second_max; }

@@ -55,9 +55,58 @@ TEST_CASE("CallLimits: a peer has so many calls open", "[rpc]") {
   CHECK(Admitted(limits, Of("a"), 5, 0, false) == 1);
 }
 
+TEST_CASE("CallLimits: a peer has so many questions open", "[rpc]") {
+  CallLimits limits({.per_second_max = 0, .open_max = 0, .questions_open_max = 2});
+  const CallPeer a = limits.Begin(Of("a"), 0).peer;
+  CHECK(limits.BeginQuestion(a).empty());
+  CHECK(limits.BeginQuestion(a).empty());
+  CHECK(limits.BeginQuestion(a) ==
+        "a has 2 questions open (AdminService), which is as many as one peer may have here: ask "
+        "again when one is answered, and read the answers");
+  CHECK(limits.refused_count() == 1);
+  CHECK(Refusal(limits, Of("a"), 0).empty());  // Other calls.
+  const CallPeer b = limits.Begin(Of("b"), 0).peer;
+  CHECK(limits.BeginQuestion(b).empty());
+  limits.EndQuestion(a);
+  CHECK(limits.BeginQuestion(a).empty());
+}
+
+TEST_CASE("CallLimits: a question counts until it is answered, also after its call", "[rpc]") {
+  CallLimits limits({.per_second_max = 1, .open_max = 0, .questions_open_max = 1});
+  const CallPeer a = limits.Begin(Of("a"), 0).peer;
+  REQUIRE(limits.BeginQuestion(a).empty());
+  limits.End(a);
+  // Many others come, and whoever is idle is forgotten.
+  for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
+    limits.Begin(Of(std::to_string(i)), 100 * kSecond);
+  }
+  CHECK_FALSE(limits.BeginQuestion(a).empty());
+  limits.EndQuestion(a);
+  CHECK(limits.BeginQuestion(a).empty());
+}
+
+TEST_CASE("CallLimits: a long answer is several calls", "[rpc]") {
+  CallLimits limits({.per_second_max = 10, .open_max = 0});
+  const CallPeer a = limits.Begin(Of("a"), 0).peer;
+  limits.Charge(a, CallLimits::kAnswerBytesOfCall - 1);
+  CHECK(Admitted(limits, Of("a"), 100, 0) == 19);
+  // 49 more than there are, in nearly five seconds.
+  limits.Charge(a, 49 * CallLimits::kAnswerBytesOfCall);
+  CHECK(Refusal(limits, Of("a"), 4 * kSecond) ==
+        "a has made the peer_calls_per_second_max=10 calls a second, long answers counted as "
+        "several, that one peer may have here: ask less often, or raise that option of this "
+        "daemon");
+  CHECK(Admitted(limits, Of("a"), 100, 6 * kSecond) == 11);
+  CHECK(Admitted(limits, Of("b"), 100, 0) == 20);
+}
+
 TEST_CASE("CallLimits: without limits all may call", "[rpc]") {
-  CallLimits limits({.per_second_max = 0, .open_max = 0});
+  CallLimits limits({.per_second_max = 0, .open_max = 0, .questions_open_max = 0});
   CHECK(Admitted(limits, Of("a"), 10'000, 0, false) == 10'000);
+  const CallPeer a = limits.Begin(Of("a"), 0).peer;
+  for (int i = 0; i < 10'000; ++i) CHECK(limits.BeginQuestion(a).empty());
+  limits.Charge(a, uint64_t{1} << 40);
+  CHECK(Refusal(limits, Of("a"), 0).empty());
 }
 
 TEST_CASE("CallLimits: a call that is another peer's is given back", "[rpc]") {

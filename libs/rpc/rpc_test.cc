@@ -429,6 +429,38 @@ TEST_CASE("Server: a peer that calls too often is refused, on a port, and every 
   for (int i = 0; i < 100; ++i) CHECK(client.GetStatus({}).ok());
 }
 
+TEST_CASE("Admin service: a question whose caller has gone counts until it is answered", "[rpc]") {
+  Held held;
+  AgentAdminHandlers handlers;
+  handlers.get_status = [&held](const agent::v1::GetStatusRequest&,
+                                Done<agent::v1::GetStatusResponse> done) {
+    held.Keep(std::move(done));
+  };
+  const auto gate = std::make_shared<CallGate>(CallLimitOptions{.questions_open_max = 1});
+  const auto service = MakeAgentAdminService(std::move(handlers), gate);
+  const auto server = Server::Start({.gate = gate}, {service->service()});
+  REQUIRE(server.ok());
+  const auto ask = [&](int64_t timeout_ns) {
+    return AgentAdminClient((*server)->address(), timeout_ns).GetStatus({}).status();
+  };
+  REQUIRE(ask(kSecond / 10).code() == absl::StatusCode::kDeadlineExceeded);
+  const std::string self = "user " + std::to_string(geteuid());
+  const absl::Status second = ask(30 * kSecond);
+  CHECK(second.code() == absl::StatusCode::kResourceExhausted);
+  CHECK(Contains(Message(second), self + " has 1 questions open (AdminService)"));
+  {
+    const std::lock_guard lock(held.mutex);
+    REQUIRE(held.waiting.size() == 1);
+    agent::v1::GetStatusResponse long_answer;
+    long_answer.set_job_name(std::string(1000 * CallLimits::kAnswerBytesOfCall, 'x'));
+    held.waiting[0](long_answer);
+    held.waiting.clear();
+  }
+  const absl::Status third = ask(30 * kSecond);
+  CHECK(third.code() == absl::StatusCode::kResourceExhausted);
+  CHECK(Contains(Message(third), "long answers counted as several"));
+}
+
 TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
   std::string address;
   {

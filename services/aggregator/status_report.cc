@@ -43,21 +43,19 @@ void FillTensor(const aggregation::TensorStatus& tensor, size_t member_count,
 void FillJob(const AggregatorDataPlane& data_plane, const aggregation::AggregatorCore& job,
              const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
              aggregator::v1::JobStatus* out) {
-  aggregation::JobStatus status = job.Status(now_ns);
+  aggregation::JobStatus status = job.Status(now_ns, request.with_tensors());
   out->set_job_id(status.job.value());
   out->set_name(status.name);
   out->set_epoch(status.epoch.value());
-  out->set_tensor_count(static_cast<uint32_t>(status.tensors.size()));
+  out->set_tensor_count(static_cast<uint32_t>(status.tensor_count));
   out->set_rounds_done(status.counters.rounds);
   out->set_memory_bytes(status.reserved_bytes);
   *out->mutable_quota() = rpc::ToProto(job.quota());
   out->set_tensors_placed(job.place().used_tensors());
   out->set_bytes_served(data_plane.ServedBytes(status.job));
   FillMembers(data_plane, job, status, out);
-  if (request.with_tensors()) {
-    for (const aggregation::TensorStatus& tensor : status.tensors) {
-      FillTensor(tensor, status.members.size(), out->add_tensors());
-    }
+  for (const aggregation::TensorStatus& tensor : status.tensors) {
+    FillTensor(tensor, status.members.size(), out->add_tensors());
   }
   out->set_open_round_count(static_cast<uint32_t>(status.open_rounds.size()));
   std::stable_sort(status.open_rounds.begin(), status.open_rounds.end(),

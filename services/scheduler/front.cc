@@ -174,6 +174,27 @@ class Gate {
     return reactor;
   }
 
+  // As Answer, of an AdminService.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Show(grpc::CallbackServerContext* context, const Request* request,
+                                 Response* response,
+                                 absl::Status (SchedulerDriver::*method)(const Request&,
+                                                                         Response*)) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto entered = rpc::CallGateAccess::EnterQuestion(calls_.get(), context);
+    if (!entered.ok()) {
+      reactor->Finish(ToGrpc(entered.status()));
+      return reactor;
+    }
+    const bool posted = post_([=, question = *std::move(entered)](SchedulerDriver& driver) {
+      const absl::Status status = (driver.*method)(*request, response);
+      if (question != nullptr) question->Charge(response->ByteSizeLong());
+      reactor->Finish(ToGrpc(status));
+    });
+    if (!posted) reactor->Finish(Ending());
+    return reactor;
+  }
+
   template <typename Request, typename Response>
   grpc::ServerWriteReactor<Response>* Watch(
       grpc::CallbackServerContext* context, const Request* request,
@@ -280,27 +301,27 @@ class AdminService final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* response) override {
-    return gate_->Answer(context, request, response, &SchedulerDriver::ListJobs);
+    return gate_->Show(context, request, response, &SchedulerDriver::ListJobs);
   }
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request,
                                    v1::GetJobResponse* response) override {
-    return gate_->Answer(context, request, response, &SchedulerDriver::GetJob);
+    return gate_->Show(context, request, response, &SchedulerDriver::GetJob);
   }
   grpc::ServerUnaryReactor* ListAggregators(grpc::CallbackServerContext* context,
                                             const v1::ListAggregatorsRequest* request,
                                             v1::ListAggregatorsResponse* response) override {
-    return gate_->Answer(context, request, response, &SchedulerDriver::ListAggregators);
+    return gate_->Show(context, request, response, &SchedulerDriver::ListAggregators);
   }
   grpc::ServerUnaryReactor* GetScheduler(grpc::CallbackServerContext* context,
                                          const v1::GetSchedulerRequest* request,
                                          v1::GetSchedulerResponse* response) override {
-    return gate_->Answer(context, request, response, &SchedulerDriver::GetScheduler);
+    return gate_->Show(context, request, response, &SchedulerDriver::GetScheduler);
   }
   grpc::ServerUnaryReactor* LowerBeginMembers(grpc::CallbackServerContext* context,
                                               const v1::LowerBeginMembersRequest* request,
                                               v1::LowerBeginMembersResponse* response) override {
-    return gate_->Answer(context, request, response, &SchedulerDriver::LowerBeginMembers);
+    return gate_->Show(context, request, response, &SchedulerDriver::LowerBeginMembers);
   }
 
  private:

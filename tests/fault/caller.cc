@@ -73,12 +73,17 @@ class Caller {
       return v1::MembershipService::NewStub(channel)->RenewLease(&context, request, &response);
     }
     if (what_ == "agent") {
+      agent::v1::GetStatusRequest request;
+      request.set_with_tensors(true);
       agent::v1::GetStatusResponse response;
-      return agent::v1::AdminService::NewStub(channel)->GetStatus(&context, {}, &response);
+      return agent::v1::AdminService::NewStub(channel)->GetStatus(&context, request, &response);
     }
     if (what_ == "aggregator") {
+      aggregator::v1::GetStatusRequest request;
+      request.set_with_tensors(true);
       aggregator::v1::GetStatusResponse response;
-      return aggregator::v1::AdminService::NewStub(channel)->GetStatus(&context, {}, &response);
+      return aggregator::v1::AdminService::NewStub(channel)->GetStatus(&context, request,
+                                                                       &response);
     }
     if (what_ == "health") {
       const absl::Status status = rpc::CheckHealth(address_, "", 30'000'000'000, credentials_);

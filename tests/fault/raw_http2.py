@@ -21,6 +21,7 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
 FRAME_BYTES_MAX = 16384
 _WINDOW_BYTES = 65535
+_FIRST_WINDOW = 4  # The setting's name: of a stream.
 
 
 def number(value: int) -> bytes:
@@ -56,7 +57,8 @@ def request(method: str) -> bytes:
 class RawHttp2:
     """One connection to a gRPC port. It sends as much as the other end's windows allow."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, answer_window: int = _WINDOW_BYTES) -> None:
+        """`answer_window`: how many bytes of each answer the other end may send."""
         host, port = address.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,10 +66,12 @@ class RawHttp2:
         self._first_window = _WINDOW_BYTES  # Each stream's.
         self._windows: dict[int, int] = {}
         self.ended: set[int] = set()  # Streams that the other end has answered or reset.
+        self.closed: set[int] = set()  # Those of them on which nothing more will come.
         self.is_over = False
         self._received = b""
         self._next_stream = 1
-        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        window = struct.pack(">HI", _FIRST_WINDOW, answer_window)
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0, window))
 
     def __enter__(self) -> RawHttp2:
         return self
@@ -112,6 +116,12 @@ class RawHttp2:
         self._windows[stream] -= sent
         return sent
 
+    def ask(self, method: str, message: bytes) -> int:
+        """A whole call, whose answer may come. Returns its stream."""
+        stream = self.call(method)
+        self._send(frame(DATA, END_STREAM, stream, struct.pack(">BI", 0, len(message)) + message))
+        return stream
+
     def take(self, timeout_s: float) -> bool:
         """Takes in what has come, and waits so long for some. False: nothing came."""
         self._socket.settimeout(timeout_s)
@@ -139,7 +149,7 @@ class RawHttp2:
         if kind == SETTINGS and not flags & ACK:
             for i in range(0, len(payload), 6):
                 name, value = struct.unpack(">HI", payload[i : i + 6])
-                if name != 4:  # The first window of a stream.
+                if name != _FIRST_WINDOW:
                     continue
                 for each in self._windows:
                     self._windows[each] += value - self._first_window
@@ -155,5 +165,7 @@ class RawHttp2:
                 self._windows[stream] += more
         elif kind in (HEADERS, RST_STREAM):
             self.ended.add(stream)
+            if kind == RST_STREAM or flags & END_STREAM:
+                self.closed.add(stream)
         elif kind == GOAWAY:
             self.is_over = True

@@ -498,7 +498,7 @@ void World::CheckMemory() const {
     uint64_t reserved = 0;
     for (const auto& jobs : {aggregator.process->jobs(), aggregator.process->leaving_jobs()}) {
       for (const aggregation::AggregatorCore* const job : jobs) {
-        reserved += job->Status(timeline_.now_ns()).reserved_bytes;
+        reserved += job->Status(timeline_.now_ns(), false).reserved_bytes;
       }
     }
     if (reserved != aggregator.process->budget().used_bytes()) {

@@ -451,11 +451,11 @@ TALWEG_API talweg_status talweg_wait_parts(talweg_client* client, talweg_tensor 
                                            talweg_round round, void* out, uint64_t out_bytes,
                                            int64_t timeout_ns);
 
-/* Says whom a round waits for that is open, in words for people: "rank 3 (local rank 1 of node 1)".
- * `text`, with room for `text_bytes`, gets them, cut where they are longer. It is "" where nobody
- * is known: the round is complete, or on its way, or the agent is too old to say. Of other nodes
- * the agent knows when the round has been open for a second. For error messages; the round stays as
- * it is. (Since version 1.4.) */
+/* Says whom a round waits for that is open, in words for people: "rank 3 (local rank 1 of node 1,
+ * pid 4711)", or "ranks 2, 3 of node 1". `text`, with room for `text_bytes`, gets them, cut where
+ * they are longer. It is "" where nobody is known: the round is complete, or on its way, or the
+ * agent is too old to say. It knows other nodes when the round has been open for a second. For
+ * error messages; the round stays as it is. (Since version 1.4.) */
 TALWEG_API talweg_status talweg_waits_for(talweg_client* client, talweg_tensor tensor,
                                           talweg_round round, char* text, size_t text_bytes,
                                           int64_t timeout_ns);

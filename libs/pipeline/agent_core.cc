@@ -299,6 +299,11 @@ void AgentCore::Flush(int64_t now_ns, Effects& out) {
   quiesce_.TryAnswer(out);
 }
 
+std::string AgentCore::WhomItWaitsFor(TensorIndex tensor, Round round) const {
+  if (tensor.value() >= tensors_.all().size()) return "";
+  return stalls_.WhomItWaitsFor(*tensors_.all()[tensor.value()], round);
+}
+
 void AgentCore::Leave(Effects& out) {
   if (views_.has_failed()) return;
   links_.SayGoodbye(out);

@@ -122,6 +122,8 @@ class AgentCore {
   // Views, phase, failure, numbers of ranks.
   const ViewState& views() const { return views_; }
   const std::vector<std::unique_ptr<AgentTensor>>& tensors() const { return tensors_.all(); }
+  // Names those for whom the round waits; "": nobody that is known.
+  std::string WhomItWaitsFor(TensorIndex tensor, Round round) const;
   // Null: there is none.
   const AgentTensor* FindTensor(TensorKey key) const { return tensors_.Find(key); }
   const OwnerLinks::Owners& owners() const { return links_.all(); }

@@ -50,6 +50,19 @@ bool AgentTensor::WaitsFor(AggregatorIndex owner) const {
   return false;
 }
 
+std::vector<LocalRank> AgentTensor::MissingRanks() const {
+  std::vector<LocalRank> missing;
+  for (uint32_t i = 0; i < pushed.size(); ++i) {
+    if (in_group[i] && !pushed[i]) missing.push_back(LocalRank{i});
+  }
+  return missing;
+}
+
+std::vector<uint32_t> AgentTensor::MissingNodes() const {
+  if (named.round != active_round()) return {};
+  return named.nodes;
+}
+
 void AgentTensor::ResetSlices() {
   slice_states.Reset(slices.size());
   if (spec.collective.gives != Share::kRow) return;

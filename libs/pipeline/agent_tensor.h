@@ -187,6 +187,10 @@ struct AgentTensor {
   bool reduces() const { return pushed.size() > 1 || staged; }
   // Something of it cannot end without a word of `owner`.
   bool WaitsFor(AggregatorIndex owner) const;
+  // Those of the tensor's group here that have not pushed round held + 1.
+  std::vector<LocalRank> MissingRanks() const;
+  // For whom the active round waits, as far as its owners have said it lately.
+  std::vector<uint32_t> MissingNodes() const;
 
   // --- Changes.
 

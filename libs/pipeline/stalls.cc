@@ -28,7 +28,7 @@ void Stalls::OnTick(int64_t now_ns, Effects& out) {
         due_ns_ = std::min(due_ns_, limit_ns);
         continue;
       }
-      const std::string missing = WhoIsMissing(*tensor);
+      const std::string missing = WhomItWaitsFor(*tensor, tensor->open_round());
       if (missing.empty()) {
         due_ns_ = std::min(due_ns_, now_ns + config_->waiting_first_ns);
         continue;
@@ -45,14 +45,12 @@ void Stalls::OnTick(int64_t now_ns, Effects& out) {
   if (due_ns_ != TickTimer::kNever) timer_->Ask(due_ns_);
 }
 
-std::string Stalls::WhoIsMissing(const AgentTensor& tensor) const {
+std::string Stalls::WhomItWaitsFor(const AgentTensor& tensor, Round round) const {
   std::vector<std::string> who;
-  if (!tensor.contributed) {
-    for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-      if (!tensor.pushed[i] && tensor.in_group[i]) who.push_back(ranks_->Text(LocalRank{i}));
-    }
-  } else if (tensor.named.round == tensor.active_round()) {
-    for (const uint32_t node : tensor.named.nodes) {
+  if (round == tensor.open_round() && !tensor.contributed) {
+    for (const LocalRank rank : tensor.MissingRanks()) who.push_back(ranks_->Text(rank));
+  } else if (round == tensor.active_round()) {
+    for (const uint32_t node : tensor.MissingNodes()) {
       who.push_back(RanksOfNode(views_->present(), tensor.spec, NodeRank{node}));
     }
   }

@@ -15,7 +15,8 @@
 
 namespace talweg::pipeline {
 
-// Ends the job when a round that ranks here have pushed waits for others for stall_ns.
+// Says whom a round waits for. Ends the job when one that ranks here have pushed waits for others
+// for stall_ns.
 //
 // A round that ranks have pushed with kNobodyWaits alone may wait for ever, and so may one of a
 // side tensor.
@@ -34,11 +35,10 @@ class Stalls {
   // A rank here has pushed.
   void OnPush(int64_t now_ns);
   void OnTick(int64_t now_ns, Effects& out);
+  // Names those for whom the round waits; "": nobody that is known.
+  std::string WhomItWaitsFor(const AgentTensor& tensor, Round round) const;
 
  private:
-  // This names those for whom the tensor's open round waits; "": nobody that is known.
-  std::string WhoIsMissing(const AgentTensor& tensor) const;
-
   const AgentCoreConfig* const config_;
   const ViewState* const views_;
   const LocalRanks* const ranks_;

@@ -69,7 +69,12 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
   f.Push(0, 0, 1);
   f.Flush();
   SECTION("whom the owner names") {
+    CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) == "");
     f.Waiting(1, {1, 2});
+    CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) ==
+          "ranks 1, 2 of node 1, rank 3 of node 2");
+    CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{2}) == "");
+    CHECK(f.member.WhomItWaitsFor(TensorIndex{1}, Round{1}) == "");
     f.Pass(5);
     CHECK_THAT(f.failure(),
                Contains("tensor 'w' has waited for ranks 1, 2 of node 1, rank 3 of node 2"));

@@ -30,11 +30,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
               .memory = memory_.get(),
               .timeline = &timeline_,
               .runner = &runner_}),
-      rank_words_({.clock = clock_,
-                   .runner = &runner_,
-                   .life = &life_,
-                   .timeline = &timeline_,
-                   .waits = &waits_}),
+      rank_words_({.clock = clock_, .runner = &runner_, .life = &life_, .timeline = &timeline_}),
       desk_(std::make_unique<RankDesk>(options_.rank_count, options_.job_name, parts.ranks,
                                        memory_.get(), &rank_words_)) {
   rank_words_.SetDesk(desk_.get());
@@ -116,7 +112,6 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
             // What GPUs have summed is in host memory when they deliver the round, not before.
             if (!OnDevices(e.result.tensor, e.result.round)) desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
-            waits_.OnComplete(e.tensor, e.round);
             if (OnDevices(e.tensor, e.round)) {
               devices_->Deliver(e);  // FinishRound follows.
             } else {

@@ -117,7 +117,6 @@ class AgentDriver final : public PeerEvents {
   RankDesk& desk() { return *desk_; }
   RankWords& rank_words() { return rank_words_; }
   ByteWork& bytes() { return bytes_; }
-  const RoundWaits& waits() const { return waits_; }
   const SchedulerContact& scheduler() const { return scheduler_; }
   TensorMemory& memory() const { return *memory_; }
   Timeline& timeline() { return timeline_; }

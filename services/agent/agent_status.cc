@@ -44,7 +44,7 @@ v1::GetTraceResponse::Phase ToPhase(Span span) {
 }
 
 v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::AgentTensor& tensor,
-                            const std::vector<uint32_t>* missing_nodes, int64_t now_ns) {
+                            int64_t now_ns) {
   v1::OpenRound round;
   round.set_tensor(tensor.spec.name);
   round.set_round(tensor.active_round().value());
@@ -59,17 +59,15 @@ v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::A
   round.set_slices_received(tensor.slice_states.done_count());
   if (!tensor.contributed && !tensor.finish) {
     round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
-    for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-      if (tensor.in_group[i] && !tensor.pushed[i]) round.add_local_ranks(i);
-    }
+    for (const LocalRank rank : tensor.MissingRanks()) round.add_local_ranks(rank.value());
   } else if (tensor.awaits_decision || member.views().phase() == pipeline::Phase::kFencing ||
              tensor.state != pipeline::TensorState::kOpen) {
     round.set_waits_for(v1::WAITS_FOR_VIEW);
   } else if (count(SliceState::kQueued, SliceState::kReducing, SliceState::kReduced) > 0) {
     round.set_waits_for(v1::WAITS_FOR_CREDIT);
-  } else if (missing_nodes != nullptr && !missing_nodes->empty()) {
+  } else if (const std::vector<uint32_t> nodes = tensor.MissingNodes(); !nodes.empty()) {
     round.set_waits_for(v1::WAITS_FOR_NODES);
-    for (const uint32_t node : *missing_nodes) round.add_node_ranks(node);
+    for (const uint32_t node : nodes) round.add_node_ranks(node);
   } else {
     round.set_waits_for(v1::WAITS_FOR_RESULT);
   }
@@ -139,9 +137,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
       request.open_rounds_max() == 0 ? kOpenRoundsMax : request.open_rounds_max();
   if (open.size() > open_max) open.resize(open_max);
   for (const pipeline::AgentTensor* tensor : open) {
-    *status.add_open_rounds() = MakeOpenRound(
-        member, *tensor, driver_->waits().MissingNodes(tensor->index, tensor->active_round()),
-        NowNs());
+    *status.add_open_rounds() = MakeOpenRound(member, *tensor, NowNs());
   }
 
   for (const auto& [index, owner] : member.owners()) {

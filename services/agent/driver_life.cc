@@ -133,7 +133,6 @@ void AgentDriver::Restart() {
   if (devices_ != nullptr) devices_->ForgetTensors();
   memory_->Forget();
   rank_server_->DropTensorMemory();
-  waits_.Forget();
   timeline_.ForgetOpen();
   NewMember();
   link_->Join(core().config().self);

@@ -14,7 +14,6 @@
 #include "services/agent/device_rounds.h"
 #include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"
-#include "services/agent/round_waits.h"
 #include "services/agent/timeline.h"
 
 namespace talweg::agent {
@@ -29,7 +28,6 @@ class RankWords final : public RankEvents {
     CoreRunner* runner = nullptr;
     AgentLife* life = nullptr;
     Timeline* timeline = nullptr;
-    const RoundWaits* waits = nullptr;
   };
   explicit RankWords(const Parts& parts) : parts_(parts) {}
 
@@ -51,7 +49,7 @@ class RankWords final : public RankEvents {
   void OnRanksStop(std::vector<uint64_t> ended) override;
   void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) override;
   std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const override {
-    return parts_.waits->WhomItWaitsFor(Core(), tensor, round);
+    return Core().WhomItWaitsFor(tensor, round);
   }
   const pipeline::AgentCore& Core() const override { return parts_.runner->core(); }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "libs/pipeline/names.h"
 #include "libs/telemetry/log.h"
 
 namespace talweg::agent {
@@ -23,35 +22,6 @@ bool AreStandbys(const view::View* view, const std::vector<uint32_t>& nodes) {
 }
 
 }  // namespace
-
-const std::vector<uint32_t>* RoundWaits::MissingNodes(pipeline::TensorIndex tensor,
-                                                      Round round) const {
-  const auto missing = missing_nodes_.find({tensor, round});
-  return missing == missing_nodes_.end() ? nullptr : &missing->second;
-}
-
-std::string RoundWaits::WhomItWaitsFor(const pipeline::AgentCore& member,
-                                       pipeline::TensorIndex index, Round round) const {
-  if (index.value() >= member.tensors().size()) return "";
-  const pipeline::AgentTensor& tensor = *member.tensors()[index.value()];
-  if (tensor.active_round() != round) return "";
-  std::vector<std::string> who;
-  if (!tensor.contributed && !tensor.finish) {
-    for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-      if (!tensor.in_group[i] || tensor.pushed[i]) continue;
-      who.push_back("rank " + std::to_string(member.views().GlobalRank(LocalRank{i}).value()) +
-                    " (local rank " + std::to_string(i) + " of node " +
-                    std::to_string(node_.value()) + ")");
-    }
-    return pipeline::Listed(who);
-  }
-  const std::vector<uint32_t>* missing = MissingNodes(index, round);
-  if (missing == nullptr) return "";
-  for (const uint32_t node : *missing) {
-    who.push_back(pipeline::RanksOfNode(member.views().newest(), tensor.spec, NodeRank{node}));
-  }
-  return pipeline::Listed(who);
-}
 
 bool RoundWaits::NameWaiting(int64_t now_ns) {
   const int64_t second = now_ns / 1'000'000'000;
@@ -74,10 +44,10 @@ bool RoundWaits::NameWaiting(int64_t now_ns) {
 
 void RoundWaits::OnWaiting(const pipeline::LogWaiting& effect, const pipeline::AgentCore& core,
                            const TensorMemory& memory, int64_t now_ns) {
-  if (effect.what == pipeline::LogWaiting::For::kNodes) {
-    missing_nodes_[{effect.tensor, effect.round}] = effect.missing;
-    // Nobody's step waits for them.
-    if (AreStandbys(core.views().newest(), effect.missing)) return;
+  // Nobody's step waits for standbys.
+  if (effect.what == pipeline::LogWaiting::For::kNodes &&
+      AreStandbys(core.views().newest(), effect.missing)) {
+    return;
   }
   const bool is_of_tensor = effect.what == pipeline::LogWaiting::For::kNodes ||
                             effect.what == pipeline::LogWaiting::For::kLocalRanks;

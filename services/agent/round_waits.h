@@ -3,10 +3,8 @@
 #define TALWEG_SERVICES_AGENT_ROUND_WAITS_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/agent_core.h"
@@ -14,27 +12,17 @@
 
 namespace talweg::agent {
 
-// What people are told of whom rounds wait for. Owned by the data thread.
+// Tells people for whom rounds wait. Owned by the data thread.
 class RoundWaits {
  public:
   // `notice_ns`: AgentDriverOptions::stall_notice_ns.
   RoundWaits(std::string job_name, NodeRank node, int64_t notice_ns)
       : job_name_(std::move(job_name)), node_(node), notice_ns_(notice_ns) {}
 
-  // Remembers the nodes. Logs it, unless it is too early for that, nobody's step waits for them, or
-  // there is too much of this in the same second.
+  // Logs it, unless it is too early for that, nobody's step waits for them, or there is too much of
+  // this in the same second.
   void OnWaiting(const pipeline::LogWaiting& effect, const pipeline::AgentCore& core,
                  const TensorMemory& memory, int64_t now_ns);
-  void OnComplete(pipeline::TensorIndex tensor, Round round) {
-    missing_nodes_.erase({tensor, round});
-  }
-  void Forget() { missing_nodes_.clear(); }
-
-  // The nodes for which a round waits, if that is known; else null.
-  const std::vector<uint32_t>* MissingNodes(pipeline::TensorIndex tensor, Round round) const;
-  // Names those for whom the round waits; "": nobody that is known.
-  std::string WhomItWaitsFor(const pipeline::AgentCore& core, pipeline::TensorIndex tensor,
-                             Round round) const;
 
  private:
   // Whether one more wait is named in this second's log. A node may be waited for with thousands of
@@ -44,7 +32,6 @@ class RoundWaits {
   const std::string job_name_;
   const NodeRank node_;
   const int64_t notice_ns_;
-  std::map<std::pair<pipeline::TensorIndex, Round>, std::vector<uint32_t>> missing_nodes_;
   int64_t second_ = 0;
   uint32_t named_ = 0;
   uint32_t unnamed_ = 0;

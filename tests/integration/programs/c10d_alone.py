@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -67,11 +68,13 @@ def check_devices_that_are_named() -> None:
 
 
 def _late() -> tuple[list[int], str]:
-    """Ranks that call nothing for a while, and what is told of them: the other nodes', if any."""
+    """Ranks that call nothing for a while, and the pattern of what is told of them: the other
+    nodes', if any."""
     here = talweg.local_size()
     if here == _SIZE:
         late = list(range(1, _SIZE))
-        return late, ", ".join(f"rank {rank} (local rank {rank} of node 0)" for rank in late)
+        each = r"rank {0} \(local rank {0} of node 0, pid \d+\)"
+        return late, ", ".join(each.format(rank) for rank in late)
     nodes = [range(first, first + here) for first in range(here, _SIZE, here)]
     words = [
         f"rank{'s' if here > 1 else ''} {', '.join(map(str, ranks))} of node {node}"
@@ -109,7 +112,7 @@ def check_late_ranks() -> None:
             work, said = call(), ""
             end = time.monotonic() + _DEADLINE_S
             # Nodes learn of other nodes' after a second.
-            while not said.endswith(f"it still waits for {words}"):
+            while not re.search(f"it still waits for {words}$", said):
                 assert time.monotonic() < end, f"no {words!r} in: {said}"
                 try:
                     work.wait(timedelta(seconds=0.1))

@@ -115,7 +115,7 @@ def check_timeout() -> None:
         tensor = torch.ones(6)
         work = dist.all_reduce(tensor, group=group, async_op=True)
         words = r"rank 0: all_reduce of float32\[6\].* timeout after 0\.05 s: "
-        words += r"it still waits for rank 1 \(local rank 1 of node 0\)$"
+        words += r"it still waits for rank 1 \(local rank 1 of node 0, pid \d+\)$"
         with raises(talweg.Timeout, words):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()

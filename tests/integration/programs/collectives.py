@@ -497,7 +497,7 @@ def a_time_limit() -> None:
         handle = talweg.all_gather_async(np.array([0]), "late")
         expect(talweg.Timeout, "late", talweg.synchronize, handle, 0.0)
         if talweg.local_size() == n:
-            words = "it still waits for rank 1 (local rank 1 of node 0)"
+            words = "it still waits for rank 1 (local rank 1 of node 0, pid "
             expect(talweg.Timeout, words, talweg.synchronize, handle, 0.01)
             pushed = talweg.push_pull_async(np.zeros(3, np.float32), "late_sum")
             expect(talweg.Timeout, words, talweg.synchronize, pushed, 0.01)

@@ -19,7 +19,7 @@ from model_rounds import Rounds
 from talweg import _channels, _collectives, _kinds
 from talweg._call_channel import CallChannel, channel_named
 from talweg._process_sets import Group
-from talweg.errors import Aborted, JobFailed, Mismatch, Timeout
+from talweg.errors import Aborted, InvalidArgument, JobFailed, Mismatch, Timeout
 from talweg.torch import _messages, _point_to_point, _work
 from talweg.torch._messages import Message, Receive
 from talweg.torch._point_to_point import PointToPoint
@@ -203,6 +203,15 @@ class _World:
             self.turns.pause()
         self.rounds.leave(rank)
 
+    def control(self, sender: int, receiver: int) -> int:
+        """The tensor in which a rank says what it sends to another."""
+        channel = self.ranks[sender]._outboxes[receiver]._channel
+        return channel.control()
+
+    def stand_still(self) -> None:
+        """Until no other thread can do anything more."""
+        self.turns.wait(lambda: False, 1.0)
+
     def abort(self, rank: int) -> None:
         """In the middle; it leaves when all its calls have ended."""
         for _ in range(self.random.randrange(300)):
@@ -358,6 +367,105 @@ class MessagesTest(unittest.TestCase):
                 for work, sent in ((second, short), (first, long)):
                     work.wait(limit)
                     assert torch.equal(work.result()[0], sent)
+
+            world.turns.start("rank 1", send)
+            world.turns.start("rank 0", receive)
+            world.turns.run()
+
+        self._try(2, run)
+
+    def _ask_early(self, world: _World) -> None:
+        """Rank 1 sends three long messages, of which rank 0 wants the last one first. It asks for
+        the second one as soon as that has come.
+        """
+        limit = timedelta(seconds=_LIMIT_S)
+        messages = [torch.full((1025,), float(tag)) for tag in range(3)]
+
+        def send() -> None:
+            works = [
+                world.ranks[1].send(each, 0, tag, _LIMIT_S) for tag, each in enumerate(messages)
+            ]
+            for work in works:
+                work.wait(limit)
+                with world.ranks[1]._lock:
+                    self.assertIsNone(work.line)  # It keeps nothing of what is open.
+
+        def post(tag: int) -> Receive:
+            return world.ranks[0].receive(torch.zeros(1025), 1, tag, _LIMIT_S)
+
+        def require(work: Receive, tag: int) -> None:
+            work.wait(limit)
+            self.assertTrue(torch.equal(work.result()[0], messages[tag]))
+
+        last = post(2)
+
+        def receive() -> None:
+            early = world.ranks[0]._mail._inboxes[1].early
+            world.turns.wait(lambda: early.first(1) is not None)
+            for tag in (1, 0):
+                require(post(tag), tag)
+
+        world.turns.start("rank 1", send)
+        world.turns.start("rank 0 receives the last one", lambda: require(last, 2))
+        world.turns.start("rank 0 receives the others", receive)
+        world.turns.run()
+
+    def test_a_message_is_asked_for_before_its_push_has_returned(self) -> None:
+        def run(world: _World) -> None:
+            connection = world.rounds.clients[1].connection
+            push = connection.push_parts
+
+            def push_parts(tensor: int, *rest: Any) -> int:
+                round_: int = push(tensor, *rest)
+                if (tensor, round_) == (world.control(1, 0), 2):
+                    world.stand_still()
+                return round_
+
+            with mock.patch.object(connection, "push_parts", push_parts):
+                self._ask_early(world)
+
+        self._try(2, run)
+
+    def test_a_message_is_over_before_its_sender_knows_that_it_is_put_off(self) -> None:
+        def run(world: _World) -> None:
+            connection = world.rounds.clients[1].connection
+            wait = connection.wait_parts
+
+            def wait_parts(tensor: int, round_: int, *rest: Any) -> bool:
+                is_over: bool = wait(tensor, round_, *rest)
+                if is_over and (tensor, round_) == (world.control(1, 0), 2):
+                    world.stand_still()
+                return is_over
+
+            with mock.patch.object(connection, "wait_parts", wait_parts):
+                self._ask_early(world)
+
+        self._try(2, run)
+
+    def test_a_receive_from_any_after_one_that_failed_and_one_that_did_not(self) -> None:
+        """The rank that sends is there, and knows nothing of the failure."""
+
+        def run(world: _World) -> None:
+            limit = timedelta(seconds=_LIMIT_S)
+            refusal = InvalidArgument("there is no memory for another tensor")
+            connection = world.rounds.clients[0].connection
+            with mock.patch.object(connection, "declare_collective", side_effect=refusal):
+                failed = world.ranks[0].receive(torch.zeros(3), 1, 0, _LIMIT_S)
+                with self.assertRaises(InvalidArgument):
+                    failed.wait(limit)
+
+            def send() -> None:
+                for number in range(2):
+                    data = torch.full((3,), float(number))
+                    world.ranks[1].send(data, 0, 0, _LIMIT_S).wait(limit)
+
+            def receive() -> None:
+                first = world.ranks[0].receive(torch.zeros(3), 1, 0, _LIMIT_S)
+                first.wait(limit)
+                second = world.ranks[0].receive_from_any(torch.zeros(3), 0, _LIMIT_S)
+                second.wait(limit)
+                for number, work in enumerate((first, second)):
+                    self.assertEqual(work.result()[0].tolist(), [number] * 3)
 
             world.turns.start("rank 1", send)
             world.turns.start("rank 0", receive)

@@ -304,8 +304,20 @@ class _TensorStream:
             if self._known is None
             else self._known.tensor
         )
+        # This rank had begun it before it joined, and nobody has its handle.
+        self._left = client.left.take_over(name.name, self._tensor)
+        if self._left is not None:
+            self.before = self._left.round
 
     def begin(self, over: Callable[[], None]) -> None:
+        if self._left is None:
+            self._push()
+        else:
+            self.begun = self._left.round
+        if not self._client.completions.watch(self._tensor, self.begun, over):
+            self._client.completions.call(over)  # Taking it tells why.
+
+    def _push(self) -> None:
         connection, declaration = self._client.connection, self._declaration
         try:
             if declaration.op is Op.BROADCAST:
@@ -325,13 +337,14 @@ class _TensorStream:
                 f"hvd.join(): an operation on '{self.name.name}' is open at this rank: synchronize "
                 "it first"
             ) from None
-        if not self._client.completions.watch(self._tensor, self.begun, over):
-            self._client.completions.call(over)  # Taking it tells why.
 
     def end(self) -> bool:
         connection, is_broadcast = self._client.connection, self._declaration.op is Op.BROADCAST
+        left, self._left = self._left, None
         try:
-            if is_broadcast:
+            if left is not None:
+                left.take(connection, None)
+            elif is_broadcast:
                 scratch: np.ndarray = np.empty(self._declaration.nbytes, np.uint8)
                 out = int(scratch.ctypes.data)
                 connection.wait_parts(self._tensor, self.begun, out, scratch.size)
@@ -468,7 +481,7 @@ class _Joined:
     def _add(self, stream: _Stream) -> None:
         self._streams[stream.name.key] = stream
         self._begin(stream)
-        if isinstance(stream, _TensorStream):
+        if isinstance(stream, _TensorStream) and not stream.before:
             stream.before = stream.begun - 1
 
     def _serve(self, names: Iterable[_Name]) -> None:

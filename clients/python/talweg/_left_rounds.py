@@ -7,7 +7,7 @@ pushes no round of the tensor before this one is taken. So a round that was left
 its caller, and its result is lost:
 
     left by a call that blocks   another thread takes it, as soon as it is over
-    left by a dropped handle     the next call of its name takes it
+    left by a dropped handle     the next call of its name takes it, or hvd.join()
 
 The next call of the name waits for that if it blocks itself. One that does not raises Busy as long
 as the round is under way.
@@ -115,6 +115,14 @@ class LeftRounds:
                 self._rounds.setdefault(name, left)
                 return left
         return None
+
+    def take_over(self, name: str, tensor: int) -> Handle | None:
+        """The last round of that tensor, if its handle was dropped: the caller takes it instead."""
+        left = self._rounds.get(name)
+        if left is None or left.over is not None or left.handle.tensor != tensor:
+            return None
+        del self._rounds[name]
+        return left.handle
 
     def make_way(self, name: str, busy: Busy) -> None:
         """The library has refused to push the tensor: returns when its last round is taken, if it

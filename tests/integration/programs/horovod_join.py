@@ -248,6 +248,41 @@ def sets() -> None:
         assert hvd.remove_process_set(each)
 
 
+def forgotten_handles() -> None:
+    """Nobody can synchronize what a second init() has forgotten, so join() ends it."""
+    size, rank = hvd.size(), hvd.rank()
+    ones = torch.ones(4)
+    for name in ("forgotten", "forgotten in one"):
+        hvd.allreduce_async(ones, name=name)
+        hvd.broadcast_async(ones, 0, name=f"{name}, of one")
+        hvd.allgather_async(ones, name=f"{name}, gathered")
+    hvd.barrier()  # They are over.
+    if rank == 0:
+        hvd.allreduce_async(ones, name="under way", op=hvd.Sum)
+    hvd.allreduce_async(torch.ones(2 + rank), name="disagreed")
+    hvd.init()
+
+    def calls() -> None:
+        for wanted in (size, size - 1):
+            found = hvd.allreduce(ones, name="under way", op=hvd.Sum)
+            assert torch.equal(found, ones * wanted), (found, wanted)
+        found = hvd.allreduce(ones, name="forgotten", op=hvd.Average)
+        assert torch.allclose(found, ones * (size - 1) / size), found
+        who = "has joined"
+        expect(
+            hvd.HorovodInternalError, who, hvd.broadcast, ones, 0, name="forgotten in one, of one"
+        )
+
+    others_go_on(0, calls)
+    # Each waits for the others, which have joined.
+    hvd.allreduce_async(ones, name=f"of rank {rank}")
+    hvd.init()
+    hvd.join()
+    for other in range(size):
+        found = hvd.allreduce(ones * rank, name=f"of rank {other}", op=hvd.Sum)
+        assert torch.equal(found, ones * sum(range(size))), found
+
+
 def bad_use() -> None:
     handle = hvd.allreduce_async(torch.ones(3), name="open")
     expect(ValueError, "not synchronized", hvd.join)
@@ -283,6 +318,7 @@ CASES = [
     others_raise,
     disagreements,
     sets,
+    forgotten_handles,
     bad_use,
 ]
 

@@ -86,6 +86,7 @@ def calls_of_unreleased_branches() -> None:
             ("batched_fuse_", "torch.cat"),
             ("batched_unfuse_", "torch.split"),
             ("batched_zero_", "the optimizer's zero_grad"),
+            ("dc_adam_", "torch.optim.Adam"),
             ("delay_compensation_", "gradients as they are"),
             ("recv_async", "torch.distributed.irecv"),
             ("send_async", "torch.distributed.isend"),

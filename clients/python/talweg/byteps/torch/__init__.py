@@ -33,6 +33,7 @@ _REMEDIES = {
     "batched_fuse_": "torch.cat",
     "batched_unfuse_": "torch.split",
     "batched_zero_": "the optimizer's zero_grad()",
+    "dc_adam_": "torch.optim.Adam: each round is a sum over all ranks of one step",
     "delay_compensation_": "gradients as they are: each round is a sum over all ranks of one step",
     "recv_async": "torch.distributed.irecv over the backend talweg",
     "send_async": "torch.distributed.isend over the backend talweg",

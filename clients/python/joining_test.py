@@ -19,6 +19,10 @@ def _account(**before: int) -> _joining._Account:
     return _joining._Account(streams, None)
 
 
+def _next(nameless: Nameless, kind: str, declaration: Declaration) -> str:
+    return nameless.name_of(nameless.turn(kind, declaration))
+
+
 class JoiningTest(unittest.TestCase):
     def test_the_last_has_made_most_calls(self) -> None:
         accounts = [_account(x=3, y=1), _account(x=3, y=2), _account(x=2, y=1)]
@@ -48,11 +52,25 @@ class JoiningTest(unittest.TestCase):
     def test_turns_are_taken_over(self) -> None:
         early, late = Nameless(), Nameless()
         for _ in range(20):
-            late.next("push_pull", _SUM)
-        late.next("broadcast", _SUM)
+            _next(late, "push_pull", _SUM)
+        _next(late, "broadcast", _SUM)
         early.state = pickle.loads(pickle.dumps(late.state))
         for kind in ("push_pull", "broadcast", "push_pull"):
-            self.assertEqual(early.next(kind, _SUM), late.next(kind, _SUM))
+            self.assertEqual(_next(early, kind, _SUM), _next(late, kind, _SUM))
+
+    def test_turns_after_a_call_on_which_ranks_disagreed(self) -> None:
+        """Also those of the declarations that it had at one rank only."""
+        one, other = Nameless(), Nameless()
+        longer = Declaration(DType.F32, 5, Op.SUM, 0)
+        for called, declaration in ((one, _SUM), (other, longer)):
+            turn = called.turn("push_pull", declaration)
+            self.assertEqual(called.name_of(turn), "push_pull.0")
+            called.rename(turn)
+        for call in range(40):
+            declaration = (_SUM, longer)[call % 3 == 0]
+            name = _next(one, "push_pull", declaration)
+            self.assertEqual(name, _next(other, "push_pull", declaration))
+            self.assertNotEqual(name, "push_pull.0")
 
 
 if __name__ == "__main__":

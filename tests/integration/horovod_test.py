@@ -74,8 +74,18 @@ class HorovodTest(unittest.TestCase):
             job.run(job.command("horovod_lives.py", nodes=nodes, ranks=ranks, forks=self.forks))
 
     def test_ranks_that_disagree(self) -> None:
-        for nodes, ranks in ((1, 2), (2, 1)):
-            line = job.command("compat_disagreement.py", nodes=nodes, ranks=ranks, forks=self.forks)
+        for nodes, ranks, options in (
+            (1, 2, []),
+            (2, 1, []),
+            (2, 1, ["--loss-policy=continue"]),  # Then calls without a name find theirs by turns.
+        ):
+            line = job.command(
+                "compat_disagreement.py",
+                nodes=nodes,
+                ranks=ranks,
+                options=options,
+                forks=self.forks,
+            )
             job.run(line)
 
     def test_shapes_that_differ(self) -> None:

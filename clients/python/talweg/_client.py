@@ -35,6 +35,7 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
+    Mismatch,
     NotInitialized,
     TalwegError,
 )
@@ -238,15 +239,19 @@ class Client:
         if name is not None:
             return start(name + suffix if isinstance(name, str) else name)
         kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
-        name = self.nameless(kind + suffix, declaration)
         with self._lock:
-            earlier = self._nameless.open.get(name)
-        if earlier is not None and not earlier.done:
+            turn = self._nameless.turn(kind + suffix, declaration)
+            earlier = self._nameless.open.get(self._nameless.name_of(turn))
+        if earlier is not None and not earlier.done and not earlier.taken:
             try:
                 earlier.take(self.connection, None)
             except TalwegError as failure:
                 earlier.failure = failure
             earlier.taken = True
+        with self._lock:
+            if earlier is not None and isinstance(earlier.failure, Mismatch):
+                self._nameless.rename(turn)
+            name = self._nameless.name_of(turn)
         handle = start(name)
         with self._lock:
             self._nameless.open[name] = handle
@@ -258,7 +263,7 @@ class Client:
         It may be open: one that a framework has in order waits for its last round.
         """
         with self._lock:
-            return self._nameless.next(kind, declaration)
+            return self._nameless.name_of(self._nameless.turn(kind, declaration))
 
     @property
     def nameless_state(self) -> Any:

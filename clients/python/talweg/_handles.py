@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from talweg import _native, _native_arguments
 from talweg._declaration import Declaration
@@ -124,36 +123,53 @@ _NAMELESS_MIN = 2
 _NAMELESS_MAX = 16
 
 
+class Turn(NamedTuple):
+    """Which of the tensors of its kind and declaration a call takes."""
+
+    kind: str
+    declaration: Declaration
+    place: int
+    call: int
+
+
 class Nameless:
-    """The tensors of rounds without a name: each kind and declaration has some, used by turns."""
+    """The tensors of rounds without a name: each kind and declaration has some, used by turns.
+
+    A turn follows from the call's number, not from the calls of this declaration: of these, ranks
+    that have disagreed have made different ones.
+    """
 
     def __init__(self) -> None:
         self.open: dict[str, Handle] = {}
         self._calls: dict[str, int] = {}
-        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
+        self._names: dict[tuple[str, Declaration, int], str] = {}
 
-    def next(self, kind: str, declaration: Declaration) -> str:
+    def turn(self, kind: str, declaration: Declaration) -> Turn:
+        """That of the next call of the kind."""
         call = self._calls.get(kind, 0)
         self._calls[kind] = call + 1
-        turns = self._turns.setdefault((kind, declaration), deque())
         wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
-        if len(turns) < max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted)):
-            # By the call: ranks whose calls differ in their tensors are told so.
-            turns.append(f"{kind}.{call}")
-        else:
-            turns.rotate(-1)
-        return turns[-1]
+        count = max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted))
+        return Turn(kind, declaration, call % count, call)
+
+    def name_of(self, turn: Turn) -> str:
+        """The tensor whose turn it is."""
+        # By the call: ranks whose calls differ in their tensors are told so.
+        return self._names.setdefault(turn[:3], f"{turn.kind}.{turn.call}")
+
+    def rename(self, turn: Turn) -> None:
+        """Ranks have disagreed on the tensor, so others have none for that turn."""
+        del self._names[turn[:3]]
 
     @property
-    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration], list[str]]]:
+    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration, int], str]]:
         """Whose turn it is."""
-        return dict(self._calls), {key: list(turns) for key, turns in self._turns.items()}
+        return dict(self._calls), dict(self._names)
 
     @state.setter
     def state(self, state: Any) -> None:
-        calls, turns = state
-        self._calls = dict(calls)
-        self._turns = {key: deque(names) for key, names in turns.items()}
+        calls, names = state
+        self._calls, self._names = dict(calls), dict(names)
 
     def forget(self, handle: Handle) -> None:
         if self.open.get(handle.name) is handle:

@@ -18,8 +18,25 @@ def _told(tensor: torch.Tensor, name: str | None) -> str:
     return ""
 
 
+def without_names() -> None:
+    """Calls without a name have a tensor each by turns, which stays the same one at all ranks."""
+    rank, size = hvd.rank(), hvd.size()
+    for _ in range(2):
+        lengths = _told(torch.ones(5 + rank), None)
+        assert "f32[5]" in lengths and "f32[6]" in lengths, lengths
+    for call in range(60):
+        handles = {
+            length: hvd.allreduce_async(torch.full((length,), float(call)), op=hvd.Sum)
+            for length in (5, 6)
+        }
+        for length, handle in handles.items():
+            found = hvd.synchronize(handle)
+            assert torch.equal(found, torch.full((length,), float(call * size))), found
+
+
 def main() -> int:
     hvd.init()
+    without_names()
     rank = hvd.rank()
     shapes = _told(torch.ones(3 + rank), "shapes")
     assert "f32[3]" in shapes and "f32[4]" in shapes, shapes

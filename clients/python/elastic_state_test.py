@@ -17,7 +17,7 @@ import torch
 from talweg import _client, _native, _objects
 from talweg._local import LocalConnection
 from talweg._membership import _NOT_SYNCHRONIZED
-from talweg._views import Member, View
+from talweg._views import Member, View, change_between
 
 
 def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
@@ -269,7 +269,9 @@ class StateTest(unittest.TestCase):
             def let_one_in(_: Any) -> Any:
                 before, membership._agreement.view = membership.view, two
                 client.size = two.size
-                return membership._tell(before)
+                change = change_between(before, two)
+                membership._tell(change)
+                return change
 
             def fail(_: Any) -> None:
                 raise ValueError("no room for that many")

@@ -308,8 +308,7 @@ class Membership:
         self.client.connection.refusal = None
         before, self.rejoined = self.rejoined, None
         self.change = None if before is None else change_between(before, self.view)
-        if before is not None:
-            self._tell(before)
+        self._tell(self.change)
 
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
@@ -424,7 +423,9 @@ class Membership:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
                 waiting.close()
-        return self._tell(before)
+        change = change_between(before, self.view)
+        self._tell(change)
+        return change
 
     def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
         """InvalidArgument if a rank that is there has given zeros, as those do that have joined."""
@@ -443,11 +444,10 @@ class Membership:
                 "end no steps: call it when all ranks have joined"
             )
 
-    def _tell(self, before: View) -> Change | None:
+    def _tell(self, change: Change | None) -> None:
         """Calls all callbacks, also where one of them raises; the last one's error leaves."""
-        change = change_between(before, self.view)
-        if change is not None:
-            with contextlib.ExitStack() as calls:
-                for callback in reversed(self.callbacks):
-                    calls.callback(callback, change)
-        return change
+        if change is None:
+            return
+        with contextlib.ExitStack() as calls:
+            for callback in reversed(self.callbacks):
+                calls.callback(callback, change)

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,51 @@ def data_parallel(rank: int, size: int) -> Any:
     for step in range(4):
         _step(model, optimizer, rank, step)
     return _weights(model)
+
+
+@case
+def compiled_data_parallel(rank: int, size: int) -> Any:
+    """torch traces what runs within the forward pass, and could trace the group's own methods."""
+    found = []
+    for is_outermost in (False, True):
+        for splits in (False, True):
+            torch._dynamo.reset()
+            torch.manual_seed(1)
+            compiled = partial(torch.compile, backend="aot_eager")
+            with torch._dynamo.config.patch(optimize_ddp=splits):
+                if is_outermost:
+                    model: Any = compiled(DistributedDataParallel(_Wide()))
+                else:
+                    model = DistributedDataParallel(compiled(_Wide()))
+                optimizer = _sgd(model)
+                for step in range(3):
+                    _step(model, optimizer, rank, step)
+            found += _weights(model)
+    return found
+
+
+@case
+def compiled_step(rank: int, size: int) -> Any:
+    """Backward, messages and collectives where torch leaves the graph, but looks for another one."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(_Wide())
+    optimizer = _sgd(model)
+    got = torch.zeros(2000)
+
+    @torch.compile(backend="eager")
+    def step(number: int) -> None:
+        _step(model, optimizer, rank, number)
+        works = [dist.isend(got + rank, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+        for work in works:
+            work.wait()
+        dist.reduce(got, 0)
+        dist.broadcast(got, 0)
+        dist.barrier()
+
+    for number in range(3):
+        step(number)
+    return [*_weights(model), got]
 
 
 @case

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import pickle
 import unittest
+from types import SimpleNamespace
+from typing import cast
 
 from talweg import _joining
 from talweg._declaration import Declaration, DType, Op
-from talweg._handles import Nameless
+from talweg._handles import Handle, Nameless
+from talweg.errors import Mismatch
 
 _SUM = Declaration(DType.F32, 4, Op.SUM, 0)
 
@@ -20,7 +23,7 @@ def _account(**before: int) -> _joining._Account:
 
 
 def _next(nameless: Nameless, kind: str, declaration: Declaration) -> str:
-    return nameless.name_of(nameless.turn(kind, declaration))
+    return nameless.name_of(nameless.count(kind), kind, declaration)
 
 
 class JoiningTest(unittest.TestCase):
@@ -63,14 +66,28 @@ class JoiningTest(unittest.TestCase):
         one, other = Nameless(), Nameless()
         longer = Declaration(DType.F32, 5, Op.SUM, 0)
         for called, declaration in ((one, _SUM), (other, longer)):
-            turn = called.turn("push_pull", declaration)
-            self.assertEqual(called.name_of(turn), "push_pull.0")
-            called.rename(turn)
-        for call in range(40):
+            name = _next(called, "push_pull", declaration)
+            self.assertEqual(name, "push_pull.0")
+            called.open[name] = cast(Handle, SimpleNamespace(taken=False, failure=None))
+        for call in range(60):
             declaration = (_SUM, longer)[call % 3 == 0]
+            if call == 5:  # It comes out late.
+                for called in (one, other):
+                    called.open["push_pull.0"].failure = Mismatch("f32[4], f32[5]")
             name = _next(one, "push_pull", declaration)
             self.assertEqual(name, _next(other, "push_pull", declaration))
             self.assertNotEqual(name, "push_pull.0")
+
+    def test_what_has_to_be_known_before_turns_go_round(self) -> None:
+        nameless = Nameless()
+        handle = cast(Handle, SimpleNamespace(name="push_pull.0", taken=False, failure=None))
+        for call in range(16):
+            self.assertEqual(nameless.in_doubt("push_pull", _SUM), [])
+            self.assertEqual(_next(nameless, "push_pull", _SUM), f"push_pull.{call}")
+            nameless.open.setdefault("push_pull.0", handle)
+        self.assertEqual(nameless.in_doubt("push_pull", _SUM), [handle])
+        nameless.forget(handle)
+        self.assertEqual(nameless.in_doubt("push_pull", _SUM), [])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
-    Mismatch,
     NotInitialized,
     TalwegError,
 )
@@ -240,22 +239,29 @@ class Client:
             return start(name + suffix if isinstance(name, str) else name)
         kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
         with self._lock:
-            turn = self._nameless.turn(kind + suffix, declaration)
-            earlier = self._nameless.open.get(self._nameless.name_of(turn))
-        if earlier is not None and not earlier.done and not earlier.taken:
-            try:
-                earlier.take(self.connection, None)
-            except TalwegError as failure:
-                earlier.failure = failure
-            earlier.taken = True
+            call = self._nameless.count(kind + suffix)
+            in_doubt = self._nameless.in_doubt(kind + suffix, declaration)
+        for each in in_doubt:
+            self._take_early(each)
         with self._lock:
-            if earlier is not None and isinstance(earlier.failure, Mismatch):
-                self._nameless.rename(turn)
-            name = self._nameless.name_of(turn)
+            name = self._nameless.name_of(call, kind + suffix, declaration)
+            earlier = self._nameless.open.get(name)
+        if earlier is not None:
+            self._take_early(earlier)
         handle = start(name)
         with self._lock:
             self._nameless.open[name] = handle
         return handle
+
+    def _take_early(self, handle: Handle) -> None:
+        """Takes a round without a name, whose handle gives the result out when it is asked."""
+        if handle.done or handle.taken:
+            return
+        try:
+            handle.take(self.connection, None)
+        except TalwegError as failure:
+            handle.failure = failure
+        handle.taken = True
 
     def nameless(self, kind: str, declaration: Declaration) -> str:
         """The tensor of this kind's next round without a name, by the order of these calls.
@@ -263,7 +269,12 @@ class Client:
         It may be open: one that a framework has in order waits for its last round.
         """
         with self._lock:
-            return self._nameless.name_of(self._nameless.turn(kind, declaration))
+            return self._nameless.name_of(self._nameless.count(kind), kind, declaration)
+
+    def open_nameless(self, tensor: int) -> Handle | None:
+        """The tensor's round, if it is one without a name that nobody has taken."""
+        with self._lock:
+            return self._nameless.of_tensor(tensor)
 
     @property
     def nameless_state(self) -> Any:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from talweg import _native, _native_arguments
 from talweg._declaration import Declaration
-from talweg.errors import InvalidArgument, TalwegError, Timeout
+from talweg.errors import InvalidArgument, Mismatch, TalwegError, Timeout
 
 if TYPE_CHECKING:
     from talweg._client import Client
@@ -123,54 +124,80 @@ _NAMELESS_MIN = 2
 _NAMELESS_MAX = 16
 
 
-class Turn(NamedTuple):
-    """Which of the tensors of its kind and declaration a call takes."""
-
-    kind: str
-    declaration: Declaration
-    place: int
-    call: int
-
-
 class Nameless:
     """The tensors of rounds without a name: each kind and declaration has some, used by turns.
 
-    A turn follows from the call's number, not from the calls of this declaration: of these, ranks
-    that have disagreed have made different ones.
+    These are the same at all ranks: a tensor on which ranks have disagreed is taken out again, and
+    no turn goes round before it is known which ones these are.
     """
 
     def __init__(self) -> None:
         self.open: dict[str, Handle] = {}
         self._calls: dict[str, int] = {}
-        self._names: dict[tuple[str, Declaration, int], str] = {}
+        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
+        self._unproven: dict[str, tuple[str, Declaration]] = {}  # No round of theirs was taken.
 
-    def turn(self, kind: str, declaration: Declaration) -> Turn:
-        """That of the next call of the kind."""
+    def of_tensor(self, tensor: int) -> Handle | None:
+        """The tensor's round, if it is open and was not taken."""
+        for handle in self.open.values():
+            if handle.tensor == tensor and not handle.done and not handle.taken:
+                return handle
+        return None
+
+    def count(self, kind: str) -> int:
+        """How many calls of the kind there were before this one."""
         call = self._calls.get(kind, 0)
         self._calls[kind] = call + 1
-        wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
-        count = max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted))
-        return Turn(kind, declaration, call % count, call)
+        return call
 
-    def name_of(self, turn: Turn) -> str:
+    def in_doubt(self, kind: str, declaration: Declaration) -> list[Handle]:
+        """What has to be taken before the next turn is known."""
+        turns = self._turns.get((kind, declaration), ())
+        if len(turns) < _turns_of(declaration):
+            return []
+        found = (self.open.get(name) for name in turns if name in self._unproven)
+        return [handle for handle in found if handle is not None and not handle.taken]
+
+    def name_of(self, call: int, kind: str, declaration: Declaration) -> str:
         """The tensor whose turn it is."""
-        # By the call: ranks whose calls differ in their tensors are told so.
-        return self._names.setdefault(turn[:3], f"{turn.kind}.{turn.call}")
+        self._take_out()
+        turns = self._turns.setdefault((kind, declaration), deque())
+        if len(turns) < _turns_of(declaration):
+            # By the call: ranks whose calls differ in their tensors are told so.
+            turns.append(f"{kind}.{call}")
+            self._unproven[turns[-1]] = kind, declaration
+        else:
+            turns.rotate(-1)
+        return turns[-1]
 
-    def rename(self, turn: Turn) -> None:
-        """Ranks have disagreed on the tensor, so others have none for that turn."""
-        del self._names[turn[:3]]
+    def _take_out(self) -> None:
+        """The tensors on which ranks have disagreed."""
+        for name, key in list(self._unproven.items()):
+            handle = self.open.get(name)
+            if handle is not None and isinstance(handle.failure, Mismatch):
+                self._turns[key].remove(name)
+                del self.open[name], self._unproven[name]
 
     @property
-    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration, int], str]]:
+    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration], list[str]]]:
         """Whose turn it is."""
-        return dict(self._calls), dict(self._names)
+        self._take_out()
+        return dict(self._calls), {key: list(turns) for key, turns in self._turns.items()}
 
     @state.setter
     def state(self, state: Any) -> None:
-        calls, names = state
-        self._calls, self._names = dict(calls), dict(names)
+        calls, turns = state
+        self._calls = dict(calls)
+        self._turns = {key: deque(names) for key, names in turns.items()}
+        self._unproven.clear()
 
     def forget(self, handle: Handle) -> None:
+        """It has been taken, and has a result."""
         if self.open.get(handle.name) is handle:
             del self.open[handle.name]
+            self._unproven.pop(handle.name, None)
+
+
+def _turns_of(declaration: Declaration) -> int:
+    wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
+    return max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted))

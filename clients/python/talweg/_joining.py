@@ -306,6 +306,7 @@ class _TensorStream:
         )
         # This rank had begun it before it joined, and nobody has its handle.
         self._left = client.left.take_over(name.name, self._tensor)
+        self._left = self._left or client.open_nameless(self._tensor)
         if self._left is not None:
             self.before = self._left.round
 
@@ -343,6 +344,7 @@ class _TensorStream:
         left, self._left = self._left, None
         try:
             if left is not None:
+                left.taken = True
                 left.take(connection, None)
             elif is_broadcast:
                 scratch: np.ndarray = np.empty(self._declaration.nbytes, np.uint8)

@@ -260,12 +260,14 @@ def forgotten_handles() -> None:
     if rank == 0:
         hvd.allreduce_async(ones, name="under way", op=hvd.Sum)
     hvd.allreduce_async(torch.ones(2 + rank), name="disagreed")
+    hvd.allreduce_async(torch.ones(77))
     hvd.init()
 
     def calls() -> None:
         for wanted in (size, size - 1):
             found = hvd.allreduce(ones, name="under way", op=hvd.Sum)
             assert torch.equal(found, ones * wanted), (found, wanted)
+        assert torch.allclose(hvd.allreduce(torch.ones(77)), torch.full((77,), (size - 1) / size))
         found = hvd.allreduce(ones, name="forgotten", op=hvd.Average)
         assert torch.allclose(found, ones * (size - 1) / size), found
         who = "has joined"

@@ -36,7 +36,6 @@ from talweg.errors import (
     Closed,
     InvalidArgument,
     NotInitialized,
-    TalwegError,
 )
 
 # How long a rank that leaves sees to calls that it has begun, and others perhaps not.
@@ -242,26 +241,16 @@ class Client:
             call = self._nameless.count(kind + suffix)
             in_doubt = self._nameless.in_doubt(kind + suffix, declaration)
         for each in in_doubt:
-            self._take_early(each)
+            each.take_early()
         with self._lock:
             name = self._nameless.name_of(call, kind + suffix, declaration)
             earlier = self._nameless.open.get(name)
         if earlier is not None:
-            self._take_early(earlier)
+            earlier.take_early()
         handle = start(name)
         with self._lock:
             self._nameless.open[name] = handle
         return handle
-
-    def _take_early(self, handle: Handle) -> None:
-        """Takes a round without a name, whose handle gives the result out when it is asked."""
-        if handle.done or handle.taken:
-            return
-        try:
-            handle.take(self.connection, None)
-        except TalwegError as failure:
-            handle.failure = failure
-        handle.taken = True
 
     def nameless(self, kind: str, declaration: Declaration) -> str:
         """The tensor of this kind's next round without a name, by the order of these calls.

@@ -8,7 +8,7 @@ import unittest
 from typing import ClassVar
 
 import job
-from tensorflow_forks import tensorflow_forks
+from tensorflow_forks import QUIET, tensorflow_forks
 from torch_forks import TorchForks
 
 
@@ -40,6 +40,10 @@ class CompatTest(unittest.TestCase):
 
     def test_byteps(self) -> None:
         self._run("byteps_tensorflow.py")
+
+    def test_loaded_models_of_tf_keras(self) -> None:
+        program = str(job.PROGRAMS / "legacy_keras_models.py")
+        job.run([sys.executable, "-P", program], {**QUIET, "TF_USE_LEGACY_KERAS": "1"})
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import h5py
 import tensorflow as tf
 
 from talweg._declaration import Op
@@ -47,10 +51,32 @@ def load_model(
     custom_objects: dict[str, Any] | None,
     distribute: Callable[[Any], Any],
 ) -> Any:
-    """A saved model with its optimizer, whose state is kept, made to combine its gradients."""
+    """A saved model with its optimizer, whose state is kept, made to combine its gradients.
+
+    `keras` loads it; where tf.keras is tf-keras, that loads what Keras 2 has saved.
+    """
+    if tf.keras.Model.__module__.startswith("tf_keras.") and _is_of_keras_2(filepath):
+        keras = tf.keras
     objects = {cls.__name__: cls for cls in custom_optimizers or []}
     objects.update(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:
         distribute(model.optimizer)
     return model
+
+
+def _is_of_keras_2(filepath: Any) -> bool:
+    """Whether a file says so. Only Keras 2 saves a directory."""
+    if not isinstance(filepath, (str, os.PathLike)):
+        return False
+    if os.path.isdir(filepath):
+        return True
+    version = ""
+    if zipfile.is_zipfile(filepath):
+        with zipfile.ZipFile(filepath) as archive:
+            if "metadata.json" in archive.namelist():
+                version = json.loads(archive.read("metadata.json")).get("keras_version", "")
+    elif os.path.isfile(filepath) and h5py.is_hdf5(filepath):
+        with h5py.File(filepath, "r") as file:
+            version = file.attrs.get("keras_version", "")
+    return str(version).startswith("2.")

@@ -185,10 +185,12 @@ class HorovodrunTest(unittest.TestCase):
             "from talweg.horovod import runner; "
             r"runner.run(print, ('a\rb\r\nc\rd\r',), {'end': ''}, output_filename='kept')"
         )
+        always = {**os.environ, "PYTHONWARNINGS": "always"}
         with tempfile.TemporaryDirectory() as directory:
             line = [sys.executable, "-P", "-c", program]
-            done = subprocess.run(line, cwd=directory, capture_output=True, check=False)
+            done = subprocess.run(line, cwd=directory, env=always, capture_output=True, check=False)
             self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn(b"ResourceWarning", done.stderr)
             pieces = [b"a\r", b"b\n", b"c\r", b"d\n"]
             self.assertEqual(done.stdout, b"".join(b"[0]<stdout>:" + each for each in pieces))
             kept = Path(directory) / "kept/rank.0/stdout"

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import tempfile
+import warnings
 from functools import partial
 from typing import Any
 
@@ -167,6 +168,9 @@ def reductions() -> None:
     assert deprecated(hvd.allreduce, rows, average=False).indices.shape == [size]
     for module in (hvd_keras, hvd_tf_keras):
         assert np.allclose(deprecated(module.allreduce, own, average=False), every.sum(0))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Parameter `average`")
+            assert np.allclose(module.allreduce(own), every.mean(0))
     expect(ValueError, "supersedes average", hvd.allreduce, own, True, op=hvd.Sum)
     expect(NotImplementedError, "Adasum", hvd.allreduce, own, op=hvd.Adasum)
     group = tf.function(lambda x: hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum, name="group"))

@@ -189,8 +189,7 @@ class OnHost:
     def failure(self) -> str:
         """After the end of its messages: why it could not do its work; empty if it has."""
         status = self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._close()
         if status == 0:
             return ""
         how = "ssh to it failed" if status == 255 else f"exit status {status}"
@@ -237,6 +236,13 @@ class OnHost:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 class _Run:

@@ -138,6 +138,8 @@ def allreduce(
     compression: Any = Compression.none,
 ) -> Any:
     """Returns the reduction of a value over the ranks. With `op`, pass average=None."""
+    if average is True and op is None:
+        average = None  # What it is by default is not deprecated.
     return _impl.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 

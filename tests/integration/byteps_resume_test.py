@@ -55,6 +55,21 @@ _PROGRAM = textwrap.dedent(
     """
 )
 
+_AT_ONCE = textwrap.dedent(
+    """
+    import byteps.torch as bps
+    import torch
+
+    bps.init()
+    if bps.size() == 1:
+        bps.suspend()
+        bps.resume(2, 1, 0)
+    ranks = bps.push_pull(torch.ones(1), average=False, name="ranks").item()
+    print(f"rank {bps.rank()} of {bps.size()}: {ranks:g}", flush=True)
+    bps.shutdown()
+    """
+)
+
 
 class ResumeTest(unittest.TestCase):
     def _others(self, given: dict[str, str]) -> list[subprocess.Popen[str]]:
@@ -90,6 +105,23 @@ class ResumeTest(unittest.TestCase):
             self.assertEqual([line[:5] for line in found], places, output)
             self.assertEqual(len({line[5] for line in found}), 1, output)
         self.assertEqual(len({line[6] for line in lines}), 3, output)
+
+    def test_resume_while_the_scheduler_before_ends(self) -> None:
+        """That one may let the node in, and end. A job of two cannot begin there."""
+        given = shared(NVIDIA_VISIBLE_DEVICES="0", DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
+        with tempfile.TemporaryDirectory() as directory:
+            program = Path(directory) / "program.py"
+            program.write_text(_AT_ONCE)
+            command = [sys.executable, str(program)]
+            others = self._others(given)
+            workers = [start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")]
+            self._end(others)
+            given["DMLC_NUM_WORKER"] = "2"
+            others = self._others(given)
+            workers.append(start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="1"))
+            output = self._end([*workers, *others])
+        self.assertIn("rank 0 of 2: 2", output)
+        self.assertIn("rank 1 of 2: 2", output)
 
 
 if __name__ == "__main__":

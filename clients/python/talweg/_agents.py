@@ -37,13 +37,27 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
     return None
 
 
-def connect_to_agent(
-    agent_socket: str | None, timeout_s: float, has_left: bool
-) -> _native.Connection:
+# This process has left a job, and knows of no agent that was started since then.
+_has_left = False
+
+
+def note_left() -> None:
+    """This process leaves a job: its node's next agent may not be there yet."""
+    global _has_left
+    _has_left = True
+
+
+def note_started() -> None:
+    """The node's agent has been started for this process's next job."""
+    global _has_left
+    _has_left = False
+
+
+def connect_to_agent(agent_socket: str | None, timeout_s: float) -> _native.Connection:
     """A connection to the node's agent.
 
-    An agent serves one job. A process that has left one (`has_left`) waits for its agent to end,
-    which takes the goodbyes of the node's other ranks, and for the next one.
+    An agent serves one job. A process that has left one waits for its agent to end, which takes the
+    goodbyes of the node's other ranks, and for the next one, unless it knows that this is there.
     """
     local_rank = local_rank_from_environment(os.environ)
     end = time.monotonic() + timeout_s
@@ -53,7 +67,7 @@ def connect_to_agent(
             return _native.Connection(agent_socket, local_rank, left_s, standby=True)
         except (AgentLost, JobFailed):
             left_s = end - time.monotonic() - _PAUSE_S
-            if not has_left or left_s <= 0:
+            if not _has_left or left_s <= 0:
                 raise
         time.sleep(_PAUSE_S)
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from talweg import _local, _native, _native_arguments
-from talweg._agents import connect_to_agent
+from talweg import _agents, _local, _native, _native_arguments
 from talweg._attention import Attention
 from talweg._calls import Calls
 from talweg._completions import Completions
@@ -95,7 +94,7 @@ class Client:
             self.agent_socket = self.attachment.agent_socket
             self.connection = self.attachment.connect(timeout_s)
         else:
-            self.connection = connect_to_agent(agent_socket, timeout_s, _has_left)
+            self.connection = _agents.connect_to_agent(agent_socket, timeout_s)
         self.rank: int = self.connection.rank
         self.size: int = self.connection.size
         self.local_rank: int = self.connection.local_rank
@@ -459,8 +458,6 @@ class Client:
 
 
 _current: Client | None = None
-# This process has left a job: its node's next agent may not be there yet.
-_has_left = False
 _current_lock = threading.Lock()
 
 
@@ -583,11 +580,12 @@ def _connect(make: Callable[[], Client]) -> Client:
 
 def disconnect() -> None:
     """Ends this process's client, if there is one; a parent's is only forgotten."""
-    global _current, _has_left
+    global _current
     with _current_lock:
         client, _current = _current, None
     if client is not None and not client.is_inherited:
-        _has_left = _has_left or not client.is_alone
+        if not client.is_alone:
+            _agents.note_left()
         client.close()
 
 

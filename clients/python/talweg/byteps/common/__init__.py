@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import talweg
-from talweg import _at_exit, _client, errors
+from talweg import _agents, _at_exit, _client, errors
 from talweg._compat import session, timeline
 from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
@@ -83,7 +83,9 @@ def _join(environment: Mapping[str, str]) -> None:
         _client.connect(None, _WAIT_S, alone=True)
         return
     path = _job.socket_path(job, environment, _jobs)
-    if TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0:
+    _agents.note_started()  # No other job's agent has that path.
+    starts_agent = TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0
+    if starts_agent:
         _start_agent(job, environment, path)
     end = time.monotonic() + _WAIT_S
     while True:
@@ -92,8 +94,11 @@ def _join(environment: Mapping[str, str]) -> None:
             return
         except errors.JobFailed:
             # The agent of a program that was killed may be ending here, and lets nobody in any more.
-            if _agent is not None or time.monotonic() > end - _WAIT_S + _LEAVE_S:
+            # One of resume() may have met the scheduler of the job before as that ended.
+            if (starts_agent and _jobs == 0) or time.monotonic() > end - _WAIT_S + _LEAVE_S:
                 raise
+            if starts_agent:
+                _start_agent(job, environment, path)
             time.sleep(0.05)
         except errors.AgentLost:  # Not there yet, or the one before it, which is ending.
             if _agent is not None and _agent.poll() is not None:
@@ -117,6 +122,8 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
     line = [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"]
     if job.is_distributed:
         _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
+    if _agent is not None:
+        _agent.terminate()  # It serves nobody any more.
     _end_agent()
     variables = {
         **environment,

@@ -22,6 +22,8 @@ constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
+// How long one that has said that it fails may take to end: a framework has much to take down.
+constexpr int64_t kFailingNs = 10'000'000'000;
 // How often ranks that have left their job are asked whether they need another agent.
 constexpr int64_t kNeedNs = 50'000'000;
 
@@ -237,12 +239,12 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
   }
   if (!has_node) return OnDaemonEnd(failure);
   if (!is_rank && status.signal_number == 0 && nodes_.at(index).works()) {
-    suspects_.emplace(index, failure);
+    suspects_.emplace(index, Suspect{failure});
     return SetTimer({Timer::kSuspicion, index}, NowNs() + kSuspicionNs);
   }
   if (is_rank && status.signal_number == 0 && AwaitsFirst(child)) {
     held_.push_back(failure);
-    return SetTimer({Timer::kHeld, 0}, NowNs() + kSuspicionNs);
+    return SetTimer({Timer::kHeld, 0}, NowNs() + kFailingNs);
   }
   OnNodeFailure(failure);
   ReleaseHeld(false);
@@ -253,6 +255,15 @@ std::optional<int64_t> Launch::FailsSince(ChildId rank) const {
   struct stat status;
   if (stat(FailsPath(plan_, node, local_rank).c_str(), &status) != 0) return std::nullopt;
   return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
+bool Launch::AnyRankFails() const {
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    const ChildId child(i);
+    if (children_[i].role != Role::kRank || !supervisor_.running(child)) continue;
+    if (FailsSince(child)) return true;
+  }
+  return false;
 }
 
 bool Launch::AwaitsFirst(ChildId rank) const {
@@ -476,8 +487,11 @@ void Launch::OnTimerOf(TimerKey key) {
     }
     case Timer::kServes: return SignalNode(index, SIGKILL);
     case Timer::kSuspicion: {
+      if (!std::exchange(suspects_.at(index).rank_fails, true) && AnyRankFails()) {
+        return SetTimer(key, NowNs() + kFailingNs - kSuspicionNs);
+      }
       const auto suspect = suspects_.extract(index);
-      return OnNodeFailure(suspect.mapped());
+      return OnNodeFailure(suspect.mapped().failure);
     }
     case Timer::kHeld: return ReleaseHeld(true);
     case Timer::kNode: return Do(index, nodes_.at(index).OnTime(NeedsAgent(index)));

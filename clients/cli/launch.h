@@ -120,6 +120,8 @@ class Launch : public SupervisorEvents {
   void OnNodeFailure(const Failure& failure);
   // When a rank said that it ends by an error.
   std::optional<int64_t> FailsSince(ChildId rank) const;
+  // Whether one has that has not ended yet.
+  bool AnyRankFails() const;
   // Whether a rank that has failed so was not the first, and the first has not ended.
   bool AwaitsFirst(ChildId rank) const;
   // Goes on with those that do not, or with `all`.
@@ -158,7 +160,12 @@ class Launch : public SupervisorEvents {
   std::vector<std::string>
       ports_;                     // That are open, and whose: "talweg-agent of node 0 (admin) ...".
   std::optional<Failure> first_;  // That has failed.
-  std::map<uint32_t, Failure> suspects_;  // Agents, by node.
+  // An agent that has failed, maybe because of a rank that is about to end.
+  struct Suspect {
+    Failure failure;
+    bool rank_fails = false;  // It was asked whether one has said so, and has had its time if so.
+  };
+  std::map<uint32_t, Suspect> suspects_;  // By node.
   std::vector<Failure> held_;             // Ranks that await the first.
   bool signalled_ = false;
   int ending_signal_ = 0;

@@ -222,6 +222,10 @@ class RunDeathsTest(RunTestCase):
         status, _, errors = run("--", "sh", "-c", "sleep 0.1; exit 7", FAKE_AGENT_ENDS_WITH="1")
         self.assertEqual(status, 7)
         self.assertIn("rank 0", errors)
+        # It takes longer to end, and has said that it fails.
+        script = "touch $TALWEG_RUN_FAILS; sleep 3; exit 7"
+        status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="1")
+        self.assertEqual(status, 7, errors)
         status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
         self.assertEqual(status, 5)
         self.assertIn("talweg-agent of node 0", errors)

@@ -108,7 +108,9 @@ class ResumeTest(unittest.TestCase):
 
     def test_resume_while_the_scheduler_before_ends(self) -> None:
         """That one may let the node in, and end. A job of two cannot begin there."""
-        given = shared(NVIDIA_VISIBLE_DEVICES="0", DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
+        given = shared(
+            NVIDIA_VISIBLE_DEVICES="0", DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1"
+        )
         with tempfile.TemporaryDirectory() as directory:
             program = Path(directory) / "program.py"
             program.write_text(_AT_ONCE)

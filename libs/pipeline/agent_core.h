@@ -129,8 +129,6 @@ class AgentCore {
   const OwnerLinks::Owners& owners() const { return links_.all(); }
   const schedule::SliceQueue& queue() const { return queue_; }
   const AgentCoreCounters& counters() const { return counters_; }
-  // Whether ranks may have to wait at the end of a step.
-  bool quiesces() const { return quiesce_.is_asked(); }
 
   // CHECKs what must hold between events. For simulations and tests: walks all tensors.
   void CheckInvariants() const;

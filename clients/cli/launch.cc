@@ -257,24 +257,21 @@ std::optional<int64_t> Launch::FailsSince(ChildId rank) const {
   return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
-bool Launch::AnyRankFails() const {
+std::optional<int64_t> Launch::FirstFailsSince() const {
+  std::optional<int64_t> first_ns;
   for (uint32_t i = 0; i < children_.size(); ++i) {
     const ChildId child(i);
     if (children_[i].role != Role::kRank || !supervisor_.running(child)) continue;
-    if (FailsSince(child)) return true;
+    const std::optional<int64_t> since_ns = FailsSince(child);
+    if (since_ns && (!first_ns || *since_ns < *first_ns)) first_ns = since_ns;
   }
-  return false;
+  return first_ns;
 }
 
 bool Launch::AwaitsFirst(ChildId rank) const {
   const std::optional<int64_t> own_ns = FailsSince(rank);
-  for (uint32_t i = 0; i < children_.size(); ++i) {
-    const ChildId other(i);
-    if (children_[i].role != Role::kRank || !supervisor_.running(other)) continue;
-    const std::optional<int64_t> since_ns = FailsSince(other);
-    if (since_ns && (!own_ns || *since_ns < *own_ns)) return true;
-  }
-  return false;
+  const std::optional<int64_t> first_ns = FirstFailsSince();
+  return first_ns && (!own_ns || *first_ns < *own_ns);
 }
 
 void Launch::ReleaseHeld(bool all) {
@@ -487,7 +484,7 @@ void Launch::OnTimerOf(TimerKey key) {
     }
     case Timer::kServes: return SignalNode(index, SIGKILL);
     case Timer::kSuspicion: {
-      if (!std::exchange(suspects_.at(index).rank_fails, true) && AnyRankFails()) {
+      if (!std::exchange(suspects_.at(index).rank_fails, true) && FirstFailsSince()) {
         return SetTimer(key, NowNs() + kFailingNs - kSuspicionNs);
       }
       const auto suspect = suspects_.extract(index);

@@ -120,8 +120,8 @@ class Launch : public SupervisorEvents {
   void OnNodeFailure(const Failure& failure);
   // When a rank said that it ends by an error.
   std::optional<int64_t> FailsSince(ChildId rank) const;
-  // Whether one has that has not ended yet.
-  bool AnyRankFails() const;
+  // The first time at which one said so that has not ended; nullopt: none has.
+  std::optional<int64_t> FirstFailsSince() const;
   // Whether a rank that has failed so was not the first, and the first has not ended.
   bool AwaitsFirst(ChildId rank) const;
   // Goes on with those that do not, or with `all`.

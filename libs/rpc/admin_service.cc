@@ -71,17 +71,21 @@ class UnaryAnswer : public grpc::ServerUnaryReactor {
 };
 
 template <typename Request, typename Response>
+void Hand(const Handler<Request, Response>& handler, const Request& request, Done<Response> done) {
+  if (handler) {
+    handler(request, std::move(done));
+  } else {
+    done(absl::UnimplementedError("this daemon does not answer this call"));
+  }
+}
+
+template <typename Request, typename Response>
 grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* context,
                               const Handler<Request, Response>& handler, const Request* request,
                               Response* response) {
   return UnaryAnswer<Response>::Start(
-      response, CallGateAccess::EnterQuestion(gate, context), [&](Done<Response> done) {
-        if (handler) {
-          handler(*request, std::move(done));
-        } else {
-          done(absl::UnimplementedError("this daemon does not answer this call"));
-        }
-      });
+      response, CallGateAccess::EnterQuestion(gate, context),
+      [&](Done<Response> done) { Hand(handler, *request, std::move(done)); });
 }
 
 // Answers of GetTrace that are under way. Each keeps a whole timeline until its client has read it.
@@ -194,15 +198,10 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
       grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest* request) override {
-    return TraceAnswer::Start(
-        traces_, CallGateAccess::EnterQuestion(gate_.get(), context),
-        [&](Done<agent::v1::GetTraceResponse> done) {
-          if (handlers_.get_trace) {
-            handlers_.get_trace(*request, std::move(done));
-          } else {
-            done(absl::UnimplementedError("this daemon does not answer this call"));
-          }
-        });
+    return TraceAnswer::Start(traces_, CallGateAccess::EnterQuestion(gate_.get(), context),
+                              [&](Done<agent::v1::GetTraceResponse> done) {
+                                Hand(handlers_.get_trace, *request, std::move(done));
+                              });
   }
 
  private:

@@ -145,7 +145,7 @@ class Nameless:
         self.open: dict[str, Handle] = {}
         self._calls: dict[str, int] = {}
         self._turns: dict[tuple[str, Declaration], deque[str]] = {}
-        self._unproven: dict[str, tuple[str, Declaration]] = {}  # No round of theirs was taken.
+        self._unproven: set[str] = set()  # No round of theirs was taken.
 
     def of_tensor(self, tensor: int) -> Handle | None:
         """The tensor's round, if it is open and was not taken."""
@@ -170,28 +170,30 @@ class Nameless:
 
     def name_of(self, call: int, kind: str, declaration: Declaration) -> str:
         """The tensor whose turn it is."""
-        self._take_out()
         turns = self._turns.setdefault((kind, declaration), deque())
+        self._take_out(turns)
         if len(turns) < _turns_of(declaration):
             # By the call: ranks whose calls differ in their tensors are told so.
             turns.append(f"{kind}.{call}")
-            self._unproven[turns[-1]] = kind, declaration
+            self._unproven.add(turns[-1])
         else:
             turns.rotate(-1)
         return turns[-1]
 
-    def _take_out(self) -> None:
+    def _take_out(self, turns: deque[str]) -> None:
         """The tensors on which ranks have disagreed."""
-        for name, key in list(self._unproven.items()):
+        for name in [each for each in turns if each in self._unproven]:
             handle = self.open.get(name)
             if handle is not None and isinstance(handle.failure, Mismatch):
-                self._turns[key].remove(name)
-                del self.open[name], self._unproven[name]
+                turns.remove(name)
+                del self.open[name]
+                self._unproven.remove(name)
 
     @property
     def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration], list[str]]]:
         """Whose turn it is."""
-        self._take_out()
+        for turns in self._turns.values():
+            self._take_out(turns)
         return dict(self._calls), {key: list(turns) for key, turns in self._turns.items()}
 
     @state.setter
@@ -205,7 +207,7 @@ class Nameless:
         """It has been taken, and has a result."""
         if self.open.get(handle.name) is handle:
             del self.open[handle.name]
-            self._unproven.pop(handle.name, None)
+            self._unproven.discard(handle.name)
 
 
 def _turns_of(declaration: Declaration) -> int:

@@ -84,7 +84,7 @@ typedef enum talweg_status {
   TALWEG_PENDING = 17,    /* talweg_poll: not complete yet. */
   TALWEG_PROTOCOL = 18,   /* The agent sent what is no message. */
   TALWEG_INTERNAL = 19,
-  TALWEG_EVENTS_LOST = 20 /* Of a tensor on a GPU: talweg_gpu_place, then push again. */
+  TALWEG_EVENTS_LOST = 20 /* A tensor lies on a GPU: talweg_gpu_place, then push again. */
 } talweg_status;
 
 typedef enum talweg_dtype {
@@ -558,7 +558,7 @@ typedef struct talweg_statistics {
   size_t struct_bytes; /* Set by the caller; filled up to there. */
   uint64_t tensors;
   uint64_t pushes;
-  uint64_t bytes_pushed; /* Of contributions. */
+  uint64_t bytes_pushed; /* The contributions. */
   uint64_t bytes_copied; /* In and out, by this library. */
   uint64_t waits;
   uint64_t waits_slept; /* How often a wait has outlasted its spinning. */

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from talweg import _stripes
-from talweg._catch_up import (
+from talweg._elastic import stripes
+from talweg._elastic.catch_up import (
     ATTEMPTS_MAX,
     Apply,
     CopySnapshot,
@@ -32,7 +32,7 @@ from talweg._catch_up import (
     TakerState,
     TakeWhole,
 )
-from talweg._catch_up_lines import (
+from talweg._elastic.catch_up_lines import (
     Entry,
     Message,
     Reader,
@@ -43,8 +43,8 @@ from talweg._catch_up_lines import (
     Writer,
     pieces,
 )
-from talweg._giving import _Outbox
-from talweg._replay import Call
+from talweg._elastic.giving import _Outbox
+from talweg._elastic.replay import Call
 
 _A, _B = (0, 0), (1, 0)
 _LAYOUT = b"layout"
@@ -462,9 +462,9 @@ class LinesTest(unittest.TestCase):
                     has_next = message is not sent[-1] and draw.random() < 0.5
                     self.assertTrue(writer.send(message, lambda: False, has_next))
                 got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
-                stripes = iter(begun)
+                rooms = iter(begun)
                 got = [
-                    replace(each, stripe=next(stripes)) if isinstance(each, Snapshot) else each
+                    replace(each, stripe=next(rooms)) if isinstance(each, Snapshot) else each
                     for each in got
                 ]
                 self.assertEqual([_words(each) for each in got], [_words(each) for each in sent])
@@ -570,10 +570,10 @@ class StripesTest(unittest.TestCase):
             made: list[np.ndarray] = [np.zeros(size, np.uint8) for size in sizes]
             count, position = draw.randrange(1, 5), 0
             for place in range(count):
-                begin, end = _stripes.stripe_of(sum(sizes), place, count)
+                begin, end = stripes.stripe_of(sum(sizes), place, count)
                 self.assertEqual(begin, position)
                 position = end
-                _stripes.copy_in(made, begin, _stripes.copy_out(whole, begin, end))
+                stripes.copy_in(made, begin, stripes.copy_out(whole, begin, end))
             self.assertEqual(position, sum(sizes))
             for here, there in zip(made, whole):
                 np.testing.assert_array_equal(here, there)

@@ -12,7 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from talweg._channels import Channel, Job, Steps, Wait
+from talweg._collectives.channels import Channel, Job, Steps, Wait
 from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 

@@ -8,7 +8,7 @@ import unittest
 import weakref
 from typing import Any, cast
 
-from talweg._completions import Completions
+from talweg._client.completions import Completions
 
 _TIMEOUT_S = 60.0
 

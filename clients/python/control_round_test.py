@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from talweg import _collectives as c
-from talweg import _words as words
-from talweg._collective_calls import _splits
+from talweg._collectives import collectives as c
+from talweg._collectives import words as words
+from talweg._collectives.calls import _splits
+from talweg._collectives.kinds import JOINED
+from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import DType, Op
-from talweg._kinds import JOINED
-from talweg._process_sets import ProcessSet
 from talweg.errors import InvalidArgument, Mismatch
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import talweg
 import talweg.torch
 import torch
-from talweg import _client, _native, _objects
-from talweg._local import LocalConnection
-from talweg._membership import _NOT_SYNCHRONIZED
-from talweg._views import Member, View, change_between
+from talweg import _client
+from talweg._client.local import LocalConnection
+from talweg._collectives import objects
+from talweg._elastic.membership import _NOT_SYNCHRONIZED
+from talweg._elastic.views import Member, View, change_between
+from talweg._library import native
 
 
 def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
@@ -205,10 +207,10 @@ class StateTest(unittest.TestCase):
     def test_arrays_travel_as_they_lie(self) -> None:
         large: np.ndarray = np.arange(5000, dtype=np.float64)
         value = {"a": large, "b": large[::2], "none": np.empty(0), "text": "x" * 77}
-        pieces = _objects.pieces_of(value)
+        pieces = objects.pieces_of(value)
         addresses = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]
         self.assertIn(large.ctypes.data, addresses)
-        given = _objects.from_pieces(_joined(pieces))
+        given = objects.from_pieces(_joined(pieces))
         self.assertEqual((set(given), given["text"]), (set(value), value["text"]))
         for name in ("a", "b", "none"):
             np.testing.assert_array_equal(given[name], value[name])
@@ -293,7 +295,7 @@ class StateTest(unittest.TestCase):
         connection = LocalConnection()
         connection.refusal = _NOT_SYNCHRONIZED
         with self.assertRaisesRegex(talweg.NotSynchronized, "call begin.. of a talweg.State"):
-            _native.Connection.barrier(connection)
+            native.Connection.barrier(connection)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ import unittest
 from typing import Any
 from unittest import mock
 
-from talweg import _exchange_adapter
-from talweg._exchange import GradientExchange
-from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Tensor
-from talweg._process_sets import ProcessSet
+from talweg._collectives.process_sets import ProcessSet
+from talweg._exchange.adapter import ClientAdapter, Parameter, Pushed, Tensor
+from talweg._exchange.exchange import GradientExchange
 
 
 class _Given(ClientAdapter):
@@ -74,7 +73,7 @@ class ClientAdapterTest(unittest.TestCase):
         client.synchronize.assert_called_once_with(client.push.return_value)
         self.assertIs(adapter.is_there(ticket), client.poll.return_value)
         self.assertTrue(adapter.comes_in_order())
-        with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
+        with mock.patch("talweg._exchange.adapter.objects.all_gather_object") as gather:
             self.assertIs(adapter.gather(3, "g"), gather.return_value)
         gather.assert_called_once_with(client, 3, "g", None)
 
@@ -86,7 +85,7 @@ class ClientAdapterTest(unittest.TestCase):
         name, declaration = client.push.call_args.args[:2]
         self.assertEqual(name, "m" + some.suffix)  # Other sets' marks have other names.
         self.assertEqual(declaration.ranks, (0, 2))
-        with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
+        with mock.patch("talweg._exchange.adapter.objects.all_gather_object") as gather:
             adapter.gather(3, "g")
         gather.assert_called_once_with(client, 3, "g", some)
 

@@ -8,7 +8,7 @@ import unittest
 from typing import Any
 
 from model_framework import Framework
-from talweg._exchange_states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
+from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
 from talweg.errors import InternalError
 
 

@@ -7,8 +7,8 @@ import unittest
 from unittest import mock
 
 from model_framework import Framework, Gradient, Ticket, said
-from talweg._exchange_adapter import Refusal
-from talweg._exchange_states import State
+from talweg._exchange.adapter import Refusal
+from talweg._exchange.states import State
 from talweg.errors import Busy, InvalidArgument, Mismatch
 
 

@@ -9,9 +9,9 @@ import unittest
 from collections.abc import Callable
 from typing import Any, cast
 
-from talweg._catch_up_lines import ASKS
-from talweg._giving import Giving
-from talweg._views import Member, View
+from talweg._elastic.catch_up_lines import ASKS
+from talweg._elastic.giving import Giving
+from talweg._elastic.views import Member, View
 
 
 class _Connection:

@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 from model_rounds import Rounds
-from talweg import _channels, _collectives, _kinds
-from talweg._call_channel import CallChannel, channel_named
-from talweg._process_sets import Group
+from talweg._collectives import channels, collectives, kinds
+from talweg._collectives.call_channel import CallChannel, channel_named
+from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument, JobFailed, Mismatch, Timeout
 from talweg.torch import _messages, _point_to_point, _work
 from talweg.torch._messages import Message, Receive
@@ -233,10 +233,10 @@ class _World:
 class MessagesTest(unittest.TestCase):
     def _try(self, size: int, run: Callable[[_World], None]) -> None:
         """In many orders."""
-        modules = _channels, _collectives, _messages, _work, _point_to_point
+        modules = channels, collectives, _messages, _work, _point_to_point
         for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS):
             turns = Turns(seed)
-            small = mock.patch.object(_kinds, "_TENSOR_BYTES_MAX", _ROUND_BYTES)
+            small = mock.patch.object(kinds, "_TENSOR_BYTES_MAX", _ROUND_BYTES)
             with self.subTest(seed=seed), small, turns.patched(*modules):
                 run(_World(turns, seed, size))
 

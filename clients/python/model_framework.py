@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from talweg import _exchange
-from talweg._exchange import GradientExchange
-from talweg._exchange_adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange import exchange
+from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.exchange import GradientExchange
 from talweg.errors import Busy
 
-DIGEST = 2 * _exchange._DIGEST_BYTES
+DIGEST = 2 * exchange._DIGEST_BYTES
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Framework(Adapter):
                 place = index if index >= 0 else index - DIGEST
                 ticket.marks[place] = max(ticket.marks[place], mark)
             if self.others_names is not None:
-                theirs = _exchange._names_digest(self.others_names)
+                theirs = exchange._names_digest(self.others_names)
                 for place, byte in enumerate(theirs, len(ticket.marks) - DIGEST):
                     ticket.marks[place] = max(ticket.marks[place], byte)
         return (ticket.value + self.others.get(ticket.name, 0.0)) / 2

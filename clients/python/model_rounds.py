@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from talweg._kinds import OWN
+from talweg._collectives.kinds import OWN
 from talweg.errors import Busy, JobFailed, TalwegError
 from turns import Turns
 
@@ -100,7 +100,7 @@ class Rounds:
 
 
 class _Connection:
-    """As _native.Connection."""
+    """As native.Connection."""
 
     def __init__(self, rounds: Rounds, rank: int) -> None:
         self.view_suffix = ""
@@ -209,7 +209,7 @@ class _Connection:
 
 
 class _Completions:
-    """As _completions.Completions."""
+    """As completions.Completions."""
 
     def __init__(self, rounds: Rounds, rank: int, connection: _Connection) -> None:
         self._turns = rounds.turns

@@ -7,7 +7,7 @@ import heapq
 import unittest
 from dataclasses import dataclass
 
-from talweg._pace import Pace
+from talweg._elastic.pace import Pace
 
 _BYTES_MAX = 2 << 20
 _LANES = 2

@@ -11,8 +11,9 @@ import numpy as np
 import talweg
 import talweg.torch
 import torch
-from talweg import _objects, _stripes
-from talweg._replay import Call
+from talweg._collectives import objects
+from talweg._elastic import stripes
+from talweg._elastic.replay import Call
 from torch import nn
 
 _Make = Callable[[Any], torch.optim.Optimizer]
@@ -114,8 +115,8 @@ def _hand_over(survivors: Sequence[Any], joiner: Any, steps: int, slices: int = 
     sizes = [buffer.size for buffer in given[0].buffers]
     copies = []
     for place, snapshot in enumerate(given):
-        begin, end = _stripes.stripe_of(sum(sizes), place, count)
-        copies.append(_stripes.Copying(snapshot.buffers, begin, end, steady=snapshot.steady))
+        begin, end = stripes.stripe_of(sum(sizes), place, count)
+        copies.append(stripes.Copying(snapshot.buffers, begin, end, steady=snapshot.steady))
         for _ in range(slices):
             copies[-1].copy_some()
     recordings = [
@@ -129,10 +130,10 @@ def _hand_over(survivors: Sequence[Any], joiner: Any, steps: int, slices: int = 
         made.append([recording.take() for recording in recordings])
     buffers: list[np.ndarray] = [np.zeros(size, np.uint8) for size in sizes]
     for place, copying in enumerate(copies):
-        begin, _ = _stripes.stripe_of(sum(sizes), place, count)
+        begin, _ = stripes.stripe_of(sum(sizes), place, count)
         if steps == 0:
             copying.finish()
-        _stripes.copy_in(buffers, begin, copying.stripe)
+        stripes.copy_in(buffers, begin, copying.stripe)
     taker.load(given[0].header, buffers)
     for taken in made:
         for calls in zip(*taken):
@@ -192,7 +193,7 @@ class ReplayTest(unittest.TestCase):
             _, buffers, steady = survivor.state.replay().snapshot()
             total = sum(buffer.size for buffer in buffers)
             room: np.ndarray = np.full(total, 77, np.uint8)
-            copying = _stripes.Copying(buffers, 0, total, room, steady)
+            copying = stripes.Copying(buffers, 0, total, room, steady)
             self.assertTrue((copying.stripe == 77).all())
             while is_copied and not copying.is_over:
                 copying.copy_some()
@@ -322,7 +323,7 @@ class StateReplayTest(unittest.TestCase):
         program = _NumpyProgram(seed=1)
         replay = program.state.replay()
         assert replay is not None
-        rest = _objects.from_pieces(memoryview(bytearray(b"".join(replay.rest()))))
+        rest = objects.from_pieces(memoryview(bytearray(b"".join(replay.rest()))))
         self.assertEqual(sorted(rest), ["mixed", "rate", "sampler", "step"])
 
     def test_arrays_lie_where_they_did(self) -> None:

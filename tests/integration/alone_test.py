@@ -9,10 +9,10 @@ import sys
 import unittest
 
 import job
-from talweg import _local
+from talweg._client import local
 
 # What the launcher of this test itself may have set.
-_CLEAN = {k: v for k, v in os.environ.items() if k not in _local._LAUNCHED}
+_CLEAN = {k: v for k, v in os.environ.items() if k not in local._LAUNCHED}
 
 # Whoever holds it makes it go when the interpreter's modules do; another one goes at once.
 _KEPT = """
@@ -77,10 +77,10 @@ class AloneTest(unittest.TestCase):
 
     def test_who_was_launched_is_not_alone(self) -> None:
         """Each rank of a job whose agent is missing would train for itself, and nobody would know."""
-        for name in _local._LAUNCHED:
-            self.assertFalse(_local.is_alone({name: "0"}), name)
-        self.assertTrue(_local.is_alone({"SLURM_PROCID": "0"}))  # As a batch script has it.
-        self.assertTrue(_local.is_alone({"HOME": "/", "RANK": ""}))
+        for name in local._LAUNCHED:
+            self.assertFalse(local.is_alone({name: "0"}), name)
+        self.assertTrue(local.is_alone({"SLURM_PROCID": "0"}))  # As a batch script has it.
+        self.assertTrue(local.is_alone({"HOME": "/", "RANK": ""}))
         done = subprocess.run(
             [sys.executable, "-P", "-c", "import talweg; talweg.init()"],
             env=dict(_CLEAN, RANK="1"),

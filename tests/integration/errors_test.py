@@ -10,7 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 import talweg
-from talweg import _native, errors
+from talweg import errors
+from talweg._library import native
 
 _RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 _HEADER = _RUNFILES / "clients" / "c" / "talweg.h"
@@ -37,15 +38,15 @@ class ErrorsTest(unittest.TestCase):
     def test_every_failure_has_an_exception_of_its_own(self) -> None:
         failures = {name: value for name, value in _statuses().items() if name not in _NO_FAILURES}
         self.assertGreater(len(failures), 15)
-        self.assertEqual(set(_native.EXCEPTIONS), set(failures.values()))
-        classes = list(_native.EXCEPTIONS.values())
+        self.assertEqual(set(native.EXCEPTIONS), set(failures.values()))
+        classes = list(native.EXCEPTIONS.values())
         self.assertEqual(len(set(classes)), len(classes))
         self.assertNotIn(errors.TalwegError, classes)
 
     def test_the_page_says_the_same(self) -> None:
         documented = _documented()
         raised = {
-            name: _native.EXCEPTIONS[value].__name__
+            name: native.EXCEPTIONS[value].__name__
             for name, value in _statuses().items()
             if name not in _NO_FAILURES
         }
@@ -73,11 +74,11 @@ class ErrorsTest(unittest.TestCase):
             self.assertTrue(issubclass(ours, pythons))
 
     def test_a_wait_in_slices_copies_nothing_twice(self) -> None:
-        connection = _native.Connection.__new__(_native.Connection)
-        connection._handle = _native._client_p()
+        connection = native.Connection.__new__(native.Connection)
+        connection._handle = native._client_p()
         connection._library = mock.Mock()
-        connection._library.talweg_wait.return_value = _native.TIMEOUT
-        connection._library.talweg_wait_again.side_effect = [_native.TIMEOUT, 0]
+        connection._library.talweg_wait.return_value = native.TIMEOUT
+        connection._library.talweg_wait_again.side_effect = [native.TIMEOUT, 0]
         connection.wait(1, 2, 3, None)
         self.assertEqual(
             [call[0] for call in connection._library.method_calls],
@@ -92,18 +93,18 @@ class ErrorsTest(unittest.TestCase):
         connection._library.talweg_wait_again.assert_not_called()
 
     def test_a_barrier_waits_in_slices(self) -> None:
-        connection = _native.Connection.__new__(_native.Connection)
-        connection._handle = _native._client_p()
+        connection = native.Connection.__new__(native.Connection)
+        connection._handle = native._client_p()
         connection._library = mock.Mock()
-        connection._library.talweg_barrier.side_effect = [_native.TIMEOUT, _native.TIMEOUT, 0]
+        connection._library.talweg_barrier.side_effect = [native.TIMEOUT, native.TIMEOUT, 0]
         connection.barrier()
         self.assertEqual(connection._library.talweg_barrier.call_count, 3)
 
     def test_a_library_that_lacks_a_function_is_named(self) -> None:
-        later = {**_native._PROTOTYPES, "talweg_of_tomorrow": (None, [])}
-        with mock.patch.object(_native, "_PROTOTYPES", later):
+        later = {**native._PROTOTYPES, "talweg_of_tomorrow": (None, [])}
+        with mock.patch.object(native, "_PROTOTYPES", later):
             with self.assertRaisesRegex(errors.VersionMismatch, "libtalweg.so has no talweg_of_to"):
-                _native._load()
+                native._load()
 
 
 if __name__ == "__main__":

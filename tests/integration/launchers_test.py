@@ -12,7 +12,8 @@ import unittest
 from pathlib import Path
 
 import job
-from talweg import _agents, errors
+from talweg import errors
+from talweg._client import agents
 
 _PROGRAM = (
     "import talweg; talweg.init(); print(talweg.rank(), talweg.local_rank()); talweg.barrier()"
@@ -73,15 +74,15 @@ class LaunchersTest(unittest.TestCase):
         for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
             for text in ("x", "-1", "\N{SUPERSCRIPT TWO}", "4294967295"):
                 with self.assertRaisesRegex(errors.InvalidArgument, f"{variable} is '{text}'"):
-                    _agents.local_rank_from_environment({variable: text})
+                    agents.local_rank_from_environment({variable: text})
 
     def test_nobody_has_said(self) -> None:
-        self.assertIsNone(_agents.local_rank_from_environment({"RANK": "3"}))
-        self.assertIsNone(_agents.local_rank_from_environment({"LOCAL_RANK": ""}))
+        self.assertIsNone(agents.local_rank_from_environment({"RANK": "3"}))
+        self.assertIsNone(agents.local_rank_from_environment({"LOCAL_RANK": ""}))
 
     def test_ours_goes_before_others(self) -> None:
         environment = {"SLURM_LOCALID": "1", "LOCAL_RANK": "2", "TALWEG_LOCAL_RANK": "3"}
-        self.assertEqual(_agents.local_rank_from_environment(environment), 3)
+        self.assertEqual(agents.local_rank_from_environment(environment), 3)
 
 
 if __name__ == "__main__":

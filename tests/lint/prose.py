@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for prose that a program can check: CONTRIBUTING.md, "Prose".
-
-python3 -m tests.lint.prose --shrink    # lowers prose_allowance.txt to what is left
-"""
+"""Rules for prose that a program can check: CONTRIBUTING.md, "Prose"."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,15 +15,13 @@ COLUMNS_MAX = 100
 _GENERATED = {"docs/configuration.md"}
 _GENERATED_BEGIN = "# Measured by ./bench"
 
-ALLOWANCE = "tests/lint/prose_allowance.txt"
-_ALLOWANCE_HEAD = (
-    '# Comments that still begin with "Of", by folder. The counts may only shrink:\n'
-    "#   python3 -m tests.lint.prose --shrink\n"
-)
 _COMMENTS = {
     (".h", ".cc", ".cu", ".c", ".proto"): re.compile(r"(?://|/\*+|^\s*\*)\s*Of\s"),
     (".py", ".bazel", ".bzl", ".sh"): re.compile(r"(?:(?:^|\s)#|\"\"\")\s*Of\s"),
 }
+
+# The ends of the names of files whose comments are read.
+COMMENTED = tuple(suffix for suffixes in _COMMENTS for suffix in suffixes)
 
 README_LINES = range(10, 41)
 
@@ -89,37 +83,3 @@ def broken_links(root: Path, path: str, text: str) -> list[str]:
         elif anchor and anchor not in anchors(target.read_text() if name else text):
             broken.append(link)
     return broken
-
-
-def count_of_comments(root: Path) -> dict[str, int]:
-    """How many comments begin with "Of", by folder; folders without one are left out."""
-    counts: Counter[str] = Counter()
-    for suffixes in _COMMENTS:
-        for path in source_tree.files(*suffixes):
-            counts[str(Path(path).parent)] += len(of_comments(path, (root / path).read_text()))
-    return {folder: count for folder, count in counts.items() if count}
-
-
-def read_allowance(text: str) -> dict[str, int]:
-    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {folder: int(count) for folder, count in rows}
-
-
-def write_allowance(counts: dict[str, int]) -> str:
-    rows = [f"{folder} {count}\n" for folder, count in sorted(counts.items()) if count]
-    return _ALLOWANCE_HEAD + "".join(rows)
-
-
-def main() -> int:
-    if sys.argv[1:] != ["--shrink"]:
-        raise SystemExit(__doc__)
-    root = source_tree.root()
-    allowed = read_allowance((root / ALLOWANCE).read_text())
-    found = count_of_comments(root)
-    left = {folder: min(count, found.get(folder, 0)) for folder, count in allowed.items()}
-    (root / ALLOWANCE).write_text(write_allowance(left))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

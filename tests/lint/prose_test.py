@@ -33,16 +33,12 @@ class TreeTest(unittest.TestCase):
             with self.subTest(path):
                 self.assertEqual(prose.broken_links(self.root, path, text), [])
 
-    def test_no_more_comments_begin_with_of(self) -> None:
-        allowed = prose.read_allowance((self.root / prose.ALLOWANCE).read_text())
-        found = prose.count_of_comments(self.root)
-        for folder in sorted(allowed.keys() | found.keys()):
-            with self.subTest(folder):
-                count, most = found.get(folder, 0), allowed.get(folder, 0)
-                remedy = "say subject, verb, object (CONTRIBUTING.md, Prose)"
-                self.assertLessEqual(count, most, f'comments that begin with "Of": {remedy}')
-                remedy = "python3 -m tests.lint.prose --shrink"
-                self.assertEqual(count, most, f"fewer comments are left than allowed: {remedy}")
+    def test_no_comment_begins_with_of(self) -> None:
+        for path in source_tree.files(*prose.COMMENTED):
+            found = prose.of_comments(path, (self.root / path).read_text())
+            lines = [f"{path}:{number}" for number in found]
+            remedy = "say subject, verb, object (CONTRIBUTING.md, Prose)"
+            self.assertFalse(lines, f'comments that begin with "Of": {remedy}')
 
     def test_each_module_has_a_page(self) -> None:
         for parent in ("libs", "services"):
@@ -93,12 +89,6 @@ class RulesTest(unittest.TestCase):
             (root / "a.md").write_text("# Here\n")
             self.assertEqual(prose.broken_links(root, "a.md", "[a](c.md)"), ["c.md"])
             self.assertEqual(prose.broken_links(root, "a.md", "[a](b.md#x)"), ["b.md#x"])
-
-    def test_allowance(self) -> None:
-        counts = {"b": 2, "a": 1, "c": 0}
-        text = prose.write_allowance(counts)
-        self.assertTrue(text.endswith("\na 1\nb 2\n"))
-        self.assertEqual(prose.read_allowance(text), {"a": 1, "b": 2})
 
 
 if __name__ == "__main__":

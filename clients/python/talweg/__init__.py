@@ -20,21 +20,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from talweg import _at_exit, _client, _objects, _rounds
+from talweg import _at_exit, _client
 from talweg._arguments import chosen_op, listed, takes_old_order
 from talweg._client import Handle, group_of
+from talweg._client.left_rounds import finish_call
+from talweg._collectives import objects, rounds
+from talweg._collectives.numpy_calls import COLLECTIVES as _calls
+from talweg._collectives.numpy_calls import contiguous, real_pairs
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
-from talweg._elastic_state import State
-from talweg._left_rounds import finish_call
-from talweg._native_arguments import check_name_and_priority, whole
-from talweg._numpy_collectives import COLLECTIVES as _calls
-from talweg._numpy_collectives import contiguous, real_pairs
-from talweg._outlive import rejoin
-from talweg._process_sets import Group, ProcessSet
-from talweg._sampler import ElasticSampler
-from talweg._scaling import NO_FACTORS, Factors
+from talweg._elastic.outlive import rejoin
+from talweg._elastic.sampler import ElasticSampler
+from talweg._elastic.state import State
+from talweg._elastic.views import Change, Member
+from talweg._library.native_arguments import check_name_and_priority, whole
 from talweg._version import __version__
-from talweg._views import Change, Member
 from talweg.errors import (
     Aborted,
     AgentLost,
@@ -321,11 +322,11 @@ def _start(
     source = real_pairs(contiguous(array), op)
     dtype = numpy_dtype(source.dtype)
     factors.require(dtype, operation)
-    return _rounds.start(
+    return rounds.start(
         client,
         name,
         group,
-        _rounds.Brought(
+        rounds.Brought(
             Declaration(dtype, source.size, op, root_rank, group.listed, source.shape),
             source.ctypes.data,
             out.ctypes.data,
@@ -386,7 +387,7 @@ def push_pull(
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
     client, operation = _client.current(), chosen_op(op, average)
-    left_s = _rounds.before_call(client, name, process_set, timeout_s)
+    left_s = rounds.before_call(client, name, process_set, timeout_s)
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
     factors, waits = Factors(prescale_factor, postscale_factor), timeout_s is None
     handle = _start(array, out, operation, name, priority, 0, process_set, factors, waits)
@@ -430,7 +431,7 @@ def push_pull_inplace(
 ) -> np.ndarray:
     """As push_pull(), into `array` itself, which is also returned."""
     client = _client.current()
-    left_s = _rounds.before_call(client, name, process_set, timeout_s)
+    left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
         array,
         name=name,
@@ -489,7 +490,7 @@ def broadcast(
     `root_rank` is a number in the job, also within a set.
     """
     client = _client.current()
-    _rounds.before_call(client, name, process_set)
+    rounds.before_call(client, name, process_set)
     finish_call(client, broadcast_async(array, root_rank, name, process_set))
     return array
 
@@ -554,7 +555,7 @@ def grouped_push_pull(
 ) -> list[np.ndarray]:
     """push_pull() of many arrays; returns a list of results."""
     client, every = _client.current(), listed(arrays, "grouped_push_pull")
-    left_s = _rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
+    left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(every, name, op, **options)
     results: list[np.ndarray] = finish_call(client, handle, left_s)
     return results
@@ -568,8 +569,8 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
-    own = _objects.broadcast_name(name, root_rank)
-    return _objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
+    own = objects.broadcast_name(name, root_rank)
+    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
 
 
 def all_gather_object(
@@ -579,8 +580,8 @@ def all_gather_object(
 
     Raises Aborted when a rank is gone from a job that goes on without it.
     """
-    own = _objects.gather_name(name)
-    return _objects.all_gather_object(_client.current(), obj, own, process_set)
+    own = objects.gather_name(name)
+    return objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:

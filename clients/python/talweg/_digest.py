@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from talweg import _native
+from talweg._library import native
 
 
 class Digest:
@@ -22,7 +22,7 @@ class Digest:
     def update(self, data: Any) -> None:
         """`data`: a buffer without gaps, as bytes and contiguous arrays are."""
         view: np.ndarray = np.frombuffer(data, np.uint8)
-        digest = _native.library().talweg_digest(view.ctypes.data, view.size, self.value)
+        digest = native.library().talweg_digest(view.ctypes.data, view.size, self.value)
         self.value = int(digest)
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import talweg
 import talweg.torch
 import torch
-from talweg import _stripes
+from talweg._elastic import stripes
 from torch import nn
 
 _OPTIMIZERS = {
@@ -90,7 +90,7 @@ class MortalState(talweg.torch.Elastic):
         return replay
 
 
-class ToldCopying(_stripes.Copying):
+class ToldCopying(stripes.Copying):
     """One that tells how much is copied before the thread begins."""
 
     def __init__(self, *given: Any) -> None:
@@ -112,7 +112,7 @@ def main() -> int:
         parser.add_argument(f"--{way}-in", choices=_PHASES)
     arguments = parser.parse_args()
     MortalState.told = arguments
-    _stripes.Copying = ToldCopying  # type: ignore[assignment,misc]
+    stripes.Copying = ToldCopying  # type: ignore[assignment,misc]
     torch.set_num_threads(1)
     talweg.init()
     model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))

@@ -14,7 +14,8 @@ import threading
 import time
 
 import numpy as np
-from talweg import _native, errors
+from talweg import errors
+from talweg._library import native
 
 _I32 = 7
 _SUM = 1
@@ -23,7 +24,7 @@ _WHOLE = (1, 1)
 
 class _Rank:
     def __init__(self) -> None:
-        self.connection = _native.Connection(None, None, 60, standby=True)
+        self.connection = native.Connection(None, None, 60, standby=True)
         self.told: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.found, self.members = self.connection.membership()
@@ -41,7 +42,7 @@ class _Rank:
     def follow(self) -> None:
         self.found, self.members = self.connection.membership()
         self.connection.follow(self.found.epoch)
-        standbys = [each.node for each in self.members if each.flags & _native.MEMBER_STANDBY]
+        standbys = [each.node for each in self.members if each.flags & native.MEMBER_STANDBY]
         print(
             f"epoch {self.found.epoch}: rank {self.connection.rank} of {self.connection.size}, "
             f"number {self.found.number}, standbys {standbys}",
@@ -71,7 +72,7 @@ class _Rank:
     def _meet(self) -> None:
         number = self.found.size
         for member in self.members:
-            if not member.flags & _native.MEMBER_STANDBY:
+            if not member.flags & native.MEMBER_STANDBY:
                 continue
             if member.incarnation not in self.sides:
                 arguments = (int(member.incarnation), number)
@@ -112,7 +113,7 @@ class _Rank:
                 call()
             except errors.InvalidArgument as error:
                 print(f"{what}: {error}", flush=True)
-        [own] = [each for each in self.members if each.flags & _native.MEMBER_STANDBY]
+        [own] = [each for each in self.members if each.flags & native.MEMBER_STANDBY]
         self.beside(int(own.incarnation), 0)
         connection.ready()
         while connection.membership()[0].standby:

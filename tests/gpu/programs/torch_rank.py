@@ -24,7 +24,7 @@ import talweg.torch as tw
 import torch
 from expected_errors import expect
 from rank_tensors import FLOATS, INTEGERS, RealGpu, assert_same, gpu, plain, sample
-from talweg import _native
+from talweg._library import native
 from torch import nn
 
 # Operations that do not have all dtypes.
@@ -176,7 +176,7 @@ def training() -> None:
 def declared_together() -> None:
     """A model's gradients are agreed on in one go, where the agent takes them from."""
     asked: list[tuple[int, bool]] = []
-    declare_all = _native.Connection.declare_all
+    declare_all = native.Connection.declare_all
 
     def count(connection: Any, declarations: Any, on_gpu: bool = False, *rest: bool) -> list[int]:
         asked.append((len(declarations), on_gpu))
@@ -187,7 +187,7 @@ def declared_together() -> None:
     optimizer = tw.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), name="together"
     )
-    with mock.patch.object(_native.Connection, "declare_all", count):
+    with mock.patch.object(native.Connection, "declare_all", count):
         backward(model, torch.randn(4, 6).double())
         optimizer.step()
     assert [each for each in asked if each[1]] == [(4, True)], asked

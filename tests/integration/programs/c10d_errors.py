@@ -32,16 +32,16 @@ def check_ranks() -> None:
 
 def check_small_calls_of_late_ranks() -> None:
     """The library waits for nobody: each call is carried on by who waits for it."""
-    from talweg import _native_exchange
+    from talweg._library import native_exchange
 
-    slice_ns, _native_exchange.WAIT_SLICE_NS = _native_exchange.WAIT_SLICE_NS, 0
+    slice_ns, native_exchange.WAIT_SLICE_NS = native_exchange.WAIT_SLICE_NS, 0
     try:
         for repeat in range(20):
             tensor = torch.full((5,), float(_RANK + repeat))
             dist.all_reduce(tensor)
             assert tensor.tolist() == [sum(range(_SIZE)) + float(repeat * _SIZE)] * 5, tensor
     finally:
-        _native_exchange.WAIT_SLICE_NS = slice_ns
+        native_exchange.WAIT_SLICE_NS = slice_ns
 
 
 def check_without_slots() -> None:

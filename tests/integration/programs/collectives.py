@@ -14,8 +14,9 @@ import talweg
 from cases import run_cases
 from expected_errors import expect
 from numeric_reference import DTYPES, OPS, expected, same, sample
-from talweg import _client, _kinds
-from talweg._numpy_collectives import NumpyArrays
+from talweg import _client
+from talweg._collectives import kinds
+from talweg._collectives.numpy_calls import NumpyArrays
 
 _NODES: list[int] = json.loads(sys.argv[1])
 _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bf16"}
@@ -182,7 +183,7 @@ def several_pieces() -> None:
     """Tensors that are longer than the memory that they go through."""
     rank, n = talweg.rank(), talweg.size()
     ranks = tuple(range(n))
-    with mock.patch.object(_kinds, "_TENSOR_BYTES_MAX", 4096 * n):
+    with mock.patch.object(kinds, "_TENSOR_BYTES_MAX", 4096 * n):
         each = _of([3], ranks, [(r * 5000 + 1,) for r in ranks], "f32")
         _check(talweg.all_gather(each[rank], "pieces"), np.concatenate(each), "f32", "pieces")
         even = _of([4], ranks, (20_001,), "i32")
@@ -477,7 +478,7 @@ def a_result_without_a_place() -> None:
             else:
                 call(array)
         assert talweg.all_gather(np.array([rank])).tolist() == list(range(n))
-    with mock.patch.object(_kinds, "_TENSOR_BYTES_MAX", 4096 * n):
+    with mock.patch.object(kinds, "_TENSOR_BYTES_MAX", 4096 * n):
         array = np.full(10_000 * (rank + 1), rank, np.int32)
         if odd:
             with mock.patch.object(NumpyArrays, "empty", side_effect=MemoryError("no room")):

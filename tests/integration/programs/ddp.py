@@ -19,7 +19,7 @@ import talweg.torch as tw
 import torch
 import torch.distributed as dist
 from expected_errors import expect
-from talweg import _native
+from talweg._library import native
 from talweg.torch import _buckets, _ddp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -217,13 +217,13 @@ class _Trainer:
 def _counting(method: str) -> Iterator[list[int]]:
     """Lists the addresses or tensors that a connection's method was called with last."""
     calls: list[int] = []
-    real = getattr(_native.Connection, method)
+    real = getattr(native.Connection, method)
 
     def count(connection: Any, *arguments: int) -> None:
         real(connection, *arguments)
         calls.append(arguments[-1])
 
-    with mock.patch.object(_native.Connection, method, count):
+    with mock.patch.object(native.Connection, method, count):
         yield calls
 
 

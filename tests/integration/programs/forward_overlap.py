@@ -197,7 +197,7 @@ def batches_that_are_left_out() -> None:
 
 
 def modules_that_are_left_out() -> None:
-    """Of a pass at some ranks, whose batch is then left out, too."""
+    """Some ranks leave modules out in one pass, whose batch is then left out, too."""
     model, optimizer = layers_in_a_row()
     x = torch.full((2, 4), 1.0 + tw.rank())
     for step in range(4):

@@ -17,8 +17,9 @@ import numpy as np
 import talweg
 from cases import run_cases
 from expected_errors import expect
-from talweg import _client, _objects
-from talweg._native import library
+from talweg import _client
+from talweg._collectives import objects
+from talweg._library.native import library
 
 
 def _sum_of_ranks() -> int:
@@ -73,7 +74,7 @@ def rounds_without_names() -> None:
 
 def objects_of_several_rounds() -> None:
     """With lengths on either side of a round's, and of two."""
-    with mock.patch.object(_objects, "_CHUNK_BYTES", 1024):
+    with mock.patch.object(objects, "_CHUNK_BYTES", 1024):
         before = _declared()
         for length in (0, 1000, 1010, 1020, 1030, 2030, 2040, 2050, 10_000):
             text = "".join(str(i % 10) for i in range(length))

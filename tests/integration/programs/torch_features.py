@@ -18,7 +18,8 @@ import talweg.torch as tw
 import torch
 from cases import run_cases
 from expected_errors import expect
-from talweg import _client, _objects
+from talweg import _client
+from talweg._collectives import objects
 from torch import nn
 
 
@@ -281,8 +282,8 @@ def parameters_of_every_kind() -> None:
         parameters, wanted = _parameters(tw.rank()), _parameters(root)
         storages = {name: p.data_ptr() for name, p in parameters.items() if name != "no tensor"}
         items = list(parameters.items())
-        chunk_bytes = 1024 if root % 2 == 0 else _objects._CHUNK_BYTES
-        with mock.patch.object(_objects, "_CHUNK_BYTES", chunk_bytes):
+        chunk_bytes = 1024 if root % 2 == 0 else objects._CHUNK_BYTES
+        with mock.patch.object(objects, "_CHUNK_BYTES", chunk_bytes):
             tw.broadcast_parameters(dict(items if tw.rank() == 0 else reversed(items)), root)
         assert parameters.pop("no tensor") == tw.rank()
         for name, tensor in parameters.items():
@@ -322,7 +323,7 @@ def parameters_that_differ() -> None:
     for error, theirs in others.items():
         own = theirs if differs else {"b": torch.ones(2, 3)}
         model = {"a": torch.tensor(tw.rank()), **own, "e": torch.full((300,), tw.rank())}
-        with mock.patch.object(_objects, "_CHUNK_BYTES", 1024):
+        with mock.patch.object(objects, "_CHUNK_BYTES", 1024):
             if differs:
                 expect(RuntimeError, error, tw.broadcast_parameters, model)
             else:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from talweg import _programs
-from talweg._native import Connection
+from talweg._library.native import Connection
 from talweg._node import places
 from talweg._node.keeper import RESTARTS, RESTARTS_VARIABLE, SOCKET_NAME
 from talweg._node.launchers import Place

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from talweg._call_site import warn
+from talweg._collectives.objects import by_cloudpickle
 from talweg._node.hosts import run as start
-from talweg._objects import by_cloudpickle
 from talweg.errors import InvalidArgument, Unsupported
 
 

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from talweg import _client, _collectives
+from talweg import _client
 from talweg._arguments import chosen_op
-from talweg._collectives import Kind
+from talweg._collectives import collectives
+from talweg._collectives.collectives import Kind
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Op
-from talweg._process_sets import Group, ProcessSet
-from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
 from talweg.jax import _library
 from talweg.jax._errors import talweg_errors
@@ -69,7 +70,7 @@ class _Names:
             turn = self._seen[what] = self._seen.get(what, -1) + 1
             return f"{what}.{turn}{self._suffix}"
         name = f"{self._name}{jax.tree_util.keystr(path)}"
-        if self._kind not in (_collectives.ALL_REDUCE, _collectives.BROADCAST):
+        if self._kind not in (collectives.ALL_REDUCE, collectives.BROADCAST):
             name += f".{self._kind.name}"
         return name + self._suffix
 
@@ -155,7 +156,7 @@ def push_pull(
     """
     return _call(
         tree,
-        _collectives.ALL_REDUCE,
+        collectives.ALL_REDUCE,
         name,
         process_set,
         chosen_op(op, average),
@@ -183,7 +184,7 @@ def push_pull_async(
     """
     group = _plan(
         tree,
-        _collectives.ALL_REDUCE,
+        collectives.ALL_REDUCE,
         name,
         process_set,
         chosen_op(op, average),
@@ -234,7 +235,7 @@ def broadcast(
     All ranks give arrays of the same shapes and dtypes. The gradient goes to the root: the sum of
     the ranks' cotangents there, zeros elsewhere.
     """
-    kind = _collectives.BROADCAST
+    kind = collectives.BROADCAST
     return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
 
 
@@ -253,7 +254,7 @@ def reduce(
     """push_pull() whose result the root gets alone; the others get zeros of the same shape."""
     return _call(
         tree,
-        _collectives.REDUCE,
+        collectives.REDUCE,
         name,
         process_set,
         chosen_op(op, average),
@@ -280,7 +281,7 @@ def reduce_scatter(
     """
     return _call(
         tree,
-        _collectives.REDUCE_SCATTER,
+        collectives.REDUCE_SCATTER,
         name,
         process_set,
         chosen_op(op, average),
@@ -326,7 +327,7 @@ def all_gather(
     """
     return _call(
         tree,
-        _collectives.ALL_GATHER,
+        collectives.ALL_GATHER,
         name,
         process_set,
         priority=priority,
@@ -346,7 +347,7 @@ def gather(
     """all_gather() whose result the root gets alone; the others get zeros of the same shape."""
     return _call(
         tree,
-        _collectives.GATHER,
+        collectives.GATHER,
         name,
         process_set,
         root_rank=root_rank,
@@ -367,7 +368,7 @@ def scatter(
 
     All ranks give arrays of the same shapes and dtypes; the others' are not looked at.
     """
-    kind = _collectives.SCATTER
+    kind = collectives.SCATTER
     return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
 
 
@@ -413,7 +414,7 @@ def all_to_all(
         return plan_round(plan, tensor, shape, dtype, every[place], received, longest)
 
     result = _call(
-        tensor, _collectives.ALL_TO_ALL, name, process_set, priority=priority, round_of=round_of
+        tensor, collectives.ALL_TO_ALL, name, process_set, priority=priority, round_of=round_of
     )
     return result, received
 

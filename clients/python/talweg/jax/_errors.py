@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import jax
 from jax._src import dispatch  # Where JAX keeps the tokens of ordered effects.
 
-from talweg import _native, errors
+from talweg import errors
+from talweg._library import native
 from talweg.jax._primitive import RoundEffect
 
 # As handlers.cc words it.
@@ -22,7 +23,7 @@ def error_in(error: BaseException) -> errors.TalwegError | None:
     found = _TEXT.search(str(error))
     if found is None:
         return None
-    kind = _native.EXCEPTIONS.get(int(found[1]), errors.TalwegError)
+    kind = native.EXCEPTIONS.get(int(found[1]), errors.TalwegError)
     return kind(found[2].strip())
 
 

@@ -8,8 +8,9 @@ import threading
 
 import jax
 
-from talweg import _client, _native, errors
+from talweg import _client, errors
 from talweg._client import Client
+from talweg._library import native
 
 START = "talweg_start"
 COLLECT = "talweg_collect"
@@ -21,8 +22,8 @@ _registered = False
 
 
 def _open() -> ctypes.CDLL:
-    _native.library()  # It calls the libtalweg.so that is there by then.
-    tried = _native.places_of("clients/jax", _NAME)
+    native.library()  # It calls the libtalweg.so that is there by then.
+    tried = native.places_of("clients/jax", _NAME)
     path = next((each for each in tried if each.is_file()), None)
     if path is None:
         raise errors.TalwegError(

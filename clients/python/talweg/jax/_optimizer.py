@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg._process_sets import ProcessSet
 from talweg.errors import Unsupported
 from talweg.jax._calls import push_pull
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from talweg import _client
-from talweg._collectives import ALL_TO_ALL, Kind, split_evenly
+from talweg._collectives.collectives import ALL_TO_ALL, Kind, split_evenly
+from talweg._collectives.process_sets import Group
+from talweg._collectives.reduction_calls import check_reduction
+from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import NUMPY_DTYPES, DType, Op, shape_signature
-from talweg._process_sets import Group
-from talweg._reduction_calls import check_reduction
-from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax._errors import talweg_errors
 from talweg.jax._primitive import Round, collect_p, start_p

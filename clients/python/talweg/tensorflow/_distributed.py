@@ -8,8 +8,8 @@ from typing import TypeVar
 import tensorflow as tf
 
 from talweg._arguments import chosen_op
+from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg._process_sets import ProcessSet
 from talweg.tensorflow import _optimizer, _tape
 from talweg.tensorflow._compression import Compression, Compressor
 from talweg.tensorflow._gradients import Choices

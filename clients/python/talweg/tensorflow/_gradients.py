@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from talweg import _client
+from talweg._collectives.process_sets import Group
 from talweg._declaration import Op
-from talweg._process_sets import Group
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _ops
 from talweg.tensorflow._compression import NoneCompressor

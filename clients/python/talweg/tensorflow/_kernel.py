@@ -26,11 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from talweg import _client, _native, _rounds, errors
+from talweg import _client, errors
 from talweg._client import Client, Declared, Handle
+from talweg._collectives import rounds
+from talweg._collectives.process_sets import Group
+from talweg._collectives.scaling import Factors
 from talweg._declaration import Declaration, Op, numpy_dtype
-from talweg._process_sets import Group
-from talweg._scaling import Factors
+from talweg._library import native
 from talweg.errors import InvalidArgument
 from talweg.tensorflow._rounds import Reduction, keeps_own
 
@@ -91,7 +93,7 @@ class Kernel:
     """The loaded library."""
 
     def __init__(self, path: Path) -> None:
-        _native.library()  # The kernel's own dependency is found by its name, once it is loaded.
+        native.library()  # The kernel's own dependency is found by its name, once it is loaded.
         self._ops = tf.load_op_library(str(path))
         library = ctypes.CDLL(str(path))
         library.talweg_tf_generation.restype = ctypes.c_uint64
@@ -192,11 +194,11 @@ class Kernel:
             declaration, group = self._declaration(client, site, tuple(lengths[:dimensions]))
             how = site.how
             factors = Factors(how.prescale, how.on_wire(site.dtype, group.size)[1])
-            brought = _rounds.Brought(
+            brought = rounds.Brought(
                 declaration, source or 0, out or 0, None, None, how.priority, factors, stays=True
             )
-            handle = _rounds.start(client, site.name, group, brought)
-            _rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
+            handle = rounds.start(client, site.name, group, brought)
+            rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
         except Exception as failure:
             self._over(execution, failure)
 
@@ -204,7 +206,7 @@ class Kernel:
         """The round of an operation's tensor has ended with a mismatch, for which `text` has words."""
         declared = self._declared[number, tuple(lengths[:dimensions])]
         words = ctypes.string_at(text).decode(errors="replace")
-        told = _rounds.disagreed(_client.current(), declared, errors.Mismatch(words))
+        told = rounds.disagreed(_client.current(), declared, errors.Mismatch(words))
         _write(text, str(told))
 
     def _over(self, execution: int, failure: Exception | None) -> None:
@@ -292,7 +294,7 @@ def _line(compiler: str, include: Path, out: Path) -> list[str]:
         str(_SOURCE),
         f"-I{include}",
         *tf.sysconfig.get_compile_flags(),
-        str(_native.library()._name),
+        str(native.library()._name),
         *tf.sysconfig.get_link_flags(),
         "-o",
         str(out),

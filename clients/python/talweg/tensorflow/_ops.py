@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from talweg import _client, _objects
+from talweg import _client
 from talweg._arguments import chosen_op
 from talweg._client import Client
+from talweg._collectives import objects
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Op
-from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _kernel, _rounds
 from talweg.tensorflow._engine import Part, call_each_time, run
@@ -253,16 +254,16 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object on every rank, at once. Pickled: only for ranks you trust."""
-    own = _objects.broadcast_name(name, root_rank)
-    return _objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
+    own = objects.broadcast_name(name, root_rank)
+    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
 
 
 def all_gather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """Returns all ranks' objects, by rank, at once. Pickled: only for ranks you trust."""
-    own = _objects.gather_name(name)
-    return _objects.all_gather_object(_client.current(), obj, own, process_set)
+    own = objects.gather_name(name)
+    return objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
 # ----- all_gather -----

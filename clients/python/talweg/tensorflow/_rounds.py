@@ -12,11 +12,11 @@ import numpy as np
 import talweg
 from talweg import _client
 from talweg._client import Client, Handle
+from talweg._collectives.numpy_calls import COLLECTIVES
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import Factors
 from talweg._compat import session
 from talweg._declaration import Op
-from talweg._numpy_collectives import COLLECTIVES
-from talweg._process_sets import Group, ProcessSet
-from talweg._scaling import Factors
 from talweg.errors import Busy, InvalidArgument, Timeout
 
 

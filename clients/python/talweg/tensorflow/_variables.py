@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg import _client
-from talweg._process_sets import ProcessSet
+from talweg._collectives.process_sets import ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _ops
 

@@ -14,10 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
 from talweg._client import Client, Handle
+from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg._exchange import GradientExchange
-from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
-from talweg._process_sets import ProcessSet
+from talweg._exchange.adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
+from talweg._exchange.exchange import GradientExchange
 from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._backward import current_node, when_it_ends

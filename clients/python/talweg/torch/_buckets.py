@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from talweg._client import Client, Declared, Handle
+from talweg._client.in_place import Buffer
 from talweg._declaration import Op
-from talweg._in_place import Buffer
 from talweg.errors import TalwegError
 from talweg.torch._in_place import is_worth_it
 from talweg.torch._tensors import declaration_of, start

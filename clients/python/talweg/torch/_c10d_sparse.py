@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from talweg._collectives import ALL_GATHER, Given, Rows
+from talweg._collectives.collectives import ALL_GATHER, Given, Rows
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _c10d_tensors as tensors_

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from talweg._collectives import REDUCE_SCATTER, Given, Kind, Rows
+from talweg._collectives.collectives import REDUCE_SCATTER, Given, Kind, Rows
+from talweg._collectives.reduction_calls import check_reduction
+from talweg._collectives.words import DIMENSIONS_MAX
 from talweg._declaration import Op
-from talweg._reduction_calls import check_reduction
-from talweg._words import DIMENSIONS_MAX
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._collectives import TorchTensors

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from talweg._collective_calls import Collectives
+from talweg._collectives.calls import Collectives
 from talweg._declaration import DType, Op
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 import torch
 
-from talweg import _gpu
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration
+from talweg._gpu import gpu
 
 
-def gpus_of(client: Client, tensor: torch.Tensor) -> _gpu.Gpus | None:
+def gpus_of(client: Client, tensor: torch.Tensor) -> gpu.Gpus | None:
     """Whoever takes the tensor where it lies; None for all but NVIDIA's GPUs.
 
     Tensors on other accelerators are copied through RAM by torch.
     """
     if not tensor.is_cuda or torch.version.hip is not None:
         return None
-    return _gpu.gpus_of(client)
+    return gpu.gpus_of(client)
 
 
-def place_of(tensor: torch.Tensor) -> _gpu.Place:
+def place_of(tensor: torch.Tensor) -> gpu.Place:
     device = tensor.device
-    return _gpu.Place(
+    return gpu.Place(
         gpu=device.index,
         address=tensor.data_ptr(),
         nbytes=tensor.numel() * tensor.element_size(),
@@ -38,7 +38,7 @@ def declare_all(
     declarations: Sequence[tuple[str, Declaration, int]],
     in_place: bool = False,
 ) -> None:
-    """Of their gradients, all on one device; `in_place` is for those in host memory."""
+    """Declares their gradients, all on one device; `in_place` is for those in host memory."""
     gpus = gpus_of(client, parameters[0])
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
@@ -49,7 +49,7 @@ def declare_all(
 
 
 def start(
-    gpus: _gpu.Gpus,
+    gpus: gpu.Gpus,
     tensor: torch.Tensor,
     out: torch.Tensor,
     name: str,

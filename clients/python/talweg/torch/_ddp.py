@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from talweg import _client
 from talweg._client import Client, Handle
+from talweg._collectives.objects import all_gather_object
 from talweg._declaration import shapes_signature
-from talweg._objects import all_gather_object
 from talweg.errors import AgentLost, InvalidArgument, Mismatch, TalwegError
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._buckets import Bucket

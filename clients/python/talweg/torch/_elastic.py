@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from talweg import _client, _objects
+from talweg import _client
+from talweg._collectives import objects
 from talweg._digest import Hashing
-from talweg._elastic_state import State
-from talweg._sampler import ElasticSampler
+from talweg._elastic.sampler import ElasticSampler
+from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._replay import TorchReplay
 
@@ -146,7 +147,7 @@ class Elastic(State):
 
     def pack(self) -> Sequence[bytes | memoryview]:
         values = {name: self._captured(value) for name, value in self._values.items()}
-        return _objects.pieces_of(values, _Pickler)
+        return objects.pieces_of(values, _Pickler)
 
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]

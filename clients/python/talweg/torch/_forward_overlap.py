@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
 from talweg._client import Client
-from talweg._exchange import GradientExchange
+from talweg._exchange.exchange import GradientExchange
 from talweg.errors import InvalidArgument
 
 

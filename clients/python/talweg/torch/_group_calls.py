@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from talweg._call_channel import CallChannel
-from talweg._process_sets import Group
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument
 from talweg.torch._c10d_tensors import said
 from talweg.torch._lanes import Lane

@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d as c10d
 
 import talweg
 from talweg import _at_exit, _client
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._node.launchers import World
-from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._c10d_tensors import DEVICES
 from talweg.torch._forms_of_one import GroupWithForms

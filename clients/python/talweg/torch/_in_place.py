@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from talweg import _native
 from talweg._client import Client, Declared, Handle
+from talweg._client.in_place import Buffer
 from talweg._declaration import Op
-from talweg._in_place import Buffer
+from talweg._library import native
 from talweg.torch import _cuda
 from talweg.torch._tensors import NUMBERS, start
 
@@ -30,7 +30,7 @@ class _Round(Handle):
     gradient: torch.Tensor | None = None
     buffer: Buffer | None = None
 
-    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+    def take(self, connection: native.Connection, timeout_s: float | None) -> None:
         super().take(connection, timeout_s)
         if self.gradient is not None and self.buffer is not None:
             self.result = _view(self.buffer, self.gradient)

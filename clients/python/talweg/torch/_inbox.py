@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from talweg._call_channel import CallChannel
-from talweg._channels import Steps
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.channels import Steps
 from talweg.errors import Mismatch
 from talweg.torch._message_rounds import NAMED_MAX, Came, Receiver
 from talweg.torch._messages import Lock, MessageJob, Receive

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from talweg._call_channel import CallChannel, channel_of
 from talweg._call_site import call_site
 from talweg._client import Client
-from talweg._collectives import ALL_GATHER, Given, Rows, job_of
-from talweg._process_sets import Group
+from talweg._collectives.call_channel import CallChannel, channel_of
+from talweg._collectives.collectives import ALL_GATHER, Given, Rows, job_of
+from talweg._collectives.process_sets import Group
 from talweg.errors import Timeout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from talweg._sampler import ElasticSampler
+from talweg._elastic.sampler import ElasticSampler
 from talweg.errors import InvalidArgument
 
 # What the sampler decides, or what would bring batches in another order than it deals them.

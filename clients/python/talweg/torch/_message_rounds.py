@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from talweg._call_channel import CallChannel
-from talweg._channels import Steps, Wait
-from talweg._collectives import callers, carry
-from talweg._kinds import INLINE_BYTES, SEND, Given, Rows
-from talweg._words import HEADER, Said, check_alike, header, read_rows
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.channels import Steps, Wait
+from talweg._collectives.collectives import callers, carry
+from talweg._collectives.kinds import INLINE_BYTES, SEND, Given, Rows
+from talweg._collectives.words import HEADER, Said, check_alike, header, read_rows
 
 # How many messages a receiver names. A longer list would only cost time.
 NAMED_MAX = 16

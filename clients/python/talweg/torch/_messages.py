@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from talweg._channels import Channel, Job
 from talweg._client import Client
-from talweg._collectives import Given, Rows
+from talweg._collectives.channels import Channel, Job
+from talweg._collectives.collectives import Given, Rows
 from talweg.errors import Mismatch
 from talweg.torch._c10d_tensors import Outputs, said
 from talweg.torch._message_rounds import are_alike, name_of

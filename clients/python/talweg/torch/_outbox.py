@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from talweg._call_channel import CallChannel
-from talweg._channels import Steps
-from talweg._collectives import can_begin
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.channels import Steps
+from talweg._collectives.collectives import can_begin
 from talweg.errors import TalwegError
 from talweg.torch._message_rounds import Goes, Sender
 from talweg.torch._messages import Lock, Message, MessageJob

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from talweg._call_channel import CallChannel
 from talweg._call_site import call_site
 from talweg._client import Client
-from talweg._collectives import SEND, Given
-from talweg._process_sets import Group, ProcessSet
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.collectives import SEND, Given
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._group_calls import GroupCalls

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from talweg._channels import Job
-from talweg._collectives import (
+from talweg._collectives.channels import Job
+from talweg._collectives.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -30,7 +30,7 @@ from talweg._collectives import (
     SCATTER,
     Given,
 )
-from talweg._kinds import WANTS_SLOT
+from talweg._collectives.kinds import WANTS_SLOT
 from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of an optimizer, recorded at one rank and made again at another: talweg._replay.Replay.
+"""Steps of an optimizer, recorded at one rank and made again at another: a replay.Replay.
 
 The recorder is the last of the optimizer's hooks before step(). So it sees gradients as the step
 sees them: averaged, unscaled, clipped; and the learning rates of the moment. The other rank gives
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from talweg import _objects, _stripes
-from talweg._replay import Call, Snapshot
+from talweg._collectives import objects
+from talweg._elastic import stripes
+from talweg._elastic.replay import Call, Snapshot
 from talweg.errors import Mismatch
 from talweg.torch._optimizer import _OverlappedMethods, decides_by_loss
 
@@ -65,7 +66,7 @@ def _without_hooks(optimizer: Any) -> Iterator[None]:
 
 
 class Recorder:
-    """talweg._replay.Recording of one optimizer."""
+    """replay.Recording of one optimizer."""
 
     def __init__(
         self,
@@ -105,16 +106,16 @@ class Recorder:
             return
         buffers = [_bytes_of(each) for each in given]
         total = sum(buffer.size for buffer in buffers)
-        begin, end = _stripes.stripe_of(total, self._place, self._count)
+        begin, end = stripes.stripe_of(total, self._place, self._count)
         header = b""
         if self._place == 0:
             has_gradient = [each is not None for each in gradients]
             header = pickle.dumps((has_gradient, _hyperparameters(optimizer)))
-        self._calls.append(Call(header, total, _stripes.copy_out(buffers, begin, end)))
+        self._calls.append(Call(header, total, stripes.copy_out(buffers, begin, end)))
 
 
 class TorchReplay:
-    """talweg._replay.Replay of a model and its optimizer; `others` are the State's other values."""
+    """replay.Replay of a model and its optimizer; `others` are the State's other values."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class TorchReplay:
 
     def snapshot(self) -> Snapshot:
         parameters = {name: p.detach() for name, p in self._module.named_parameters()}
-        stream, *buffers = _objects.pickled(
+        stream, *buffers = objects.pickled(
             {"parameters": parameters, "optimizer": self._steps.state_dict()}, self._pickler
         )
         found = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -180,10 +181,10 @@ class TorchReplay:
         names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
         kept = {key: each for key, each in self._module.state_dict().items() if key not in names}
         value = {"model": kept, "groups": _hyperparameters(self._steps), "others": self._others()}
-        return _objects.pieces_of(value, self._pickler)
+        return objects.pieces_of(value, self._pickler)
 
     def load(self, header: bytes, buffers: list[np.ndarray]) -> None:
-        given = _objects.unpickled([header, *buffers])
+        given = objects.unpickled([header, *buffers])
         parameters = given["parameters"]
         own = dict(self._module.named_parameters())
         for name in [*own, *parameters]:
@@ -225,7 +226,7 @@ class TorchReplay:
             parameter.grad = None
 
     def load_rest(self, payload: memoryview) -> None:
-        given = _objects.from_pieces(payload)
+        given = objects.from_pieces(payload)
         self._module.load_state_dict(given["model"], strict=False)
         _set_hyperparameters(self._steps, given["groups"])
         self._take_others(given["others"])

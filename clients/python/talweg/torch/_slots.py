@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from talweg._client import Client, Declared
+from talweg._collectives.kinds import NO_SLOT, WANTS_SLOT, Given
 from talweg._declaration import Declaration
-from talweg._kinds import NO_SLOT, WANTS_SLOT, Given
 from talweg.errors import TalwegError
 from talweg.torch._backward import current_node
 from talweg.torch._buckets import Bucket, may_be_in_place, may_be_moved

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from talweg._call_channel import CallChannel
 from talweg._call_site import call_site
-from talweg._channels import Job
-from talweg._collectives import Given, job_of
-from talweg._one_round import OneRound
-from talweg._words import block
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.channels import Job
+from talweg._collectives.collectives import Given, job_of
+from talweg._collectives.one_round import OneRound
+from talweg._collectives.words import block
 from talweg.torch import _cuda
 from talweg.torch._c10d_tensors import Outputs
 

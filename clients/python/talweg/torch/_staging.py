@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from talweg import _gpu
-from talweg._gpu_staging import Pinned, Staging, Streams
+from talweg._gpu import gpu
+from talweg._gpu.staging import Pinned, Staging, Streams
 from talweg.torch import _cuda
 
 
@@ -103,7 +103,7 @@ _staging: Staging | None = None  # This process's.
 def way_of(tensor: torch.Tensor) -> Way:
     """A call begins that gives the tensor, or gets its result there: now, on the current stream."""
     global _staging
-    driver = _gpu.driver() if torch.version.hip is None else None
+    driver = gpu.driver() if torch.version.hip is None else None
     if driver is None:
         return _OfTorch()
     with _lock:

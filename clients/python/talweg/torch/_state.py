@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from talweg import _client, _objects
+from talweg import _client
 from talweg._client import Client, Handle
+from talweg._collectives import objects
+from talweg._collectives.objects import ByteStream, Payload
 from talweg._declaration import Op
-from talweg._objects import ByteStream, Payload
 from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _cuda
 from talweg.torch._tensors import finish, for_autograd, mark_changed, start
@@ -196,7 +197,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
     payload = Payload.of(saved) if client.rank == root_rank else Payload()
     name = f"optimizer_state.{root_rank}"
-    data = _objects.broadcast_bytes(client, payload, root_rank, name)
+    data = objects.broadcast_bytes(client, payload, root_rank, name)
     if client.rank != root_rank:
         # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.
         state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)

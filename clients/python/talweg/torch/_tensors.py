@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from talweg import _client, _rounds
+from talweg import _client
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Client, Handle, group_of
+from talweg._client.left_rounds import finish_call
+from talweg._collectives import rounds
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, DType, Op, op_of
-from talweg._left_rounds import finish_call
-from talweg._native_arguments import check_name_and_priority
-from talweg._process_sets import Group, ProcessSet
-from talweg._scaling import NO_FACTORS, Factors
+from talweg._library.native_arguments import check_name_and_priority
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._checks import require_elements, require_in_place, require_tensor, tensors_of
@@ -86,7 +87,7 @@ def start(
         dtype = NUMBERS.get(tensor.dtype)
         if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
-                return _rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
+                return rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
     shown = as_pushed(tensor, op)
     shown_out = shown if out is tensor else as_pushed(out, op)
     gpus = _cuda.gpus_of(client, tensor)
@@ -97,7 +98,7 @@ def start(
     handle = client.start(
         name,
         declaration,
-        lambda given: _rounds.on_gpu(
+        lambda given: rounds.on_gpu(
             client, _cuda.start(gpus, shown, shown_out, given, declaration, priority)
         ),
     )
@@ -150,11 +151,11 @@ def _start_on_host(
     source = shown.detach().to("cpu").resolve_neg().contiguous()
     in_place = shown_out.device.type == "cpu" and _cuda.is_plain(shown_out)
     target = shown_out.detach() if in_place else torch.empty_like(source)
-    return _rounds.start(
+    return rounds.start(
         client,
         name,
         group,
-        _rounds.Brought(
+        rounds.Brought(
             declaration,
             source.data_ptr(),
             target.data_ptr(),
@@ -367,7 +368,7 @@ class _PushPull(torch.autograd.Function):
         factors: Factors,
     ) -> torch.Tensor:
         client = _client.current()
-        left_s = _rounds.before_call(client, name, process_set, timeout_s)
+        left_s = rounds.before_call(client, name, process_set, timeout_s)
         handle = _start_new(tensor, op, name, priority, process_set, factors)
         # Without a name: after the tensor whose turn it is, which is agreed on when forward runs.
         # Numbers of backward's own would have others' rounds without names come in between.
@@ -406,7 +407,7 @@ def _push_pull(
     if tensor.requires_grad and torch.is_grad_enabled():
         return _PushPull.apply(tensor, op, name, priority, timeout_s, process_set, factors)
     client = _client.current()
-    left_s = _rounds.before_call(client, name, process_set, timeout_s)
+    left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = _start_new(tensor, op, name, priority, process_set, factors)
     result: torch.Tensor = finish_call(client, handle, left_s)
     return result
@@ -427,7 +428,7 @@ def push_pull_inplace(
 ) -> torch.Tensor:
     """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
     client = _client.current()
-    left_s = _rounds.before_call(client, name, process_set, timeout_s)
+    left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
         tensor,
         name=name,
@@ -460,7 +461,7 @@ def broadcast_(
 ) -> torch.Tensor:
     """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
     client = _client.current()
-    _rounds.before_call(client, name, process_set)
+    rounds.before_call(client, name, process_set)
     result: torch.Tensor = finish_call(
         client, broadcast_async_(tensor, root_rank, name, process_set)
     )
@@ -488,7 +489,7 @@ def broadcast(
 ) -> torch.Tensor:
     """Returns a copy of the root's tensor on every rank, byte for byte; without a gradient."""
     client = _client.current()
-    _rounds.before_call(client, name, process_set)
+    rounds.before_call(client, name, process_set)
     result: torch.Tensor = finish_call(
         client, broadcast_async(tensor, root_rank, name, process_set)
     )
@@ -554,7 +555,7 @@ def grouped_push_pull(
 ) -> list[torch.Tensor]:
     """push_pull() of many tensors; returns a list of results, without gradients."""
     client, every = _client.current(), tensors_of(tensors)
-    left_s = _rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
+    left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(every, name, op, **options)
     results: list[torch.Tensor] = finish_call(client, handle, left_s)
     return results

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from talweg._call_channel import CallChannel
 from talweg._call_site import call_site
-from talweg._channels import Job
-from talweg._collectives import Given, job_of
-from talweg._kinds import MORE_MAX
+from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.channels import Job
+from talweg._collectives.collectives import Given, job_of
+from talweg._collectives.kinds import MORE_MAX
 from talweg.errors import Timeout
 from talweg.torch._backward import when_it_ends
 

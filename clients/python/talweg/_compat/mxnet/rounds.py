@@ -16,13 +16,14 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from talweg import _client, _rounds
+from talweg import _client
 from talweg._client import Client, Handle
+from talweg._collectives import rounds
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
-from talweg._process_sets import Group, ProcessSet
-from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
 
 # How long closing waits for what the engine has still to do, before it fails.
@@ -139,7 +140,7 @@ class _Round:
 
     def _begin(self, completion: Completion) -> None:
         client, address = self.rounds.client, engine.address_of(self.array)
-        brought = _rounds.Brought(
+        brought = rounds.Brought(
             self.declaration,
             address,
             address,
@@ -152,14 +153,14 @@ class _Round:
         )
         handle: Handle
         if self.name is not None:
-            handle = _rounds.start(client, self.name, self.group, brought)
+            handle = rounds.start(client, self.name, self.group, brought)
         else:
-            handle = _rounds.start_compared(client, self.turn, self.group, brought)
+            handle = rounds.start_compared(client, self.turn, self.group, brought)
         if engine.IS_NAIVE:
             client.synchronize(handle)
             completion.end()
         else:
-            _rounds.call_when_over(handle, completion.end)
+            rounds.call_when_over(handle, completion.end)
 
     def _finish(self, address: int) -> None:
         """What the ranks do with the sum."""
@@ -234,21 +235,22 @@ def start(
     `is_fresh`: it is a new array or a parameter's gradient, which are in the default layout.
     """
     dtype = check(tensor, operation)
-    rounds = current()
+    own = current()
     declaration, group = _declaration(tensor, dtype, reduction, operation)
     if tensor.size == 0:
         return
     declaration.require(operation if name is None else f"tensor '{name}'")
-    client = rounds.client
+    client = own.client
     if name is None and (client.is_alone or client.membership.changes):
-        # As _rounds has it: a round of which all ranks say what they bring needs them all.
+        # As for NumPy arrays (_collectives/rounds.py): a round of which all ranks say what they
+        # bring needs them all.
         name = client.nameless(f"mxnet.{reduction.operation}{group.suffix}", declaration)
     if name is None:
         turn = f"talweg.mxnet.{client.count_nameless(f'mxnet{group.suffix}') % _TURNS}"
     else:
         turn = name + group.suffix
         _settle(client, turn, declaration, priority)
-    round_ = _Round(rounds, name, turn, declaration, group, reduction, priority)
+    round_ = _Round(own, name, turn, declaration, group, reduction, priority)
     if _is_on_host(tensor) and (is_fresh or not _may_be_in_own_layout(tensor)):
         round_.start(tensor)
         return

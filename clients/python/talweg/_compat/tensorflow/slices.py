@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg._process_sets import ProcessSet
 from talweg.tensorflow import _gradients, _ops
 from talweg.tensorflow._compression import NoneCompressor
 

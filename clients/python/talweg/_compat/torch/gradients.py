@@ -14,7 +14,7 @@ import torch
 from talweg._client import Handle, group_of
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
-from talweg._exchange_adapter import Pushed, Tensor
+from talweg._exchange.adapter import Pushed, Tensor
 from talweg.errors import InvalidArgument
 from talweg.torch import _sparse, _tensors
 from talweg.torch._averager import GradientAverager

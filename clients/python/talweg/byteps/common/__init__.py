@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import talweg
-from talweg import _agents, _at_exit, _client, errors
+from talweg import _at_exit, _client, errors
+from talweg._client import agents
 from talweg._compat import session, timeline
 from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
@@ -83,7 +84,7 @@ def _join(environment: Mapping[str, str]) -> None:
         _client.connect(None, _WAIT_S, alone=True)
         return
     path = _job.socket_path(job, environment, _jobs)
-    _agents.note_started()  # No other job's agent has that path.
+    agents.note_started()  # No other job's agent has that path.
     starts_agent = TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0
     if starts_agent:
         _start_agent(job, environment, path)

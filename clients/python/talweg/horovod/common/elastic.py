@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from talweg import _outlive
-from talweg._elastic_state import State as TalwegState
+from talweg._elastic import outlive
+from talweg._elastic.state import State as TalwegState
 from talweg.errors import Aborted
 from talweg.horovod.common.exceptions import HostsUpdatedInterrupt
 
@@ -88,7 +88,7 @@ def run_fn(
 
     @functools.wraps(func)
     def run(state: State, *args: Any, **kwargs: Any) -> Any:
-        with _outlive.outliving():
+        with outlive.outliving():
             return _run(func, reset, (Aborted, aborted), state, args, kwargs)
 
     return run
@@ -116,11 +116,11 @@ def _run(
         except HostsUpdatedInterrupt as interrupt:
             syncs, resets = not interrupt.skip_sync, True
         except Exception as error:
-            is_lost = _outlive.agent_is_lost()
+            is_lost = outlive.agent_is_lost()
             if not is_lost and not _is_one_of(error, aborted):
                 raise  # There is nobody to go on with.
             if is_lost:
-                _outlive.rejoin()
+                outlive.rejoin()
             state.restore()
             syncs, resets = True, True
         if reset is not None:
@@ -131,4 +131,4 @@ def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:
     """Whether it says that a round was given up: all ranks go on from their last commit."""
     if isinstance(error, aborted) or isinstance(error.__cause__, aborted):
         return True
-    return _outlive.is_given_up(error)
+    return outlive.is_given_up(error)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import talweg
-from talweg import _client, _joining
+from talweg import _client
+from talweg._collectives import joining
+from talweg._collectives.joining import Announcements
 from talweg._compat import session
-from talweg._joining import Announcements
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import process_sets as sets
 
@@ -52,4 +53,4 @@ def join() -> int:
     if _announcements is None or _announcements.client is not client:
         begin()
     assert _announcements is not None
-    return _joining.join(_announcements)
+    return joining.join(_announcements)

@@ -7,13 +7,13 @@ from typing import Any
 
 import mxnet as mx
 
+from talweg._collectives.scaling import Factors
 from talweg._compat.mxnet import kvstore
 from talweg._compat.mxnet.compression import Compression
 from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
 from talweg._declaration import Op
-from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of

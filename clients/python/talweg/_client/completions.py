@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are made when rounds are over, so that no thread has to wait for each of them.
+
+There is no thread before the first watch(). Then one sleeps on a descriptor of the client
+(talweg_another_completion_fd) while anything is watched, and makes the calls of rounds that are over. These
+do not block. Calls that may block, since a program has chained them to a future, are made by other
+threads, which are kept: as many as have been busy at once.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from talweg._library import native
+from talweg.errors import TalwegError
+
+_Call = Callable[[], None]
+
+
+def _no_more() -> None:
+    """Stands for the end of a thread."""
+
+
+class Completions:
+    """The threads of one client."""
+
+    def __init__(self, connection: native.Connection) -> None:
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._watched: dict[int, _Call] = {}
+        self._ready: deque[_Call] = deque()
+        self._tags = 0
+        self._polls = False  # A thread is at the descriptor.
+        self._idle = 0
+        self._coming = 0  # Threads that were called and are not here yet.
+        self._ends = False
+        self._threads: set[threading.Thread] = set()
+        self._fd = -1
+        self._poller: select.poll | None = None
+
+    def watch(self, tensor: int, round_: int, call: _Call) -> bool:
+        """Has `call` made when the round, which was pushed, is over: it can be taken without
+        waiting for other ranks. `call` does not block.
+
+        False: nothing is watched, since there is no descriptor or the client's health has ended,
+        which a wait for the round tells.
+        """
+        with self._changed:
+            if self._poller is None:
+                try:
+                    self._fd = self._connection.completion_fd()
+                except TalwegError:
+                    return False
+                self._poller = select.poll()
+                self._poller.register(self._fd, select.POLLIN)
+            self._tags += 1
+            tag = self._tags
+            self._watched[tag] = call
+        try:
+            self._connection.watch(self._fd, tensor, round_, tag)
+        except TalwegError:
+            with self._changed:
+                # Unless the thread at the descriptor has found the end of the client's health.
+                return self._watched.pop(tag, None) is None
+        with self._changed:
+            self._call_threads()
+        return True
+
+    def call(self, call: _Call) -> None:
+        """Has `call` made on another thread, where it may block."""
+        with self._changed:
+            self._ready.append(call)
+            self._call_threads()
+
+    def end(self, wait_s: float = 0.0) -> None:
+        """The connection is over: its threads end when they have nothing left to call.
+
+        Waits at most `wait_s` seconds for them. The interpreter must not end while one of them
+        frees what a call held: that aborts the process if it is an object of torch's.
+        """
+        with self._changed:
+            self._ends, self._idle = True, 0
+            self._changed.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        end = time.monotonic() + wait_s
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _call_threads(self) -> None:
+        """As many as there is work for that nobody does."""
+        wanted = len(self._ready) + (1 if self._watched and not self._polls else 0)
+        while self._coming < wanted:
+            self._coming += 1
+            if self._idle > 0:
+                self._idle -= 1
+                self._changed.notify()
+            else:
+                thread = threading.Thread(target=self._run, name="talweg-completions", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+
+    def _run(self) -> None:
+        with self._changed:
+            self._coming -= 1
+            call = self._next()
+        while call is not _no_more:
+            if call is None:
+                call = self._tell()
+            else:
+                call()
+                call = None  # A thread that waits keeps nothing of a call.
+                with self._changed:
+                    call = self._next()
+        with self._changed:
+            self._threads.discard(threading.current_thread())
+
+    def _next(self) -> _Call | None:
+        """What this thread does next, once there is work; None: it goes to the descriptor.
+
+        _no_more: it ends. The lock is held from when a thread counts as free until it has its work.
+        Another thread would be started for the same work in between.
+        """
+        while not self._ready and (self._polls or not self._watched):
+            if self._ends:
+                return _no_more
+            self._idle += 1
+            self._changed.wait()
+            if self._ends and not self._ready:
+                return _no_more
+            self._coming -= 1
+        if self._ready:
+            return self._ready.popleft()
+        self._polls = True
+        return None
+
+    def _tell(self) -> _Call | None:
+        """Makes the calls of rounds until nothing is watched; returns what is next."""
+        while True:
+            self._make(self._poll())
+            with self._changed:
+                if not self._watched:
+                    self._polls = False
+                    return self._next()
+
+    @staticmethod
+    def _make(calls: list[_Call]) -> None:
+        while calls:
+            calls.pop(0)()
+
+    def _poll(self) -> list[_Call]:
+        """Sleeps until a round is over; the calls to be made."""
+        assert self._poller is not None
+        while True:
+            self._poller.poll()
+            try:
+                tags = self._connection.completed(self._fd)
+            except TalwegError:
+                with self._changed:
+                    calls = list(self._watched.values())
+                    self._watched.clear()
+                    return calls
+            with self._changed:
+                calls = [self._watched.pop(tag) for tag in tags if tag in self._watched]
+            if calls:
+                return calls

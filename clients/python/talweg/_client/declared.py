@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that one rank has declared, by their names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from talweg._client.in_place import Buffer
+from talweg._declaration import Declaration, Op
+from talweg._library import native
+from talweg.errors import InvalidArgument, Mismatch, Unsupported
+
+
+@dataclass
+class Declared:
+    """A tensor that the ranks have agreed on."""
+
+    name: str
+    tensor: int
+    declaration: Declaration
+    on_host: bool  # This rank may push it from host memory.
+    buffer: Buffer | None = None  # Where the ranks sum it in place.
+    signature: int = field(init=False)  # What each round is signed with.
+
+    def __post_init__(self) -> None:
+        self.signature = self.declaration.signature
+
+
+class Tensors:
+    """One client's. Any thread may call any method."""
+
+    def __init__(self, connection: native.Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._tensors: dict[str, Declared] = {}
+        # Names that mean no one tensor any more: _collectives/rounds.py says when.
+        self._free: set[str] = set()
+        self._disagreed: dict[str, Mismatch] = {}
+        # Names whose declarations wait for the shape of a first call.
+        self._shapeless: set[str] = set()
+        # Called when names have come to mean no one tensor any more.
+        self.freed: list[Callable[[], None]] = []
+        # Told of names that are new here, before they are pushed; None: nobody wants to know.
+        self.watcher: Callable[[Sequence[tuple[str, Declaration, int]]], None] | None = None
+        # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
+        self.ranks_sum = False
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def forget_numbers(self) -> None:
+        """Ranks have other numbers: a tensor that names some by theirs is another one now."""
+        with self._lock:
+            for name, declared in list(self._tensors.items()):
+                declaration = declared.declaration
+                if declaration.op is Op.BROADCAST or declaration.ranks:
+                    del self._tensors[name]
+
+    def is_new(self, name: str) -> bool:
+        """Whether nobody here has used the name yet."""
+        return name not in self._tensors and name not in self._free
+
+    def is_free(self, name: str) -> bool:
+        """Whether the name means no one tensor any more."""
+        return name in self._free
+
+    def free(self, *names: str) -> None:
+        """The names mean no one tensor any more."""
+        with self._lock:
+            self._free.update(names)
+            self._shapeless.difference_update(names)
+            for name in names:
+                self._tensors.pop(name, None)
+        for call in self.freed:
+            call()
+
+    def all(self) -> list[Declared]:
+        """Those that their names mean."""
+        with self._lock:
+            return list(self._tensors.values())
+
+    def number_of(self, name: str, declaration: Declaration) -> int:
+        """A tensor's number, whatever its name means here. Mismatch if ranks disagree on it."""
+        [number] = self._ask([(name, declaration, 0)])
+        return number
+
+    @property
+    def free_names(self) -> list[str]:
+        """All of them, in an order."""
+        with self._lock:
+            return sorted(self._free)
+
+    def settled_otherwise(self, name: str, declaration: Declaration) -> Declared | None:
+        """The tensor that the name means, if it is not like that and the name can be freed."""
+        with self._lock:
+            known = self._tensors.get(name)
+        if known is None or known.declaration == declaration:
+            return None
+        return known if known.on_host and known.buffer is None else None
+
+    def _known(self, name: str, declaration: Declaration) -> Declared | None:
+        with self._lock:
+            known = self._tensors.get(name)
+        if known is not None and known.declaration != declaration:
+            raise InvalidArgument(
+                f"tensor '{name}' was declared as {known.declaration} and is now used "
+                f"as {declaration}: give the second use a name of its own"
+            )
+        return known
+
+    def adopt_shape(self, name: str, declaration: Declaration) -> None:
+        """A name that was declared without a shape takes that of its first call."""
+        with self._lock:
+            known = self._tensors.get(name)
+            if known is not None and name in self._shapeless:
+                if replace(declaration, shape=None) == known.declaration:
+                    self._tensors[name] = replace(known, declaration=declaration)
+                    self._shapeless.discard(name)
+
+    def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
+        """declare() by a program that does not say the shape yet."""
+        is_new = self.is_new(name)
+        known = self.declared_on_host(name)
+        if known is not None and replace(known.declaration, shape=None) == declaration:
+            return
+        self.declare(name, declaration, priority)
+        if is_new:
+            self._shapeless.add(name)
+
+    def known(self, name: str) -> Declared | None:
+        """What this rank has declared under the name, if it means one tensor."""
+        return self._tensors.get(name)
+
+    def declared_on_host(self, name: str | None) -> Declared | None:
+        """The tensor of that name, if this rank has declared it to push it from host memory."""
+        known = self._tensors.get(name) if name is not None else None
+        return known if known is not None and known.on_host else None
+
+    def _on_host(self, name: str, declaration: Declaration) -> Declared | None:
+        self._known(name, declaration)  # Raises for another declaration.
+        return self.declared_on_host(name)
+
+    def declare(self, name: str, declaration: Declaration, priority: int = 0) -> Declared:
+        """Agrees with the other ranks on a tensor. Cheap when repeated."""
+        declared = self._on_host(name, declaration)
+        if declared is None:
+            try:
+                [declared] = self._declare_new([(name, declaration, priority)])
+            except Mismatch:  # Every rank is told.
+                self.free(name)
+                raise
+        return declared
+
+    def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
+        """declare_all() of the names that nobody has used yet; the others need nothing of it."""
+        new = [each for each in declarations if self.is_new(each[0])]
+        try:
+            self._declare_new(new)
+        except Mismatch:
+            for each in new:
+                try:
+                    self._declare_new([each], tells=False)  # Others have been told of it.
+                except Mismatch as mismatch:  # The call that is to come ends with it.
+                    self.free(each[0])
+                    self._disagreed[each[0]] = mismatch
+
+    def disagreed(self, name: str) -> Mismatch | None:
+        """What settle() has been told of the name; it is told once."""
+        return self._disagreed.pop(name, None)
+
+    def declare_all(
+        self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
+    ) -> None:
+        """declare() of many names with their priorities, which takes little longer than of one.
+
+        With `in_place` the ranks sum them so if they sum, and no other has declared them otherwise.
+        """
+        new = [each for each in declarations if self._on_host(*each[:2]) is None]
+        if in_place:
+            try:
+                self._declare_new(new, in_place=True)
+                return
+            except Unsupported:
+                pass
+        self._declare_new(new)
+
+    def _declare_new(
+        self,
+        declarations: Sequence[tuple[str, Declaration, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
+        tells: bool = True,
+    ) -> list[Declared]:
+        new = [each for each in declarations if tells and each[0] not in self._tensors]
+        try:
+            tensors = self._ask(declarations, on_gpu, in_place)
+        except Mismatch:  # Other ranks use the names as well.
+            self._tell(new)
+            raise
+        self._tell(new)
+        with self._lock:
+            for (name, declaration, _), tensor in zip(declarations, tensors):
+                known = self._tensors.get(name)
+                on_host = not on_gpu or (known is not None and known.on_host)
+                declared = Declared(name, tensor, declaration, on_host)
+                if known is not None and known.buffer is not None:
+                    declared.buffer = known.buffer
+                elif self._connection.sums_in_place(tensor):
+                    self.ranks_sum = True
+                    declared.buffer = Buffer(self._connection, tensor, declaration.nbytes)
+                self._tensors[name] = declared
+            return [self._tensors[name] for name, *_ in declarations]
+
+    def _tell(self, new: Sequence[tuple[str, Declaration, int]]) -> None:
+        if new and self.watcher is not None:
+            self.watcher(new)
+
+    def _ask(
+        self,
+        declarations: Sequence[tuple[str, Declaration, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
+    ) -> Sequence[int]:
+        """The numbers of the tensors, once the ranks have agreed on them."""
+        if all(each.is_plain for _, each, _ in declarations):
+            return self._connection.declare_all(
+                [(name, *each.wire(), priority) for name, each, priority in declarations],
+                on_gpu,
+                in_place,
+            )
+        return [
+            self._connection.declare_collective(
+                name,
+                each.dtype,
+                each.op,
+                each.shares(),
+                each.root_rank,
+                each.ranks,
+                each.count,
+                priority,
+            )
+            for name, each, priority in declarations
+        ]
+
+    def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
+        """declare() of a tensor that is pushed from a GPU whose memory the agent takes."""
+        known = self._known(name, declaration)
+        if known is None or known.on_host:
+            [declared] = self._declare_new([(name, declaration, priority)], on_gpu=True)
+            return declared.tensor
+        return known.tensor
+
+    def declare_all_on_gpu(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
+        """declare_on_gpu() of many, as declare_all()."""
+        self._declare_new([each for each in declarations if self._known(*each[:2]) is None], True)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds whose callers wait for them no more.
+
+A call that blocks leaves its round when its time is over, or when it is interrupted. A program
+leaves one when it drops the handle. Other ranks have what they need of this one, but the library
+pushes no round of the tensor before this one is taken. So a round that was left is taken without
+its caller, and its result is lost:
+
+    left by a call that blocks   another thread takes it, as soon as it is over
+    left by a dropped handle     the next call of its name takes it, or hvd.join()
+
+The next call of the name waits for that if it blocks itself. One that does not raises Busy as long
+as the round is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from talweg.errors import Busy, TalwegError, Timeout
+
+if TYPE_CHECKING:
+    from talweg._client.client import Client
+    from talweg._client.handles import Handle
+
+
+@dataclass(eq=False)
+class _Left:
+    """A round that was left."""
+
+    handle: Handle
+    over: threading.Event | None  # Set by the thread that takes it; None: nobody takes it.
+
+    @property
+    def reason(self) -> str:
+        if self.over is None:
+            return "the handle of its last round was dropped"
+        return "its last call has timed out or was interrupted"
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Returns when the round is taken; Timeout when it is not by then."""
+        if self.over is None:
+            with contextlib.suppress(TalwegError):  # The round has ended without a result.
+                try:
+                    self.handle.take(self.handle.client.connection, timeout_s)
+                except Timeout as late:
+                    raise _Late from late
+        elif not self.over.wait(timeout_s):
+            raise _Late
+
+
+class _Late(Exception):
+    """The round is under way."""
+
+
+class LeftRounds:
+    """One client's. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, _Left] = {}  # By the tensors' names.
+
+    def __bool__(self) -> bool:
+        return bool(self._rounds)
+
+    def leave(self, handle: Handle) -> Callable[[Any], None]:
+        """A call that blocks leaves its round. Returns what is to be called when it is taken."""
+        over = threading.Event()
+        left = self._rounds[handle.name] = _without_result(_Left(handle, over))
+
+        def taken(_: Any) -> None:
+            if self._rounds.get(handle.name) is left:
+                del self._rounds[handle.name]
+            over.set()
+
+        return taken
+
+    def drop(self, handle: Handle) -> None:
+        """Nobody has the handle any more. For destructors: it takes no lock."""
+        self._rounds[handle.name] = _without_result(_Left(handle, None))
+
+    def wait_for(self, name: str, timeout_s: float | None) -> float | None:
+        """Returns when no round of that tensor is left, and what remains of the time.
+
+        Timeout if there is one longer than that: the call that waits has pushed nothing.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while (left := self._rounds.pop(name, None)) is not None:
+            try:
+                left.wait(None if end is None else max(0.0, end - time.monotonic()))
+            except BaseException as failure:
+                self._rounds.setdefault(name, left)
+                if not isinstance(failure, _Late):
+                    raise
+                raise Timeout(
+                    f"tensor '{name}': {left.reason}, and is not over after {timeout_s} s"
+                    f"{_late(left.handle)}; this call has pushed nothing: repeat it"
+                ) from None
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def take_if_over(self, name: str) -> _Left | None:
+        """Takes the last round of that tensor, if it was left and is over: its name may be free.
+
+        Returns it if it is under way.
+        """
+        left = self._rounds.pop(name, None)
+        if left is not None:
+            try:
+                left.wait(0.0)
+            except _Late:
+                self._rounds.setdefault(name, left)
+                return left
+        return None
+
+    def take_over(self, name: str, tensor: int) -> Handle | None:
+        """The last round of that tensor, if its handle was dropped: the caller takes it instead."""
+        left = self._rounds.get(name)
+        if left is None or left.over is not None or left.handle.tensor != tensor:
+            return None
+        del self._rounds[name]
+        return left.handle
+
+    def make_way(self, name: str, busy: Busy) -> None:
+        """The library has refused to push the tensor: returns when its last round is taken, if it
+        was left and is over. Else Busy.
+        """
+        if name not in self._rounds:
+            raise busy
+        left = self.take_if_over(name)
+        if left is not None:
+            raise Busy(
+                f"tensor '{name}': {left.reason}, and is still under way{_late(left.handle)}: a "
+                "call that blocks waits for that, one that does not can be repeated"
+            ) from None
+
+
+def _without_result(left: _Left) -> _Left:
+    handle = left.handle
+    handle.out_address, handle.result, handle.keep, handle.finish = 0, None, None, None
+    return left
+
+
+def _late(handle: Handle) -> str:
+    who = handle.waits_for()
+    return f"; it waits for {who}" if who else ""
+
+
+def finish_call(client: Client, handle: Handle, timeout_s: float | None = None) -> Any:
+    """synchronize() of a call that blocks: what it leaves ends by itself."""
+    try:
+        return client.synchronize(handle, timeout_s)
+    except Timeout:
+        who = handle.waits_for() if timeout_s else ""
+        handle.leave()
+        raise Timeout(
+            f"{handle.title}: not complete after {timeout_s} s; the call goes on by itself, without "
+            "its result" + (f"; it still waits for {who}" if who else "")
+        ) from None
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C.
+        handle.leave()
+        raise

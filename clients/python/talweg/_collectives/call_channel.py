@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A channel of collectives: the tensors of its calls, and what the ranks say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from talweg._client import Client
+from talweg._collectives.channels import Channel, Job
+from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, Lane, Slots
+from talweg._collectives.one_round import OneRound
+from talweg._collectives.process_sets import Group
+from talweg._collectives.words import HEADER, Said, read
+from talweg._declaration import DType, Op
+from talweg._library.native_arguments import name_for_tensors
+
+# As many words as a channel remembers.
+_ONE_ROUNDS_MAX = 256
+
+
+@dataclass
+class Sites:
+    """The rounds in which ranks tell where they made calls that do not fit together."""
+
+    left_round: int = 0  # One that this rank has not waited for to its end.
+    has_failed: bool = False  # This rank has missed one.
+
+
+class CallChannel(Channel):
+    """A channel of collectives: its tensors, and what the ranks say to each other."""
+
+    def __init__(
+        self, client: Client, name: str, group: Group, title: str, in_one: bool = False
+    ) -> None:
+        """`title` is what texts of errors call it. `in_one`: what is longer than 32 MiB goes in one
+        round all the same, through a tensor of that very length.
+        """
+        super().__init__(client, name, group)
+        self.title = title
+        self.in_one = in_one
+        size = group.size
+        capacity = HEADER.size + 8 * size + INLINE_BYTES
+        self._control_bytes = -(-capacity // 64) * 64
+        self.said: np.ndarray = np.empty(size * self._control_bytes, np.uint8)
+        self.said_at = int(self.said.ctypes.data)
+        self._holds_own: bool | None = None
+        self._one_rounds: dict[bytes, OneRound] = {}  # By the words.
+        self.slots: Slots | None = None  # For tensors that are reduced again and again.
+        self.sites = Sites()
+
+    def control(self) -> int:
+        """The tensor in which ranks say what they call."""
+        shares = (OWN, WHOLE)
+        return self.declare(self.name, DType.U8, Op.BROADCAST, shares, 0, self._control_bytes)
+
+    def holds_own(self) -> bool:
+        """Whether a contribution has room for the rank's own parts alone: alike at all ranks."""
+        if self._holds_own is None:
+            self._holds_own = self.client.connection.parts_held(self.control()) == 1
+        return self._holds_own
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a call may begin while the last round of the one before it is under way, so that
+        links do not rest. It takes two tensors for each lane. Where ranks read each other's
+        contributions there are no links, and a tensor of a long call's own length is large.
+        """
+        return not self.holds_own() and not self.in_one
+
+    def turn_of(self, control_round: int) -> int:
+        """The turn (Lane) of the call with that control round: alike at all ranks, and another one
+        than the turns of the calls before and after it.
+        """
+        return control_round % 2 if self.overlaps else 0
+
+    def read_said(self, turn: int) -> list[Said]:
+        """What the ranks have said in the control round that is over."""
+        return read(self.said, self.group, self.holds_own(), self.in_one, turn)
+
+    def lane_tensor(self, lane: Lane) -> int:
+        """The tensor for a lane."""
+        if lane.slot > 0:
+            assert self.slots is not None
+            return self.slots.tensor(lane.slot)
+        return self.declare(*self._spec_of(lane))
+
+    def has_lane(self, lane: Lane) -> bool:
+        """Whether the tensor for it is declared."""
+        return self.has_declared(*self._spec_of(lane))
+
+    def _spec_of(self, lane: Lane) -> tuple[str, DType, Op, tuple[int, int], int, int]:
+        kind, dtype, op, root, capacity_bytes, _, turn = lane
+        words = f"{kind.gives}{kind.gets}.{dtype.name}.{op.name}.{root}"
+        name = f"{self.name}.{words}.{capacity_bytes}{'.other' * turn}".lower()
+        shares = (kind.gives, kind.gets)
+        return name, dtype, op, shares, root, capacity_bytes // dtype.nbytes
+
+    def same(self, words: bytes) -> bool:
+        """Whether every rank has said this."""
+        nbytes = len(words) * self.group.size
+        return self.said[:nbytes].tobytes() == words * self.group.size
+
+    def one_round(self, given: Given, words: bytes) -> OneRound | None:
+        """What makes the call in one round where all ranks say these words; None: it takes more, or
+        ranks that differ.
+        """
+        found = self._one_rounds.get(words)
+        if found is None and OneRound.may_be(given, self.holds_own()):
+            if len(self._one_rounds) >= _ONE_ROUNDS_MAX:
+                self._one_rounds.clear()
+            found = OneRound(given, words, self.group, self.said_at, self.said.size)
+            self._one_rounds[words] = found
+        return found
+
+    def run_at_once(
+        self, call: OneRound, address: int, out: int, later: Callable[[int], Job]
+    ) -> Job | None:
+        """Makes a call of `address` on this thread, with its result at `out`.
+
+        None: another call is open. If it is not over by then `later` makes a job of its round, which
+        is carried on as others are.
+        """
+        return self.run_first(
+            lambda: call.run(self.client.connection, self.control(), address, out), later
+        )
+
+
+def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
+    """The channel of calls of that name, or without one."""
+    own = "talweg.collectives" if name is None else f"{name}.collective"
+    return channel_named(client, own, group, own if name is None else name)
+
+
+def channel_named(
+    client: Client, name: str, group: Group, title: str, in_one: bool = False
+) -> CallChannel:
+    """The channel with that name of its own, as CallChannel() makes it."""
+    name = name_for_tensors(name)
+    key = (name, group.ranks)
+    with client.channels_lock:
+        channel: CallChannel | None = client.channels.get(key)
+        is_new = channel is None
+        if channel is None:
+            channel = client.channels[key] = CallChannel(client, name, group, title, in_one)
+    if is_new and client.names_watcher is not None:
+        client.names_watcher.on_channel(channel)
+    return channel

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collectives there are, what a rank brings to a call, and which tensor its data goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from talweg._call_site import CallSite
+from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._declaration import DType, Op
+
+WHOLE, ROOT, OWN, ROW, COLUMN = 1, 2, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A collective; the shares are those of talweg.h."""
+
+    name: str
+    number: int
+    gives: int
+    gets: int
+    # Whether all ranks give tensors of the same shape, or the same but for the first dimension.
+    equal: bool = False
+
+    @property
+    def reduces(self) -> bool:
+        return self.gives == WHOLE
+
+    def parts_given(self, place: int, root: int, size: int) -> int:
+        if self.gives == ROOT and place != root:
+            return 0
+        return size if self.gets in (COLUMN, OWN) else 1
+
+    def parts_held(self, size: int) -> int:
+        """How many parts a rank gives, where every rank gives parts of its own; else all."""
+        if self.gives in (OWN, ROW):
+            return size if self.gives == ROW else 1
+        return self.part_count(size)
+
+    def part_count(self, size: int) -> int:
+        """How many parts a tensor has in all."""
+        if self.gives == ROW:
+            return size * size
+        return size if OWN in (self.gives, self.gets) else 1
+
+
+ALL_GATHER = Kind("all_gather", 1, OWN, WHOLE)
+ALL_GATHER_INTO = Kind("all_gather_into", 2, OWN, WHOLE, equal=True)
+REDUCE_SCATTER = Kind("reduce_scatter", 3, WHOLE, OWN, equal=True)
+ALL_TO_ALL = Kind("all_to_all", 4, ROW, COLUMN)
+GATHER = Kind("gather", 5, OWN, ROOT)
+SCATTER = Kind("scatter", 6, ROOT, OWN)
+REDUCE = Kind("reduce", 7, WHOLE, ROOT, equal=True)
+SEND = Kind("send", 8, ROOT, WHOLE)
+ALL_REDUCE = Kind("all_reduce", 9, WHOLE, WHOLE, equal=True)
+BROADCAST = Kind("broadcast", 10, ROOT, WHOLE)
+BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
+# An all_gather that goes on without the ranks that have joined: they give no rows.
+ALL_GATHER_OF_SOME = Kind("all_gather", 12, OWN, WHOLE)
+# What a rank says that has joined (joining.py): it makes no call.
+JOINED = Kind("join", 13, ROOT, WHOLE)
+KINDS = {
+    kind.number: kind
+    for kind in (
+        ALL_GATHER,
+        ALL_GATHER_INTO,
+        REDUCE_SCATTER,
+        ALL_TO_ALL,
+        GATHER,
+        SCATTER,
+        REDUCE,
+        SEND,
+        ALL_REDUCE,
+        BROADCAST,
+        BARRIER,
+        ALL_GATHER_OF_SOME,
+        JOINED,
+    )
+}
+
+INLINE_BYTES = 4096
+_CAPACITY_BYTES_MIN = 4096
+MORE_MAX = 15
+# Instead of a slot's number (Slots): the call's tensor has none; it has none yet.
+NO_SLOT, WANTS_SLOT = -1, 0
+# What all parts of a tensor take together.
+_TENSOR_BYTES_MAX = 32 << 20
+
+
+def split_evenly(rows: int, parts: int) -> list[int]:
+    """The rows of each part; the first ones have the remainder."""
+    each, more = divmod(rows, parts)
+    return [each + (part < more) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank's tensor is: rows of one shape. A tensor that goes whole is one row."""
+
+    dtype: str
+    row_shape: tuple[int, ...]
+    row_bytes: int
+    # Whether other ranks' rows may have any shape of as many bytes.
+    any_shape: bool = False
+
+
+@dataclass
+class Given:
+    """What one rank brings to a call."""
+
+    kind: Kind
+    root_rank: int
+    rows: Rows | None  # None: it takes what the root gives.
+    part_rows: list[int]  # How many each part has that it gives.
+    address: int
+    keep: Any
+    # Makes the result of rows of the parts that this rank gets; returns it and its address.
+    allocate: Callable[[Rows, list[int]], tuple[Any, int]]
+    # For reductions.
+    op: Op = Op.BROADCAST
+    dtype: DType = DType.U8
+    factors: Factors = NO_FACTORS
+    # The control round, where it has been pushed.
+    pushed: int = 0
+    # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
+    slot: int = NO_SLOT
+    # Whether its data is there; waits for that until time.monotonic() is the time given, with None
+    # as long as it takes. Any thread may ask. None: its data is there from the beginning.
+    is_ready: Callable[[float | None], bool] | None = None
+    # For texts of errors: where the program makes the call, and what it is called there if that does
+    # not say it; empty: as its kind.
+    site: CallSite | None = None
+    call: str = ""
+    # How many calls of the same handle follow it, which all ranks then have alike; MORE_MAX: that
+    # many or more.
+    more: int = 0
+
+
+class Lane(NamedTuple):
+    """Which tensor the data of calls goes through."""
+
+    kind: Kind
+    dtype: DType
+    op: Op
+    root: int
+    capacity_bytes: int  # A part's.
+    slot: int = 0  # Whose tensor it is; 0: one of those for all calls of this capacity.
+    turn: int = 0  # Which of the two, where calls that follow each other overlap.
+
+
+class Slots(Protocol):
+    """Tensors of a channel that are reduced again and again. Each has a tensor of the job's for
+    itself, a *slot*, which the node's ranks sum where the call's tensor lies.
+
+    Slots have numbers from 1. A call in which all ranks want one makes the next one, so the numbers
+    are the same at all ranks. Which tensor has a slot is each rank's own matter.
+    """
+
+    def number_of(self, given: Given) -> int:
+        """The slot of the call's tensor. WANTS_SLOT: it has none and is worth one."""
+
+    def agree(self, given: Given) -> None:
+        """Gives the next slot to the call's tensor: all ranks want one for theirs. Its result is
+        there already.
+        """
+
+    def tensor(self, number: int) -> int:
+        """The number of the slot's tensor in the library."""
+
+    def push(self, number: int, given: Given) -> tuple[int, bool]:
+        """Pushes the call's tensor. Returns the round, and whether its result comes where it lies."""
+
+    def retire(self, number: int) -> None:
+        """Takes the slot from its tensor for good: ranks differ on which one has it."""
+
+    def begin_again(self) -> None:
+        """Others use the channel from now on, at all ranks: no tensor has a slot, and each slot may
+        be given once more.
+        """
+
+
+def capacity_of(
+    kind: Kind, largest: int, size: int, holds_own: bool = False, in_one: bool = False
+) -> int:
+    """How much a part of the tensor has room for that takes parts of so many bytes."""
+    most = _TENSOR_BYTES_MAX // (kind.parts_held(size) if holds_own else kind.part_count(size))
+    if in_one and largest > most:
+        return largest
+    capacity = _CAPACITY_BYTES_MIN
+    while capacity < largest and capacity * 2 <= most:
+        capacity *= 2
+    return capacity
+
+
+def lane_of(
+    kind: Kind,
+    dtype: DType,
+    op: Op,
+    root_rank: int,
+    largest: int,
+    size: int,
+    in_one: bool = False,
+    slot: int = NO_SLOT,
+    turn: int = 0,
+) -> Lane | None:
+    """Where parts go of which the longest has so many bytes; None: they need several rounds, or
+    none.
+    """
+    if slot > 0:
+        return Lane(kind, dtype, op, 0, largest, slot)
+    capacity = capacity_of(kind, largest, size, in_one=in_one)
+    if not 0 < largest <= capacity:
+        return None
+    root = root_rank if ROOT in (kind.gives, kind.gets) else 0
+    return Lane(kind, dtype, op, root, capacity, turn=turn)

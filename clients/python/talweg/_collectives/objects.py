@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and Python objects of any size over rounds of fixed-length tensors.
+
+A tensor's length is agreed for ever (docs/protocol.md, section 4), an object's is not. So an
+object travels in a byte tensor whose length is a power of two, under a name that holds that
+length; how many of its bytes count is told first, in a tensor of its own. A long one that is
+broadcast takes several rounds of a tensor that has the largest such length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._library.native_arguments import check_name_and_priority, name_for_tensors
+from talweg.errors import Aborted, InvalidArgument, TalwegError
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+    from talweg._client.handles import Handle
+
+_CAPACITY_BYTES_MIN = 1024
+# What a tensor takes it takes at every rank, agent and aggregator until the job ends.
+_CHUNK_BYTES = 8 << 20
+
+
+def _capacity_bytes(length: int) -> int:
+    capacity = _CAPACITY_BYTES_MIN
+    while capacity < length:
+        capacity *= 2
+    return capacity
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The bytes that a rank gives, or why it has none: the others wait for something to come."""
+
+    data: bytes | memoryview = b""
+    failure: Exception | None = None
+    # What follows `data`.
+    more: Sequence[bytes | memoryview] = ()
+
+    @classmethod
+    def of(cls, make: Callable[[], bytes | memoryview | Sequence[bytes | memoryview]]) -> Payload:
+        try:
+            made = make()
+        except Exception as failure:  # Whatever a class of the user's may raise.
+            return cls(f"{type(failure).__name__}: {failure}".encode(), failure)
+        if isinstance(made, (bytes, memoryview)):
+            return cls(made)
+        return cls(more=made)
+
+    @property
+    def length(self) -> int:
+        return len(self.data) + sum(len(piece) for piece in self.more)
+
+
+# Where arrays begin in what pieces_of() gives: as their elements need it.
+_ALIGNMENT = 64
+
+
+def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[memoryview]:
+    """`value` pickled, for unpickled(): the pickle, then the arrays in it, where they lie."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
+    """Also a lambda, a local function, or one of a notebook. None: cloudpickle is not installed."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ModuleNotFoundError:
+        return None
+    data: bytes = cloudpickle.dumps(value, protocol=protocol)
+    return data
+
+
+def _dumped(value: Any) -> bytes:
+    """By cloudpickle, where it is installed, what pickle does not take."""
+    try:
+        return pickle.dumps(value, protocol=4)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data = by_cloudpickle(value, protocol=4)
+        if data is None:
+            raise
+        return data
+
+
+def unpickled(pieces: Sequence[Any]) -> Any:
+    """The value of pickled(); arrays in it refer to the pieces."""
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def pieces_of(
+    value: Any, pickler: type[pickle.Pickler] = pickle.Pickler
+) -> list[bytes | memoryview]:
+    """`value` pickled, for from_pieces(). Arrays in it are not copied: they stay where they are.
+
+    Bytes: how many pieces there are (u64), the length of each (u64), then the pickle and the
+    arrays, each after zeros up to a multiple of 64 bytes.
+    """
+    pieces = pickled(value, pickler)
+    lengths = np.array([len(pieces), *map(len, pieces)], dtype="<u8").tobytes()
+    made: list[bytes | memoryview] = [lengths]
+    position = len(lengths)
+    for piece in pieces:
+        made += [bytes(-position % _ALIGNMENT), piece]
+        position += len(made[-2]) + len(piece)
+    return made
+
+
+def from_pieces(data: memoryview) -> Any:
+    """The value of pieces_of(), whose bytes are `data`; arrays in it refer to them."""
+    count = int(np.frombuffer(data, "<u8", 1)[0])
+    position = 8 * (1 + count)
+    pieces = []
+    for length in np.frombuffer(data, "<u8", count, 8).tolist():
+        position += -position % _ALIGNMENT
+        pieces.append(data[position : position + length])
+        position += length
+    return unpickled(pieces)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Takes the place of an object that its rank cannot pickle."""
+
+    text: str
+
+
+def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"rank {rank} cannot pickle its object ({text}): pass one that pickle.dumps() takes, or "
+        "install cloudpickle for a lambda or a local function"
+    )
+
+
+def broadcast_name(name: str | None, root_rank: int) -> str:
+    """What the tensors of a program's broadcast_object() are called: others for each root."""
+    if name is None:
+        return f"broadcast_object.{root_rank}"
+    check_name_and_priority(name, 0)
+    return name_for_tensors(f"{name}.{root_rank}")
+
+
+def gather_name(name: str | None) -> str:
+    """The same of all_gather_object(), which may have the name of a broadcast_object()."""
+    if name is None:
+        return "all_gather_object"
+    check_name_and_priority(name, 0)
+    return name_for_tensors(f"{name}.gathered")
+
+
+class ByteStream:
+    """The root's bytes to every rank, in pieces: each rank carries pieces of the same lengths.
+
+    Takes the memory of two rounds, whatever the length: one travels while the other is filled, or
+    emptied.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        root_rank: int,
+        name: str,
+        length: int = 0,
+        process_set: ProcessSet | None = None,
+        is_failure: bool = False,
+    ) -> None:
+        """`length` is that of all pieces together; the root's counts, for every rank.
+
+        With `is_failure` they say why the root has nothing else to say.
+        """
+        self._group = Group(client, process_set, "broadcast")
+        self.is_root = client.rank == root_rank
+        told = np.array([-length if is_failure else length], dtype=np.int64)
+        self._client = client
+        self._root_rank = root_rank
+        group = self._group
+        client.run(f"{name}.length", told, Op.BROADCAST, root_rank, group.listed, group.suffix)
+        self.length = abs(int(told[0]))
+        self.is_failure = bool(told[0] < 0)
+        self._capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
+        self._rounds = -(-self.length // self._capacity)
+        lanes = min(self._rounds, 2)
+        self._chunks: list[np.ndarray] = [
+            np.zeros(self._capacity, dtype=np.uint8) for _ in range(lanes)
+        ]
+        self._handles: list[Handle | None] = [None] * lanes
+        self._names = [f"{name}.bytes.{self._capacity}{'.b' * lane}" for lane in range(lanes)]
+        self._round = 0  # Whose chunk is filled, or emptied.
+        self._position = 0
+        if not self.is_root:
+            for lane in range(lanes):
+                self._push(lane)
+
+    def carry(self, piece: np.ndarray) -> None:
+        """The root's next bytes, `piece` at every rank; at the root it is only read."""
+        while piece.size > 0:
+            lane = self._round % 2
+            if self._position == 0:  # At the root: what was in the chunk must have left.
+                self._await(lane)
+            chunk = self._chunks[lane]
+            count = min(piece.size, self._capacity - self._position)
+            part = chunk[self._position : self._position + count]
+            if self.is_root:
+                part[:] = piece[:count]
+            else:
+                piece[:count] = part
+            piece = piece[count:]
+            self._position += count
+            if self._position == self._capacity or self._carried == self.length:
+                self._turn(lane)
+
+    @property
+    def _carried(self) -> int:
+        return self._round * self._capacity + self._position
+
+    def _turn(self, lane: int) -> None:
+        """The chunk is full, or empty."""
+        is_last = self._carried == self.length
+        if self.is_root or self._round + 2 < self._rounds:
+            self._push(lane)
+        self._round, self._position = self._round + 1, 0
+        if is_last:
+            for other in range(len(self._handles)):
+                self._await(other)
+
+    def _push(self, lane: int) -> None:
+        chunk, group = self._chunks[lane], self._group
+        kind = Declaration(
+            numpy_dtype(chunk.dtype), chunk.size, Op.BROADCAST, self._root_rank, group.listed
+        )
+        address = chunk.ctypes.data
+        self._handles[lane] = self._client.push(
+            self._names[lane] + group.suffix, kind, address, address, keep=chunk
+        )
+
+    def _await(self, lane: int) -> None:
+        handle, self._handles[lane] = self._handles[lane], None
+        if handle is None:
+            return
+        try:
+            self._client.synchronize(handle, None)
+        except TalwegError:
+            for other in self._handles:  # No round stays open.
+                if other is not None:
+                    with contextlib.suppress(TalwegError):
+                        self._client.synchronize(other, None)
+            raise
+
+
+def broadcast_bytes(
+    client: Client,
+    payload: Payload,
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet | None = None,
+) -> np.ndarray:
+    """Returns the root's bytes on every other rank, whose `payload` is ignored; there its `data`.
+
+    The root's failure is raised there, and InvalidArgument that says it at the others.
+    """
+    failure = payload.failure
+    stream = ByteStream(client, root_rank, name, payload.length, process_set, failure is not None)
+    if stream.is_root:
+        data: np.ndarray = np.frombuffer(payload.data, dtype=np.uint8)
+        stream.carry(data)
+        for piece in payload.more:
+            if len(piece) > 0:
+                stream.carry(np.frombuffer(piece, dtype=np.uint8))
+    else:
+        data = np.empty(stream.length, dtype=np.uint8)
+        stream.carry(data)
+    if stream.is_root and failure is not None:
+        raise failure
+    if stream.is_failure:
+        raise _cannot_pickle(root_rank, data.tobytes().decode())
+    return data
+
+
+def broadcast_object(
+    client: Client, value: Any, root_rank: int, name: str, process_set: ProcessSet | None = None
+) -> Any:
+    """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
+    Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
+    is_root = client.rank == root_rank
+    payload = Payload.of(lambda: _dumped(value)) if is_root else Payload()
+    data = broadcast_bytes(client, payload, root_rank, name, process_set)
+    return value if is_root else pickle.loads(data.data)
+
+
+def _sum_of_places(
+    client: Client, own: np.ndarray, name: str, group: Group, timeout_s: float | None
+) -> np.ndarray:
+    """Returns the sum of every rank's array, once every rank is known to be in it, once.
+
+    Where a job goes on with other members than it began with, a rank may be gone, and one that has
+    joined may have another's number.
+    """
+    places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
+    places[: own.size] = own
+    places[own.size + group.place] = 1
+    # Its length is that of the job's ranks.
+    name_in_view = name + client.connection.view_suffix
+    client.run(name_in_view, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
+    for rank, count in zip(group.ranks, places[own.size :]):
+        if count == 0:
+            raise Aborted(
+                f"gather '{name}': rank {rank} has nothing to say: it is gone, and the job is to be "
+                "started again, or it has joined (hvd.join()), and is waited for by joining as well"
+            )
+        if count > 1:
+            raise Aborted(
+                f"gather '{name}': {count} ranks have number {rank}, as nodes were lost and others "
+                "have joined; start the job again"
+            )
+    return places[: own.size]
+
+
+def all_gather_object(
+    client: Client,
+    value: Any,
+    name: str,
+    process_set: ProcessSet | None = None,
+    timeout_s: float | None = None,
+) -> list[Any]:
+    """Returns every rank's `value`, in rank order.
+
+    Every rank has a place of its own in one byte tensor and zeros elsewhere; adding zeros leaves
+    bytes as they are, so the sum is all of them side by side. Raises Aborted when a rank is gone,
+    and InvalidArgument at the others when one cannot pickle its value. Either of the two rounds may
+    take `timeout_s`.
+    """
+    group = Group(client, process_set, "all_gather_object")
+    own = Payload.of(lambda: _dumped(value))
+    payload = own.data
+    if own.failure is not None:
+        payload = pickle.dumps(_Failure(bytes(own.data).decode()), protocol=4)
+    own_length: np.ndarray = np.zeros(group.size, dtype=np.int64)
+    own_length[group.place] = len(payload)
+    lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s)
+    ends = np.cumsum(lengths)
+    data: np.ndarray = np.zeros(_capacity_bytes(int(ends[-1])), dtype=np.uint8)
+    begin = int(ends[group.place]) - len(payload)
+    data[begin : begin + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+    data = _sum_of_places(client, data, f"{name}.bytes.{data.size}", group, timeout_s)
+    if own.failure is not None:
+        raise own.failure
+    values = [
+        pickle.loads(data[int(end - length) : int(end)].tobytes())
+        for end, length in zip(ends, lengths)
+    ]
+    for rank, each in zip(group.ranks, values):
+        if isinstance(each, _Failure):
+            raise _cannot_pickle(rank, each.text)
+    return values

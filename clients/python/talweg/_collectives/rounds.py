@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of push_pull and broadcast: which tensor each one goes through.
+
+A name has one of these states, the same at all ranks of its group (docs/collectives.md):
+
+    new      nobody has used it
+    settled  the ranks have agreed on its tensor: a call is one round of that tensor
+    free     ranks have used it otherwise, or have disagreed: a call is a collective, whose control
+             round says what each rank brings
+
+    new      a call, and the ranks agree                 settled
+    new      a call, and the ranks disagree              free, the call ends with Mismatch
+    settled  all ranks use it otherwise, and alike       free, the call goes on as a collective
+    settled  ranks use it in two ways                    free, the call ends with Mismatch
+
+Each round of a settled name is one round of its tensor, also for a rank that uses the name
+otherwise: that one gives nothing, and signs the round with what it would bring. Whoever compares
+the signatures (the agent, an aggregator, or the ranks that sum) ends the round for all ranks with
+the text that names two of them. So a mismatch ends without another word of any rank: each frees the
+name where it takes the round, which it does before it can use the name again. Where declarations
+have shapes each round is signed with its shape, so that ranks whose tensors have as many elements
+but another shape get a Mismatch as well.
+
+Calls without a name are collectives from the beginning. A few channels take turns for them, by the
+order of these calls alone, so that several can be open at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from talweg._call_site import CallSite, call_site
+from talweg._client import Client, Declared, Handle
+from talweg._collectives import collectives
+from talweg._collectives.call_channel import CallChannel, channel_named
+from talweg._collectives.channels import Job, Steps, Wait
+from talweg._collectives.collectives import Given, JobHandle, Rows
+from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._collectives.words import DIMENSIONS_MAX
+from talweg._declaration import Declaration, Op
+from talweg._library import native, native_arguments
+from talweg.errors import Mismatch, TalwegError, Timeout
+
+# How many calls without a name may be under way at once; others wait for their turn.
+_TURNS = 2
+_NAMELESS = "a call without a name"
+_REMEDY = "all ranks must use a name for the same in the same call"
+
+
+@dataclass
+class Brought:
+    """What one rank brings to a round."""
+
+    declaration: Declaration
+    address: int
+    out_address: int
+    result: Any
+    keep: Any  # Alive until the result is there.
+    priority: int = 0
+    factors: Factors = NO_FACTORS
+    # Called when the result is at out_address.
+    finish: Callable[[], None] | None = None
+    # Whether the bytes at `address` stay as they are until then.
+    stays: bool = False
+    is_async: bool = True  # It may not be waited for soon.
+    # What calls that a control round compares must have alike, where the declaration does not say.
+    shape: tuple[int, ...] = ()
+
+
+def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
+    """Starts a round of push_pull or broadcast, of a tensor in host memory."""
+    if name is None:
+        if client.is_alone or client.membership.changes:
+            # A control round needs every rank. A reduction goes on without those that are lost.
+            return client.start(
+                None,
+                brought.declaration,
+                lambda turn: _push(client, turn, brought),
+                group.suffix,
+            )
+        turn = client.count_nameless(group.suffix) % _TURNS
+        return start_compared(client, f"talweg.nameless.{turn}", group, brought)
+    native_arguments.check_name_and_priority(name, brought.priority)
+    wire_name = name + group.suffix
+    if client.left:
+        client.left.take_if_over(wire_name)
+    known = client.tensors.declared_on_host(wire_name)
+    if known is not None and known.declaration != brought.declaration:
+        client.tensors.adopt_shape(wire_name, brought.declaration)
+        known = client.tensors.declared_on_host(wire_name)
+    if known is not None and known.declaration == brought.declaration:
+        return _push_declared(client, known, brought)
+    mismatch = client.tensors.disagreed(wire_name)
+    if mismatch is not None:
+        return _failed(client, wire_name, mismatch)
+    settled = leaving = None
+    site = call_site()
+    if not client.tensors.is_free(wire_name):
+        settled = client.tensors.settled_otherwise(wire_name, brought.declaration)
+        if settled is None:
+            return _push(client, wire_name, brought)
+    _require(client, f"tensor '{wire_name}'", brought.declaration)  # Before others are told.
+    if settled is not None:
+        leaving = _leave(client, settled, brought, site)
+        client.tensors.free(wire_name)
+    return _as_collective(client, f"{name}.free", name, group, brought, leaving, site=site)
+
+
+def _require(client: Client, what: str, declaration: Declaration) -> None:
+    """InvalidArgument for what cannot be a round."""
+    client.check_push(declaration)
+    declaration.require(what)
+
+
+# ----- Settled names -----
+
+
+@dataclass(eq=False)
+class _SettledRound(Handle):
+    """A round of a settled name."""
+
+    declared: Declared | None = None
+    over: bool = False  # The tensor may be pushed again.
+
+    def __del__(self) -> None:
+        if not self.over and not self.client.is_closed:
+            self.client.left.drop(self)
+
+    def leave(self) -> None:
+        if not self.over:
+            call_when_over(self, self.client.left.leave(self))
+
+    def take(self, connection: native.Connection, timeout_s: float | None) -> None:
+        """Timeout leaves it open."""
+        try:
+            super().take(connection, timeout_s)
+        except Mismatch as mismatch:
+            self.over = self.taken = True
+            assert self.declared is not None
+            self.failure = disagreed(self.client, self.declared, mismatch)
+            raise self.failure from None
+        except TalwegError as failure:
+            self.over = not isinstance(failure, Timeout)
+            raise
+        self.over = True
+
+
+def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
+    """start() of a name that is settled so, among all ranks and in place; it takes less time."""
+    try:
+        round_ = client.push_round(declared, address, priority)
+    except Mismatch as mismatch:
+        return _failed(client, declared.name, disagreed(client, declared, mismatch))
+    name, number = declared.name, declared.tensor
+    return _SettledRound(client, number, round_, name, address, tensor, tensor, declared=declared)
+
+
+@dataclass(eq=False)
+class _OnGpu(Handle):
+    """A round of a settled name whose tensor lies on a GPU, which `inner` knows how to take."""
+
+    inner: Handle | None = None
+    declared: Declared | None = None
+
+    def is_complete(self, connection: native.Connection) -> bool:
+        assert self.inner is not None
+        return self.inner.is_complete(connection)
+
+    def take(self, connection: native.Connection, timeout_s: float | None) -> None:
+        assert self.inner is not None and self.declared is not None
+        try:
+            self.inner.take(connection, timeout_s)
+        except Mismatch as mismatch:
+            self.taken = True
+            self.failure = disagreed(self.client, self.declared, mismatch)
+            raise self.failure from None
+        self.ranks_summed = self.inner.ranks_summed
+
+    def order_result(self) -> None:
+        assert self.inner is not None
+        self.inner.order_result()
+
+
+def on_gpu(client: Client, inner: Handle) -> Handle:
+    """The handle of a round from a GPU, whose Mismatch frees the name here as at other ranks."""
+    declared = client.tensors.known(inner.name)
+    if declared is None or not declared.signature:
+        return inner
+    return _OnGpu(
+        client,
+        inner.tensor,
+        inner.round,
+        inner.name,
+        result=inner.result,
+        keep=inner.keep,
+        finish=inner.finish,
+        inner=inner,
+        declared=declared,
+    )
+
+
+def _push(client: Client, wire_name: str, brought: Brought) -> Handle:
+    client.check_push(brought.declaration)
+    try:
+        declared = client.tensors.declare(wire_name, brought.declaration, brought.priority)
+    except Mismatch as mismatch:
+        return _failed(client, wire_name, mismatch)
+    return _push_declared(client, declared, brought)
+
+
+def _push_declared(client: Client, declared: Declared, brought: Brought) -> Handle:
+    declaration, factors, address = brought.declaration, brought.factors, brought.address
+    scaled: Any = None
+    if factors.prescale != 1.0:
+        scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
+    try:
+        round_ = client.push_round(declared, address, brought.priority)
+    except Mismatch as mismatch:
+        return _failed(client, declared.name, disagreed(client, declared, mismatch))
+    scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
+    return _SettledRound(
+        client,
+        declared.tensor,
+        round_,
+        declared.name,
+        brought.out_address,
+        brought.result,
+        (brought.keep, scaled),
+        _both(scale, brought.finish),
+        declared=declared,
+    )
+
+
+def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
+    """What a call of a new name comes to on which ranks disagree, as at those that have pushed it."""
+    return Handle(client, 0, 0, name, taken=True, failure=mismatch)
+
+
+def _both(
+    first: Callable[[], None] | None, then: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    if first is None or then is None:
+        return first or then
+
+    def both() -> None:
+        first()
+        then()
+
+    return both
+
+
+def disagreed(client: Client, declared: Declared, mismatch: Mismatch) -> Mismatch:
+    """A round of the name's tensor has ended so, at every rank: its next call is a collective.
+
+    Returns what the caller is told. Waits for nothing.
+    """
+    client.tensors.free(declared.name)
+    return Mismatch(f"{mismatch}; this rank gives {declared.declaration}: {_REMEDY}")
+
+
+def _leave(client: Client, settled: Declared, brought: Brought, site: CallSite | None) -> Steps:
+    """Says in the tensor's next round what this rank uses its name for; Mismatch if others differ."""
+    before, now = settled.declaration, brought.declaration
+    zeros: np.ndarray = np.zeros(before.nbytes, np.uint8)
+    address, lengths = int(zeros.ctypes.data), None
+    if before.op is Op.BROADCAST:
+        lengths = [0] * (before.root_rank == client.rank)
+    elif client.names_watcher is None:  # Else ranks that have joined give as much.
+        lengths = [0]
+    signature = now.signature_instead_of(before)
+    round_ = client.connection.push_parts(
+        settled.tensor, address, lengths, brought.priority, signature
+    )
+
+    def steps() -> Steps:
+        try:
+            yield Wait(settled.tensor, round_, address, zeros.size)
+        except Mismatch as mismatch:
+            where = "" if site is None else f" at {site}"
+            raise Mismatch(
+                f"{mismatch}; this rank gives {now}{where}, and the name was used for {before} "
+                f"before: {_REMEDY}"
+            ) from None
+
+    return steps()
+
+
+# ----- Calls that block -----
+
+
+def before_call(
+    client: Client,
+    name: str | None,
+    process_set: ProcessSet | None = None,
+    timeout_s: float | None = None,
+) -> float | None:
+    """What a call does that blocks, before it pushes: see left_rounds.py. Returns its time."""
+    client.check_timeout(timeout_s)
+    if not client.left or name is None:
+        return timeout_s
+    suffix = Group(client, process_set, "push_pull").suffix
+    return client.left.wait_for(f"{name}{suffix}", timeout_s)
+
+
+def before_calls(
+    client: Client,
+    name: str | None,
+    count: int,
+    process_set: ProcessSet | None,
+    timeout_s: float | None,
+) -> float | None:
+    """before_call() of a group: name.0, name.1 and so on."""
+    client.check_timeout(timeout_s)
+    if client.left and name is not None:
+        for index in range(count):
+            timeout_s = before_call(client, f"{name}.{index}", process_set, timeout_s)
+    return timeout_s
+
+
+# ----- Rounds that no thread waits for -----
+
+# A result is copied in less.
+_TAKE_S = 0.05
+
+
+def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> None:
+    """Has `over` called on another thread when the round has been taken, with what it failed with.
+
+    Nobody else synchronizes the handle.
+    """
+    client = handle.client
+
+    def take() -> None:
+        try:
+            client.synchronize(handle, _TAKE_S)
+        except Timeout:
+            watch()
+        except Exception as failure:
+            over(failure)
+        else:
+            over(None)
+
+    def watch() -> None:
+        job = handle.job if isinstance(handle, JobHandle) else None
+        if job is not None:
+            job.channel.call_when_done(job, take)
+        elif handle.taken or not client.completions.watch(handle.tensor, handle.round, take):
+            client.completions.call(take)  # Taking it tells why.
+
+    watch()
+
+
+# ----- Free names, and none -----
+
+
+def start_compared(client: Client, name: str, group: Group, brought: Brought) -> Handle:
+    """Starts a round of a call without a name, whose turn `name` is; all ranks say what they bring."""
+    _require(client, _NAMELESS, brought.declaration)
+    return _as_collective(client, name, _NAMELESS, group, brought, site=call_site())
+
+
+def _as_collective(
+    client: Client,
+    channel_name: str,
+    title: str,
+    group: Group,
+    brought: Brought,
+    leaving: Steps | None = None,
+    *,
+    site: CallSite | None,
+) -> JobHandle:
+    declaration = brought.declaration
+    reduces = declaration.op is not Op.BROADCAST
+    gives = reduces or declaration.root_rank == client.rank
+    address, keep = brought.address, brought.keep
+    if gives and not brought.stays:
+        own: np.ndarray = np.empty(declaration.nbytes, np.uint8)
+        ctypes.memmove(own.ctypes.data, address, own.size)
+        address, keep = int(own.ctypes.data), (keep, own)
+    given = Given(
+        collectives.ALL_REDUCE if reduces else collectives.BROADCAST,
+        declaration.root_rank,
+        Rows(declaration.dtype.name.lower(), _row_shape(brought), declaration.nbytes),
+        [1] * gives,
+        address,
+        keep,
+        lambda rows, counts: (brought.result, brought.out_address),
+        declaration.op,
+        declaration.dtype,
+        brought.factors,
+        site=site,
+        call="push_pull" if reduces else "broadcast",
+    )
+    channel = channel_named(client, channel_name, group, title, in_one=True)
+    job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
+    channel.submit(job, brought.is_async)
+    return JobHandle(
+        client,
+        0,
+        0,
+        title,
+        result=brought.result,
+        finish=brought.finish,
+        ranks_summed=group.size,
+        job=job,
+    )
+
+
+def _row_shape(brought: Brought) -> tuple[int, ...]:
+    shape = brought.declaration.shape
+    if shape is not None and len(shape) <= DIMENSIONS_MAX:
+        return shape
+    if 0 < len(brought.shape) <= DIMENSIONS_MAX:
+        return brought.shape
+    return (brought.declaration.count,)
+
+
+def _call(leaving: Steps | None, channel: CallChannel, given: Given, priority: int) -> Steps:
+    if leaving is not None:
+        try:
+            yield from leaving
+        except TalwegError:
+            channel.end_before_control_round()
+            raise
+    return (yield from collectives.steps(channel, given, priority))

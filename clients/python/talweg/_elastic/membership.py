@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in the job, as a program sees it: docs/elastic.md.
+
+The membership changes at the ends of steps only, at the same one for all ranks. Rounds say what
+ranks have to agree on: `talweg.step` at the end of each step, and where something has changed those
+of agreement.py (which view), of state_rounds.py (the State, and its digests), and of giving.py and
+taking.py (the State beside the steps). All are of unsigned numbers, of which the greatest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from talweg._elastic import state_rounds
+from talweg._elastic.agreement import U64_MAX, Agreed, Agreement, Said, greatest
+from talweg._elastic.replay import Replay
+from talweg._elastic.state_rounds import COUNTER_LANES, StateHolder
+from talweg._elastic.taking import Taking
+from talweg._elastic.views import Change, Least, Member, View, change_between, view_of
+from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+    from talweg._digest import Hashing
+
+# So many steps may a program of Horovod's make before a rank that enters has the others' state. It
+# makes one, to have its optimizer's variables; one that goes on trains by itself.
+_OWN_STEPS_MAX = 10
+
+# How often ranks of which there are too few look for others.
+_LOOK_S = 0.1
+
+_NOT_SYNCHRONIZED = (
+    "this rank has joined a running job and has not got the state of those that were there before: "
+    "call begin() of a talweg.State (or talweg.torch.Elastic) first, which hvd.elastic.run does, or "
+    "talweg.enter() if the program takes over their state in a way of its own"
+)
+
+
+def _started(hashing: Hashing | None) -> Hashing | None:
+    if hashing is not None:
+        hashing.start()
+    return hashing
+
+
+class Standing(Enum):
+    """What this rank is in the job. All ranks of a job begin as members, but those that enter later.
+
+    A rank whose agent was lost has another Membership after rejoin(): it is a joiner, or a standby,
+    or a member where the job has begun anew. Until begin() or enter() it is `rejoined`, and goes on
+    from the view that the program knew.
+    """
+
+    STANDBY = "its node takes part in no steps yet"
+    JOINER = "its node does; it has not got the others' state, and may push nothing"
+    MEMBER = "it has what all have"
+
+
+class Event(Enum):
+    """What happens to it."""
+
+    FULL_MEMBER = "begin() or enter(): its ranks were ready, and its node takes part in steps"
+    BEGUN = "begin() or enter(): it has the others' state, or takes it over in a way of its own"
+
+
+# An event that a standing does not list cannot happen in it.
+TRANSITIONS: Mapping[Standing, Mapping[Event, Standing]] = {
+    Standing.STANDBY: {Event.FULL_MEMBER: Standing.JOINER},
+    Standing.JOINER: {Event.BEGUN: Standing.MEMBER},
+    Standing.MEMBER: {Event.BEGUN: Standing.MEMBER},  # At the job's beginning, and after rejoin().
+}
+
+
+class Membership:
+    """One client's: it follows the views at the ends of steps."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.changes = False  # Nodes may come and go.
+        # Ranks that are there have begun at different times; all of them know it alike. What some did
+        # at their beginning the others take no part in.
+        self.began_apart = False
+        self.callbacks: list[Callable[[Change], Any]] = []
+        self.holder: StateHolder | None = None
+        # Its agent was lost, and it has been attached again, and has not begun since then. The view
+        # is what the program knew before.
+        self.rejoined: View | None = None
+        # What had changed when this rank began again.
+        self.change: Change | None = None
+        self.least = Least.told()
+        # Why this rank has taken the whole state while others waited; None: it has not.
+        self.took_whole: str | None = None
+        # By name: how many results this rank, a joiner, has made alone.
+        self._own: Counter[str] = Counter()
+        # What this rank, a joiner, has taken beside the steps.
+        self._taking: Taking | None = None
+        self._standing = Standing.MEMBER
+        # The state has travelled: whether all go on from it alike shows in the next step.
+        self._is_first_step = False
+        # The same where joiners have caught up. A thread hashes what all have at that step's end, and
+        # all compare it at the end of the next one.
+        self._hashes_first_step = False
+        self._hashing: Hashing | None = None
+        # Whether this rank has joined, in the first step with a joiner; None: in any other.
+        self._entered: bool | None = None
+        # Hashes what this rank has while it waits for joiners at the end of a step.
+        self._waiting: Hashing | None = None
+        self._steps_base = 0
+        everybody = (Member(0, 0, range(client.size)),)
+        beginning = View(0, everybody, client.rank, client.size)
+        self._agreement = Agreement(client, beginning)
+        if client.is_alone:
+            return
+        try:
+            found, members = client.connection.membership()
+        except Unsupported:  # An agent before there was such a thing.
+            return
+        self.changes = bool(found.changes)
+        self._steps_base = int(found.steps_base)
+        if found.standby:  # How many steps there have been it learns later.
+            self._standing = Standing.STANDBY
+            client.connection.is_standby = True
+        elif self._steps_base > 0:
+            self._standing = Standing.JOINER
+        # Some may be gone since a member was told its number: then it follows at its first step.
+        is_told = (found.rank, found.size) == (client.rank, client.size)
+        if is_told or self._standing is Standing.STANDBY:
+            self._agreement.view = view_of(found, members)
+        if self.is_joiner:
+            client.connection.refusal = _NOT_SYNCHRONIZED
+
+    def _go_on(self, event: Event) -> None:
+        self._standing = TRANSITIONS[self._standing][event]
+
+    def follow_on(self, lost: Membership) -> None:
+        """This rank was in `lost` before its agent was lost."""
+        self.callbacks = lost.callbacks
+        lost._end_hashing()
+        # It may be lost again before it has begun.
+        self.rejoined = lost.rejoined or lost.view
+
+    @property
+    def view(self) -> View:
+        """What the program has been told of."""
+        return self._agreement.view
+
+    @property
+    def is_joiner(self) -> bool:
+        """Whether it has entered a running job, and has not got the others' state."""
+        return self._standing is not Standing.MEMBER
+
+    def keeps_own(self, name: str) -> bool:
+        """Whether a gradient of that name stays this rank's own: it has entered a running job, has
+        not got the others' state, which replaces all that it computes, and has made few steps yet.
+        """
+        if not self.is_joiner or self.rejoined is not None:
+            return False
+        self._own[name] += 1
+        return self._own[name] <= _OWN_STEPS_MAX
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether this rank has been attached again, to a job that has begun without it or by it: no
+        other rank can tell it how far the one before had come.
+        """
+        return self.rejoined is not None and not self.is_joiner
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether ranks have come or gone, which this rank has not been told of."""
+        return self.changes and self.client.connection.newest_epoch() != self.view.epoch
+
+    @property
+    def _round_of_step(self) -> tuple[str, int]:
+        """The round at the end of a step: its name, and how many numbers it has."""
+        name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
+        if standbys:
+            name += f".beside{len(standbys)}"
+        return name, 4 + self.client.size + len(standbys) + COUNTER_LANES
+
+    @property
+    def rounds_of_steps(self) -> list[tuple[str, int]]:
+        """What ranks call that end a step: names, and how many numbers each has."""
+        return [*self._agreement.rounds, self._round_of_step] if self.changes else []
+
+    # Where the membership changes.
+
+    @contextlib.contextmanager
+    def _unguarded(self) -> Iterator[None]:
+        connection = self.client.connection
+        refusal, connection.refusal = connection.refusal, None
+        try:
+            yield
+        finally:
+            connection.refusal = refusal
+
+    def _replay(self) -> Replay | None:
+        return self.holder.replay() if self.holder is not None else None
+
+    def _agree(self, wants_state: bool, has_caught_up: bool) -> Agreed:
+        """One view, and what joiners hear in it."""
+        while True:
+            holds = self.holder is not None
+            said = Said(self.is_joiner, self.begins_anew, holds, wants_state, has_caught_up)
+            agreed = self._agreement.agree(said, self._replay)
+            self.began_apart |= agreed.began_apart
+            if agreed.has_joiners:
+                listeners = self._agreement.listeners()
+                if self._taking is not None:
+                    self._taking.end_lines(self.view, listeners)
+            with contextlib.suppress(Aborted):  # The teller is gone: from the next one, then.
+                self._agreement.tell_free_names(agreed)
+                return agreed
+
+    def _resynchronize(self, wants_state: bool, has_caught_up: bool = False) -> None:
+        """Returns when all ranks follow one view, and whoever wants the state has it.
+
+        Whatever was lost meanwhile, all agree anew, and begin again from there.
+        """
+        client = self.client
+        while True:
+            agreed = self._agree(wants_state, has_caught_up)
+            takes = wants_state
+            if agreed.wanted and has_caught_up:  # It comes by anyhow.
+                takes, self.took_whole = True, self.took_whole or "another joiner needed it"
+            if not agreed.wanted and not agreed.caught_up:
+                return
+            if not agreed.wanted:
+                try:
+                    digest = None if self._waiting is None else self._waiting.finish
+                    state_rounds.compare(client, self.holder, digest=digest)
+                except Mismatch:
+                    # What the optimizer has not done is not replayed: it takes the whole.
+                    if has_caught_up:
+                        self.took_whole = "its parameters were not those of the others"
+                        wants_state, has_caught_up = True, False
+                    continue
+                self._hashes_first_step = True
+                self._entered = self.is_joiner
+                return
+            if agreed.source is None:
+                if not wants_state:
+                    return  # The joiner ends; whoever is left goes on.
+                raise NotSynchronized(
+                    "this rank has joined a running job in which no rank holds a talweg.State: "
+                    "give the program one, and call its begin() and end_step()"
+                )
+            try:
+                root = self.view.rank_at(*agreed.source)
+                failure = state_rounds.transfer(client, self.holder, root, takes)
+                state_rounds.compare(client, self.holder, failure)
+            except Aborted:  # The source is gone: from the next one, then.
+                continue
+            self._is_first_step = True
+            self._entered = self.is_joiner if agreed.has_joiners else None
+            return
+
+    # What a program calls.
+
+    def begin(self, holder: StateHolder) -> bool:
+        """Has every rank start with the state of the lowest; whether this one is a joiner.
+
+        A joiner gets it from the lowest of those that were there before.
+        """
+        was_joiner = self.is_joiner
+        self.holder = holder
+        if self.client.is_alone or (self.client.size == 1 and not self.changes):
+            self._begun()
+            return was_joiner
+        with self._unguarded():
+            has_caught_up = self._become_full_member(holder.replay())
+            self._resynchronize(not has_caught_up, has_caught_up)
+        self._begun()
+        self._await_others()
+        return was_joiner
+
+    def enter(self) -> None:
+        """Enters a running job without a State."""
+        if self.is_joiner:
+            with self._unguarded():
+                self._become_full_member(None)
+                self._resynchronize(wants_state=False)
+        if self.is_joiner or self.rejoined is not None:
+            self._begun()
+
+    def _become_full_member(self, replay: Replay | None) -> bool:
+        """Returns when this rank's node takes part in steps; whether this rank has caught up."""
+        if self._standing is not Standing.STANDBY:
+            return False
+        taking = self._taking = Taking(self.client, replay)
+        has_caught_up, self.took_whole = taking.run(), taking.reason
+        found, members = self.client.connection.membership()
+        self._steps_base, self._agreement.view = int(found.steps_base), view_of(found, members)
+        self.client.connection.is_standby = False
+        self._go_on(Event.FULL_MEMBER)
+        return has_caught_up
+
+    def _begun(self) -> None:
+        self._go_on(Event.BEGUN)
+        self._taking = None
+        self.client.connection.refusal = None
+        before, self.rejoined = self.rejoined, None
+        self.change = None if before is None else change_between(before, self.view)
+        self._tell(self.change)
+
+    def end_step(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
+    ) -> Change | None:
+        """Ends the step; nodes come and go here. With a State, returns when there are enough ranks.
+
+        `commit` is told by rank who has ended it (None: all), before anybody enters.
+        """
+        self.client.finish_step()
+        before = self.view
+        change = self._end_one_step(commit)
+        if not self._await_others():
+            return change
+        return change_between(before, self.view)
+
+    def _await_others(self) -> bool:
+        """Ends empty steps, in which nodes may enter, while there are too few; whether there were."""
+        were_few = False
+        # Without a State a joiner's next rounds are the program's own, which others have to take
+        # part in.
+        while self.changes and self.holder is not None and not self.least.is_there(self.view):
+            were_few = True
+            time.sleep(_LOOK_S)
+            self._end_one_step(None)
+        return were_few
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether digests are compared at the end of that step."""
+        if self.holder is None:
+            return False
+        every = self.holder.digest_steps
+        return self._is_first_step or (every > 0 and step % every == 0)
+
+    def _digest_of_step(self, is_compared: bool) -> int:
+        """What this rank tells of its state where a step ends; 0: nothing."""
+        hashed, self._hashing = self._hashing, None
+        hashes, self._hashes_first_step = self._hashes_first_step, False
+        if hashed is not None:
+            hashed.close()
+        if self.holder is None:
+            return 0
+        if hashes and not is_compared:
+            self._hashing = _started(self.holder.hashing())
+            is_compared = self._hashing is None
+        if is_compared:
+            return state_rounds.digest_of(self.holder)
+        return 0 if hashed is None else state_rounds.told(hashed.finish())
+
+    def _end_hashing(self) -> None:
+        hashed, self._hashing = self._hashing, None
+        if hashed is not None:
+            hashed.close()
+
+    def _end_one_step(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None
+    ) -> Change | None:
+        connection = self.client.connection
+        step = self._steps_base + connection.steps_ended() + 1
+        is_compared, self._is_first_step = self._is_compared(step), False
+        if not self.changes:
+            if is_compared and self.client.size > 1:
+                state_rounds.compare(self.client, self.holder)
+            if commit is not None:
+                commit(None)
+            if not self.client.is_alone:
+                connection.end_step()
+            return None
+        if self.is_joiner:
+            raise NotSynchronized(_NOT_SYNCHRONIZED)
+        if not self._agreement.has_agreed:
+            self._resynchronize(wants_state=False)
+        name, count = self._round_of_step
+        lanes: np.ndarray = np.zeros(count, np.uint64)
+        newest = connection.newest_epoch()
+        lanes[0], lanes[1] = newest, U64_MAX - newest
+        digest = self._digest_of_step(is_compared)
+        if digest:
+            lanes[2], lanes[3] = digest, U64_MAX - digest
+        lanes[4 + self.client.rank] = 1
+        beside = 4 + self.client.size
+        counters = count - COUNTER_LANES
+        lanes[beside:counters] = self._agreement.giving.look(self.view)
+        has_joined, self._entered = self._entered, None
+        told = 0
+        if has_joined is not None:
+            told = state_rounds.tell_counters(self.holder, has_joined, lanes[counters:])
+        greatest(self.client, name, lanes)
+        if has_joined and told:
+            state_rounds.warn_of_counters(told, lanes[counters:])
+        ended = tuple(bool(lane) for lane in lanes[4:beside])
+        self._require_none_joined(ended, bool(digest))
+        if lanes[2] and int(lanes[2]) != U64_MAX - int(lanes[3]):
+            state_rounds.compare(self.client, self.holder)  # Says who differs.
+        if commit is not None:
+            commit(ended)
+        self._agreement.giving.on_boundary(step, self.view, ended, lanes[beside:counters].tolist())
+        connection.end_step()
+        steps = self._steps_base + connection.steps_ended()
+        has_joiner = False
+        if connection.newest_epoch() != self.view.epoch:
+            found, members = connection.membership()
+            has_joiner = found.steps_entered == steps
+            self._agreement.giving.on_view(steps, view_of(found, members))
+        if int(lanes[0]) == self.view.epoch and not has_joiner:
+            return None
+        before = self.view
+        if has_joiner and self._agreement.giving.is_busy and self.holder is not None:
+            self._waiting = _started(self.holder.hashing())
+        try:
+            self._resynchronize(wants_state=False)
+        finally:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                waiting.close()
+        change = change_between(before, self.view)
+        self._tell(change)
+        return change
+
+    def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
+        """InvalidArgument if a rank that is there has given zeros, as those do that have joined."""
+        if all(ended):
+            return
+        missing = [rank for rank, has_ended in enumerate(ended) if not has_ended]
+        # One that is gone is missing in a view that is newer, which the agent has by now.
+        _, found = self.client.connection.membership()
+        left = {(int(each.node), int(each.incarnation)) for each in found}
+        members = [each for each in self.view.members if (each.node, each.incarnation) in left]
+        joined = [rank for rank in missing if any(rank in each.ranks for each in members)]
+        if joined:
+            self._is_first_step = is_compared  # Then the next one is.
+            raise InvalidArgument(
+                f"end_step() (commit(), check_host_updates()): ranks {joined} are in hvd.join(), and "
+                "end no steps: call it when all ranks have joined"
+            )
+
+    def _tell(self, change: Change | None) -> None:
+        """Calls all callbacks, also where one of them raises; the last one's error leaves."""
+        if change is None:
+            return
+        with contextlib.ExitStack() as calls:
+            for callback in reversed(self.callbacks):
+                calls.callback(callback, change)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that outlives its agent: docs/elastic.md says which states it goes through."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from talweg import _client
+from talweg._client import Client
+from talweg._client.agents import connect_again
+from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
+
+_WAIT_S = 300.0
+_WAIT_VARIABLE = "TALWEG_AGENT_WAIT_S"
+# A file that says to `talweg run` that this rank waits for its agent's successor.
+_MARK_VARIABLE = "TALWEG_RUN_OUTLIVES"
+
+
+def agent_is_lost() -> bool:
+    """Whether this process is a rank whose agent is gone, or is stopped."""
+    if not _client.is_connected():
+        return False
+    try:
+        _client.current().connection.check_health()
+    except AgentLost:
+        return True
+    except TalwegError:
+        pass
+    return False
+
+
+def is_given_up(error: BaseException) -> bool:
+    """Whether it says that a round was given up, by all ranks, as one of them is gone."""
+    if not _client.is_connected() or not _client.current().membership.is_behind:
+        return False
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        # TensorFlow's Python functions keep the text alone.
+        if isinstance(cause, Aborted) or f"{Aborted.__name__}: " in str(cause):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _wait_s(told: float | None) -> float:
+    text = os.environ.get(_WAIT_VARIABLE, "")
+    name, value = _WAIT_VARIABLE, text or _WAIT_S
+    if told is not None:
+        name, value = "agent_wait_s", told
+    try:
+        wait_s = float(value)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= 1e8:
+        raise InvalidArgument(f"{name} is '{value}'; it is a number of seconds, as 300")
+    return wait_s
+
+
+def rejoin(agent_wait_s: float | None = None) -> None:
+    """Attaches this rank again, when its agent is lost: to the one that takes its place.
+
+    Waits for that one, and for the end of the other ranks' step, at most `agent_wait_s` (else
+    TALWEG_AGENT_WAIT_S, else 300 s), then raises AgentLost. Then this rank is a joiner: begin() of a
+    State, or enter(), comes next. State.run() does all that.
+    """
+    wait_s = _wait_s(agent_wait_s)
+    if not agent_is_lost():
+        raise InvalidArgument(
+            "rejoin(): this rank's agent is not lost; call it when a call has raised AgentLost"
+        )
+
+    def attach_again(lost: Client) -> Client:
+        assert lost.agent_socket is not None
+        attachment = lost.attachment
+        if attachment is not None:
+            if not lost.membership.changes and lost.size > lost.local_size:
+                raise AgentLost(
+                    "this rank's agent is lost, and with it the job: its loss_policy is fail_job. Set "
+                    "TALWEG_LOSS_POLICY=continue at all ranks, and init() has the agent started again"
+                )
+            attachment.ask_for_agent()
+        while True:
+            connection = connect_again(
+                lost.agent_socket,
+                lost.local_rank,
+                wait_s,
+                attachment.check_agent_comes if attachment is not None else lambda: None,
+            )
+            try:
+                client = Client(
+                    lost.agent_socket, alone=False, connection=connection, attachment=attachment
+                )
+            except AgentLost:  # That one as well.
+                connection.retire()
+                continue
+            if attachment is not None:
+                attachment.tell_attached()
+            client.membership.follow_on(lost.membership)
+            return client
+
+    _client.replace(attach_again)
+    gc.collect()  # The lost client, whose memory is as much as the next one's, is in cycles.
+
+
+@contextlib.contextmanager
+def outliving() -> Iterator[None]:
+    """Within it this rank goes on when its agent is lost: `talweg run` does not end it then."""
+    mark = os.environ.get(_MARK_VARIABLE)
+    if mark:
+        Path(mark).touch()
+    try:
+        yield
+    finally:
+        if mark:
+            Path(mark).unlink(missing_ok=True)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank needs to go on where another one is: docs/elastic.md."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from talweg import _client
+from talweg._collectives import objects
+from talweg._digest import Digest, Hashing
+from talweg._elastic import generators, outlive
+from talweg._elastic.replay import Replay
+from talweg._elastic.sampler import ElasticSampler
+from talweg._elastic.state_replay import Recorder, StateReplay, is_of_jax
+from talweg._elastic.views import Change, change_between
+from talweg.errors import AgentLost, InvalidArgument, Mismatch
+
+_RESERVED = (
+    *("apply", "begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
+    *("pack", "unpack", "digest", "hashing", "replay", "joined", "took_whole", "change"),
+)
+
+
+class State:
+    """Values that all ranks of an elastic job have alike, which a joiner starts with.
+
+        def train(state):
+            while state.step < steps:
+                ...
+                state.step += 1
+                state.end_step()
+
+        state = talweg.State(weights=weights, step=0)
+        state.run(train)
+
+    Values are anything that can be pickled, and attributes of this object. A NumPy array is written
+    where it lies, and a random generator goes on as the same object, so that other names for them
+    stay right. A value with state_dict() and load_state_dict() is carried by these. Pickles are
+    loaded: only for ranks that you trust.
+
+    `apply` is a function that changes arrays by what a step has resulted in:
+
+        def descend(state, gradient):
+            state.weights -= state.rate * gradient
+
+        state = talweg.State(apply=descend, weights=weights, rate=0.1, step=0)
+        ...
+        state.apply(talweg.push_pull(gradient, name="gradient"))    # Calls descend(state, ...).
+
+    A joiner calls it with the results of the steps that the others have made since they gave it
+    their state, and so catches up while they go on. Without it they wait until it has the state.
+    """
+
+    def __init__(self, *, apply: Callable[..., Any] | None = None, **values: Any) -> None:
+        if apply is not None and not callable(apply):
+            raise InvalidArgument(
+                f"State(apply={apply!r}): it is a function that applies a step's results; choose "
+                "another name for a value"
+            )
+        for name in values:
+            if name in _RESERVED or name.startswith("_"):
+                raise InvalidArgument(f"State({name}=...): choose another name for this value")
+        self._values: dict[str, Any] = dict(values)
+        self._saved: dict[str, Any] = {}
+        self._hook = apply
+        self._recorders: list[Recorder] = []
+        self._digest_steps = 0
+        self._joined = False
+        self._change: Change | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"this State has no value '{name}'; it has {sorted(values)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif name in self._values:
+            self._values[name] = value
+        else:
+            raise AttributeError(
+                f"this State has no value '{name}': give it to State(...), at every rank alike"
+            )
+
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has entered a running job, and got the state of those in it."""
+        return self._joined
+
+    @property
+    def took_whole(self) -> str | None:
+        """Why this rank, which has joined, took the whole state while the others waited; None: it
+        caught up beside their steps, or has not joined.
+        """
+        return _client.current().membership.took_whole
+
+    @property
+    def change(self) -> Change | None:
+        """How the membership changed at the end of the last step; None: it did not."""
+        return self._change
+
+    def apply(self, *results: Any, **named: Any) -> Any:
+        """Calls the function that State(apply=...) was given with this State and the results, which
+        are the same at all ranks, and returns what it returns.
+
+        The function changes the State's arrays by nothing but these results and the State's values,
+        and makes no calls of talweg.
+        """
+        if self._hook is None:
+            raise InvalidArgument(
+                "State.apply(): this State has no function to call: State(apply=function, ...)"
+            )
+        for recorder in self._recorders:
+            recorder.record((results, named), self._values)
+        return self._hook(self, *results, **named)
+
+    def begin(self) -> bool:
+        """Starts with the lowest rank's values; returns `joined`.
+
+        Once, before the first step, and again after talweg.rejoin(). run() calls it.
+        """
+        membership = _client.current().membership
+        if membership.begins_anew:
+            self._go_back()
+        for sampler in self._samplers():
+            sampler.begin_again()
+        try:
+            self._joined = membership.begin(self)
+        finally:  # A callback of on_view_change() may raise, when the numbers have changed.
+            self._change = membership.change
+            self._deal()
+        return self._joined
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        agent_wait_s: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """begin(), then returns function(self, *arguments, **named).
+
+        When this rank's agent is lost meanwhile, it waits for the one that takes its place, begins
+        again with the state of the ranks that went on, and calls `function` again, which goes on
+        from the values that the State has by then. What it waits for at most is `agent_wait_s`
+        (else TALWEG_AGENT_WAIT_S, else 300 s); then it raises AgentLost. The others do not notice
+        more of it than of any other loss.
+
+        A call that needs a rank which is gone ends with Aborted at all others. They begin again, too,
+        from the last save(), else with the values as they are at the lowest rank.
+        """
+        with outlive.outliving():
+            while True:
+                try:
+                    self.begin()
+                    return function(self, *arguments, **named)
+                except Exception as error:
+                    # Whatever a framework has made of it.
+                    is_lost = outlive.agent_is_lost()
+                    if not is_lost and not outlive.is_given_up(error):
+                        raise
+                if is_lost:
+                    outlive.rejoin(agent_wait_s)
+                elif self._saved:
+                    self.restore()
+
+    @property
+    def digest_steps(self) -> int:
+        """At the end of every how many steps the ranks' digests are compared; 0: see check_every()."""
+        return self._digest_steps
+
+    def check_every(self, steps: int) -> None:
+        """Has end_step() compare a digest of the values that are equal at all ranks every so many
+        steps, and raise Mismatch at all of them if one differs. At every rank alike.
+
+        Without this, or with 0, it does so in the first step, and in each that follows a joiner's
+        entry. It takes as long as it takes to read the values once.
+        """
+        if steps < 0:
+            raise InvalidArgument(f"check_every({steps}): it is a number of steps, or 0 for none")
+        self._digest_steps = steps
+
+    def save(self) -> None:
+        """Keeps a copy of the values, from which all ranks go on if the whole job is lost but for
+        its ranks' processes: that of one node loses everything with its agent.
+        """
+        self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
+
+    def restore(self) -> None:
+        """Goes back to the values of the last save()."""
+        for name, value in self._saved.items():
+            self._load(name, copy.deepcopy(value))
+
+    def _go_back(self) -> None:
+        if not self._saved:
+            raise AgentLost(
+                "this rank's agent was lost, and its job has begun anew: no other rank has the "
+                "state of a step that all have ended. Call the State's save() at the ends of some "
+                "steps, so that all ranks go on from the last one, or start the program from a "
+                "checkpoint"
+            )
+        self.restore()
+
+    def end_step(self) -> Change | None:
+        """Ends a step: nodes come and go here. Returns `change`."""
+        membership = _client.current().membership
+        before = membership.view
+        try:
+            membership.end_step(self._commit)
+        finally:  # As in begin().
+            self._change = change_between(before, membership.view)
+            self._deal()
+        return self._change
+
+    def _commit(self, ended: Sequence[bool] | None) -> None:
+        for sampler in self._samplers():
+            sampler.end_step(ended)
+
+    def _samplers(self) -> Iterator[ElasticSampler]:
+        return (value for value in self._values.values() if isinstance(value, ElasticSampler))
+
+    def _deal(self) -> None:
+        client = _client.current()
+        for sampler in self._samplers():
+            sampler.deal(client.rank, client.size)
+
+    # talweg._state_rounds.StateHolder
+
+    def pack(self) -> Sequence[bytes | memoryview]:
+        return objects.pieces_of(
+            {name: self._captured(value) for name, value in self._values.items()}
+        )
+
+    @staticmethod
+    def _captured(value: Any) -> Any:
+        return value.state_dict() if hasattr(value, "load_state_dict") else value
+
+    def unpack(self, payload: memoryview) -> None:
+        self._take(objects.from_pieces(payload))
+
+    def replay(self) -> Replay | None:
+        """How joiners catch up with it in steps; None: they take the whole of it."""
+        if self._hook is None:
+            return None
+        call = partial(self._hook, self)
+        return StateReplay(self._values, self._captured, self._take, call, self._recorders)
+
+    def _take(self, given: dict[str, Any], apart: Sequence[str] = ()) -> None:
+        """All values, but those that are taken `apart`."""
+        if set(given) != set(self._values):
+            here, there = (
+                sorted(set(self._values) - set(given)),
+                sorted(set(given) - set(self._values)),
+            )
+            raise Mismatch(
+                f"this rank's State has {here or 'nothing'} that the job's has not, and lacks "
+                f"{there or 'nothing'}: start the same program at every rank"
+            )
+        for name, value in given.items():
+            if name not in apart:
+                self._load(name, value)
+
+    def _load(self, name: str, value: Any) -> None:
+        own = self._values[name]
+        if hasattr(own, "load_state_dict"):
+            own.load_state_dict(value)
+        elif isinstance(own, np.ndarray) and isinstance(value, np.ndarray):
+            if (own.shape, own.dtype) != (value.shape, value.dtype):
+                raise Mismatch(
+                    f"State: '{name}' is {own.dtype}{list(own.shape)} at this rank, and "
+                    f"{value.dtype}{list(value.shape)} in the job: start the same program at "
+                    "every rank"
+                )
+            np.copyto(own, value)
+        elif not generators.take_over(name, own, value):
+            self._values[name] = value
+
+    def counters(self) -> int | None:
+        """A digest of whole numbers and texts, and of where samplers are."""
+        total = Digest()
+        for name, value in sorted(self._values.items()):
+            if isinstance(value, ElasticSampler):
+                place = (value.epoch, value.left, value.step_samples)
+                total.update(repr((name, place)).encode())
+            elif isinstance(value, (int, str)):
+                total.update(repr((name, value)).encode())
+        return total.value
+
+    def hashing(self) -> Hashing | None:
+        """None: the program may change the values at any time."""
+        return None
+
+    def digest(self) -> int:
+        total = Digest()
+        self._add_all_to_digest(total)
+        return total.value
+
+    def _add_all_to_digest(self, total: Digest) -> None:
+        """What is to be equal at all ranks."""
+        for name in sorted(self._values):
+            total.update(name.encode())
+            self._add_to_digest(total, self._captured(self._values[name]))
+
+    def _add_to_digest(self, total: Digest, value: Any) -> None:
+        """Arrays by their bytes; of what may look otherwise at every rank nothing."""
+        if isinstance(value, np.ndarray):
+            total.update(np.ascontiguousarray(value).data)
+        elif is_of_jax(value):
+            self._add_to_digest(total, np.asarray(value))
+        elif isinstance(value, dict):
+            for key in value:
+                self._add_to_digest(total, value[key])
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                self._add_to_digest(total, each)

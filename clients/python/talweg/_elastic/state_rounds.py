@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the State travels while all ranks wait, and how they compare it: docs/elastic.md."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from talweg._collectives import objects
+from talweg._collectives.process_sets import ProcessSet
+from talweg._elastic.agreement import U64_MAX, greatest
+from talweg._elastic.replay import Replay
+from talweg.errors import Aborted, InvalidArgument, Mismatch
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+    from talweg._digest import Hashing
+
+# How many numbers tell of survivors' and joiners' counters: the greatest, and of what they lack.
+COUNTER_LANES = 4
+# Where the ranks' own digests begin in the round that compares them.
+_DIGESTS = 4
+
+
+class StateHolder(Protocol):
+    """What can be sent to a joiner: talweg.State."""
+
+    def pack(self) -> Sequence[bytes | memoryview]: ...
+
+    def unpack(self, payload: memoryview) -> None: ...
+
+    def digest(self) -> int: ...
+
+    def counters(self) -> int | None:
+        """A digest of the whole numbers, texts and samplers' places, which may differ from rank to
+        rank; None: they are not to be looked at.
+        """
+
+    def hashing(self) -> Hashing | None:
+        """A digest of the same, that a thread may make beside the next step; None: it may change at
+        any time.
+        """
+
+    def replay(self) -> Replay | None:
+        """How a joiner catches up with it beside the steps; None: it takes the whole."""
+
+    @property
+    def digest_steps(self) -> int:
+        """At the end of every how many steps digests are compared; 0: of none but those that must
+        be.
+        """
+
+
+def told(digest: int) -> int:
+    """A digest as ranks tell it: never 0."""
+    return (digest & (2**62 - 1)) | 2**62
+
+
+def digest_of(holder: StateHolder) -> int:
+    """As ranks tell it."""
+    return told(holder.digest())
+
+
+def tell_counters(holder: StateHolder | None, has_joined: bool, lanes: np.ndarray) -> int:
+    """What this rank tells of them at the end of a joiner's first step; 0: nothing."""
+    counters = holder.counters() if holder is not None else None
+    if counters is None:
+        return 0
+    own, first = told(counters), 2 * has_joined
+    lanes[first], lanes[first + 1] = own, U64_MAX - own
+    return own
+
+
+def warn_of_counters(own: int, lanes: np.ndarray) -> None:
+    """At a joiner that has told its `own`: where all survivors have alike what it has not."""
+    survivors = int(lanes[0])
+    if survivors in (0, own) or survivors != U64_MAX - int(lanes[1]):
+        return
+    warnings.warn(
+        "after its first step this rank, which has joined, has other numbers or texts in its State "
+        "than those that were there before, or its samplers are elsewhere. A joiner gets them as they "
+        "are in end_step(): change them before that call, as end_step() is the last call of a step. "
+        "It goes on at the beginning of the program's function: let the State say what comes next",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def transfer(
+    client: Client, holder: StateHolder | None, root: int, takes: bool
+) -> Exception | None:
+    """The root's state to all that take it; the others have nothing to do with it.
+
+    Returns why this rank could not give or get it: all hear of that before they go on.
+    """
+    takers: np.ndarray = np.zeros(client.size, np.uint64)
+    takers[client.rank] = takes
+    greatest(client, f"talweg.takers{client.connection.view_suffix}", takers)
+    group = {root, *(rank for rank, does in enumerate(takers) if does)}
+    if client.rank not in group or len(group) == 1:
+        return None
+    is_source = root == client.rank
+    payload = objects.Payload()
+    if is_source and holder is not None:
+        payload = objects.Payload.of(holder.pack)
+    try:
+        # A program may begin again in a view, and another rank be the source.
+        name = f"talweg.state.{root}"
+        data = objects.broadcast_bytes(client, payload, root, name, ProcessSet(group))
+    except (Aborted, InvalidArgument) as failure:
+        return failure
+    if takes and not is_source and holder is not None:
+        holder.unpack(data.data)
+    return None
+
+
+def compare(
+    client: Client,
+    holder: StateHolder | None,
+    failure: Exception | None = None,
+    digest: Callable[[], int] | None = None,
+) -> None:
+    """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
+
+    `digest`: of the holder, where it is made already.
+
+    Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
+    it could not be sent.
+    """
+    lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
+    lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
+    if holder is not None and failure is None:
+        own = digest_of(holder) if digest is None else told(digest())
+        lanes[0], lanes[1] = own, U64_MAX - own
+        lanes[_DIGESTS + client.rank] = own
+    greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
+    if lanes[3]:
+        raise failure or InvalidArgument(
+            "the State of the rank that was to give it to others cannot be pickled: see there why"
+        )
+    if lanes[2]:
+        raise Aborted("the state has not reached all ranks that need it")
+    if int(lanes[0]) == U64_MAX - int(lanes[1]):
+        return
+    by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
+    digests = list(by_rank.values())
+    usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
+    others = [rank for rank, each in by_rank.items() if each != usual]
+    raise Mismatch(
+        f"ranks {others} hold other parameters than the others, of which the digest is "
+        f"{usual:x}: end them, and start them again, so that they begin with the state of "
+        "the others"
+    )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in the job: the members of one epoch, and what changes from one to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from talweg._library import native
+from talweg._library.native_structures import MEMBER_STANDBY
+from talweg.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node in the job: its number, the life of its agent, and the ranks on it."""
+
+    node: int
+    incarnation: int
+    ranks: range
+    # It takes part in no steps yet. Its ranks have the numbers after all others.
+    standby: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """The membership of one epoch."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    rank: int
+    size: int
+
+    @property
+    def in_steps(self) -> list[Member]:
+        return [member for member in self.members if not member.standby]
+
+    @property
+    def standbys(self) -> list[Member]:
+        return [member for member in self.members if member.standby]
+
+    def member_of(self, number: int) -> Member:
+        """That of the rank with this number."""
+        [member] = [each for each in self.members if number in each.ranks]
+        return member
+
+    def rank_at(self, node: int, local_rank: int) -> int:
+        [member] = [each for each in self.members if each.node == node]
+        return member.ranks[local_rank]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What on_view_change() callbacks are told: both views, and who is in one of them only."""
+
+    before: View
+    after: View
+    lost: tuple[Member, ...]
+    joined: tuple[Member, ...]
+
+
+def view_of(found: native.Membership, members: Sequence[native.Member]) -> View:
+    base, listed = 0, []
+    for member in sorted(members, key=lambda member: member.flags & MEMBER_STANDBY):
+        ranks = range(base, base + member.rank_count)
+        standby = bool(member.flags & MEMBER_STANDBY)
+        listed.append(Member(member.node, member.incarnation, ranks, standby))
+        base = ranks.stop
+    listed.sort(key=lambda member: member.node)
+    return View(int(found.epoch), tuple(listed), int(found.rank), int(found.size))
+
+
+def change_between(before: View, after: View) -> Change | None:
+    """None: nobody who takes part in steps has come or gone."""
+    were, are = before.in_steps, after.in_steps
+    beside_only = were == are and before.standbys != after.standbys
+    if before.epoch == after.epoch or beside_only:
+        return None
+    known = {(member.node, member.incarnation) for member in were}
+    left = {(member.node, member.incarnation) for member in are}
+    return Change(
+        before,
+        after,
+        tuple(each for each in were if (each.node, each.incarnation) not in left),
+        tuple(each for each in are if (each.node, each.incarnation) not in known),
+    )
+
+
+@dataclass(frozen=True)
+class Least:
+    """With how few nodes and ranks a program trains; all ranks of a job are told the same."""
+
+    nodes: int = 1
+    ranks: int = 1
+
+    @classmethod
+    def told(cls) -> Least:
+        """By the launcher."""
+        numbers = []
+        for name in ("TALWEG_NODES_MIN", "TALWEG_RANKS_MIN"):
+            text = os.environ.get(name, "") or "1"
+            if not text.isdecimal():
+                raise InvalidArgument(f"{name} is '{text}'; it must be a number")
+            numbers.append(int(text))
+        return cls(*numbers)
+
+    def is_there(self, view: View) -> bool:
+        return len(view.in_steps) >= self.nodes and view.size >= self.ranks

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange of one optimizer's gradients: when each leaves, and whose averages count.
+
+It knows steps, passes, priorities, parameters that nobody used, and ranks that have left their
+loop; it knows no framework. A framework's module tells it what happens (on_...), asks it for
+averages, and lends it an Adapter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
+from talweg.errors import InternalError, InvalidArgument, Mismatch
+
+# The bytes that say which gradients count are few, and updates wait for them.
+_MARKS_PRIORITY = 2**30
+_DIGEST_BYTES = 8
+
+
+def _names_digest(names: Iterable[str]) -> bytes:
+    """By its maximum all ranks see the largest and the smallest value of each byte."""
+    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
+    return digest + bytes(255 - byte for byte in digest)
+
+
+def _is_one_digest(highest: bytes | bytearray) -> bool:
+    pairs = zip(highest[:_DIGEST_BYTES], highest[_DIGEST_BYTES:])
+    return all(largest + smallest == 255 for largest, smallest in pairs)
+
+
+class _Rounds:
+    """One step's averages under way: every parameter's round, and who had a gradient."""
+
+    def __init__(
+        self, touched: set[int], open_: dict[int, Any], marks: bytearray, marks_ticket: Any
+    ) -> None:
+        self.touched = touched
+        self.open = open_  # Tickets, in the order in which the rounds were started.
+        self.taken: set[int] = set()
+        self.marks = marks  # With the digest of the parameters' names and shapes.
+        self.marks_ticket = marks_ticket
+        self.marks_are_there = False
+
+
+class GradientExchange:
+    """Pushes each gradient when it is ready, and gives out the averages.
+
+    The last backward pass of a step pushes a parameter's gradient the moment it is accumulated.
+    When that pass ends, parameters without a gradient push zeros, because every rank pushes every
+    tensor in every round. Which parameters any rank had a gradient for travels beside them, one
+    byte each: a parameter that nobody used keeps the gradient (or the lack of one) that it had.
+
+    A gradient that was assigned counts as well: any that is not as it was after the last step.
+
+    A parameter is active when it takes part: from the first time on that it is trainable.
+
+    TRANSITIONS (states.py) says what may follow what. One thread at a time.
+    """
+
+    def __init__(self, adapter: Adapter, name: str, passes: int = 1) -> None:
+        self.name = name
+        self.steps = 0  # That the optimizer has taken.
+        self._adapter = adapter
+        self._state = State.COLLECTING
+        self.set_passes(passes)
+        self._passes_ended = 0  # In this step.
+        self._parameters: list[Parameter] = []
+        self._additions = -1  # After the first ones.
+        self._frozen: list[int] = []
+        self._active: dict[int, None] = {}  # In the order in which they have become so.
+        self._tensors: dict[int, Tensor] = {}
+        self._touched: set[int] = set()  # These have a gradient in this step.
+        self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
+        self._rounds: _Rounds | None = None
+        self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
+        self._names_digest = _names_digest([])
+        self._names_are_alike = False  # At all ranks, as far as is known here.
+        self._mismatch: Mismatch | None = None
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the averages stand in the gradients' place since the last backward pass."""
+        return self._state is State.AVERAGED
+
+    @property
+    def has_left_open(self) -> bool:
+        """Whether a backward pass has ended before the exchange that precedes its own."""
+        return self._state in LEFT_OPEN
+
+    @property
+    def active(self) -> Collection[int]:
+        """The parameters that take part."""
+        return self._active.keys()
+
+    def name_of(self, index: int) -> str:
+        return self._parameters[index].name
+
+    def _move(self, event: Event) -> None:
+        following = TRANSITIONS[self._state].get(event)
+        if following is None:
+            raise InternalError(
+                f"the gradient exchange '{self.name}' is {self._state.name}, where "
+                f"{event.name} cannot happen: please report this"
+            )
+        self._state = following
+
+    def _refuse(self, refusal: Refusal, index: int) -> NoReturn:
+        text = self._adapter.text_of(refusal)
+        raise InvalidArgument(text.format(name=self._parameters[index].name))
+
+    # Parameters.
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes accumulate before the gradients are averaged."""
+        return self._passes
+
+    def set_passes(self, passes: int) -> None:
+        if passes < 1:
+            raise InvalidArgument(f"backward_passes_per_step is {passes}; it must be at least 1")
+        self._passes = passes
+
+    def add(self, parameters: Iterable[Parameter]) -> list[int | None]:
+        """Between two steps, and at every rank alike; activate() has them take part.
+
+        Returns the index of each, or None of one without elements, which is left out.
+        """
+        self._additions += 1
+        indices: list[int | None] = []
+        for parameter in parameters:
+            indices.append(len(self._parameters) if parameter.nbytes > 0 else None)
+            if parameter.nbytes > 0:
+                self._frozen.append(len(self._parameters))
+                self._parameters.append(parameter)
+        self._names_digest = _names_digest(str(parameter) for parameter in self._parameters)
+        self._names_are_alike = False
+        return indices
+
+    def activate(self) -> None:
+        """Takes in which parameters are trainable by now."""
+        thawed = [index for index in self._frozen if self._adapter.is_trainable(index)]
+        if not thawed:
+            return
+        self._frozen = [index for index in self._frozen if index not in set(thawed)]
+        for index in thawed:
+            self._active[index] = None
+            self._adapter.watch(index)
+
+    def _tensor_of(self, index: int, dtype: Hashable) -> Tensor:
+        parameter = self._parameters[index]
+        name = f"{self.name}.gradient.{parameter.name}"
+        # A tensor's dtype is agreed for ever, a model's may be changed.
+        if dtype != parameter.dtype:
+            name = f"{name}.{dtype}"
+        return Tensor(index, name, dtype, self._adapter.priority_of(index))
+
+    # What happens.
+
+    def on_gradient(self, index: int) -> None:
+        """A pass has accumulated a parameter's gradient; the first one begins the pass."""
+        if self._state not in IN_PASS:
+            self._adapter.watch_pass()
+            self._move(Event.GRADIENT)
+        self._touched.add(index)
+        if self._passes_ended + 1 >= self._passes:
+            self._push(index)
+
+    def on_pass_end(self) -> bool:
+        """The pass has ended; whether it was the step's last, so that averages are under way."""
+        self._end_pass()
+        self._passes_ended += 1
+        if self._passes_ended < self._passes:
+            return False
+        self.begin()
+        return True
+
+    def on_step(self) -> None:
+        """The optimizer has taken a step, which uses up the averages."""
+        self.steps += 1
+        self.on_evaluation()
+
+    def on_evaluation(self) -> None:
+        """The averages are used up, also when an optimizer computes gradients again in a step."""
+        self._lose_pass()
+        self._move(Event.STEP)
+        self._adapter.note_gradients()
+
+    def on_zero_grad(self) -> None:
+        """What was accumulated is gone, and so are the averages."""
+        self._lose_pass()
+        self._move(Event.ZERO_GRAD)
+        self._adapter.note_gradients()
+        if not self._pushed:
+            self._passes_ended = 0
+            self._touched.clear()
+
+    def _end_pass(self) -> None:
+        if self._state in IN_PASS:
+            self._move(Event.PASS_OVER)
+
+    def _lose_pass(self) -> None:
+        """One that has ended with an error was never told to have ended."""
+        self._adapter.forget_pass()
+        self._end_pass()
+
+    # What leaves.
+
+    def _declare(self) -> None:
+        for index in self._active:
+            self._tensors[index] = self._tensor_of(index, self._adapter.dtype_of(index))
+        self._adapter.declare(list(self._tensors.values()))
+
+    def _push(self, index: int) -> None:
+        if not self._tensors:
+            self._declare()
+        if index in self._pushed:
+            self._refuse(Refusal.CAME_AGAIN, index)
+        dtype = self._adapter.dtype_of(index)
+        tensor = self._tensors.get(index)
+        if tensor is None or tensor.dtype != dtype:
+            tensor = self._tensors[index] = self._tensor_of(index, dtype)
+        self._pushed[index] = self._adapter.start(tensor, index in self._touched)
+        if len(self._pushed) == 1:
+            self._move(Event.PUSHED)
+
+    def begin(self, has_batch: bool = True) -> None:
+        """Pushes what backward has not; does nothing while averages are under way already."""
+        self._lose_pass()
+        if self._rounds is not None:
+            return
+        self.activate()
+        if has_batch:
+            untouched = [index for index in self._active if index not in self._touched]
+            self._touched.update(index for index in untouched if self._adapter.is_new(index))
+        for index in self._active:
+            if index not in self._pushed:
+                self._push(index)
+        # One byte a parameter, and a last one for the rank itself.
+        marks = bytearray(len(self._parameters) + 1)
+        for index in self._touched:
+            marks[index] = 1
+        marks[-1] = int(has_batch)
+        marks += self._names_digest
+        name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
+        ticket = self._adapter.start_marks(name, marks, _MARKS_PRIORITY)
+        self._rounds = _Rounds(self._touched, self._pushed, marks, ticket)
+        self._touched, self._pushed, self._passes_ended = set(), {}, 0
+        self._move(Event.ALL_PUSHED)
+
+    # What comes.
+
+    def take(self, indices: Iterable[int]) -> list[tuple[int, Any]]:
+        """Waits for these parameters' averages of the exchange that has begun; returns them.
+
+        A parameter that no rank had a gradient for is left out, as is one that has been taken.
+        """
+        rounds = self._rounds
+        if rounds is None:
+            return []
+        if not self._names_are_alike:
+            # Where they are not, other ranks never push what is waited for here.
+            self._finish_marks(rounds)
+        averages: list[tuple[int, Any]] = []
+        for index in indices:
+            if index not in rounds.open:
+                continue
+            counts = index in rounds.touched or self._finish_marks(rounds)[index]
+            average = self._adapter.finish(rounds.open[index])
+            del rounds.open[index]  # Not before: a wait that is interrupted is gone on with.
+            rounds.taken.add(index)
+            if counts:
+                averages.append((index, average))
+        if not rounds.open:
+            marks = self._finish_marks(rounds)
+            self._rounds = None
+            self._move(Event.ALL_TAKEN)
+            self._unused = [index for index in range(len(marks) - 1) if not marks[index]]
+            for index in self._frozen:
+                if index < len(marks) - 1 and marks[index]:  # That rank waits for this one's.
+                    self._refuse(Refusal.FROZEN_HERE, index)
+        return averages
+
+    def _finish_marks(self, rounds: _Rounds) -> Sequence[int]:
+        if not rounds.marks_are_there:
+            self._adapter.finish(rounds.marks_ticket)
+            rounds.marks_are_there = True
+            self._check_names(rounds.marks[-2 * _DIGEST_BYTES :])
+        if self._mismatch is not None:
+            raise self._mismatch
+        return memoryview(rounds.marks)[: -2 * _DIGEST_BYTES]
+
+    def _check_names(self, highest: bytearray) -> None:
+        self._names_are_alike = _is_one_digest(highest)
+        if self._names_are_alike:
+            return
+        own = [str(parameter) for parameter in self._parameters]
+        told = self._adapter.gather_names(own, f"{self.name}.names")
+        text = "parameters have other names or shapes here than at another rank"
+        for rank, names in told.items():
+            first, reference = next(iter(told.items()))
+            place = next(
+                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
+            )
+            if place is not None:
+                text = (
+                    f"parameter {place} is {reference[place]} at rank {first}, but "
+                    f"{names[place]} at rank {rank}"
+                )
+                break
+        self._mismatch = Mismatch(
+            f"'{self.name}': {text}: build the same model, with its parameters in one order, at "
+            "every rank"
+        )
+
+    def _by_arrival(self, rounds: _Rounds) -> list[int]:
+        """What is under way, in the order in which it is likely to be there.
+
+        Over a network what was pushed early has come, and the most urgent overtake the rest.
+        """
+        tickets = rounds.open
+        if self._adapter.comes_in_order():
+            return list(tickets)
+        there = list(
+            itertools.takewhile(lambda index: self._adapter.is_there(tickets[index]), tickets)
+        )
+        return there + sorted(tickets.keys() - set(there))
+
+    def _put_back(self) -> None:
+        if self._rounds is not None:
+            for index in self._by_arrival(self._rounds):
+                for _, average in self.take([index]):
+                    self._adapter.put(index, average)
+            self.take([])  # There may be no parameter.
+
+    def synchronize(self) -> None:
+        """Averages what was accumulated since the last step; does nothing when that is done."""
+        self._lose_pass()
+        if self._state is State.AVERAGED:
+            self._check_assigned(self._unused)
+            return
+        if self._state is State.NEXT_PARTLY_PUSHED:
+            self._put_back()
+        self.begin()
+        self._put_back()
+        self._adapter.note_gradients()
+        self._move(Event.PUT_BACK)
+
+    def begin_anew(self) -> None:
+        """The client that had the rounds under way is gone: nothing has left, and nothing has come."""
+        self._adapter.forget_pass()
+        self._state = State.COLLECTING
+        self._rounds = None
+        self._touched, self._pushed, self._passes_ended = set(), {}, 0
+        self._tensors.clear()  # To be declared again.
+        self._unused = []
+
+    def discard(self) -> None:
+        """Nobody needs the averages that are under way."""
+        self.take(range(len(self._parameters)))
+
+    def check_unchanged(self) -> None:
+        """Raises InvalidArgument when a gradient is not what was pushed any more."""
+        rounds = self._rounds
+        if rounds is None:
+            return
+        own = rounds.open.keys() & rounds.touched
+        self._check_assigned(
+            index for index in self._active if index not in own and index not in rounds.taken
+        )
+        for index, ticket in rounds.open.items():
+            if index in own and not self._adapter.is_as_pushed(index, ticket):
+                self._refuse(Refusal.CHANGED, index)
+
+    def _check_assigned(self, indices: Iterable[int]) -> None:
+        """Raises InvalidArgument for gradients that are there though no rank had pushed any."""
+        for index in indices:
+            if self._adapter.is_assigned(index):
+                self._refuse(Refusal.ASSIGNED_LATE, index)
+
+    # Ranks whose batches have run out.
+
+    def join(self, first_step: int) -> int:
+        """Takes part without gradients until no rank has any; which rank has taken most steps.
+
+        Steps are counted from `first_step` on, which is `steps` of before the loop.
+        """
+        while self.shadow():
+            pass
+        steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")
+        return steps.index(max(steps))
+
+    def forget_accumulated(self) -> None:
+        """What was accumulated leads to no step, unless its averages are under way."""
+        if self._rounds is None:
+            self._touched.clear()
+
+    def shadow(self) -> bool:
+        """Takes part in one exchange without gradients; returns whether any rank still had some."""
+        self.forget_accumulated()
+        self.begin(has_batch=False)
+        rounds = self._rounds
+        assert rounds is not None
+        self.discard()
+        return bool(self._finish_marks(rounds)[-1])

@@ -1,0 +1,600 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libtalweg.so through ctypes: its calls, with statuses turned into exceptions.
+
+Nothing here knows arrays: tensors are numbers, memory is an address. ctypes lets other Python
+threads run during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from talweg import errors
+from talweg._library import native_exchange, native_gpu
+from talweg._library.native_arguments import (
+    checked_priority,
+    encode,
+    nanoseconds,
+    within,
+)
+from talweg._library.native_exchange import TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
+from talweg._library.native_gpu import GpuCalls
+from talweg._library.native_structures import MEMBER_STANDBY as MEMBER_STANDBY
+from talweg._library.native_structures import (
+    Collective,
+    Declaration,
+    Member,
+    Membership,
+    Options,
+)
+
+_ANY_LOCAL_RANK = 0xFFFFFFFF
+_PENDING = 17
+_BROADCAST = 6
+_WHOLE = 1
+_EVENTS_LOST = 20
+# Many times what it takes to agree on so many.
+_DECLARE_SLICE_NS = 1_000_000_000
+_DECLARED_AT_ONCE = 1024
+
+# By talweg_status: all that end a call.
+EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
+    1: errors.Timeout,
+    2: errors.InvalidArgument,
+    3: errors.Mismatch,
+    4: errors.Busy,
+    5: errors.JobFailed,
+    6: errors.AgentLost,
+    7: errors.Forked,
+    8: errors.VersionMismatch,
+    9: errors.OutOfMemory,
+    10: errors.Unsupported,
+    11: errors.Aborted,
+    12: errors.NoAgent,
+    13: errors.PermissionDenied,
+    14: errors.RankTaken,
+    15: errors.Closed,
+    16: errors.LimitReached,
+    18: errors.ProtocolError,
+    19: errors.InternalError,
+}
+
+
+class EventsLost(Exception):
+    """The agent has opened a GPU again: place the tensor once more, and push what is open."""
+
+
+# How much is said of whom a round waits for, and for how long the agent is asked.
+_WAITS_BYTES = 1024
+_WAITS_NS = 1_000_000_000
+
+_client_p = ctypes.c_void_p
+_i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
+
+# name: (result, arguments), as in talweg.h.
+_PROTOTYPES = {
+    "talweg_version": (ctypes.c_char_p, []),
+    "talweg_abi_version": (_u32, []),
+    "talweg_last_error": (ctypes.c_char_p, []),
+    "talweg_options_init_sized": (None, [ctypes.POINTER(Options), ctypes.c_size_t]),
+    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(Options), ctypes.POINTER(_client_p)]),
+    "talweg_shutdown": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_free": (None, [_client_p]),
+    "talweg_health": (ctypes.c_int, [_client_p]),
+    "talweg_rank": (_u32, [_client_p]),
+    "talweg_size": (_u32, [_client_p]),
+    "talweg_local_rank": (_u32, [_client_p]),
+    "talweg_local_size": (_u32, [_client_p]),
+    "talweg_declare_all": (
+        ctypes.c_int,
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+    ),
+    "talweg_declare_all_in_place": (
+        ctypes.c_int,
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+    ),
+    "talweg_sums_in_place": (ctypes.c_int, [_client_p, _u32]),
+    "talweg_contribution": (ctypes.c_void_p, [_client_p, _u32]),
+    "talweg_attach": (ctypes.c_int, [_client_p, _u32, ctypes.c_void_p]),
+    "talweg_detach": (ctypes.c_int, [_client_p, _u32]),
+    "talweg_push_pull": (
+        ctypes.c_int,
+        [_client_p, _u32, ctypes.c_void_p, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
+    "talweg_declare_collective": (
+        ctypes.c_int,
+        [_client_p, ctypes.c_char_p, ctypes.POINTER(Collective), _i32, _i64, ctypes.POINTER(_u32)],
+    ),
+    "talweg_push_parts": (
+        ctypes.c_int,
+        [_client_p, _u32, ctypes.c_void_p, ctypes.c_void_p, _u64, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
+    "talweg_wait_parts": (
+        ctypes.c_int,
+        [_client_p, _u32, _u64, ctypes.c_void_p, _u64, _i64],
+    ),
+    "talweg_scale": (
+        ctypes.c_int,
+        [ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p, _u64],
+    ),
+    "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
+    "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+    "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+    "talweg_barrier": (ctypes.c_int, [_client_p, ctypes.c_char_p, _i64]),
+    "talweg_another_completion_fd": (ctypes.c_int, [_client_p, ctypes.POINTER(ctypes.c_int)]),
+    "talweg_watch_by": (ctypes.c_int, [_client_p, ctypes.c_int, _u32, _u64, _u64]),
+    "talweg_completed_by": (
+        ctypes.c_int,
+        [
+            _client_p,
+            ctypes.c_int,
+            ctypes.POINTER(_u64),
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        ],
+    ),
+    "talweg_ranks_summed": (_u64, [_client_p, _u32]),
+    "talweg_waits_for": (
+        ctypes.c_int,
+        [_client_p, _u32, _u64, ctypes.c_char_p, ctypes.c_size_t, _i64],
+    ),
+    "talweg_digest": (_u64, [ctypes.c_void_p, ctypes.c_size_t, _u64]),
+    "talweg_ready": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_end_step": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_steps_ended": (_u64, [_client_p]),
+    "talweg_newest_epoch": (_u64, [_client_p]),
+    "talweg_get_membership": (
+        ctypes.c_int,
+        [_client_p, _u64, ctypes.POINTER(Membership), ctypes.POINTER(Member), _u32, _i64],
+    ),
+    "talweg_follow": (ctypes.c_int, [_client_p, _u64, _i64]),
+}
+_ABI_MAJOR = 1
+
+
+def places_of(package: str, name: str) -> list[Path]:
+    """Where a library may be: inside the wheel, or in Bazel's output beside the sources.
+
+    `package` is the one that builds it, such as clients/c.
+    """
+    # Bazel's runfiles are links into the source tree: look along both paths.
+    here, source = Path(__file__).absolute(), Path(__file__).resolve()
+    found = [source.parent / "lib" / name]
+    for parent in [*here.parents, *source.parents]:
+        found.append(parent / package / name)
+        found.append(parent / "bazel-bin" / package / name)
+    return found
+
+
+def _candidates() -> list[Path]:
+    told = os.environ.get("TALWEG_LIBRARY")
+    return [Path(told)] if told else places_of("clients/c", "libtalweg.so")
+
+
+def _load() -> ctypes.CDLL:
+    tried = _candidates()
+    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    if path is None:
+        raise errors.TalwegError(
+            f"libtalweg.so was not found at {tried[0]}: install the wheel, build "
+            "//clients/c:libtalweg.so, or set TALWEG_LIBRARY to its path"
+        )
+    library = ctypes.CDLL(str(path))
+    prototypes = {**_PROTOTYPES, **native_exchange.PROTOTYPES, **native_gpu.PROTOTYPES}
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise errors.VersionMismatch(
+                f"{path} has no {name}: it is no libtalweg.so, or older than this package; install "
+                "the same version of both, or unset TALWEG_LIBRARY"
+            )
+        function.restype = result
+        function.argtypes = arguments
+    major = library.talweg_abi_version() >> 16
+    if major != _ABI_MAJOR:
+        raise errors.VersionMismatch(
+            f"{path} has ABI version {major}, this package needs {_ABI_MAJOR}: install versions "
+            "of both with the same major number, or unset TALWEG_LIBRARY"
+        )
+    return library
+
+
+_library: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library; the first call looks for it."""
+    global _library
+    if _library is None:
+        _library = _load()
+    return _library
+
+
+class Connection(ExchangeCalls, GpuCalls):
+    """A talweg_client. Any thread may call any method; close() ends the others' waits."""
+
+    # Why this rank may push nothing yet; None: it may.
+    refusal: str | None = None
+    # It may not declare what is for all ranks either: its node takes part in no steps.
+    is_standby = False
+    # Ends the names of tensors that depend on ranks' numbers, once these have changed.
+    view_suffix = ""
+    # Another one has taken its place, as its agent is lost.
+    _is_retired = False
+    # Code in another language knows its address.
+    _is_lent = False
+    # Called by a thread that has waited for a while.
+    attend: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        agent_socket: str | None,
+        local_rank: int | None,
+        timeout_s: float,
+        standby: bool = False,
+    ) -> None:
+        self._handle = _client_p()
+        self._library = library()
+        options = Options()
+        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(Options))
+        if agent_socket is not None:
+            options.agent_socket = os.fsencode(agent_socket)
+        options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
+        options.standby = standby
+        options.timeout_ns = nanoseconds(timeout_s)
+        self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
+        # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (call := after_fork()) and call())
+        self.rank = int(self._library.talweg_rank(self._handle))
+        self.size = int(self._library.talweg_size(self._handle))
+        self.local_rank = int(self._library.talweg_local_rank(self._handle))
+        self.local_size = int(self._library.talweg_local_size(self._handle))
+
+    def _after_fork(self) -> None:
+        self._library.talweg_health(self._handle)
+
+    def retire(self) -> None:
+        """Its agent is lost, and nothing is pushed by it any more.
+
+        Its memory goes with the last reference to it. One is in whatever shows that memory, and in
+        each thread that is in a call.
+        """
+        self._is_retired = True
+
+    def __del__(self) -> None:
+        if self._is_retired and not self._is_lent:
+            self._library.talweg_free(self._handle)
+
+    def _check(self, status: int) -> None:
+        if status == _EVENTS_LOST:
+            raise EventsLost
+        if status != 0:
+            text = (self._library.talweg_last_error() or b"").decode(errors="replace")
+            raise EXCEPTIONS.get(status, errors.TalwegError)(text)
+
+    def _timeout(self, tensor: int, round_: int, names_whom: bool) -> errors.Timeout:
+        text = (self._library.talweg_last_error() or b"").decode(errors="replace")
+        who = self.waits_for(tensor, round_) if names_whom else ""
+        return errors.Timeout(f"{text}; it still waits for {who}" if who else text)
+
+    def _check_pushes(self) -> None:
+        if self.refusal is not None:
+            raise errors.NotSynchronized(self.refusal)
+
+    def _check_names(self) -> None:
+        """The library would refuse them, too, and name calls of talweg.h."""
+        if self.is_standby:
+            self._check_pushes()
+
+    def _in_slices(self, call: Callable[[int], int], slice_ns: int = WAIT_SLICE_NS) -> None:
+        """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
+        handled between calls only.
+        """
+        while (status := call(slice_ns)) == TIMEOUT:
+            self.attend()
+        self._check(status)
+
+    def _until(self, wait: Callable[[int], int], end: float | None) -> bool:
+        """Whether `wait`, of so many nanoseconds, succeeds before time.monotonic() passes `end`."""
+        slice_ns = WAIT_SLICE_NS
+        while True:
+            if end is not None:
+                left_ns = int((end - time.monotonic()) * 1e9)
+                slice_ns = max(0, min(left_ns, WAIT_SLICE_NS))
+            status = wait(slice_ns)
+            if status == 0:
+                return True
+            if status != TIMEOUT:
+                self._check(status)
+            if end is not None and left_ns <= 0:
+                return False
+            self.attend()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Says goodbye. The client's memory stays: another thread may still be on its way out."""
+        self._library.talweg_shutdown(self._handle, nanoseconds(timeout_s))
+
+    def check_health(self) -> None:
+        """Raises why rounds cannot go on, if they cannot; asks the socket."""
+        self._check(self._library.talweg_health(self._handle))
+
+    def declare_all(
+        self,
+        declarations: Sequence[tuple[str, int, int, int, int, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
+    ) -> list[int]:
+        """Name, dtype, op, root rank, count and priority of each.
+
+        Those that are pushed from GPUs get their events from gpu_place().
+        """
+        self._check_names()
+        library = self._library
+        declare_all = library.talweg_declare_all
+        if on_gpu:
+            declare_all = library.talweg_gpu_declare_all
+        elif in_place:
+            declare_all = library.talweg_declare_all_in_place
+        tensors: list[int] = []
+        for first in range(0, len(declarations), _DECLARED_AT_ONCE):
+            tensors += self._declare(declare_all, declarations[first : first + _DECLARED_AT_ONCE])
+        return tensors
+
+    def _declare(
+        self,
+        declare_all: Callable[..., int],
+        declarations: Sequence[tuple[str, int, int, int, int, int]],
+    ) -> list[int]:
+        count = len(declarations)
+        array = (Declaration * count)(
+            *(
+                Declaration(
+                    encode(name + self.view_suffix if op == _BROADCAST else name),
+                    dtype,
+                    op,
+                    within("root_rank", root_rank, 0, 2**32 - 1),
+                    checked_priority(priority),
+                    within("count", element_count, 0, 2**64 - 1),
+                )
+                for name, dtype, op, root_rank, element_count, priority in declarations
+            )
+        )
+        tensors = (_u32 * count)()
+        # A later call asks for all of them again; what is agreed on by then is answered at once.
+        self._in_slices(
+            lambda slice_ns: declare_all(self._handle, array, count, slice_ns, tensors),
+            _DECLARE_SLICE_NS,
+        )
+        return list(tensors)
+
+    def declare_collective(
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        shares: tuple[int, int],
+        root_rank: int,
+        ranks: Sequence[int],
+        element_count: int,
+        priority: int = 0,
+        side: bool = False,
+    ) -> int:
+        """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
+        if not side:
+            self._check_names()
+        collective = Collective(
+            ctypes.sizeof(Collective),
+            dtype,
+            op,
+            *shares,
+            within("root_rank", root_rank, 0, 2**32 - 1),
+            len(ranks),
+            (_u32 * len(ranks))(*ranks),
+            within("count", element_count, 0, 2**64 - 1),
+            side,
+        )
+        if not side and (ranks or shares != (_WHOLE, _WHOLE)):
+            name += self.view_suffix
+        tensor, encoded, wire_priority = _u32(), encode(name), checked_priority(priority)
+        declare = self._library.talweg_declare_collective
+        self._in_slices(
+            lambda slice_ns: declare(
+                self._handle, encoded, collective, wire_priority, slice_ns, ctypes.byref(tensor)
+            ),
+            _DECLARE_SLICE_NS,
+        )
+        return tensor.value
+
+    def push_parts(
+        self,
+        tensor: int,
+        address: int | bytes,
+        lengths: Sequence[int] | None,
+        priority: int = 0,
+        signature: int = 0,
+    ) -> int:
+        """`lengths`: the bytes of each part that this rank gives; None: all are full. `address`:
+        where, or they.
+
+        `signature`: what the round is of, the same number at all ranks; 0: nobody says.
+        """
+        self._check_pushes()
+        round_ = _u64()
+        parts = None if lengths is None else (_u64 * len(lengths))(*lengths)
+        push_parts, wire_priority = self._library.talweg_push_parts, checked_priority(priority)
+        self._in_slices(
+            lambda slice_ns: push_parts(
+                self._handle,
+                tensor,
+                address or None,
+                parts,
+                signature,
+                wire_priority,
+                slice_ns,
+                ctypes.byref(round_),
+            )
+        )
+        return round_.value
+
+    def wait_parts(
+        self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None
+    ) -> bool:
+        """Copies the parts that this rank gets to `out`, one after another.
+
+        False: time.monotonic() has passed `end` before the round was over; it stays open.
+        """
+        wait = self._library.talweg_wait_parts
+        return self._until(
+            lambda slice_ns: wait(self._handle, tensor, round_, out or None, out_bytes, slice_ns),
+            end,
+        )
+
+    def scale(self, dtype: int, factor: float, source: int, out: int, count: int) -> None:
+        """Each of the elements at `source` times `factor`, to `out`."""
+        self._check(self._library.talweg_scale(dtype, factor, source or None, out or None, count))
+
+    def sums_in_place(self, tensor: int) -> bool:
+        """Whether its result comes where its contribution was, without a copy."""
+        return bool(self._library.talweg_sums_in_place(self._handle, tensor))
+
+    def contribution(self, tensor: int) -> int:
+        """The address of its contribution buffer."""
+        return int(self._library.talweg_contribution(self._handle, tensor))
+
+    def attach(self, tensor: int, address: int) -> None:
+        """Its buffer stands at `address` as well; 0: no more, the last such place is gone."""
+        self._check(self._library.talweg_attach(self._handle, tensor, address or None))
+
+    def detach(self, tensor: int) -> None:
+        """Its last result stays where it is: at the place that it is attached to, if it is, else in
+        its buffer, which lies elsewhere from now on.
+        """
+        self._check(self._library.talweg_detach(self._handle, tensor))
+
+    def push_pull(self, tensor: int, address: int, priority: int) -> int:
+        """`address` 0: of what lies in the contribution buffer."""
+        self._check_pushes()
+        round_ = _u64()
+        push_pull, wire_priority = self._library.talweg_push_pull, checked_priority(priority)
+        # Only a full ring is waited for, and then nothing has been pushed.
+        self._in_slices(
+            lambda slice_ns: push_pull(
+                self._handle, tensor, address, wire_priority, slice_ns, ctypes.byref(round_)
+            )
+        )
+        return round_.value
+
+    def poll(self, tensor: int, round_: int) -> bool:
+        status = self._library.talweg_poll(self._handle, tensor, round_)
+        if status == _PENDING:
+            return False
+        if status == _EVENTS_LOST:
+            raise EventsLost
+        # A round that has failed is over too: synchronize() tells why.
+        return True
+
+    def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
+        # In slices, because a signal (Ctrl-C) is handled between calls only. A slice that ends wakes
+        # nobody and loses nothing: the round stays open, and what has been copied to `out` is not
+        # copied again.
+        left_ns = nanoseconds(timeout_s)
+        wait = self._library.talweg_wait
+        while True:
+            slice_ns = WAIT_SLICE_NS if left_ns < 0 else min(left_ns, WAIT_SLICE_NS)
+            status = wait(self._handle, tensor, round_, out, slice_ns)
+            wait = self._library.talweg_wait_again
+            if left_ns >= 0:
+                left_ns -= slice_ns
+            if status != TIMEOUT:
+                return self._check(status)
+            if left_ns == 0:
+                raise self._timeout(tensor, round_, bool(timeout_s))
+            self.attend()
+
+    def barrier(self) -> None:
+        self._check_pushes()
+        # The next call goes on waiting for the same barrier.
+        self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
+
+    # ----- A descriptor that tells of rounds -----
+
+    @property
+    def handle(self) -> int:
+        """The address of the talweg_client, for kernels in other languages."""
+        self._is_lent = True
+        return int(self._handle.value or 0)
+
+    def completion_fd(self) -> int:
+        """A new descriptor: readable when a round that it watches may be over, and when the
+        client's health has ended. It is the client's, until the process ends.
+        """
+        fd = ctypes.c_int()
+        another = self._library.talweg_another_completion_fd
+        self._check(another(self._handle, ctypes.byref(fd)))
+        return fd.value
+
+    def watch(self, fd: int, tensor: int, round_: int, tag: int) -> None:
+        """Has completed(fd) return `tag` when the round, which was pushed, is over."""
+        self._check(self._library.talweg_watch_by(self._handle, fd, tensor, round_, tag))
+
+    def completed(self, fd: int, at_most: int = 64) -> list[int]:
+        """The tags of watched rounds that are over, each once. Does not wait.
+
+        Raises why the client's health has ended when that has been told of all.
+        """
+        tags, count = (_u64 * at_most)(), ctypes.c_size_t()
+        completed = self._library.talweg_completed_by
+        self._check(completed(self._handle, fd, tags, at_most, ctypes.byref(count)))
+        return tags[: count.value]
+
+    def ranks_summed(self, tensor: int) -> int:
+        """How many ranks are in the result that was taken last."""
+        return int(self._library.talweg_ranks_summed(self._handle, tensor))
+
+    def waits_for(self, tensor: int, round_: int) -> str:
+        """Whom the round waits for, for people; empty: nobody that the agent knows of."""
+        text = ctypes.create_string_buffer(_WAITS_BYTES)
+        status = self._library.talweg_waits_for(
+            self._handle, tensor, round_, text, len(text), _WAITS_NS
+        )
+        return "" if status else text.value.decode(errors="replace")
+
+    # ----- Steps and membership: talweg.h and docs/elastic.md say what each call means. -----
+
+    def end_step(self) -> None:
+        """Returns when the rank may begin the next step."""
+        self._in_slices(lambda slice_ns: self._library.talweg_end_step(self._handle, slice_ns))
+
+    def ready(self) -> None:
+        """This rank can take part in steps as soon as its node is let in."""
+        self._in_slices(lambda slice_ns: self._library.talweg_ready(self._handle, slice_ns))
+
+    def steps_ended(self) -> int:
+        return int(self._library.talweg_steps_ended(self._handle))
+
+    def newest_epoch(self) -> int:
+        return int(self._library.talweg_newest_epoch(self._handle))
+
+    def membership(self, epoch: int = 0) -> tuple[Membership, list[Member]]:
+        """The view of that epoch, 0 for the newest, and its members by node."""
+        room = 64
+        while True:
+            found, members = Membership(ctypes.sizeof(Membership)), (Member * room)()
+            self._check(
+                self._library.talweg_get_membership(self._handle, epoch, found, members, room, -1)
+            )
+            if found.member_count <= room:
+                return found, list(members[: found.member_count])
+            room = found.member_count
+
+    def follow(self, epoch: int) -> None:
+        """This rank's numbers are those of that view from now on."""
+        self._check(self._library.talweg_follow(self._handle, epoch, -1))
+        self.rank = int(self._library.talweg_rank(self._handle))
+        self.size = int(self._library.talweg_size(self._handle))

@@ -7,7 +7,7 @@ import os
 import unittest
 from pathlib import Path
 
-from talweg._compat.page import TABLES, renewed
+from variables import TABLES, renewed
 
 _DOCS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "docs"
 
@@ -17,9 +17,8 @@ class VariablesTest(unittest.TestCase):
         self.maxDiff = None
         for name, table in TABLES.items():
             page = (_DOCS / name).read_text()
-            self.assertEqual(
-                page, renewed(page, table), f"run: python -m talweg._compat.page docs/{name}"
-            )
+            remedy = f"run: PYTHONPATH=clients/python python docs/variables.py docs/{name}"
+            self.assertEqual(page, renewed(page, table), remedy)
             for variable in table.by_name:
                 self.assertIn(f"`{variable}`", page)
 

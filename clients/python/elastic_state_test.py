@@ -17,7 +17,7 @@ import torch
 from talweg import _client
 from talweg._client.local import LocalConnection
 from talweg._collectives import objects
-from talweg._elastic.membership import _NOT_SYNCHRONIZED
+from talweg._elastic.membership import _NOT_SYNCHRONIZED, membership_of
 from talweg._elastic.views import Member, View, change_between
 from talweg._library import native
 
@@ -265,7 +265,7 @@ class StateTest(unittest.TestCase):
             state.begin()
             client = _client.current()
             seen: list[Any] = []
-            membership = client.membership
+            membership = membership_of(client)
             two = View(1, (Member(0, 0, range(1)), Member(1, 0, range(1, 2))), 0, 2)
 
             def let_one_in(_: Any) -> Any:

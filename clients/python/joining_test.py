@@ -8,18 +8,18 @@ import unittest
 from types import SimpleNamespace
 from typing import cast
 
+from talweg import _joining
 from talweg._client.handles import Handle, Nameless
-from talweg._collectives import joining
 from talweg._declaration import Declaration, DType, Op
 from talweg.errors import Mismatch
 
 _SUM = Declaration(DType.F32, 4, Op.SUM, 0)
 
 
-def _account(**before: int) -> joining._Account:
-    names = {name: joining._Name(name.replace("_", "."), (), _SUM) for name in before}
+def _account(**before: int) -> _joining._Account:
+    names = {name: _joining._Name(name.replace("_", "."), (), _SUM) for name in before}
     streams = {names[each].key: (names[each], before[each], before[each] + 1) for each in before}
-    return joining._Account(streams, None)
+    return _joining._Account(streams, None)
 
 
 def _next(nameless: Nameless, kind: str, declaration: Declaration) -> str:
@@ -29,28 +29,28 @@ def _next(nameless: Nameless, kind: str, declaration: Declaration) -> str:
 class JoiningTest(unittest.TestCase):
     def test_the_last_has_made_most_calls(self) -> None:
         accounts = [_account(x=3, y=1), _account(x=3, y=2), _account(x=2, y=1)]
-        self.assertEqual(joining._last_of(dict(enumerate(accounts))), 1)
+        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 1)
 
     def test_of_those_that_join_together_it_is_the_largest(self) -> None:
         accounts = {0: _account(x=3), 2: _account(x=3), 3: _account(x=2)}  # Rank 1 is gone.
-        self.assertEqual(joining._last_of(accounts), 2)
+        self.assertEqual(_joining._last_of(accounts), 2)
 
     def test_what_not_all_ranks_know_says_nothing(self) -> None:
         """A name is freed at a rank that goes on, and stays with one that has joined."""
         accounts = [_account(x=1, freed=7), _account(x=2, new=1)]
-        self.assertEqual(joining._last_of(dict(enumerate(accounts))), 1)
+        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 1)
 
     def test_its_own_rounds_and_those_of_sets_say_nothing(self) -> None:
         accounts = [_account(x=2, talweg_join_names=1), _account(x=1, talweg_join_names=9)]
-        name = joining._Name("s", (0, 1), _SUM)
+        name = _joining._Name("s", (0, 1), _SUM)
         accounts[0].streams[name.key] = name, 1, 2
         accounts[1].streams[name.key] = name, 5, 6
-        self.assertEqual(joining._last_of(dict(enumerate(accounts))), 0)
+        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 0)
 
     def test_names_travel(self) -> None:
-        for name in (joining._Name("x", (), _SUM), joining._Name("c", (1, 4), None, "t", True)):
+        for name in (_joining._Name("x", (), _SUM), _joining._Name("c", (1, 4), None, "t", True)):
             self.assertEqual(pickle.loads(pickle.dumps(name)), name)
-        self.assertNotEqual(joining._Name("x", (), _SUM).key, joining._Name("x", ()).key)
+        self.assertNotEqual(_joining._Name("x", (), _SUM).key, _joining._Name("x", ()).key)
 
     def test_turns_are_taken_over(self) -> None:
         early, late = Nameless(), Nameless()

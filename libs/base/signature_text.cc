@@ -12,7 +12,7 @@ constexpr int kOpShift = 48;
 constexpr int kGivesShift = 44;
 constexpr int kGetsShift = 40;
 // A rank that has joined signs so in a round that needs every rank
-// (clients/python/talweg/_collectives/joining.py). No collective has this signature.
+// (clients/python/talweg/_joining.py). No collective has this signature.
 constexpr RoundSignature kJoined = 0x6A6F696E6564;
 // Shapes (clients/python/talweg/_declaration.py). No dtype has these numbers.
 constexpr uint64_t kShape = 0xFE;

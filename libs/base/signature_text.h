@@ -11,8 +11,7 @@ namespace talweg {
 inline constexpr size_t kSignatureTextBytes = 96;
 
 // A rank that has joined signs the zeros so that it gives to a reduction
-// (clients/python/talweg/_collectives/joining.py): they fit whatever the others say. No collective
-// has it.
+// (clients/python/talweg/_joining.py): they fit whatever the others say. No collective has it.
 inline constexpr RoundSignature kFitsAll = 0x7A65726F73;
 
 // Whether two ranks of one round have said what goes together.

@@ -8,7 +8,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from talweg._collectives import joining
+from talweg import _joining
 from talweg._declaration import Declaration, DType, Op, shape_signature
 
 _TOOL = Path(os.environ["RUNFILES_DIR"], "talweg/tests/compat/describe_signatures")
@@ -38,7 +38,7 @@ class SignaturesTest(unittest.TestCase):
             self.assertEqual(_texts(instead.signature_instead_of(settled)), [wanted])
 
     def test_ranks_that_have_joined(self) -> None:
-        what = _texts(joining._HAS_JOINED, joining._FITS_ALL)
+        what = _texts(_joining._HAS_JOINED, _joining._FITS_ALL)
         wanted = [f"{each}, since it has joined (hvd.join())" for each in ("nothing", "zeros")]
         self.assertEqual(what, wanted)
 

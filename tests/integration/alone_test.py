@@ -18,6 +18,7 @@ _CLEAN = {k: v for k, v in os.environ.items() if k not in local._LAUNCHED}
 _KEPT = """
 import builtins
 from talweg import _client
+from talweg._client import process
 def make():
     class Kept:
         def method(self, client): print(1, end=" ")
@@ -29,8 +30,8 @@ class Gone:
     def method(self, client): print(2)
 builtins.kept = make()
 _client.call_when_replaced(Gone().method)
-_client._keepers(None)
-print(len(_client._keepers) - 1)
+process._keepers(None)
+print(len(process._keepers) - 1)
 """
 
 

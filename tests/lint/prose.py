@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tests.lint import source_tree
-
 COLUMNS_MAX = 100
 
 # Pages that programs write.

@@ -30,6 +30,7 @@ from talweg._collectives.numpy_calls import contiguous, real_pairs
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
+from talweg._elastic.membership import membership_of
 from talweg._elastic.outlive import rejoin
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state import State
@@ -206,12 +207,12 @@ def epoch() -> int:
 
     0 before the first change, where some nodes were lost while this rank came.
     """
-    return _client.current().membership.view.epoch
+    return membership_of(_client.current()).view.epoch
 
 
 def members() -> tuple[Member, ...]:
     """The nodes in the job, with the numbers of the ranks on each; as of the last end_step()."""
-    return _client.current().membership.view.members
+    return membership_of(_client.current()).view.members
 
 
 def is_joiner() -> bool:
@@ -219,7 +220,7 @@ def is_joiner() -> bool:
 
     Until it has (State.begin(), or enter()) whatever it pushes raises NotSynchronized.
     """
-    return _client.current().membership.is_joiner
+    return membership_of(_client.current()).is_joiner
 
 
 def enter() -> None:
@@ -229,7 +230,7 @@ def enter() -> None:
     joiner, and in a callback of on_view_change() at the others: by a broadcast, for instance, from
     a rank that the Change has both before and after.
     """
-    _client.current().membership.enter()
+    membership_of(_client.current()).enter()
 
 
 def end_step() -> Change | None:
@@ -240,12 +241,12 @@ def end_step() -> Change | None:
     Returns how the membership has changed, or None. A program that has a State calls
     State.end_step() instead. One that calls neither lets no node in.
     """
-    return _client.current().membership.end_step()
+    return membership_of(_client.current()).end_step()
 
 
 def on_view_change(callback: Callable[[Change], Any]) -> None:
     """Has end_step() call it when the membership has changed, after the joiners' State."""
-    _client.current().membership.callbacks.append(callback)
+    membership_of(_client.current()).callbacks.append(callback)
 
 
 def pushed_bytes() -> int:

@@ -20,7 +20,7 @@ import horovod.torch as hvd
 import torch
 from cases import run_cases
 from expected_errors import expect
-from talweg._collectives import joining
+from talweg import _joining
 
 DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 NAMES = ("small", "large")
@@ -298,7 +298,7 @@ def bad_use() -> None:
         told: list[int] = []
         thread = threading.Thread(target=lambda: told.append(hvd.join()))
         thread.start()
-        while not joining.is_serving() and time.monotonic() < end:
+        while not _joining.is_serving() and time.monotonic() < end:
             time.sleep(0.001)
         expect(ValueError, "another thread", hvd.join)
         expect(ValueError, "another thread", hvd.allreduce, torch.ones(1))

@@ -198,7 +198,7 @@ def commits_before_counts() -> None:
 
 def answers_that_change() -> None:
     """Where nodes may come a graph asks for the number of ranks again, also after a constant."""
-    if not _client.current().membership.changes:
+    if not _client.current().nodes_change:
         return
     answers = itertools.count(1)
     graph = tf.function(lambda: _ops.asked(lambda _: next(answers), tf.constant([1.0])))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """This rank in its job: its connection to the agent, its tensors and its open rounds.
 
-client       the rank: one connection, and which one is this process's
+client       the rank: one connection
+process      which client is this process's
+hooks        what frameworks have called where steps end
 agents       connecting to the node's agent, again too
 local        what stands in for an agent in a job of one rank that nobody has launched
 declared     the tensors that the rank has declared, by their names
@@ -14,16 +16,16 @@ attention    what a thread that waits does for open calls meanwhile
 
 from talweg._client.client import Client as Client
 from talweg._client.client import NamesWatcher as NamesWatcher
-from talweg._client.client import call_at_end_of_step as call_at_end_of_step
-from talweg._client.client import call_when_numbers_change as call_when_numbers_change
-from talweg._client.client import call_when_replaced as call_when_replaced
-from talweg._client.client import connect as connect
-from talweg._client.client import current as current
-from talweg._client.client import disconnect as disconnect
-from talweg._client.client import follow as follow
-from talweg._client.client import is_connected as is_connected
-from talweg._client.client import replace as replace
 from talweg._client.declared import Declared as Declared
 from talweg._client.handles import Handle as Handle
 from talweg._client.handles import HandleOfMany as HandleOfMany
 from talweg._client.handles import group_of as group_of
+from talweg._client.hooks import call_at_end_of_step as call_at_end_of_step
+from talweg._client.hooks import call_when_numbers_change as call_when_numbers_change
+from talweg._client.process import call_when_replaced as call_when_replaced
+from talweg._client.process import connect as connect
+from talweg._client.process import current as current
+from talweg._client.process import disconnect as disconnect
+from talweg._client.process import follow as follow
+from talweg._client.process import is_connected as is_connected
+from talweg._client.process import replace as replace

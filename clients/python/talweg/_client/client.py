@@ -3,29 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from talweg._calls import Calls
-from talweg._client import agents, local
+from talweg._client import agents, hooks, local
 from talweg._client.attention import Attention
 from talweg._client.completions import Completions
-from talweg._client.declared import Declared as Declared
-from talweg._client.declared import Tensors
-from talweg._client.handles import Handle as Handle
-from talweg._client.handles import HandleOfMany as HandleOfMany
-from talweg._client.handles import Nameless, require_handle
-from talweg._client.handles import group_of as group_of
+from talweg._client.declared import Declared, Tensors
+from talweg._client.handles import Handle, Nameless, require_handle
 from talweg._client.left_rounds import LeftRounds
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
-from talweg._elastic.membership import Membership
 from talweg._library import native, native_arguments
 from talweg._node import launchers
 from talweg._node.join import Attachment, attach
@@ -35,11 +28,13 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
-    NotInitialized,
+    Unsupported,
 )
 
 # How long a rank that leaves sees to calls that it has begun, and others perhaps not.
 _LEAVE_S = 5.0
+
+_Companion = TypeVar("_Companion")
 
 
 class NamesWatcher(Protocol):
@@ -130,7 +125,29 @@ class Client:
         self._open_barriers: dict[str, Handle] = {}
         # What process groups of torch.distributed keep.
         self.lanes: dict[Any, Any] = {}
-        self.membership = Membership(self)
+        self._companions: dict[type, Any] = {}
+        self._companions_lock = threading.RLock()
+
+    @functools.cached_property
+    def nodes_change(self) -> bool:
+        """Whether nodes may come and go."""
+        if self.is_alone:
+            return False
+        try:
+            found, _ = self.connection.membership()
+        except Unsupported:  # An agent before there was such a thing.
+            return False
+        return bool(found.changes)
+
+    def companion(self, kind: type[_Companion]) -> _Companion:
+        """The one object of that class that goes with this client: kind(client), made when it is
+        first asked for. So rooms above this one keep what belongs to a client.
+        """
+        with self._companions_lock:
+            if kind not in self._companions:
+                self._companions[kind] = kind(self)  # type: ignore[call-arg]
+            found: _Companion = self._companions[kind]
+            return found
 
     @property
     def is_inherited(self) -> bool:
@@ -192,11 +209,11 @@ class Client:
             self._open_barriers.clear()
         with self.channels_lock:
             self.channels.clear()
-        _counters()
+        hooks.counters()
 
     def finish_step(self) -> None:
         """Returns when nothing is under way that belongs to the step."""
-        _finishers()
+        hooks.finishers()
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, after the goodbye."""
@@ -456,143 +473,3 @@ class Client:
             self._open_barriers[name] = handle
         self.synchronize(handle)
         del self._open_barriers[name]
-
-
-_current: Client | None = None
-_current_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have had it."""
-    global _current_lock
-    _current_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def is_connected() -> bool:
-    """Whether this process has a client of its own."""
-    client = _current
-    return client is not None and not client.is_inherited
-
-
-_followers: list[Callable[[Client], None]] = []
-
-
-def follow(follower: Callable[[Client], None]) -> None:
-    """Has it called with this process's client, if there is one, and with each that comes later."""
-    with _current_lock:
-        _followers.append(follower)
-        if _current is not None and not _current.is_inherited:
-            follower(_current)
-
-
-def connect(
-    agent_socket: str | None,
-    timeout_s: float,
-    alone: bool | None = None,
-    world: World | None = None,
-) -> Client:
-    """Makes this process's client, once: a second call returns the first one's."""
-    global _current
-    with _current_lock:
-        client = _current
-        if client is None or client.is_inherited:
-            client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
-            _tell_of(client)
-        return client
-
-
-# What finishes a step that a framework has under way.
-_finishers = Calls()
-
-
-def call_at_end_of_step(call: Callable[[], None]) -> None:
-    """Has it called where this rank ends a step, before the others hear of that: it returns when
-    the step has no round open, and none to come. A method as long as its object lives.
-    """
-    _finishers.add(call)
-
-
-# What a framework has made of ranks' numbers.
-_counters = Calls()
-
-
-def call_when_numbers_change(call: Callable[[], None]) -> None:
-    """Has it called when ranks have got other numbers. A method as long as its object lives."""
-    _counters.add(call)
-
-
-# Methods of objects that keep a client.
-_keepers = Calls()
-
-
-def call_when_replaced(method: Callable[[Client], None]) -> None:
-    """Has a method called, as long as its object lives, with each client that comes after this
-    one: where its agent is lost, or the process leaves its job and joins another.
-    """
-    _keepers.add(method)
-
-
-def _tell_of(client: Client) -> None:
-    for follower in _followers:
-        follower(client)
-    _keepers(client)
-
-
-def replace(make: Callable[[Client], Client]) -> Client:
-    """Has what `make` makes of this process's client, whose agent is lost, take its place."""
-    global _current
-    with _current_lock:
-        lost = current()
-        client = _current = _connect(lambda: make(lost))
-        lost.abandon()
-        _tell_of(client)
-        return client
-
-
-def _connect(make: Callable[[], Client]) -> Client:
-    """`make()`, on another thread: the library waits for the whole job in one call, as its place
-    in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
-    connected: futures.Future[Client] = futures.Future()
-
-    def run() -> None:
-        try:
-            client = make()
-        except BaseException as error:
-            with contextlib.suppress(futures.InvalidStateError):
-                connected.set_exception(error)
-            return
-        try:
-            connected.set_result(client)
-        except futures.InvalidStateError:  # Nobody waits for it any more.
-            client.close()
-
-    threading.Thread(target=run, name="talweg-connect", daemon=True).start()
-    try:
-        return connected.result()
-    except BaseException:
-        # Interrupted, perhaps when it had just come.
-        if not connected.cancel() and connected.exception() is None:
-            connected.result().close()
-        raise
-
-
-def disconnect() -> None:
-    """Ends this process's client, if there is one; a parent's is only forgotten."""
-    global _current
-    with _current_lock:
-        client, _current = _current, None
-    if client is not None and not client.is_inherited:
-        if not client.is_alone:
-            agents.note_left()
-        client.close()
-
-
-def current() -> Client:
-    """This process's client; NotInitialized before connect()."""
-    client = _current
-    if client is None:
-        raise NotInitialized("Talweg is not initialized in this process: call talweg.init() first")
-    return client

@@ -8,7 +8,6 @@ What a framework's module offers
     family           what these are made of
     process_sets     groups of ranks, and which of them a call is of
     objects          bytes and Python objects of any size
-    joining          ranks that have no more data
 What a call does
     rounds           push_pull and broadcast: which tensor each call of a name goes through
     collectives      all others: a control round, then the data

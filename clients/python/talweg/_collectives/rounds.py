@@ -76,7 +76,7 @@ class Brought:
 def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
     """Starts a round of push_pull or broadcast, of a tensor in host memory."""
     if name is None:
-        if client.is_alone or client.membership.changes:
+        if client.is_alone or client.nodes_change:
             # A control round needs every rank. A reduction goes on without those that are lost.
             return client.start(
                 None,

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from talweg import _client
+from talweg._client import Client
 from talweg._elastic import state_rounds
 from talweg._elastic.agreement import U64_MAX, Agreed, Agreement, Said, greatest
 from talweg._elastic.replay import Replay
@@ -27,7 +29,6 @@ from talweg._elastic.views import Change, Least, Member, View, change_between, v
 from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
 
 if TYPE_CHECKING:
-    from talweg._client import Client
     from talweg._digest import Hashing
 
 # So many steps may a program of Horovod's make before a rank that enters has the others' state. It
@@ -83,7 +84,6 @@ class Membership:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.changes = False  # Nodes may come and go.
         # Ranks that are there have begun at different times; all of them know it alike. What some did
         # at their beginning the others take no part in.
         self.began_apart = False
@@ -122,7 +122,6 @@ class Membership:
             found, members = client.connection.membership()
         except Unsupported:  # An agent before there was such a thing.
             return
-        self.changes = bool(found.changes)
         self._steps_base = int(found.steps_base)
         if found.standby:  # How many steps there have been it learns later.
             self._standing = Standing.STANDBY
@@ -175,7 +174,7 @@ class Membership:
     @property
     def is_behind(self) -> bool:
         """Whether ranks have come or gone, which this rank has not been told of."""
-        return self.changes and self.client.connection.newest_epoch() != self.view.epoch
+        return self.client.nodes_change and self.client.connection.newest_epoch() != self.view.epoch
 
     @property
     def _round_of_step(self) -> tuple[str, int]:
@@ -188,7 +187,7 @@ class Membership:
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
         """What ranks call that end a step: names, and how many numbers each has."""
-        return [*self._agreement.rounds, self._round_of_step] if self.changes else []
+        return [*self._agreement.rounds, self._round_of_step] if self.client.nodes_change else []
 
     # Where the membership changes.
 
@@ -271,7 +270,7 @@ class Membership:
         """
         was_joiner = self.is_joiner
         self.holder = holder
-        if self.client.is_alone or (self.client.size == 1 and not self.changes):
+        if self.client.is_alone or (self.client.size == 1 and not self.client.nodes_change):
             self._begun()
             return was_joiner
         with self._unguarded():
@@ -329,7 +328,11 @@ class Membership:
         were_few = False
         # Without a State a joiner's next rounds are the program's own, which others have to take
         # part in.
-        while self.changes and self.holder is not None and not self.least.is_there(self.view):
+        while (
+            self.client.nodes_change
+            and self.holder is not None
+            and not self.least.is_there(self.view)
+        ):
             were_few = True
             time.sleep(_LOOK_S)
             self._end_one_step(None)
@@ -368,7 +371,7 @@ class Membership:
         connection = self.client.connection
         step = self._steps_base + connection.steps_ended() + 1
         is_compared, self._is_first_step = self._is_compared(step), False
-        if not self.changes:
+        if not self.client.nodes_change:
             if is_compared and self.client.size > 1:
                 state_rounds.compare(self.client, self.holder)
             if commit is not None:
@@ -451,3 +454,11 @@ class Membership:
         with contextlib.ExitStack() as calls:
             for callback in reversed(self.callbacks):
                 calls.callback(callback, change)
+
+
+def membership_of(client: Client) -> Membership:
+    """The one of that client."""
+    return client.companion(Membership)
+
+
+_client.follow(membership_of)  # A joiner is told of it before it pushes anything.

@@ -12,6 +12,7 @@ from pathlib import Path
 from talweg import _client
 from talweg._client import Client
 from talweg._client.agents import connect_again
+from talweg._elastic.membership import membership_of
 from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
 
 _WAIT_S = 300.0
@@ -35,7 +36,7 @@ def agent_is_lost() -> bool:
 
 def is_given_up(error: BaseException) -> bool:
     """Whether it says that a round was given up, by all ranks, as one of them is gone."""
-    if not _client.is_connected() or not _client.current().membership.is_behind:
+    if not _client.is_connected() or not membership_of(_client.current()).is_behind:
         return False
     seen: list[BaseException] = []
     cause: BaseException | None = error
@@ -79,7 +80,7 @@ def rejoin(agent_wait_s: float | None = None) -> None:
         assert lost.agent_socket is not None
         attachment = lost.attachment
         if attachment is not None:
-            if not lost.membership.changes and lost.size > lost.local_size:
+            if not lost.nodes_change and lost.size > lost.local_size:
                 raise AgentLost(
                     "this rank's agent is lost, and with it the job: its loss_policy is fail_job. Set "
                     "TALWEG_LOSS_POLICY=continue at all ranks, and init() has the agent started again"
@@ -101,7 +102,7 @@ def rejoin(agent_wait_s: float | None = None) -> None:
                 continue
             if attachment is not None:
                 attachment.tell_attached()
-            client.membership.follow_on(lost.membership)
+            membership_of(client).follow_on(membership_of(lost))
             return client
 
     _client.replace(attach_again)

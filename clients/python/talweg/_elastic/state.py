@@ -14,6 +14,7 @@ from talweg import _client
 from talweg._collectives import objects
 from talweg._digest import Digest, Hashing
 from talweg._elastic import generators, outlive
+from talweg._elastic.membership import membership_of
 from talweg._elastic.replay import Replay
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state_replay import Recorder, StateReplay, is_of_jax
@@ -99,7 +100,7 @@ class State:
         """Why this rank, which has joined, took the whole state while the others waited; None: it
         caught up beside their steps, or has not joined.
         """
-        return _client.current().membership.took_whole
+        return membership_of(_client.current()).took_whole
 
     @property
     def change(self) -> Change | None:
@@ -126,7 +127,7 @@ class State:
 
         Once, before the first step, and again after talweg.rejoin(). run() calls it.
         """
-        membership = _client.current().membership
+        membership = membership_of(_client.current())
         if membership.begins_anew:
             self._go_back()
         for sampler in self._samplers():
@@ -210,7 +211,7 @@ class State:
 
     def end_step(self) -> Change | None:
         """Ends a step: nodes come and go here. Returns `change`."""
-        membership = _client.current().membership
+        membership = membership_of(_client.current())
         before = membership.view
         try:
             membership.end_step(self._commit)

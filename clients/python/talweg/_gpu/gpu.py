@@ -21,6 +21,7 @@ from talweg._client import Client, Handle
 from talweg._declaration import Declaration
 from talweg._gpu.driver import Driver
 from talweg._gpu.host_path import HostPath
+from talweg._gpu.place import Place
 from talweg._library import native
 from talweg.errors import (
     Busy,
@@ -42,20 +43,6 @@ _UNSHAREABLE = (
     "memory of expandable segments or of cudaMallocAsync (see PYTORCH_CUDA_ALLOC_CONF), and managed "
     "memory, cannot be shared with the agent"
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """A contiguous tensor on a GPU."""
-
-    gpu: int  # Its ordinal in this process.
-    address: int
-    nbytes: int
-    stream: Callable[[], int]  # The framework's current one, on that GPU.
-
-    @property
-    def end(self) -> int:
-        return self.address + self.nbytes
 
 
 class _Allocation:

@@ -18,16 +18,14 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from talweg._client import Client, Declared, Handle
 from talweg._declaration import Declaration
 from talweg._gpu.driver import Driver
+from talweg._gpu.place import Place
 from talweg._library import native
 from talweg.errors import GpuError, TalwegError, Timeout
-
-if TYPE_CHECKING:
-    from talweg._gpu.gpu import Place
 
 _END_S = 5.0
 

@@ -18,7 +18,7 @@ import time
 from typing import NamedTuple
 
 from talweg._gpu.driver import Driver
-from talweg._gpu.gpu import Place
+from talweg._gpu.place import Place
 from talweg.errors import InvalidArgument
 
 # How long whoever waits for a copy asks for it without a pause, and the pauses after that.

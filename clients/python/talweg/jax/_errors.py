@@ -12,7 +12,7 @@ from jax._src import dispatch  # Where JAX keeps the tokens of ordered effects.
 
 from talweg import errors
 from talweg._library import native
-from talweg.jax._primitive import RoundEffect
+from talweg.jax._effects import RoundEffect
 
 # As handlers.cc words it.
 _TEXT = re.compile(r"Talweg \(status (\d+), [a-z ]+\): (.*)", re.DOTALL)

@@ -11,6 +11,7 @@ import jax
 from talweg import _client, errors
 from talweg._client import Client
 from talweg._library import native
+from talweg.jax import _errors
 
 START = "talweg_start"
 COLLECT = "talweg_collect"
@@ -75,8 +76,6 @@ def register() -> None:
         library.talweg_jax_versions(own, of_xla)
         check_versions(list(own), list(of_xla), failure)
         _registered = True
-
-    from talweg.jax import _errors  # They use this module.
 
     def use(client: Client) -> None:
         # Programs of an earlier client's rounds end first: none may push a round of the new one's.

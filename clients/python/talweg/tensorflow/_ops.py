@@ -47,7 +47,7 @@ def unique_name(
 def asked(ask: Callable[[Client], int], after: tf.Tensor) -> tf.Tensor:
     """What `ask` says when `after` is there, of int64: a graph stays where nodes come and go."""
     client = _client.current()
-    if tf.executing_eagerly() or not client.membership.changes:
+    if tf.executing_eagerly() or not client.nodes_change:
         return tf.constant(ask(client), tf.int64)
     return call_each_time(lambda _: np.int64(ask(_client.current())), [after])
 

@@ -11,12 +11,12 @@ import numpy as np
 
 import talweg
 from talweg import _client
-from talweg._client import Client, Handle
+from talweg._client import Client, Handle, session
 from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors
-from talweg._compat import session
 from talweg._declaration import Op
+from talweg._elastic.membership import membership_of
 from talweg.errors import Busy, InvalidArgument, Timeout
 
 
@@ -99,7 +99,7 @@ class Pending:
 
 def keeps_own(client: Client, name: str | None, how: Reduction) -> bool:
     """Whether this execution's result is what this rank gives."""
-    return how.own_at_entry and name is not None and client.membership.keeps_own(name)
+    return how.own_at_entry and name is not None and membership_of(client).keeps_own(name)
 
 
 def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Started:

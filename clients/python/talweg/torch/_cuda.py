@@ -10,6 +10,7 @@ import torch
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration
 from talweg._gpu import gpu
+from talweg._gpu.place import Place
 
 
 def gpus_of(client: Client, tensor: torch.Tensor) -> gpu.Gpus | None:
@@ -22,9 +23,9 @@ def gpus_of(client: Client, tensor: torch.Tensor) -> gpu.Gpus | None:
     return gpu.gpus_of(client)
 
 
-def place_of(tensor: torch.Tensor) -> gpu.Place:
+def place_of(tensor: torch.Tensor) -> Place:
     device = tensor.device
-    return gpu.Place(
+    return Place(
         gpu=device.index,
         address=tensor.data_ptr(),
         nbytes=tensor.numel() * tensor.element_size(),

@@ -14,9 +14,9 @@ import numpy as np
 import talweg
 from talweg import ProcessSet, _client
 from talweg._client import Handle
+from talweg._client.session import Pending
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.rounds import Reduction
-from talweg._compat.session import Pending
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument
 

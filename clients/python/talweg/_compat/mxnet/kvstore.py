@@ -20,6 +20,7 @@ from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._declaration import Op
+from talweg._elastic.membership import membership_of
 from talweg.errors import InvalidArgument, Unsupported
 
 _names: set[str] = set()
@@ -64,7 +65,7 @@ class TalwegStore(KVStoreBase):
         """
         value = value[0] if isinstance(value, (list, tuple)) else value
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
-        if internal(_client.current).membership.began_apart:
+        if membership_of(internal(_client.current)).began_apart:
             _copy(value, outs)
             return
         _copy(value, outs[:1])

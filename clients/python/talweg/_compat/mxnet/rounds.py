@@ -241,7 +241,7 @@ def start(
         return
     declaration.require(operation if name is None else f"tensor '{name}'")
     client = own.client
-    if name is None and (client.is_alone or client.membership.changes):
+    if name is None and (client.is_alone or client.nodes_change):
         # As for NumPy arrays (_collectives/rounds.py): a round of which all ranks say what they
         # bring needs them all.
         name = client.nameless(f"mxnet.{reduction.operation}{group.suffix}", declaration)

@@ -26,7 +26,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _moments(self, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         mean, variance = super()._moments(inputs, *arguments, **keywords)
         client = _client.current()
-        if client.size == 1 and not client.membership.changes:  # A graph stays where others come.
+        if client.size == 1 and not client.nodes_change:  # A graph stays where others come.
             return mean, variance
         square = variance + tf.square(mean)
         base = "sync_batch_norm"

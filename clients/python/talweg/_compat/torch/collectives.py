@@ -10,9 +10,8 @@ import torch
 
 import talweg.torch as tw
 from talweg import Op, ProcessSet
-from talweg._client import Handle
-from talweg._compat import session
-from talweg._compat.session import Pending
+from talweg._client import Handle, session
+from talweg._client.session import Pending
 from talweg._compat.torch.rounds import Round
 from talweg.torch._collectives import COLLECTIVES
 

@@ -11,7 +11,7 @@ import torch
 import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
-from talweg._compat.session import Done, Failed, Pending
+from talweg._client.session import Done, Failed, Pending
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
 from talweg.torch import _tensors

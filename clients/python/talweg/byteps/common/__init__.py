@@ -13,8 +13,8 @@ from typing import Any
 
 import talweg
 from talweg import _at_exit, _client, errors
-from talweg._client import agents
-from talweg._compat import session, timeline
+from talweg._client import agents, session
+from talweg._compat import timeline
 from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
 from talweg.byteps import _job, _samples, _trace

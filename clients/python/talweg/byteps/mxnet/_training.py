@@ -16,6 +16,7 @@ from talweg._compat.mxnet.parameters import broadcast_all
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
 from talweg._declaration import Op
+from talweg._elastic.membership import membership_of
 from talweg.errors import Unsupported
 
 # What a program says to have nothing compressed.
@@ -120,7 +121,7 @@ class DistributedTrainer(GluonTrainer):
             (f"byteps.trainer.parameter_{self._param2idx[param.name]}", param.list_data()[0])
             for param in there
         ]
-        if not _client.current().membership.began_apart:
+        if not membership_of(_client.current()).began_apart:
             broadcast_all(tensors, self.root_rank)
         self._params_to_init = deferred
 

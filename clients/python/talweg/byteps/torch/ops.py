@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from talweg import _client
-from talweg._compat import session
+from talweg._client import session
 from talweg._compat.torch import rounds
 from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import talweg
 from talweg import _at_exit, _client, errors
 from talweg._call_site import warn
-from talweg._compat import session
+from talweg._client import session
 from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
@@ -61,7 +61,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
     _check_comm(comm)
     nodes: list[int] | None = None
-    if not _client.current().membership.changes:
+    if not _client.current().nodes_change:
         sizes = talweg.all_gather_object(talweg.local_size(), "horovod.places")
         nodes = []
         while sum(nodes) < len(sizes):

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import talweg
-from talweg import _client
-from talweg._collectives import joining
-from talweg._collectives.joining import Announcements
-from talweg._compat import session
+from talweg import _client, _joining
+from talweg._client import session
+from talweg._joining import Announcements
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import process_sets as sets
 
@@ -27,7 +26,7 @@ def begin() -> None:
     global _announcements
     client = _client.current()
     _announcements = None
-    if client.size > 1 or client.membership.changes:  # Ranks may come that have them.
+    if client.size > 1 or client.nodes_change:  # Ranks may come that have them.
         _announcements = Announcements(client, _own_sets)
 
 
@@ -53,4 +52,4 @@ def join() -> int:
     if _announcements is None or _announcements.client is not client:
         begin()
     assert _announcements is not None
-    return joining.join(_announcements)
+    return _joining.join(_announcements)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import talweg
-from talweg._collectives import joining
+from talweg import _joining
 from talweg.errors import InvalidArgument
 from talweg.horovod._environment import TABLE
 
@@ -164,7 +164,7 @@ def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | N
     """Talweg's set for an operation; None for all ranks. ValueError for outsiders, and for a rank
     that is in join().
     """
-    if joining.is_serving():
+    if _joining.is_serving():
         raise InvalidArgument(
             f"{operation}: another thread of this process is in hvd.join(): call it when join() has "
             "returned"

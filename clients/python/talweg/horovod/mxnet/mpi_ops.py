@@ -15,11 +15,11 @@ import mxnet as mx
 import numpy as np
 
 from talweg import _client
+from talweg._client.session import Pending, Several
 from talweg._collectives.scaling import Factors
 from talweg._compat.mxnet import collectives, rounds
 from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.rounds import Reduction
-from talweg._compat.session import Pending, Several
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics, joining, surface

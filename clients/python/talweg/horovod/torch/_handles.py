@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from talweg._compat import session
-from talweg._compat.session import Pending, Several
+from talweg._client import session
+from talweg._client.session import Pending, Several
 from talweg.horovod.common.basics import internal
 from talweg.horovod.common.names import group_names
 

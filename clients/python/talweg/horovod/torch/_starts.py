@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from talweg._compat.session import Pending
+from talweg._client.session import Pending
 from talweg._compat.torch import collectives, rounds
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import talweg
-from talweg._compat.session import Pending
+from talweg._client.session import Pending
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.errors import InvalidArgument

@@ -51,6 +51,7 @@ from talweg._collectives.channels import Channel, Job, Steps, Wait
 from talweg._collectives.kinds import ALL_GATHER, WHOLE, Given, Rows
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
+from talweg._elastic.membership import membership_of
 from talweg._library.native_arguments import NOBODY_WAITS
 from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch, TalwegError
 
@@ -107,7 +108,7 @@ class Announcements:
         client.names_watcher = self
         client.tensors.watcher = self.on_tensors
         client.call_before_closing(self._flush)
-        if client.membership.changes:
+        if client.nodes_change:
             _client.call_at_end_of_step(self._flush)
 
     def groups(self) -> dict[tuple[int, ...], Group]:
@@ -205,7 +206,7 @@ def _memory_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
 def channel_of_names(client: Client, group: Group) -> Channel:
     """Where a group's announcements are made."""
     name = f"{_OWN}.names"
-    if client.membership.changes:
+    if client.nodes_change:
         return _channel_of_maxima(client, name, group)
     return channel_named(client, name, group, name)
 
@@ -436,7 +437,7 @@ class _Joined:
             # Whoever ends a step meanwhile finds out by the zeros, and is told so.
             self._serve(
                 _Name(name, (), Declaration(DType.U64, count, Op.MAX, 0))
-                for name, count in client.membership.rounds_of_steps
+                for name, count in membership_of(client).rounds_of_steps
             )
             self._serve(
                 _Name(each.name, each.declaration.ranks, each.declaration)
@@ -518,7 +519,7 @@ class _Joined:
             (self.client.tensors.free_names, self.client.nameless_state),
         )
         told: dict[int, _Account]
-        if self.client.membership.changes:
+        if self.client.nodes_change:
             every = gather(self.client, f"{_OWN}.told", pickle.dumps(own))
             told = {rank: pickle.loads(data) for rank, data in every.items()}
         else:

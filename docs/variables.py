@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of variables within a page of the documentation.
 
-python -m talweg._compat.page docs/byteps.md docs/horovod.md   # Writes it anew.
+PYTHONPATH=clients/python python docs/variables.py docs/byteps.md docs/horovod.md  # Writes it anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from talweg._compat.environment import Table
 from talweg.byteps._environment import TABLE as BYTEPS
 from talweg.horovod._environment import TABLE as HOROVOD
 
-_BEGIN = "<!-- Made by `python -m talweg._compat.page`. Do not edit below. -->\n\n"
+_BEGIN = "<!-- Made by docs/variables.py. Do not edit below. -->\n\n"
 _END = "<!-- End of what is made. -->\n"
 TABLES: dict[str, Table] = {"byteps.md": BYTEPS, "horovod.md": HOROVOD}
 

@@ -7,8 +7,8 @@ import itertools
 import threading
 from typing import Any, Protocol
 
-from talweg import _client
-from talweg._client import Client
+from talweg._client import process
+from talweg._client.client import Client
 from talweg.errors import InvalidArgument
 
 
@@ -153,7 +153,7 @@ _sessions: dict[int, Session] = {}
 
 def current() -> Session:
     """The present client's; NotInitialized before init()."""
-    client = _client.current()
+    client = process.current()
     session = _sessions.get(id(client))
     if session is None or session.client is not client:
         _sessions.clear()
@@ -172,4 +172,4 @@ def forget_handles() -> None:
         session.drop_handles()
 
 
-_client.call_when_replaced(forget)
+process.call_when_replaced(forget)

@@ -21,7 +21,7 @@ class _Rank:
     """One of several ranks that this process makes the steps of, by turns."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.client = SimpleNamespace(rank=rank, size=size, membership=self)
+        self.client = SimpleNamespace(rank=rank, size=size, companion=lambda _: self)
         self.weights = torch.nn.Linear(3, 1, bias=False).double()
         torch.nn.init.ones_(self.weights.weight)
         self.optimizer = torch.optim.SGD(self.weights.parameters(), lr=_LR)

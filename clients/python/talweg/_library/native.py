@@ -164,7 +164,7 @@ def places_of(package: str, name: str) -> list[Path]:
     """
     # Bazel's runfiles are links into the source tree: look along both paths.
     here, source = Path(__file__).absolute(), Path(__file__).resolve()
-    found = [source.parent / "lib" / name]
+    found = [source.parents[1] / "lib" / name]
     for parent in [*here.parents, *source.parents]:
         found.append(parent / package / name)
         found.append(parent / "bazel-bin" / package / name)

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import pickle
 import unittest
-from types import SimpleNamespace
-from typing import cast
+from dataclasses import replace
 
 from talweg import _joining
-from talweg._client.handles import Handle, Nameless
+from talweg._client.handles import Nameless
 from talweg._declaration import Declaration, DType, Op
-from talweg.errors import Mismatch
 
 _SUM = Declaration(DType.F32, 4, Op.SUM, 0)
 
@@ -20,10 +18,6 @@ def _account(**before: int) -> _joining._Account:
     names = {name: _joining._Name(name.replace("_", "."), (), _SUM) for name in before}
     streams = {names[each].key: (names[each], before[each], before[each] + 1) for each in before}
     return _joining._Account(streams, None)
-
-
-def _next(nameless: Nameless, kind: str, declaration: Declaration) -> str:
-    return nameless.name_of(nameless.count(kind), kind, declaration)
 
 
 class JoiningTest(unittest.TestCase):
@@ -55,39 +49,25 @@ class JoiningTest(unittest.TestCase):
     def test_turns_are_taken_over(self) -> None:
         early, late = Nameless(), Nameless()
         for _ in range(20):
-            _next(late, "push_pull", _SUM)
-        _next(late, "broadcast", _SUM)
+            late.take_turn("push_pull", _SUM)
+        late.take_turn("broadcast", _SUM)
         early.state = pickle.loads(pickle.dumps(late.state))
         for kind in ("push_pull", "broadcast", "push_pull"):
-            self.assertEqual(_next(early, kind, _SUM), _next(late, kind, _SUM))
+            self.assertEqual(early.take_turn(kind, _SUM), late.take_turn(kind, _SUM))
 
-    def test_turns_after_a_call_on_which_ranks_disagreed(self) -> None:
-        """Also those of the declarations that it had at one rank only."""
+    def test_turns_are_those_of_what_is_called(self) -> None:
+        """Whatever was called before: a view begins with no calls, and its tensors are there."""
         one, other = Nameless(), Nameless()
         longer = Declaration(DType.F32, 5, Op.SUM, 0)
-        for called, declaration in ((one, _SUM), (other, longer)):
-            name = _next(called, "push_pull", declaration)
-            self.assertEqual(name, "push_pull.0")
-            called.open[name] = cast(Handle, SimpleNamespace(taken=False, failure=None))
-        for call in range(60):
-            declaration = (_SUM, longer)[call % 3 == 0]
-            if call == 5:  # It comes out late.
-                for called in (one, other):
-                    called.open["push_pull.0"].failure = Mismatch("f32[4], f32[5]")
-            name = _next(one, "push_pull", declaration)
-            self.assertEqual(name, _next(other, "push_pull", declaration))
-            self.assertNotEqual(name, "push_pull.0")
-
-    def test_what_has_to_be_known_before_turns_go_round(self) -> None:
-        nameless = Nameless()
-        handle = cast(Handle, SimpleNamespace(name="push_pull.0", taken=False, failure=None))
-        for call in range(16):
-            self.assertEqual(nameless.in_doubt("push_pull", _SUM), [])
-            self.assertEqual(_next(nameless, "push_pull", _SUM), f"push_pull.{call}")
-            nameless.open.setdefault("push_pull.0", handle)
-        self.assertEqual(nameless.in_doubt("push_pull", _SUM), [handle])
-        nameless.forget(handle)
-        self.assertEqual(nameless.in_doubt("push_pull", _SUM), [])
+        for _ in range(3):
+            other.take_turn("push_pull", longer)
+        names = [one.take_turn("push_pull", _SUM) for _ in range(17)]
+        self.assertEqual(names, [other.take_turn("push_pull", _SUM) for _ in range(17)])
+        self.assertEqual(len(set(names)), 16)
+        self.assertEqual(one.next_name("push_pull", _SUM), names[1])
+        alike = [_SUM, longer, replace(_SUM, shape=(4,)), replace(_SUM, shape=(2, 2))]
+        alike += [replace(_SUM, op=Op.BROADCAST, root_rank=root) for root in (0, 1)]
+        self.assertEqual(len({one.next_name("push_pull", each) for each in alike}), len(alike))
 
 
 if __name__ == "__main__":

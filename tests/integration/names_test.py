@@ -20,7 +20,7 @@ class NamesTest(unittest.TestCase):
 
     def test_two_nodes_whose_membership_may_change(self) -> None:
         options = ["--loss-policy=continue"]
-        job.run(job.command("names.py", ["may-change"], nodes=2, ranks=1, options=options))
+        job.run(job.command("names.py", nodes=2, ranks=1, options=options))
 
 
 if __name__ == "__main__":

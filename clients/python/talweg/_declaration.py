@@ -224,6 +224,11 @@ class Declaration:
         """As the library's declarations take it."""
         return int(self.dtype), int(self.op), self.root_rank, self.count
 
+    def text(self) -> str:
+        """It without the ranks of its set, in few words; no other declaration has the same."""
+        length = f" x {self.count}" if self.shape is None else list(self.shape)
+        return f"{self.dtype.name.lower()}{length} {self.op.name.lower()} {self.root_rank}"
+
     def __str__(self) -> str:
         lengths = (self.count,) if self.shape is None else self.shape
         text = f"{self.dtype.name.lower()}{list(lengths)} {self.op.name.lower()}"

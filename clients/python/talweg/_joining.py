@@ -48,6 +48,7 @@ from talweg._client import Client, Handle
 from talweg._collectives import collectives, objects
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Channel, Job, Steps, Wait
+from talweg._collectives.compared import Comparisons
 from talweg._collectives.kinds import ALL_GATHER, WHOLE, Given, Rows
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
@@ -429,6 +430,7 @@ class _Joined:
     def run(self) -> int:
         """Serves until all have joined; the last rank to do so, at every rank alike."""
         client = self.client
+        client.companion(Comparisons).finish()
         self.announcements.listener = self._events.put
         try:
             for group in self.announcements.groups().values():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of elastic_test.py: a name that means another tensor at each step, before and after nodes
-come."""
+"""A rank of elastic_test.py: a name that means another tensor at each step, and calls without a name
+that do, before and after nodes come."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def main() -> int:
         else:
             assert sums.shape == (length,) and len(set(sums)) == 1, sums
             print(f"step {state.step} of {sums[0]:.0f} ranks", flush=True)
+        # It goes on without ranks that are lost.
+        sums = talweg.push_pull(np.ones(length + 1, np.float32), op=talweg.Op.SUM)
+        assert sums.shape == (length + 1,) and len(set(sums)) == 1, sums
         state.step += 1
         change = state.end_step()
         if change is not None and change.joined:

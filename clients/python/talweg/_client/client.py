@@ -241,10 +241,13 @@ class Client:
         declaration: Declaration,
         start: Callable[[str], Handle],
         suffix: str = "",
+        of: str = "",
+        compare: Callable[[], None] | None = None,
     ) -> Handle:
         """Starts a round with what `start` makes of its name, which is found where there is none.
 
-        `suffix` is a process set's: a name belongs to one group.
+        `suffix` is a process set's: a name belongs to one group. Calls of different `of` have orders
+        of their own. `compare` is called before a round without a name whose tensor is new here.
 
         A name is there for ever, with its memory. So a few tensors take turns for rounds without
         one, by the order of these calls alone: it is the same at every rank, and the order in which
@@ -253,14 +256,13 @@ class Client:
         """
         if name is not None:
             return start(name + suffix if isinstance(name, str) else name)
-        kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
+        kind = f"{of}{'broadcast' if declaration.op is Op.BROADCAST else 'push_pull'}{suffix}"
+        if compare is not None and not self.tensors.known(
+            self._nameless.next_name(kind, declaration)
+        ):
+            compare()
         with self._lock:
-            call = self._nameless.count(kind + suffix)
-            in_doubt = self._nameless.in_doubt(kind + suffix, declaration)
-        for each in in_doubt:
-            each.take_early()
-        with self._lock:
-            name = self._nameless.name_of(call, kind + suffix, declaration)
+            name = self._nameless.take_turn(kind, declaration)
             earlier = self._nameless.open.get(name)
         if earlier is not None:
             earlier.take_early()
@@ -268,14 +270,6 @@ class Client:
         with self._lock:
             self._nameless.open[name] = handle
         return handle
-
-    def nameless(self, kind: str, declaration: Declaration) -> str:
-        """The tensor of this kind's next round without a name, by the order of these calls.
-
-        It may be open: one that a framework has in order waits for its last round.
-        """
-        with self._lock:
-            return self._nameless.name_of(self._nameless.count(kind), kind, declaration)
 
     def open_nameless(self, tensor: int) -> Handle | None:
         """The tensor's round, if it is one without a name that nobody has taken."""
@@ -406,6 +400,13 @@ class Client:
         Raises Timeout when `timeout_s` is over (the round stays open), and whatever the round
         failed with. A handle is synchronized once.
         """
+        result = self.finish(handle, timeout_s)
+        for watch in self.watchers:
+            watch(handle)
+        return result
+
+    def finish(self, handle: Handle, timeout_s: float | None = None) -> Any:
+        """As synchronize(), of a part of what others know."""
         self._check_own(handle)
         if handle.done:
             raise Busy(f"the handle of tensor '{handle.name}' was synchronized before")
@@ -422,8 +423,6 @@ class Client:
         if handle.finish is not None:
             handle.finish()
         handle.finish = handle.keep = None
-        for watch in self.watchers:
-            watch(handle)
         return handle.result
 
     def run(

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from talweg._declaration import Declaration
 from talweg._library import native, native_arguments
-from talweg.errors import InvalidArgument, Mismatch, TalwegError, Timeout
+from talweg.errors import InvalidArgument, TalwegError, Timeout
 
 if TYPE_CHECKING:
     from talweg._client.client import Client
@@ -76,6 +75,12 @@ class Handle:
     def leave(self) -> None:
         """Nobody waits for it any more: it ends by itself."""
 
+    def call_when_complete(self, call: Callable[[], None]) -> None:
+        """Has it called on another thread when take() would not wait."""
+        completions = self.client.completions
+        if self.taken or not completions.watch(self.tensor, self.round, call):
+            completions.call(call)  # Taking it tells why.
+
 
 @dataclass(eq=False)
 class HandleOfMany(Handle):
@@ -135,17 +140,15 @@ _NAMELESS_MAX = 16
 
 
 class Nameless:
-    """The tensors of rounds without a name: each kind and declaration has some, used by turns.
+    """Which tensors rounds without a name go through.
 
-    These are the same at all ranks: a tensor on which ranks have disagreed is taken out again, and
-    no turn goes round before it is known which ones these are.
+    Each kind and declaration has some, which take turns by the order of these calls: it is the same
+    at all ranks. So what is called says which tensor it is, whatever ranks have called before.
     """
 
     def __init__(self) -> None:
         self.open: dict[str, Handle] = {}
-        self._calls: dict[str, int] = {}
-        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
-        self._unproven: set[str] = set()  # No round of theirs was taken.
+        self._calls: dict[tuple[str, Declaration], int] = {}
 
     def of_tensor(self, tensor: int) -> Handle | None:
         """The tensor's round, if it is open and was not taken."""
@@ -154,60 +157,31 @@ class Nameless:
                 return handle
         return None
 
-    def count(self, kind: str) -> int:
-        """How many calls of the kind there were before this one."""
-        call = self._calls.get(kind, 0)
-        self._calls[kind] = call + 1
-        return call
-
-    def in_doubt(self, kind: str, declaration: Declaration) -> list[Handle]:
-        """What has to be taken before the next turn is known."""
-        turns = self._turns.get((kind, declaration), ())
-        if len(turns) < _turns_of(declaration):
-            return []
-        found = (self.open.get(name) for name in turns if name in self._unproven)
-        return [handle for handle in found if handle is not None and not handle.taken]
-
-    def name_of(self, call: int, kind: str, declaration: Declaration) -> str:
+    def next_name(self, kind: str, declaration: Declaration) -> str:
         """The tensor whose turn it is."""
-        turns = self._turns.setdefault((kind, declaration), deque())
-        self._take_out(turns)
-        if len(turns) < _turns_of(declaration):
-            # By the call: ranks whose calls differ in their tensors are told so.
-            turns.append(f"{kind}.{call}")
-            self._unproven.add(turns[-1])
-        else:
-            turns.rotate(-1)
-        return turns[-1]
+        turn = self._calls.get((kind, declaration), 0) % _turns_of(declaration)
+        return f"{kind}.{declaration.text()}.{turn}"
 
-    def _take_out(self, turns: deque[str]) -> None:
-        """The tensors on which ranks have disagreed."""
-        for name in [each for each in turns if each in self._unproven]:
-            handle = self.open.get(name)
-            if handle is not None and isinstance(handle.failure, Mismatch):
-                turns.remove(name)
-                del self.open[name]
-                self._unproven.remove(name)
+    def take_turn(self, kind: str, declaration: Declaration) -> str:
+        """The tensor whose turn it is. From now on it is the next one's."""
+        name = self.next_name(kind, declaration)
+        key = (kind, declaration)
+        self._calls[key] = self._calls.get(key, 0) + 1
+        return name
 
     @property
-    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration], list[str]]]:
+    def state(self) -> Any:
         """Whose turn it is."""
-        for turns in self._turns.values():
-            self._take_out(turns)
-        return dict(self._calls), {key: list(turns) for key, turns in self._turns.items()}
+        return dict(self._calls)
 
     @state.setter
     def state(self, state: Any) -> None:
-        calls, turns = state
-        self._calls = dict(calls)
-        self._turns = {key: deque(names) for key, names in turns.items()}
-        self._unproven.clear()
+        self._calls = dict(state)
 
     def forget(self, handle: Handle) -> None:
         """It has been taken, and has a result."""
         if self.open.get(handle.name) is handle:
             del self.open[handle.name]
-            self._unproven.discard(handle.name)
 
 
 def _turns_of(declaration: Declaration) -> int:

@@ -10,6 +10,7 @@ What a framework's module offers
     objects          bytes and Python objects of any size
 What a call does
     rounds           push_pull and broadcast: which tensor each call of a name goes through
+    compared         calls that the ranks compare before they make them
     collectives      all others: a control round, then the data
     channels         calls that run one after another, and who carries them on
     call_channel     a channel of collectives: its tensors, and what ranks say to each other

@@ -137,6 +137,10 @@ class JobHandle(Handle):
         assert self.job is not None
         return self.job.channel.waits_for()
 
+    def call_when_complete(self, call: Callable[[], None]) -> None:
+        assert self.job is not None
+        self.job.channel.call_when_done(self.job, call)
+
     def leave(self) -> None:
         """Other ranks may need more of the call yet, where they turn out to call something else."""
         assert self.job is not None

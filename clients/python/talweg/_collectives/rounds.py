@@ -22,21 +22,22 @@ have shapes each round is signed with its shape, so that ranks whose tensors hav
 but another shape get a Mismatch as well.
 
 Calls without a name are collectives from the beginning. A few channels take turns for them, by the
-order of these calls alone, so that several can be open at once.
+order of these calls alone, so that several can be open at once. Where nodes come and go the ranks
+compare them instead (compared.py), and each is a round of a settled tensor.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
-from talweg._collectives import collectives
+from talweg._collectives import collectives, compared
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
 from talweg._collectives.collectives import Given, JobHandle, Rows
@@ -76,16 +77,9 @@ class Brought:
 def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
     """Starts a round of push_pull or broadcast, of a tensor in host memory."""
     if name is None:
-        if client.is_alone or client.nodes_change:
-            # A control round needs every rank. A reduction goes on without those that are lost.
-            return client.start(
-                None,
-                brought.declaration,
-                lambda turn: _push(client, turn, brought),
-                group.suffix,
-            )
-        turn = client.count_nameless(group.suffix) % _TURNS
-        return start_compared(client, f"talweg.nameless.{turn}", group, brought)
+        turns = 1 if client.nodes_change else _TURNS
+        turn = client.count_nameless(group.suffix) % turns
+        return start_nameless(client, f"talweg.nameless.{turn}", group, brought)
     native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
     if client.left:
@@ -347,11 +341,7 @@ def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> 
             over(None)
 
     def watch() -> None:
-        job = handle.job if isinstance(handle, JobHandle) else None
-        if job is not None:
-            job.channel.call_when_done(job, take)
-        elif handle.taken or not client.completions.watch(handle.tensor, handle.round, take):
-            client.completions.call(take)  # Taking it tells why.
+        handle.call_when_complete(take)
 
     watch()
 
@@ -359,10 +349,76 @@ def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> 
 # ----- Free names, and none -----
 
 
-def start_compared(client: Client, name: str, group: Group, brought: Brought) -> Handle:
-    """Starts a round of a call without a name, whose turn `name` is; all ranks say what they bring."""
-    _require(client, _NAMELESS, brought.declaration)
-    return _as_collective(client, name, _NAMELESS, group, brought, site=call_site())
+def start_nameless(
+    client: Client, turn: str, group: Group, brought: Brought, of: str = ""
+) -> Handle:
+    """Starts a round of a call without a name; calls of one `turn` run one after another.
+
+    Calls of different `of` have orders of their own, and each its `turn`s.
+    """
+    declaration = brought.declaration
+    _require(client, _NAMELESS, declaration)
+    if not client.is_alone and not client.nodes_change:
+        return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
+    kept = brought if client.is_alone else _kept(client, brought)
+
+    def make() -> Handle:
+        return client.start(
+            None, declaration, lambda name: _push(client, name, kept), group.suffix, of
+        )
+
+    if client.is_alone:
+        return make()
+    channel = channel_named(client, turn, group, _NAMELESS)
+    given = _given(client, kept, call_site())
+    return compared.start(client, channel, given, kept.priority, kept.is_async, make)
+
+
+def compare_nameless(client: Client, brought: Brought) -> None:
+    """Returns where all ranks are about to bring the same, without a name; else Mismatch."""
+    if client.is_alone:
+        return
+    group = Group(client, None, "push_pull")
+    channel = channel_named(client, "talweg.nameless.new", group, _NAMELESS)
+    given = _given(client, brought, call_site())
+    job = Job(channel, [lambda: compared.compare(channel, given, brought.priority)])
+    channel.submit(job, is_async=False)
+    channel.finish(job)
+    if job.failure is not None:
+        raise job.failure
+
+
+def _gives(client: Client, declaration: Declaration) -> bool:
+    return declaration.op is not Op.BROADCAST or declaration.root_rank == client.rank
+
+
+def _kept(client: Client, brought: Brought) -> Brought:
+    """The same of bytes that stay as they are until the result is there."""
+    if brought.stays or not _gives(client, brought.declaration):
+        return brought
+    own: np.ndarray = np.empty(brought.declaration.nbytes, np.uint8)
+    ctypes.memmove(own.ctypes.data, brought.address, own.size)
+    return replace(brought, address=int(own.ctypes.data), keep=(brought.keep, own), stays=True)
+
+
+def _given(client: Client, brought: Brought, site: CallSite | None) -> Given:
+    """What a rank brings, as a collective has it."""
+    declaration = brought.declaration
+    reduces = declaration.op is not Op.BROADCAST
+    return Given(
+        collectives.ALL_REDUCE if reduces else collectives.BROADCAST,
+        declaration.root_rank,
+        Rows(declaration.dtype.name.lower(), _row_shape(brought), declaration.nbytes),
+        [1] * _gives(client, declaration),
+        brought.address,
+        brought.keep,
+        lambda rows, counts: (brought.result, brought.out_address),
+        declaration.op,
+        declaration.dtype,
+        brought.factors,
+        site=site,
+        call="push_pull" if reduces else "broadcast",
+    )
 
 
 def _as_collective(
@@ -375,28 +431,7 @@ def _as_collective(
     *,
     site: CallSite | None,
 ) -> JobHandle:
-    declaration = brought.declaration
-    reduces = declaration.op is not Op.BROADCAST
-    gives = reduces or declaration.root_rank == client.rank
-    address, keep = brought.address, brought.keep
-    if gives and not brought.stays:
-        own: np.ndarray = np.empty(declaration.nbytes, np.uint8)
-        ctypes.memmove(own.ctypes.data, address, own.size)
-        address, keep = int(own.ctypes.data), (keep, own)
-    given = Given(
-        collectives.ALL_REDUCE if reduces else collectives.BROADCAST,
-        declaration.root_rank,
-        Rows(declaration.dtype.name.lower(), _row_shape(brought), declaration.nbytes),
-        [1] * gives,
-        address,
-        keep,
-        lambda rows, counts: (brought.result, brought.out_address),
-        declaration.op,
-        declaration.dtype,
-        brought.factors,
-        site=site,
-        call="push_pull" if reduces else "broadcast",
-    )
+    given = _given(client, _kept(client, brought), site)
     channel = channel_named(client, channel_name, group, title, in_one=True)
     job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
     channel.submit(job, brought.is_async)

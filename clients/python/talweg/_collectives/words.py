@@ -198,7 +198,9 @@ def with_stand_ins(
     of_callers = [each for each, said in zip(who, every) if said.kind is not JOINED]
     check_alike(name, group, told, callers, of_callers)
     first = told[0]
-    if first.kind is ALL_REDUCE and (first.lane is not None or first.inline):
+    if first.kind is ALL_REDUCE and (
+        first.lane is not None or first.inline or first.total_rows == 0
+    ):
         stand_in = first
     elif first.kind is ALL_GATHER_OF_SOME:
         stand_in = replace(first, total_rows=0, part_rows=[0], inline=True)

@@ -101,6 +101,10 @@ def start(
         lambda given: rounds.on_gpu(
             client, _cuda.start(gpus, shown, shown_out, given, declaration, priority)
         ),
+        of="gpu.",
+        compare=lambda: rounds.compare_nameless(
+            client, rounds.Brought(declaration, 0, 0, None, None, priority)
+        ),
     )
     handle.result = out
     return handle

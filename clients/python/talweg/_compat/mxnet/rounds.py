@@ -155,7 +155,7 @@ class _Round:
         if self.name is not None:
             handle = rounds.start(client, self.name, self.group, brought)
         else:
-            handle = rounds.start_compared(client, self.turn, self.group, brought)
+            handle = rounds.start_nameless(client, self.turn, self.group, brought, "mxnet.")
         if engine.IS_NAIVE:
             client.synchronize(handle)
             completion.end()
@@ -241,12 +241,9 @@ def start(
         return
     declaration.require(operation if name is None else f"tensor '{name}'")
     client = own.client
-    if name is None and (client.is_alone or client.nodes_change):
-        # As for NumPy arrays (_collectives/rounds.py): a round of which all ranks say what they
-        # bring needs them all.
-        name = client.nameless(f"mxnet.{reduction.operation}{group.suffix}", declaration)
     if name is None:
-        turn = f"talweg.mxnet.{client.count_nameless(f'mxnet{group.suffix}') % _TURNS}"
+        turns = 1 if client.nodes_change else _TURNS
+        turn = f"talweg.mxnet.{client.count_nameless(f'mxnet{group.suffix}') % turns}"
     else:
         turn = name + group.suffix
         _settle(client, turn, declaration, priority)

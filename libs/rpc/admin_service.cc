@@ -3,7 +3,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -14,7 +13,6 @@
 namespace talweg::rpc {
 namespace {
 
-constexpr int kEventsPerMessage = 4096;
 // Answers of GetTrace at a time.
 constexpr int kTracesMax = 2;
 
@@ -88,7 +86,7 @@ grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* conte
       [&](Done<Response> done) { Hand(handler, *request, std::move(done)); });
 }
 
-// Answers of GetTrace that are under way. Each keeps a whole timeline until its client has read it.
+// Answers of GetTrace that are under way.
 class Traces {
  public:
   // False: there are too many.
@@ -103,40 +101,37 @@ class Traces {
   std::atomic<int> count_{0};
 };
 
-// A recorded timeline, in pieces that fit into messages.
+// A recorded timeline, piece by piece: the next one is asked for when the client has read this one.
 class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse> {
  public:
-  using Trace = agent::v1::GetTraceResponse;
+  using AskForPiece = std::function<void(const TraceRange&, Done<TracePiece>)>;
 
-  static TraceAnswer* Start(std::shared_ptr<Traces> traces, Entered entered,
-                            const std::function<void(Done<Trace>)>& ask) {
-    auto* answer = new TraceAnswer(std::move(traces));
+  static TraceAnswer* Start(std::shared_ptr<Traces> traces, Entered entered, AskForPiece ask) {
+    auto* answer = new TraceAnswer(std::move(traces), std::move(ask));
     if (!entered.ok()) {
-      answer->Give(entered.status());
-      return answer;
-    }
-    if (!answer->is_counted_) {
-      answer->Give(absl::ResourceExhaustedError(
+      answer->Finish(ToGrpc(entered.status()));
+    } else if (!answer->is_counted_) {
+      answer->Finish(ToGrpc(absl::ResourceExhaustedError(
           std::to_string(kTracesMax) +
           " timelines of this agent are being read, which is as many as may be at a time; ask "
-          "again when one is done"));
-      return answer;
+          "again when one is done")));
+    } else {
+      answer->question_ = *std::move(entered);
+      answer->AskForNext();
     }
-    ask([self = answer->self_, question = *std::move(entered)](absl::StatusOr<Trace> result) {
-      Charge(question, result);
-      self->Give(std::move(result));
-    });
     return answer;
   }
 
   void OnCancel() override {
-    if (!given_.exchange(true)) Finish(grpc::Status::CANCELLED);
+    if (is_asking_.exchange(false)) Finish(grpc::Status::CANCELLED);
   }
   void OnWriteDone(bool ok) override {
-    if (ok) {
-      WriteNext();
-    } else {
+    if (!ok) {
       Finish(grpc::Status::CANCELLED);
+    } else if (piece_.rest.IsRead()) {
+      Finish(grpc::Status::OK);
+    } else {
+      AskForNext();
     }
   }
   void OnDone() override {
@@ -145,37 +140,33 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
   }
 
  private:
-  explicit TraceAnswer(std::shared_ptr<Traces> traces)
-      : traces_(std::move(traces)), is_counted_(traces_->Begin()), self_(this) {}
+  TraceAnswer(std::shared_ptr<Traces> traces, AskForPiece ask)
+      : traces_(std::move(traces)),
+        is_counted_(traces_->Begin()),
+        ask_(std::move(ask)),
+        self_(this) {}
 
-  void Give(absl::StatusOr<Trace> result) {
-    if (given_.exchange(true)) return;
-    if (!result.ok()) return Finish(ToGrpc(result.status()));
-    whole_ = *std::move(result);
-    WriteNext();
+  void AskForNext() {
+    is_asking_ = true;
+    ask_(piece_.rest,
+         [self = self_](absl::StatusOr<TracePiece> piece) { self->Give(std::move(piece)); });
   }
 
-  void WriteNext() {
-    if (written_ > 0 && written_ >= whole_.events_size()) return Finish(grpc::Status::OK);
-    piece_.Clear();
-    if (written_ == 0) {
-      piece_.set_dropped(whole_.dropped());
-      *piece_.mutable_wall_time() = whole_.wall_time();
-      piece_.set_monotonic_ns(whole_.monotonic_ns());
-    }
-    const int end = std::min(whole_.events_size(), written_ + kEventsPerMessage);
-    for (int i = written_; i < end; ++i) piece_.add_events()->Swap(whole_.mutable_events(i));
-    // An empty timeline is one message, too.
-    written_ = std::max(end, 1);
-    StartWrite(&piece_);
+  void Give(absl::StatusOr<TracePiece> piece) {
+    if (!is_asking_.exchange(false)) return;
+    if (!piece.ok()) return Finish(ToGrpc(piece.status()));
+    piece_ = *std::move(piece);
+    if (question_ != nullptr) question_->Charge(piece_.events.ByteSizeLong());
+    StartWrite(&piece_.events);
   }
 
   const std::shared_ptr<Traces> traces_;
   const bool is_counted_;
-  std::atomic<bool> given_{false};
-  Trace whole_;
-  Trace piece_;
-  int written_ = 0;
+  const AskForPiece ask_;
+  std::shared_ptr<CallGate::Question> question_;
+  // A piece is being made. Whoever ends that goes on: who has made it, or the client's cancelling.
+  std::atomic<bool> is_asking_{false};
+  TracePiece piece_;
   std::shared_ptr<TraceAnswer> self_;
 };
 
@@ -197,10 +188,10 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
     return Ask(gate_.get(), context, handlers_.set_trace, request, response);
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
-      grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest* request) override {
+      grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest*) override {
     return TraceAnswer::Start(traces_, CallGateAccess::EnterQuestion(gate_.get(), context),
-                              [&](Done<agent::v1::GetTraceResponse> done) {
-                                Hand(handlers_.get_trace, *request, std::move(done));
+                              [this](const TraceRange& range, Done<TracePiece> done) {
+                                Hand(handlers_.get_trace, range, std::move(done));
                               });
   }
 

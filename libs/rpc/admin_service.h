@@ -2,6 +2,7 @@
 #ifndef TALWEG_LIBS_RPC_ADMIN_SERVICE_H_
 #define TALWEG_LIBS_RPC_ADMIN_SERVICE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -24,11 +25,27 @@ using Done = std::function<void(absl::StatusOr<Response>)>;
 template <typename Request, typename Response>
 using Handler = std::function<void(const Request&, Done<Response>)>;
 
+// What a client has yet to read of a timeline. Its events have numbers, from 0 since recording
+// began.
+struct TraceRange {
+  uint64_t next = 0;
+  uint64_t end = UINT64_MAX;  // As far as there are some when the first piece is made.
+  uint64_t missed = 0;        // Events before `next` that were overwritten before they were read.
+
+  bool IsRead() const { return next >= end; }
+};
+
+struct TracePiece {
+  agent::v1::GetTraceResponse events;
+  TraceRange rest;
+};
+
 struct AgentAdminHandlers {
   Handler<agent::v1::GetStatusRequest, agent::v1::GetStatusResponse> get_status;
   Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse> set_trace;
-  // All that is recorded; sent in pieces if it is long.
-  Handler<agent::v1::GetTraceRequest, agent::v1::GetTraceResponse> get_trace;
+  // The first events of a range, as many as the owner thread may spend its time on. It is asked for
+  // the rest when the client has read these.
+  Handler<TraceRange, TracePiece> get_trace;
 };
 
 struct AggregatorAdminHandlers {

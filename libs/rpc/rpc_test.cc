@@ -303,12 +303,15 @@ TEST_CASE("Admin service: answers come back, errors with their words", "[rpc]") 
     response.set_open_round_count(request.open_rounds_max());
     done(response);
   };
-  handlers.get_trace = [](const agent::v1::GetTraceRequest&,
-                          const Done<agent::v1::GetTraceResponse>& done) {
-    agent::v1::GetTraceResponse trace;
-    trace.set_dropped(3);
-    for (int i = 0; i < 10'000; ++i) trace.add_events()->set_round(static_cast<uint64_t>(i));
-    done(trace);
+  int pieces = 0;
+  handlers.get_trace = [&pieces](TraceRange range, const Done<TracePiece>& done) {
+    TracePiece piece;
+    if (++pieces == 1) range = {.next = 3, .end = 10'003, .missed = 3};
+    for (int i = 0; i < 999 && !range.IsRead(); ++i)
+      piece.events.add_events()->set_round(range.next++);
+    piece.events.set_dropped(range.missed);
+    piece.rest = range;
+    done(piece);
   };
   const auto service = MakeAgentAdminService(std::move(handlers));
   const auto server = Server::Start({}, {service->service()});
@@ -326,7 +329,9 @@ TEST_CASE("Admin service: answers come back, errors with their words", "[rpc]") 
   REQUIRE(trace.ok());
   CHECK(trace->dropped() == 3);
   REQUIRE(trace->events_size() == 10'000);
-  CHECK(trace->events(9'999).round() == 9'999);
+  CHECK(trace->events(0).round() == 3);
+  CHECK(trace->events(9'999).round() == 10'002);
+  CHECK(pieces == 11);
   CHECK(client.SetTrace({}).code() == absl::StatusCode::kUnimplemented);
   // Another daemon at this address.
   SchedulerAdminClient other((*server)->address(), 30 * kSecond);
@@ -359,10 +364,9 @@ TEST_CASE("Admin service: an owner that does not answer costs the caller its dea
 TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
   std::mutex mutex;
   std::condition_variable asked;
-  std::vector<Done<agent::v1::GetTraceResponse>> waiting;
+  std::vector<Done<TracePiece>> waiting;
   AgentAdminHandlers handlers;
-  handlers.get_trace = [&](const agent::v1::GetTraceRequest&,
-                           Done<agent::v1::GetTraceResponse> done) {
+  handlers.get_trace = [&](const TraceRange&, Done<TracePiece> done) {
     const std::lock_guard lock(mutex);
     waiting.push_back(std::move(done));
     asked.notify_all();
@@ -382,7 +386,8 @@ TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
   const absl::Status third = read();
   CHECK(third.code() == absl::StatusCode::kResourceExhausted);
   CHECK(Contains(Message(third), "2 timelines of this agent are being read"));
-  for (const auto& done : waiting) done(agent::v1::GetTraceResponse());
+  const TracePiece last{.rest = {.end = 0}};
+  for (const auto& done : waiting) done(last);
   CHECK(one.get().ok());
   CHECK(other.get().ok());
   // The server notices the end of a call a little after its client has.
@@ -393,7 +398,7 @@ TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
   });
   std::unique_lock lock(mutex);
   asked.wait(lock, [&] { return waiting.size() == 3; });
-  waiting[2](agent::v1::GetTraceResponse());
+  waiting[2](last);
   CHECK(after.get().ok());
 }
 

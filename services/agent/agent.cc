@@ -240,8 +240,8 @@ absl::Status Agent::OpenAdmin() {
   handlers.set_trace = [this](const v1::SetTraceRequest& request, auto done) {
     mailbox_->Post(SetTraceRequested{request, std::move(done)});
   };
-  handlers.get_trace = [this](const v1::GetTraceRequest&, auto done) {
-    mailbox_->Post(TraceRequested{std::move(done)});
+  handlers.get_trace = [this](const rpc::TraceRange& range, auto done) {
+    mailbox_->Post(TraceRequested{range, std::move(done)});
   };
   const auto gate = std::make_shared<rpc::CallGate>(
       rpc::CallLimitOptions{.per_second_max = config_.peer_calls_per_second_max,
@@ -326,7 +326,7 @@ void Agent::OnMail(Mail mail) {
         } else if constexpr (std::is_same_v<M, SetTraceRequested>) {
           m.done(SetTrace(m.request));
         } else {
-          m.done(MakeTrace());
+          m.done(MakeTrace(m.range));
         }
       },
       mail);

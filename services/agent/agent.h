@@ -75,7 +75,8 @@ class Agent final : private runtime::Poller, private GpuEvents {
     rpc::Done<v1::SetTraceResponse> done;
   };
   struct TraceRequested {
-    rpc::Done<v1::GetTraceResponse> done;
+    rpc::TraceRange range;
+    rpc::Done<rpc::TracePiece> done;
   };
   struct HostFound {
     ConnectionId connection;
@@ -119,7 +120,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   v1::GetStatusResponse MakeStatus(const v1::GetStatusRequest& request) const;
   void AddCounters(v1::GetStatusResponse& status) const;
   absl::StatusOr<v1::SetTraceResponse> SetTrace(const v1::SetTraceRequest& request);
-  v1::GetTraceResponse MakeTrace() const;
+  rpc::TracePiece MakeTrace(rpc::TraceRange range) const;
 
   int64_t NowNs() const { return clock_.NowNs(); }
   bool standalone() const { return options_.config.standalone; }

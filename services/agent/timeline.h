@@ -61,8 +61,10 @@ class Timeline {
   // The tensors of open rounds are gone.
   void ForgetOpen() { open_.clear(); }
 
-  const std::deque<TimelineEvent>& events() const { return events_; }
-  uint64_t dropped() const { return dropped_; }
+  // The events that are there, by their numbers since recording began.
+  uint64_t first() const { return dropped_; }
+  uint64_t end() const { return dropped_ + events_.size(); }
+  const TimelineEvent& event(uint64_t number) const { return events_[number - dropped_]; }
 
   // Trace event JSON, which ui.perfetto.dev and chrome://tracing open: one process for the agent,
   // one row a tensor. Times are this host's monotonic clock.

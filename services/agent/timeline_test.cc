@@ -23,15 +23,15 @@ void Live(Timeline& timeline, uint64_t round, int64_t at_ns) {
 TEST_CASE("Timeline: a round becomes its phases, end to end", "[agent]") {
   Timeline timeline(2);
   Live(timeline, 1, 1000);
-  const std::vector<TimelineEvent> events(timeline.events().begin(), timeline.events().end());
-  REQUIRE(events.size() == 6);
+  REQUIRE(timeline.end() == 6);
   const std::vector<std::pair<int64_t, int64_t>> expected = {
       {1000, 1100}, {1100, 1200}, {1200, 1300}, {1300, 1400}, {1400, 1500}, {1500, 1700}};
-  for (size_t i = 0; i < events.size(); ++i) {
-    CHECK(events[i].span == static_cast<Span>(i));
-    CHECK(std::pair(events[i].begin_ns, events[i].end_ns) == expected[i]);
-    CHECK(*events[i].tensor == "w\"\n");
-    CHECK(events[i].bytes == 64);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const TimelineEvent& event = timeline.event(i);
+    CHECK(event.span == static_cast<Span>(i));
+    CHECK(std::pair(event.begin_ns, event.end_ns) == expected[i]);
+    CHECK(*event.tensor == "w\"\n");
+    CHECK(event.bytes == 64);
   }
 }
 
@@ -40,8 +40,8 @@ TEST_CASE("Timeline: a round that has not ended is not another job's", "[agent]"
   timeline.OnPushed(kTensor, Round{1}, true, 100);
   timeline.ForgetOpen();
   Live(timeline, 1, 1000);
-  REQUIRE(timeline.events().size() == 6);
-  CHECK(timeline.events().front().begin_ns == 1000);
+  REQUIRE(timeline.end() == 6);
+  CHECK(timeline.event(0).begin_ns == 1000);
 }
 
 TEST_CASE("Timeline: only the first rounds, or all while recording", "[agent]") {
@@ -49,20 +49,23 @@ TEST_CASE("Timeline: only the first rounds, or all while recording", "[agent]") 
   for (uint64_t round = 1; round <= 4; ++round) {
     Live(timeline, round, 1000 * static_cast<int64_t>(round));
   }
-  CHECK(timeline.events().size() == 12);
+  CHECK(timeline.first() == 0);
+  CHECK(timeline.end() == 12);
   timeline.Record(true, 8);
-  CHECK(timeline.events().empty());
+  CHECK(timeline.end() == 0);
   Live(timeline, 5, 5000);
   Live(timeline, 6, 6000);
-  CHECK(timeline.events().size() == 8);
-  CHECK(timeline.dropped() == 4);
+  CHECK(timeline.first() == 4);  // The oldest are dropped, and the others keep their numbers.
+  CHECK(timeline.end() == 12);
+  CHECK(timeline.event(4).round == Round{5});
+  CHECK(timeline.event(11).round == Round{6});
   timeline.Record(false, 8);
   Live(timeline, 7, 7000);
-  CHECK(timeline.events().size() == 8);
+  CHECK(timeline.end() == 12);
 
   Timeline off(0);
   Live(off, 1, 0);
-  CHECK(off.events().empty());
+  CHECK(off.end() == 0);
 }
 
 TEST_CASE("Timeline: the JSON names process and rows, in microseconds, with names escaped",

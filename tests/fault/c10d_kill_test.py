@@ -38,7 +38,7 @@ class C10dKillTest(unittest.TestCase):
             rank.process.wait(DEADLINE_S)
 
     def test_on_one_node(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             agent = cluster.agent(0, ["--standalone", "--rank_count=3"])
             ranks = [cluster.rank(agent, "c10d_under_way.py") for _ in range(3)]
             for rank in ranks:
@@ -46,7 +46,7 @@ class C10dKillTest(unittest.TestCase):
             self._kill_rank_1(ranks, "local rank 1 of node 0")
 
     def test_on_three_nodes(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, nodes=(1, 1, 1), program="c10d_under_way.py")
             self._kill_rank_1(job.all_ranks(), "local rank 0 of node 1")
 

@@ -26,7 +26,7 @@ _long = unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "takes minutes: 
 class SeveralTest(unittest.TestCase):
     @_long
     def test_two_nodes_at_once(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_FROZEN])
             gate = cluster.directory / "gate"
             joiners = [job.add(node, [f"--begins-when={gate}"]) for node in (2, 3)]
@@ -50,7 +50,7 @@ class SeveralTest(unittest.TestCase):
         return stopped
 
     def test_one_enters_while_another_takes(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_FROZEN])
             stopped = self._stops_in_load(job, 2)
             begun = job.add(3).wait_for("begins ")
@@ -66,7 +66,7 @@ class SeveralTest(unittest.TestCase):
             job.end(self, [0, 1, 2, 3])
 
     def test_all_that_give_are_lost_and_one_that_entered_meanwhile_gives(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_FROZEN])
             stopped = self._stops_in_load(job, 2)
             entered = job.add(3)
@@ -85,7 +85,7 @@ class SeveralTest(unittest.TestCase):
 
     @_long
     def test_a_node_with_several_ranks(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_FROZEN])
             job.add(2, count=2)
             for rank in job.ranks[2:]:
@@ -98,7 +98,7 @@ class SeveralTest(unittest.TestCase):
 
     def test_one_of_several_ranks_fails(self) -> None:
         for phase in ("problem", "load", "apply", "load_rest"):
-            with self.subTest(phase=phase), Cluster() as cluster:
+            with self.subTest(phase=phase), Cluster(with_torch=True) as cluster:
                 job = Job(cluster, [_FROZEN])
                 job.add(2, [f"--fails-in={phase}"], count=2)
                 begun = [rank.wait_for("begins ") for rank in job.ranks[2:]]
@@ -113,7 +113,7 @@ class LossTest(unittest.TestCase):
     @_long
     def test_a_joiner_is_lost_and_started_again(self) -> None:
         for phase in ("load", "apply", "load_rest"):
-            with self.subTest(phase=phase), Cluster() as cluster:
+            with self.subTest(phase=phase), Cluster(with_torch=True) as cluster:
                 job = Job(cluster, [_FROZEN])
                 lost = job.add(2, [f"--dies-in={phase}"])
                 self.assertEqual(lost.process.wait(DEADLINE_S), -signal.SIGKILL)
@@ -125,7 +125,7 @@ class LossTest(unittest.TestCase):
                 job.end(self, [0, 1, 3])
 
     def test_the_last_survivor_is_lost_while_it_gives(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_FROZEN])
             joiner = job.add(2, ["--stops-in=load"])
             joiner.wait_for("stops")
@@ -140,7 +140,7 @@ class LossTest(unittest.TestCase):
 
 class BoundTest(unittest.TestCase):
     def test_a_log_over_its_bound(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, ["--optimizer=sgd", _TRAINED])
             joiner = job.add(2, ["--stops-in=load"])
             joiner.wait_for("stops")

@@ -17,7 +17,7 @@ _FROZEN_MB = 96
 
 class CatchUpTest(unittest.TestCase):
     def _joins(self, options: Sequence[str], least_steps: int, program: str = "catch_up.py") -> str:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, options, program=program)
             joiner = job.add(2)
             begun = joiner.wait_for("begins ")
@@ -37,7 +37,7 @@ class CatchUpTest(unittest.TestCase):
                 self.assertTrue(begun.endswith("True None"), begun)
 
     def test_the_end_of_a_step_copies_nothing(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
             job.add(2)
             for rank in job.ranks[:2]:
@@ -50,7 +50,7 @@ class CatchUpTest(unittest.TestCase):
             job.end(self, [0, 1, 2])
 
     def test_nobody_waits_for_digests_but_the_joiners(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
             joiner = job.add(2)
             joiner.wait_for("begins ")
@@ -65,7 +65,7 @@ class CatchUpTest(unittest.TestCase):
 
     def test_nobody_warns_of_a_standby_that_takes_its_time(self) -> None:
         """Its rounds are open, and status shows them; warnings begin after a second."""
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster)
             gate = cluster.directory / "gate"
             joiner = job.add(2, [f"--begins-when={gate}"])
@@ -84,7 +84,7 @@ class CatchUpTest(unittest.TestCase):
             job.end(self, [0, 1, 2])
 
     def test_a_joiner_strays_in_its_first_step(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
             joiner = job.add(2, ["--strays"])
             begun = joiner.wait_for("begins ")
@@ -116,7 +116,7 @@ class CatchUpTest(unittest.TestCase):
 
     def test_a_joiner_is_lost(self) -> None:
         for phase in ("load", "apply", "load_rest"):
-            with self.subTest(phase=phase), Cluster() as cluster:
+            with self.subTest(phase=phase), Cluster(with_torch=True) as cluster:
                 job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
                 lost = job.add(2, [f"--dies-in={phase}"])
                 self.assertEqual(lost.process.wait(DEADLINE_S), -signal.SIGKILL)
@@ -130,7 +130,7 @@ class CatchUpTest(unittest.TestCase):
     def test_a_survivor_is_lost(self) -> None:
         """Node 0 has given its state to node 1 before."""
         for node, phase in ((1, "snapshot"), (0, "")):
-            with self.subTest(node=node), Cluster() as cluster:
+            with self.subTest(node=node), Cluster(with_torch=True) as cluster:
                 job = Job(cluster, [f"--frozen={_FROZEN_MB}"], {node: phase} if phase else {})
                 joiner = job.add(2)
                 if phase:

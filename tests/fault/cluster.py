@@ -21,7 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
+
+from torch_forks import Fork, torch_forks
 
 RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 TOOL = RUNFILES / "clients" / "cli" / "talweg"
@@ -37,6 +39,9 @@ def children(pid: int) -> list[int]:
     except OSError:
         return []
     return [int(child) for child in text.split()]
+
+
+Process = Union["subprocess.Popen[str]", Fork]
 
 
 class Daemon:
@@ -55,7 +60,7 @@ class Daemon:
 class Rank:
     """A rank's process; its lines of output arrive in a queue."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Process) -> None:
         self.process = process
         self.lines: queue.Queue[str] = queue.Queue()
         self.seen: list[str] = []
@@ -88,20 +93,22 @@ class Rank:
             if text in line:
                 return line
 
-    def goes_on(self) -> None:
-        """Returns when the program has made 20 steps more than it has told of by now."""
+    def goes_on(self, steps: int = 20) -> None:
+        """Returns when the program has made so many steps more than it has told of by now."""
         for _ in range(self.lines.qsize()):
             self.wait_for("")
-        for _ in range(20):
+        for _ in range(steps):
             self.wait_for("step ")
 
 
 class Cluster:
     """Starts the processes of a job, and ends them all at the end of its `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_torch: bool = False) -> None:
+        """`with_torch`: ranks are forks of a process that has imported it (torch_forks.py)."""
+        self._with_torch = with_torch
         self._stack = contextlib.ExitStack()
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._processes: list[subprocess.Popen[Any] | Fork] = []
         # What `talweg status` needs to be let in.
         self.tool_options: list[str] = []
 
@@ -198,8 +205,13 @@ class Cluster:
         enter: Sequence[str] = (),
     ) -> Rank:
         environment = dict(os.environ, TALWEG_AGENT_SOCKET=agent.addresses["socket"])
-        line = [*enter, sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments]
-        return Rank(self.process(line, environment))
+        line = [str(PROGRAMS / program), *arguments]
+        if self._with_torch:
+            assert not enter, "a fork is where its parent is"
+            fork = torch_forks().start(line, environment)
+            self._processes.append(fork)
+            return Rank(fork)
+        return Rank(self.process([*enter, sys.executable, "-P", "-u", *line], environment))
 
     def process(
         self, line: Sequence[str], environment: dict[str, str] | None = None
@@ -216,10 +228,10 @@ class Cluster:
         self._processes.append(process)
         return process
 
-    def stop(self, process: subprocess.Popen[Any]) -> None:
+    def stop(self, process: subprocess.Popen[Any] | Fork) -> None:
         process.send_signal(signal.SIGSTOP)
 
-    def resume(self, process: subprocess.Popen[Any]) -> None:
+    def resume(self, process: subprocess.Popen[Any] | Fork) -> None:
         process.send_signal(signal.SIGCONT)
 
 

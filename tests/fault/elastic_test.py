@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Rank
 from talweg_run import daemons_of
+from torch_forks import torch_forks
 
 _EPOCHS = 5
 _SAMPLES = 512
@@ -35,7 +36,7 @@ class _Node:
             "--loss-policy=continue",
             *["--restarts=3", "--restart-pause-ms=1"],
             "--",
-            *[sys.executable, "-P", *program],
+            *[sys.executable, "-P", *torch_forks().prefix, *program],
         ]
         self.rank = Rank(cluster.process(command))
 

@@ -33,7 +33,7 @@ class GlobalBatchTest(unittest.TestCase):
         return seen
 
     def test_a_loss_and_a_return(self) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, program="global_batch.py", begin_together=True)
             for rank in job.ranks:
                 self.assertEqual(rank.seen[0], f"begins {_FULL}")

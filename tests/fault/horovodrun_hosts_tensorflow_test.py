@@ -10,6 +10,7 @@ import tempfile
 import unittest
 from unittest import mock
 
+from tensorflow_forks import QUIET, tensorflow_forks
 from virtual_hosts import HostsJob
 
 
@@ -18,7 +19,8 @@ class _Job(HostsJob):
 
     def __init__(self, test: unittest.TestCase, *kind: str) -> None:
         options = ["-np", "1", "--min-np", "1", "--host-discovery-script", "{script}"]
-        super().__init__(test, "a:1", options, ["hvd_elastic_tensorflow.py", *kind])
+        program = ["hvd_elastic_tensorflow.py", *kind]
+        super().__init__(test, "a:1", options, program, tensorflow_forks())
 
 
 class HorovodrunHostsTensorflowTest(unittest.TestCase):
@@ -76,7 +78,5 @@ class HorovodrunHostsTensorflowTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    os.environ.update(
-        TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TALWEG_TENSORFLOW_OPS="python"
-    )
+    os.environ.update(QUIET)
     unittest.main()

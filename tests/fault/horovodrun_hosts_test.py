@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import unittest
 
+from torch_forks import torch_forks
 from virtual_hosts import HostsJob
 
 
@@ -15,7 +16,8 @@ class _Job(HostsJob):
     def __init__(
         self, test: unittest.TestCase, hosts: str, *options: str, factor: float = 1.0
     ) -> None:
-        super().__init__(test, hosts, options, ["hvd_elastic_torch.py", str(factor)])
+        program = ["hvd_elastic_torch.py", str(factor)]
+        super().__init__(test, hosts, options, program, torch_forks())
 
     def sizes(self) -> set[str]:
         """That the ranks have been told after changes."""

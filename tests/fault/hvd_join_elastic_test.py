@@ -6,11 +6,13 @@ from __future__ import annotations
 import unittest
 
 from outliving import Run
+from torch_forks import torch_forks
 
 
 class HvdJoinElasticTest(unittest.TestCase):
     def test_others_go_on_with_new_names(self) -> None:
-        run = Run(self, ["hvd_join_elastic.py"], ["--nodes=3", "--loss-policy=continue"])
+        options = ["--nodes=3", "--loss-policy=continue"]
+        run = Run(self, ["hvd_join_elastic.py"], options, forks=torch_forks())
         run.go_on(3)
         for node in (2, 0):
             # Whatever its rank does: some are in join() then, and names are being told.

@@ -11,12 +11,14 @@ import unittest
 from unittest import mock
 
 from outliving import Run
+from tensorflow_forks import QUIET, tensorflow_forks
 
 
 class HvdOutliveTensorflowTest(unittest.TestCase):
     def _live(self, kind: str) -> None:
         program = ["hvd_elastic_tensorflow.py", kind]
-        run = Run(self, program, ["--nodes=2", "--loss-policy=continue"])
+        options = ["--nodes=2", "--loss-policy=continue"]
+        run = Run(self, program, options, forks=tensorflow_forks())
         run.go_on(2)
         pids = set(run.said())
         for node in (1, 0):
@@ -59,8 +61,5 @@ class HvdOutliveTensorflowTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    # The kernel takes a minute to build.
-    os.environ.update(
-        TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TALWEG_TENSORFLOW_OPS="python"
-    )
+    os.environ.update(QUIET)
     unittest.main()

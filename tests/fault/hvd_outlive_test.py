@@ -8,11 +8,17 @@ import signal
 import unittest
 
 from outliving import Run
+from torch_forks import torch_forks
 
 
 class HvdOutliveTest(unittest.TestCase):
     def test_agents_come_back(self) -> None:
-        run = Run(self, ["hvd_elastic_torch.py"], ["--nodes=2", "--loss-policy=continue"])
+        run = Run(
+            self,
+            ["hvd_elastic_torch.py"],
+            ["--nodes=2", "--loss-policy=continue"],
+            forks=torch_forks(),
+        )
         run.go_on(2)
         pids = set(run.said())
         killed = 0
@@ -33,7 +39,7 @@ class HvdOutliveTest(unittest.TestCase):
     def test_an_aggregator_is_lost(self) -> None:
         """The job has another epoch, and the same ranks: they are not interrupted."""
         options = ["--nodes=2", "--aggregators=2", "--loss-policy=continue"]
-        run = Run(self, ["hvd_elastic_torch.py"], options)
+        run = Run(self, ["hvd_elastic_torch.py"], options, forks=torch_forks())
         run.go_on(2)
         os.kill(run.daemon("talweg-aggregator"), signal.SIGKILL)
         run.wait_for(
@@ -49,7 +55,7 @@ class HvdOutliveTest(unittest.TestCase):
 
     def test_the_only_agent_comes_back(self) -> None:
         """Its ranks have summed gradients in memory that they have shared."""
-        run = Run(self, ["hvd_elastic_torch.py"], ["--ranks-per-node=2"])
+        run = Run(self, ["hvd_elastic_torch.py"], ["--ranks-per-node=2"], forks=torch_forks())
         run.go_on(2)
         pids = set(run.said())
         killed = 0

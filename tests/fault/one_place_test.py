@@ -13,6 +13,8 @@ from on_the_path import OnThePath, place_of
 
 _TENSOR_BYTES = 12_000_000  # in_place.py's.
 _CUTS = 3
+# The first may be over before a connection is cut, the second cuts it, the third needs another one.
+_STEPS = 5
 
 
 class _OneJob:
@@ -47,7 +49,7 @@ class _OneJob:
 
     def go_on(self) -> None:
         for rank in self.ranks:
-            rank.goes_on()  # And says so only where its sums are right.
+            rank.goes_on(_STEPS)  # And says so only where its sums are right.
 
 
 def _memory_bytes(agent: Daemon) -> int:

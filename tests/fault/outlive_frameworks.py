@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outliving import Run
+from torch_forks import TorchForks
 
 
 def _mapped(pid: int) -> int:
@@ -23,7 +24,12 @@ class _Ways:
     """A job whose program trains by several ways."""
 
     def __init__(
-        self, test: unittest.TestCase, program: str, ways: Sequence[str], on_one_node: bool
+        self,
+        test: unittest.TestCase,
+        program: str,
+        ways: Sequence[str],
+        on_one_node: bool,
+        forks: TorchForks | None,
     ) -> None:
         self._test = test
         self._ways = ways
@@ -31,7 +37,7 @@ class _Ways:
         options, arguments = ["--nodes=2", "--loss-policy=continue"], [program, *ways]
         if on_one_node:  # Nobody has the state but the ranks themselves.
             options, arguments = ["--ranks-per-node=2"], [program, "--save", *ways]
-        self.run = Run(test, arguments, options, restarts=4 * len(ways))
+        self.run = Run(test, arguments, options, 4 * len(ways), forks)
         self._killed: dict[int, int] = {}
 
     def kill(self, node: int, in_step: bool) -> None:
@@ -87,13 +93,14 @@ def live(
     ways: Sequence[str],
     on_one_node: bool = False,
     lets_go: bool = True,
+    forks: TorchForks | None = None,
 ) -> None:
     """Kills agents during each way: one node's twice, then the other's, or the only one. During the
     first way a rank is killed, too.
 
     `lets_go`: ranks keep nothing that agents which are gone had shared.
     """
-    job = _Ways(test, program, ways, on_one_node)
+    job = _Ways(test, program, ways, on_one_node, forks)
     for way in ways:
         job.run.go_on(2)
         job.kill(1, in_step=True)

@@ -6,16 +6,17 @@ from __future__ import annotations
 import unittest
 
 from outlive_frameworks import live
+from torch_forks import torch_forks
 
 _WAYS = ["c10d", "overlap", "hook"]
 
 
 class OutliveTorchTest(unittest.TestCase):
     def test_on_two_nodes(self) -> None:
-        live(self, "outlive_torch.py", _WAYS)
+        live(self, "outlive_torch.py", _WAYS, forks=torch_forks())
 
     def test_on_one_node(self) -> None:
-        live(self, "outlive_torch.py", _WAYS, on_one_node=True)
+        live(self, "outlive_torch.py", _WAYS, on_one_node=True, forks=torch_forks())
 
 
 if __name__ == "__main__":

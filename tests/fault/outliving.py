@@ -14,6 +14,7 @@ from pathlib import Path
 import rank_logs
 from cluster import DEADLINE_S
 from talweg_run import TalwegRun
+from torch_forks import TorchForks
 
 
 class Run(TalwegRun):
@@ -25,8 +26,9 @@ class Run(TalwegRun):
         program: Sequence[str],
         options: Sequence[str],
         restarts: int = 3,
+        forks: TorchForks | None = None,
     ) -> None:
-        super().__init__(test, program, [*options, f"--restarts={restarts}"])
+        super().__init__(test, program, [*options, f"--restarts={restarts}"], forks)
         self.dead: set[int] = set()  # Ranks' processes that the test has killed.
         self._has_nodes = any(option.startswith("--nodes=") for option in options)
 
@@ -87,9 +89,9 @@ class Run(TalwegRun):
             self.begins(pid, begun)
         return killed
 
-    @staticmethod
-    def _agent_of(rank: int) -> int:
+    def _agent_of(self, rank: int) -> int:
         """The agent that serves a rank: it has the socket's path that is in the rank's environment."""
+        rank = self.forks.starter_of(rank) if self.forks else rank
         variables = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
         [path] = [each.partition("=")[2] for each in variables if each.startswith("TALWEG_AGENT_S")]
         parent = Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]

@@ -21,7 +21,7 @@ def _kill(job: Job, node: int) -> None:
 
 class ElasticPageTest(unittest.TestCase):
     def _comes_back(self, heading: str, kind: str, victim: int) -> None:
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(cluster, [_ELASTIC, heading, kind], program="page.py")
             other = job.ranks[1 - victim]
             job.ranks[victim].goes_on()
@@ -47,7 +47,7 @@ class ElasticPageTest(unittest.TestCase):
 class ReadmeTest(unittest.TestCase):
     def test_a_program_that_ends_no_steps_goes_on_alone(self) -> None:
         """Who is started again waits in init(), and status says for what."""
-        with Cluster() as cluster:
+        with Cluster(with_torch=True) as cluster:
             job = Job(
                 cluster, [_README, "Use it", "readme"], program="page.py", begin_together=True
             )

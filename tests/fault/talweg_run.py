@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
+from torch_forks import TorchForks
 
 
 def daemons_of(run: int, name: str, arguments: Collection[str] = ()) -> list[int]:
@@ -32,12 +33,18 @@ class TalwegRun:
     """A `talweg run` of a program of programs/, which ends when DIRECTORY/stop is there."""
 
     def __init__(
-        self, test: unittest.TestCase, program: Sequence[str], options: Sequence[str]
+        self,
+        test: unittest.TestCase,
+        program: Sequence[str],
+        options: Sequence[str],
+        forks: TorchForks | None = None,
     ) -> None:
         directory = tempfile.TemporaryDirectory(dir="/tmp")
         test.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
-        line = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.directory), *program[1:]]
+        self.forks = forks
+        line = [sys.executable, "-P", *(forks.prefix if forks else [])]
+        line += [str(PROGRAMS / program[0]), str(self.directory), *program[1:]]
         self.process = subprocess.Popen(
             [str(TOOL), "run", *options, "--restart-pause-ms=1", "--", *line],
             stdout=subprocess.PIPE,

@@ -22,6 +22,7 @@ from typing import IO
 
 import rank_logs
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
+from torch_forks import TorchForks
 
 # A host whose name begins with "slow" is reached when SLOW is there, one with "stuck" never.
 _SSH = """#!/bin/sh
@@ -62,7 +63,9 @@ class HostsJob:
         hosts: str,
         options: Sequence[str],
         program: Sequence[str],
+        forks: TorchForks | None = None,
     ) -> None:
+        self._forks = forks
         directory = tempfile.TemporaryDirectory(dir="/tmp")
         test.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
@@ -84,7 +87,8 @@ class HostsJob:
         program = [each.replace("{ranks}", str(self.ranks)) for each in program]
         if program[0].endswith(".py"):
             script = str(PROGRAMS / program[0])
-            program = [sys.executable, "-P", script, str(self.ranks), *program[1:]]
+            prefix = forks.prefix if forks else []
+            program = [sys.executable, "-P", *prefix, script, str(self.ranks), *program[1:]]
         self.output = self.directory / "output"
         kept = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
         with self.open_output() as output:
@@ -154,6 +158,8 @@ class HostsJob:
         for path in self.directory.glob(f"ssh.{host}"):
             for pid in path.read_text().split():
                 found += descendants(int(pid))
+        if self._forks is not None:
+            found += [rank for pid in found if (rank := self._forks.rank_of(pid)) is not None]
         return [pid for pid in found if Path(f"/proc/{pid}").exists()]
 
     def kill_host(self, host: str) -> None:

@@ -29,8 +29,6 @@ class ExamplesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.forks = tensorflow_forks()
-        cls.forks.__enter__()
-        cls.addClassCleanup(cls.forks.__exit__, None, None, None)
 
     def _run(self, arguments: list[str], **variables: str) -> str:
         done = run(arguments, **QUIET, **variables)

@@ -18,8 +18,6 @@ class CompatTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.forks = tensorflow_forks()
-        cls.forks.__enter__()
-        cls.addClassCleanup(cls.forks.__exit__)
 
     def _run(self, program: str) -> None:
         job.run([sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program)])

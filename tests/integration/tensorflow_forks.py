@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import unittest
 
 from torch_forks import TorchForks
 
@@ -16,8 +18,13 @@ QUIET = {
 }
 
 
+@functools.cache
 def tensorflow_forks() -> TorchForks:
-    """A process that has imported TensorFlow and both Keras, and forks for every rank."""
+    """Those that have imported TensorFlow and both Keras, for all tests of a program. They end after
+    the last test.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    return TorchForks(("tensorflow", "keras", "tf_keras"))
+    forks = TorchForks(("tensorflow", "keras", "tf_keras")).__enter__()
+    unittest.addModuleCleanup(forks.__exit__)
+    return forks

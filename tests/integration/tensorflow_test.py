@@ -25,8 +25,6 @@ class TensorflowTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.forks = tensorflow_forks()
-        cls.forks.__enter__()
-        cls.addClassCleanup(cls.forks.__exit__)
 
     def _alone(self, program: str, *arguments: str) -> str:
         line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), *arguments]

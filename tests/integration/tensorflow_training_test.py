@@ -29,8 +29,6 @@ class TrainingTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.forks = tensorflow_forks()
-        cls.forks.__enter__()
-        cls.addClassCleanup(cls.forks.__exit__)
 
     def _compare(self, kind: str, env: dict[str, str] | None = None) -> None:
         program = "tensorflow_training.py"

@@ -3,13 +3,15 @@
 
 Importing torch takes seconds of processor time a process, which is most of what a small training job costs. A rank
 that `talweg run` starts as `torch_forks.py SOCKET PROGRAM...` sends its arguments, environment and descriptors to the
-process that `TorchForks` started, which runs PROGRAM in a fork of its own and sends the exit status back. Nothing of
-Talweg is loaded before the fork; a rank whose starter ends is killed.
+process that `TorchForks` started, which runs PROGRAM in a fork of its own and sends the exit status back. A test that
+starts ranks itself calls `TorchForks.start()`. Nothing of Talweg is loaded before the fork; a rank whose starter ends
+is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -17,10 +19,13 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from typing import Any
+import unittest
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
 _REQUEST_BYTES_MAX = 1 << 20
 # Longer than an import of torch takes on a busy machine; ends a hang.
@@ -50,6 +55,7 @@ class TorchForks:
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
+        self._path = path
         self.prefix = [__file__, path]
         return self
 
@@ -63,19 +69,120 @@ class TorchForks:
             self._process.wait()
             self._directory.cleanup()
 
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Fork:
+        """Starts `python ARGUMENTS` as a fork, which talks through pipes."""
+        return Fork(self._path, arguments, environment)
+
+    def rank_of(self, starter: int) -> int | None:
+        """The pid of the rank that runs for the process that `talweg run` has started for it."""
+        try:
+            return int(os.readlink(_name_of(self._path, starter)))
+        except FileNotFoundError:
+            return None
+
+    def starter_of(self, rank: int) -> int:
+        """The other way around; the rank itself where it is no fork of these."""
+        for each in os.scandir(self._directory.name):
+            with contextlib.suppress(OSError):  # It has ended, or is no rank's.
+                if os.readlink(each) == str(rank):
+                    return int(each.name)
+        return rank
+
+
+@functools.cache
+def torch_forks() -> TorchForks:
+    """Those that have imported torch, for all tests of a program. They end after the last test."""
+    forks = TorchForks().__enter__()
+    unittest.addModuleCleanup(forks.__exit__)
+    return forks
+
+
+class Fork:
+    """A program in a fork. It has what tests use of `subprocess.Popen`, and does it alike."""
+
+    stdin: TextIO
+    stdout: TextIO
+
+    def __init__(self, path: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        its_input, own_output = os.pipe()
+        own_input, its_output = os.pipe()
+        self.stdin, self.stdout = os.fdopen(own_output, "w"), os.fdopen(own_input)
+        self.returncode: int | None = None
+        try:
+            descriptors = [its_input, its_output, its_output]
+            self._server = _request(path, arguments, environment, descriptors)
+        finally:
+            os.close(its_input)
+            os.close(its_output)
+        self.pid, self._pidfd = _receive_pid(self._server)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, negative where a signal has ended it."""
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._server, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
+            self.returncode = _receive_status(self._server)
+            os.close(self._pidfd)
+            self._server.close()
+        return self.returncode
+
+
+def _name_of(path: str, starter: int) -> str:
+    """A link beside the socket, to the pid of the rank that runs for this process."""
+    return os.path.join(os.path.dirname(path), str(starter))
+
+
+def _request(
+    path: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+) -> socket.socket:
+    """Asks for a fork with these as its standard input, output and error."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.connect(path)
+    request = json.dumps({"arguments": [*arguments], "environment": dict(environment)})
+    socket.send_fds(server, [request.encode() + b"\n"], descriptors)
+    return server
+
+
+def _receive_pid(server: socket.socket) -> tuple[int, int]:
+    """The fork's pid, and a descriptor that stands for it."""
+    text, [pidfd], _, _ = socket.recv_fds(server, 16, 1)
+    return int(text), pidfd
+
+
+def _receive_status(server: socket.socket) -> int:
+    status = server.recv(16)
+    return int(status) if status else -signal.SIGKILL  # The forking process has ended, and it too.
+
 
 def _ask(path: str, arguments: list[str]) -> int:
     """What a rank's own process does: has the program run elsewhere, and ends as that did."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.connect(path)
-        request = json.dumps({"arguments": arguments, "environment": dict(os.environ)})
-        socket.send_fds(server, [request.encode() + b"\n"], [1, 2])
-        status = server.recv(16)
-    return int(status) if status else 1
+    with _request(path, arguments, os.environ, [0, 1, 2]) as server:
+        _, pidfd = _receive_pid(server)
+        os.close(pidfd)
+        status = _receive_status(server)
+    return status if status >= 0 else 128 - status
 
 
 def _receive(client: socket.socket) -> dict[str, Any]:
-    data, descriptors, _, _ = socket.recv_fds(client, _REQUEST_BYTES_MAX, 2)
+    data, descriptors, _, _ = socket.recv_fds(client, _REQUEST_BYTES_MAX, 3)
     while not data.endswith(b"\n"):
         more = client.recv(_REQUEST_BYTES_MAX)
         if not more:
@@ -84,18 +191,27 @@ def _receive(client: socket.socket) -> dict[str, Any]:
     return dict(json.loads(data), descriptors=descriptors)
 
 
+def _peer(client: socket.socket) -> int:
+    """The pid of the process at the other end."""
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
     """Returns a request in the process that was forked for it, None in the parent at the end."""
-    ranks: dict[int, tuple[int, socket.socket]] = {}  # By pid: its pidfd and its starter.
+    # By pid: its pidfd, its starter, and the link that names it.
+    ranks: dict[int, tuple[int, socket.socket, str]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, None)
         selector.register(0, selectors.EVENT_READ, None)
 
         def forget(pid: int) -> None:
-            pidfd, client = ranks.pop(pid)
+            pidfd, client, name = ranks.pop(pid)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
             with contextlib.suppress(OSError):
-                client.sendall(str(status if status >= 0 else 128 - status).encode())
+                client.sendall(str(status).encode())
             for each in (pidfd, client):
                 selector.unregister(each)
             os.close(pidfd)
@@ -120,7 +236,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
-                    for pidfd, other in ranks.values():
+                    for pidfd, other, _ in ranks.values():
                         os.close(pidfd)
                         other.close()
                     client.close()
@@ -129,19 +245,24 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 for descriptor in request["descriptors"]:
                     os.close(descriptor)
                 pidfd = os.pidfd_open(pid)
-                ranks[pid] = (pidfd, client)
+                name = _name_of(listener.getsockname(), _peer(client))
+                with contextlib.suppress(FileExistsError):  # A test starts many itself.
+                    os.symlink(str(pid), name)
+                ranks[pid] = (pidfd, client, name)
                 selector.register(pidfd, selectors.EVENT_READ, pid)
                 selector.register(client, selectors.EVENT_READ, pid)
+                with contextlib.suppress(OSError):
+                    socket.send_fds(client, [str(pid).encode()], [pidfd])
 
 
 def _become(request: dict[str, Any]) -> None:
     """Runs the program as `python PROGRAM...` would."""
     import runpy
 
-    null = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, number in ((null, 0), *zip(request["descriptors"], (1, 2))):
+    for number, descriptor in enumerate(request["descriptors"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["arguments"]

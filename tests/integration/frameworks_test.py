@@ -4,17 +4,28 @@
 from __future__ import annotations
 
 import unittest
+from typing import ClassVar
 
 import job
+from torch_forks import TorchForks
 
 
 class FrameworksTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = TorchForks(("torch", "lightning", "accelerate"))
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
     def _train(self, program: str) -> None:
         for nodes, ranks in ((1, 2), (2, 1)):
             with self.subTest(nodes=nodes):
                 # Where nothing looks for a model or a token, and nothing is sent.
                 env = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-                output = job.run(job.command(program, nodes=nodes, ranks=ranks), env)
+                line = job.command(program, nodes=nodes, ranks=ranks, forks=self.forks)
+                output = job.run(line, env)
                 self.assertEqual(output.count("trained by 2: ["), 2, output)
 
     def test_lightning(self) -> None:

@@ -10,6 +10,7 @@ is killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -23,7 +24,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import unittest
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -92,6 +92,8 @@ class TorchForks:
 @functools.cache
 def torch_forks() -> TorchForks:
     """Those that have imported torch, for all tests of a program. They end after the last test."""
+    import unittest  # A rank's own process needs it not.
+
     forks = TorchForks().__enter__()
     unittest.addModuleCleanup(forks.__exit__)
     return forks
@@ -255,10 +257,32 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     socket.send_fds(client, [str(pid).encode()], [pidfd])
 
 
+def _leave_at_the_end() -> None:
+    """The end of this process takes apart what has come since the fork, and nothing else.
+
+    It would take apart all of torch, in memory that the forks share, for a third of a second.
+    """
+    import ctypes
+
+    names = [name for name, module in sys.modules.items() if _is_installed(module)]
+
+    def keep() -> None:
+        kept = [sys.modules.pop(name, None) for name in names]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    # What is registered first is called last, by Python and by libc.
+    atexit.register(keep)
+    if "TALWEG_SANITIZER" not in os.environ:  # A sanitizer's own end is from before the fork.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)
+
+
 def _become(request: dict[str, Any]) -> None:
     """Runs the program as `python PROGRAM...` would."""
     import runpy
 
+    _leave_at_the_end()
     for number, descriptor in enumerate(request["descriptors"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -271,6 +295,11 @@ def _become(request: dict[str, Any]) -> None:
         if directory and directory not in sys.path:
             sys.path.append(directory)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _is_installed(module: object) -> bool:
+    """Whether it is of a package that the environment has, and not Python's own."""
+    return "site-packages" in (getattr(module, "__file__", None) or "")
 
 
 def main() -> int:

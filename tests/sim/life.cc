@@ -583,19 +583,12 @@ void World::Gather(LifeResult& result) {
   if (scheduler_->restarts() > 0) ++result.coverage["scheduler: a restart over its store"];
 }
 
-// A life's memory stays with the process for the next one. The kernel's pages, new and empty for each
-// life, would take a sixth of the time.
-void KeepFreedMemory() {
-  constexpr int kMapBytesMin = 32 << 20;  // The most that malloc takes.
-  constexpr int kFreeBytesMax = 1 << 30;
-  mallopt(M_MMAP_THRESHOLD, kMapBytesMin);
-  mallopt(M_TRIM_THRESHOLD, kFreeBytesMax);
-}
-
 }  // namespace
 
 LifeResult Live(Kind kind, uint64_t seed, bool with_trace) {
-  KeepFreedMemory();
+  // What a life has freed is there for the next one: new pages would take a sixth of the time.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   return World(kind, seed, with_trace).Live();
 }
 

@@ -12,6 +12,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/sim/life.h"
+#include "tests/sim/parts.h"
 
 namespace talweg::sim {
 namespace {
@@ -33,6 +34,7 @@ constexpr Mutation kMutations[] = {
 
 TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
   if (std::getenv("TALWEG_SANITIZER") != nullptr) {
+    if (!IsOfThisPart(0)) return;
     std::printf(
         "SKIPPED: a core with a deliberate bug may touch what it must not; ./test without a "
         "sanitizer looks for them\n");
@@ -40,7 +42,9 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
   }
   const char* const only = std::getenv("TALWEG_SIM_MUTATION");
   const char* const lives = std::getenv("TALWEG_SIM_LIVES");
+  uint64_t number = 0;
   for (const Mutation& mutation : kMutations) {
+    if (!IsOfThisPart(number++)) continue;
     if (only != nullptr && std::string(only) != mutation.name) continue;
     TurnOnMutation(mutation.name);
     const uint64_t seeds_max =
@@ -59,6 +63,7 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
 }
 
 TEST_CASE("Lives come to every deliberate bug that the list plants", "[sim]") {
+  if (!IsOfThisPart(0)) return;
   TurnOnMutation("");
   std::set<std::string> listed;
   for (const Mutation& mutation : kMutations) listed.insert(mutation.name);

@@ -17,6 +17,7 @@
 #include "tests/sim/coverage.h"
 #include "tests/sim/found_seeds.h"
 #include "tests/sim/life.h"
+#include "tests/sim/parts.h"
 
 namespace talweg::sim {
 namespace {
@@ -119,6 +120,7 @@ class Lives {
 };
 
 TEST_CASE("Lives that have broken something once break nothing", "[sim]") {
+  if (!IsOfThisPart(0)) return;
   Lives lives;
   for (const FoundSeed& found : kFoundSeeds) {
     if (!lives.Add({found.kind, found.seed})) break;
@@ -126,6 +128,7 @@ TEST_CASE("Lives that have broken something once break nothing", "[sim]") {
 }
 
 TEST_CASE("Clusters live through every fault without breaking an invariant", "[sim]") {
+  if (!IsOfThisPart(0)) return;
   const uint64_t wanted = LivesWanted();
   Lives lives;
   for (uint64_t life = 0; life < wanted && lives.Add(ChoiceOf(life, 0)); ++life) {
@@ -142,6 +145,7 @@ TEST_CASE("Clusters live through every fault without breaking an invariant", "[s
 }
 
 TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {
+  if (!IsOfThisPart(1)) return;
   const char* const soak = std::getenv("TALWEG_SOAK_S");
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(soak != nullptr ? std::atoi(soak) : 0);

@@ -17,7 +17,8 @@ class HostsCutTest(unittest.TestCase):
         self.hosts = SshHosts(self, ["a", "b"])
         # Its node would start itself again, and come back when it can, as the member that it was.
         options = ("--hostfile={hosts}", "--restarts=5", "--restart-pause-ms=100", *options, "--")
-        job = SshHostsJob(self, self.hosts, "a b", options, ["train_on.py"], **_VARIABLES)
+        program = ["train_on.py", "--pause=0.01"]
+        job = SshHostsJob(self, self.hosts, "a b", options, program, **_VARIABLES)
         job.go_on(2)
         return job
 

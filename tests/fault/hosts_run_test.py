@@ -22,7 +22,7 @@ _SHORT_SILENCE = {"TALWEG_HOST_SILENCE_S": str(_SILENCE_S)}
 
 class _Job(HostsJob):
     def __init__(self, test: unittest.TestCase, hosts: str, *options: str) -> None:
-        super().__init__(test, hosts, [*options, "--"], ["train_on.py"])
+        super().__init__(test, hosts, [*options, "--"], ["train_on.py", "--pause=0.01"])
 
 
 class _LargeJob(_Job):

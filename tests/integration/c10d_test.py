@@ -12,6 +12,13 @@ from typing import ClassVar
 import job
 from torch_forks import TorchForks
 
+# What torch imports at first use, for a second at each rank.
+_USED_BY_TRAINING = (
+    "torch._inductor.compile_fx",
+    "torch.distributed.checkpoint",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+)
 _EXAMPLES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples"
 
 
@@ -20,7 +27,7 @@ class C10dTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.forks = TorchForks()
+        cls.forks = TorchForks(("torch", *_USED_BY_TRAINING))
         cls.forks.__enter__()
         cls.addClassCleanup(cls.forks.__exit__)
 

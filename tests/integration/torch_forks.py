@@ -235,6 +235,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     continue
                 client, _ = listener.accept()
                 request = _receive(client)
+                request["directory"] = os.path.dirname(listener.getsockname())
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
@@ -289,6 +290,8 @@ def _become(request: dict[str, Any]) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(request["environment"])
+    # What TensorFlow writes there, one that is killed leaves there.
+    tempfile.tempdir = None if "TMPDIR" in os.environ else request["directory"]
     sys.argv = request["arguments"]
     # What the server's own PYTHONPATH did not name.
     for directory in os.environ.get("PYTHONPATH", "").split(":"):

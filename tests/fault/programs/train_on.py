@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that trains a small model until it is told to stop, and outlives its agent.
 
-    train_on.py DIRECTORY [--save] [--agent-wait S] [--ballast MB]
+    train_on.py DIRECTORY [--save] [--agent-wait S] [--ballast MB] [--pause S]
 
 A step's gradient depends on the weights and on which samples are in it, so ranks that have been
 through other steps have other weights. Lines go to DIRECTORY/PID: "begins STEP JOINED RANK SIZE",
 "takes EPOCH SAMPLE,..." before each step, "step STEP" after it, at last "weights DIGEST". A rank
 that finds DIRECTORY/stop says so to all others. One that DIRECTORY/kill.PID is for kills the process
-that is named there, so many seconds after it has begun to give its state away.
+that is named there, so many seconds after it has begun to give its state away. `--pause`: a step
+takes so much longer, without the processor that others need.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +44,8 @@ class MortalState(talweg.State):
 
 
 class Trainer:
-    def __init__(self, directory: Path, saves: bool) -> None:
+    def __init__(self, directory: Path, saves: bool, pause_s: float) -> None:
+        self._pause_s = pause_s
         self._stop = directory / "stop"
         self._saves = saves
         self._log = (directory / str(os.getpid())).open("w", buffering=1)
@@ -61,6 +64,7 @@ class Trainer:
 
     def _step(self, state: talweg.State, indices: list[int]) -> None:
         self.say(f"takes {state.sampler.epoch} {','.join(map(str, indices))}")
+        time.sleep(self._pause_s)
         gradient: np.ndarray = np.zeros(_WEIGHTS, np.float32)
         for index in indices:
             gradient += np.sin(state.weights * (index + 1) + state.step)
@@ -82,9 +86,10 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="keep a copy of the state each step")
     parser.add_argument("--agent-wait", type=float)
     parser.add_argument("--ballast", type=int, default=0, help="MB of state beside the weights")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds")
     arguments = parser.parse_args()
     talweg.init()
-    trainer = Trainer(arguments.directory, arguments.save)
+    trainer = Trainer(arguments.directory, arguments.save, arguments.pause)
     state = MortalState(
         weights=np.linspace(-1, 1, _WEIGHTS, dtype=np.float32),
         sampler=talweg.ElasticSampler(_SAMPLES, batch_size=_BATCH, seed=3),

@@ -82,10 +82,9 @@ class TorchForks:
 
     def starter_of(self, rank: int) -> int:
         """The other way around; the rank itself where it is no fork of these."""
-        for each in os.scandir(self._directory.name):
-            with contextlib.suppress(OSError):  # It has ended, or is no rank's.
-                if os.readlink(each) == str(rank):
-                    return int(each.name)
+        for starter in (int(name) for name in os.listdir(self._directory.name) if name.isdigit()):
+            if self.rank_of(starter) == rank:
+                return starter
         return rank
 
 

@@ -179,11 +179,17 @@ def reductions_of_every_dtype() -> None:
                     _check(both, wanted, dtype, f"push_pull {what}")
 
 
+def _small_tensors() -> Any:
+    """Has all data take several rounds that is longer than 4096 bytes a rank."""
+    nbytes = 4096 * talweg.size()
+    return mock.patch.multiple(kinds, _TENSOR_BYTES_MAX=nbytes, _COPY_BYTES_MAX=nbytes)
+
+
 def several_pieces() -> None:
     """Tensors that are longer than the memory that they go through."""
     rank, n = talweg.rank(), talweg.size()
     ranks = tuple(range(n))
-    with mock.patch.object(kinds, "_TENSOR_BYTES_MAX", 4096 * n):
+    with _small_tensors():
         each = _of([3], ranks, [(r * 5000 + 1,) for r in ranks], "f32")
         _check(talweg.all_gather(each[rank], "pieces"), np.concatenate(each), "f32", "pieces")
         even = _of([4], ranks, (20_001,), "i32")
@@ -478,7 +484,7 @@ def a_result_without_a_place() -> None:
             else:
                 call(array)
         assert talweg.all_gather(np.array([rank])).tolist() == list(range(n))
-    with mock.patch.object(kinds, "_TENSOR_BYTES_MAX", 4096 * n):
+    with _small_tensors():
         array = np.full(10_000 * (rank + 1), rank, np.int32)
         if odd:
             with mock.patch.object(NumpyArrays, "empty", side_effect=MemoryError("no room")):

@@ -16,7 +16,8 @@ ranks know how long. So a call takes
     copies of at most 4 KiB a rank       1 round
     all reductions                       2 rounds at once
     other copies                         2 rounds, one after the other
-    what is longer than 32 MiB           1 round more for each further 32 MiB of all parts
+    what is longer                       1 round for each 4 MiB of all parts that are copied; for each
+                                         16 MiB of a reduction of more than 32 MiB
 
 The data goes through tensors whose lengths are powers of two, with parts that are shorter. A
 channel has few of them, so memory stays flat however often shapes change.
@@ -27,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -494,8 +496,8 @@ def carry(
     connection, size = channel.client.connection, channel.group.size
     capacity = capacity_of(given.kind, largest, size, channel.holds_own(), channel.in_one)
     root = given.root_rank if ROOT in (given.kind.gives, given.kind.gets) else 0
-    lane = Lane(given.kind, given.dtype, given.op, root, capacity, turn=turn)
-    tensor = channel.lane_tensor(lane)
+    turns = (turn, 1 - turn) if channel.overlaps else (turn,)
+    lanes = [Lane(given.kind, given.dtype, given.op, root, capacity, turn=each) for each in turns]
     sources = _starts(own, source)
     nowhere: np.ndarray = np.empty(capacity * len(got) if out is None else 0, np.uint8)
     targets = _starts([capacity] * len(got), int(nowhere.ctypes.data))
@@ -503,16 +505,28 @@ def carry(
     if out is not None:
         targets = _starts(got, out)
         at_home = _own_part(given.kind, channel.group.place, own, got)
-    for begin in range(0, largest, capacity):
-        pushed = [min(max(length - begin, 0), capacity) for length in own]
-        places = [start + begin for start in sources]
-        home = 0 if at_home is None else targets[at_home] + begin
-        round_ = connection.push_places(tensor, places, pushed, home, priority)
-        rooms = [min(max(length - begin, 0), capacity) for length in got]
-        into = ([start + begin * (out is not None) for start in targets], rooms)
-        pushes_more = begin + capacity < largest
-        next_may_begin = channel.overlaps and not pushes_more
-        yield Wait(tensor, round_, 0, 0, pushes_more, into, next_may_begin)
+    waits: deque[Wait] = deque()
+    try:
+        for piece, begin in enumerate(range(0, largest, capacity)):
+            if len(waits) == len(lanes):
+                yield waits.popleft()
+            tensor = channel.lane_tensor(lanes[piece % len(lanes)])
+            pushed = [min(max(length - begin, 0), capacity) for length in own]
+            places = [start + begin for start in sources]
+            home = 0 if at_home is None else targets[at_home] + begin
+            round_ = connection.push_places(tensor, places, pushed, home, priority)
+            rooms = [min(max(length - begin, 0), capacity) for length in got]
+            into = ([start + begin * (out is not None) for start in targets], rooms)
+            waits.append(Wait(tensor, round_, 0, 0, places=into))
+        while waits:
+            last = waits.popleft()
+            last.pushes_more, last.next_may_begin = False, channel.overlaps
+            yield last
+    except TalwegError:
+        while waits:  # No round stays open.
+            with contextlib.suppress(TalwegError):
+                yield waits.popleft()
+        raise
 
 
 def _own_part(kind: Kind, place: int, own: list[int], got: list[int]) -> int | None:

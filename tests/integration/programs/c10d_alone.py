@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from expected_errors import expect
 from talweg import _client
 from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
 
 # Ends a hang.
 _DEADLINE_S = 120.0
@@ -221,6 +223,38 @@ def check_groups_one_after_another() -> None:
         dist.destroy_process_group(group)
 
 
+def _shown_of(work: Callable[[], Any]) -> list[Any]:
+    """The ranges of Talweg's that torch's profiler shows of it."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        work()
+    return [event for event in profiler.events() if event.name.startswith("talweg:")]
+
+
+def check_what_a_profiler_shows() -> None:
+    """A range of each call, from its begin to its end."""
+    small, large = torch.ones(4, 5), torch.ones(300, 1000)
+    for tensor in (small, large):
+        dist.all_reduce(tensor)
+        [shown] = _shown_of(partial(dist.all_reduce, tensor))
+        assert shown.name == "talweg:all_reduce" and not shown.is_async
+        assert [list(shape) for shape in shown.input_shapes] == [list(tensor.shape)]
+
+    def several() -> None:
+        work = dist.all_reduce(large, async_op=True)
+        dist.barrier()
+        dist.broadcast(small, 0)
+        work.wait()
+        to, source = (_RANK + 1) % _SIZE, (_RANK - 1) % _SIZE
+        for work in (dist.irecv(torch.ones(4, 5), source), dist.isend(small, to)):
+            work.wait()
+
+    every = {event.name.partition(":")[2]: event for event in _shown_of(several)}
+    assert sorted(every) == ["all_reduce", "barrier", "broadcast", "recv", "send"], every
+    assert every["all_reduce"].is_async and not every["barrier"].is_async
+    # What follows is in no range of a call that goes on meanwhile.
+    assert all(event.cpu_parent is None for event in every.values())
+
+
 def check_refused() -> None:
     words = "average is not defined for bool"
     bools = torch.tensor([True, False])
@@ -259,6 +293,7 @@ if __name__ == "__main__":
     check_late_ranks()
     check_time_limits()
     check_what_a_work_says()
+    check_what_a_profiler_shows()
     check_refused()
     check_groups_one_after_another()
     talweg.barrier()

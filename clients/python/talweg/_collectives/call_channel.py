@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from talweg._client import Client
-from talweg._collectives.channels import Channel, Job
+from talweg._collectives.channels import Channel
 from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, Lane, Slots
 from talweg._collectives.one_round import OneRound
 from talweg._collectives.process_sets import Group
@@ -114,18 +113,6 @@ class CallChannel(Channel):
             found = OneRound(given, words, self.group, self.said_at, self.said.size)
             self._one_rounds[words] = found
         return found
-
-    def run_at_once(
-        self, call: OneRound, address: int, out: int, later: Callable[[int], Job]
-    ) -> Job | None:
-        """Makes a call of `address` on this thread, with its result at `out`.
-
-        None: another call is open. If it is not over by then `later` makes a job of its round, which
-        is carried on as others are.
-        """
-        return self.run_first(
-            lambda: call.run(self.client.connection, self.control(), address, out), later
-        )
 
 
 def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:

@@ -49,6 +49,7 @@ from talweg.torch._group_calls import GroupCalls
 from talweg.torch._lanes import Lane
 from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
+from talweg.torch._profiling import begun_range
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
@@ -116,7 +117,8 @@ class ProcessGroup(GroupOfDevices):
         if timeout.total_seconds() <= 0:
             timeout = self._timeout
         is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
-        return Work(
+        range_ = begun_range(operation, inputs, is_async) if begun is None else None
+        work = Work(
             self._channel,
             calls,
             partial(self._all_calls.text_of, operation, inputs),
@@ -126,6 +128,9 @@ class ProcessGroup(GroupOfDevices):
             is_async,
             begun,
         )
+        if range_ is not None:
+            work.show(range_, is_async)
+        return work
 
     def shutdown(self) -> None:
         """It is destroyed: another group of its ranks may have its channels."""
@@ -151,8 +156,11 @@ class ProcessGroup(GroupOfDevices):
         if isinstance(made, bool):
             self._all_calls.count += 1
             return Over(result)
-        job, target = made
-        return self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
+        job, target, range_ = made
+        work = self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
+        if range_ is not None:
+            work.show(range_, is_async=False)
+        return work
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
         """Whether another backend has the tensors' device."""

@@ -22,6 +22,7 @@ from talweg._collectives.one_round import OneRound
 from talweg._collectives.words import block
 from talweg.torch import _cuda
 from talweg.torch._c10d_tensors import Outputs
+from talweg.torch._profiling import Range, range_of
 
 # As many as a group remembers.
 _KNOWN_MAX = 256
@@ -64,6 +65,7 @@ class Begun(NamedTuple):
 
     job: Job
     output: Outputs
+    range: Range | None
 
 
 class _Known(NamedTuple):
@@ -80,8 +82,12 @@ class SmallCalls:
         self._channel = channel
         self._known: dict[Hashable, _Known] = {}
 
-    def run(self, key: Hashable, tensor: torch.Tensor, output: torch.Tensor) -> Begun | bool | None:
-        """Makes a call like one that is known. True: it is over; None: it was not made."""
+    def run(
+        self, key: tuple[Any, ...], tensor: torch.Tensor, output: torch.Tensor
+    ) -> Begun | bool | None:
+        """Makes a call like one that is known. True: it is over; None: it was not made. `key` begins
+        with the operation.
+        """
         known = self._known.get(key)
         if known is None or not _is_plain(tensor) or not _is_plain(output):
             return None
@@ -100,13 +106,23 @@ class SmallCalls:
             return job_of(channel, [given], 0)
 
         channel = self._channel
-        job = channel.run_at_once(known.call, tensor.data_ptr(), output.data_ptr(), later)
+        range_ = range_of(key[0], [tensor])
+
+        def run() -> int:
+            if range_ is not None:
+                range_.begin()
+            addresses = tensor.data_ptr(), output.data_ptr()
+            return known.call.run(channel.client.connection, channel.control(), *addresses)
+
+        job = channel.run_first(run, later)
         if job is None:
             return None
         if job.done and job.failure is None and not target:
             channel.client.count_pushed_bytes(known.nbytes)
+            if range_ is not None:
+                range_.end()
             return True
-        return Begun(job, target[0] if target else known.outputs(output))
+        return Begun(job, target[0] if target else known.outputs(output), range_)
 
     def learn(
         self,

@@ -20,6 +20,7 @@ from talweg._collectives.collectives import Given, job_of
 from talweg._collectives.kinds import MORE_MAX
 from talweg.errors import Timeout
 from talweg.torch._backward import when_it_ends
+from talweg.torch._profiling import Range
 
 
 def _is_called_by_engine() -> bool:
@@ -56,6 +57,7 @@ class Pending(dist.Work):
         # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
         # it is given the outputs in any case, and backward raises the failure when it ends.
         self._fails_later = False
+        self._range: Range | None = None
 
     # ----- What subclasses know -----
 
@@ -83,6 +85,13 @@ class Pending(dist.Work):
     def _who_is_late(self) -> str:
         raise NotImplementedError
 
+    def show(self, range_: Range, is_async: bool) -> None:
+        """Has the range end with the call: where the caller waits for it, unless it `is_async`."""
+        if is_async:
+            self.call_when_done(range_.end)
+        else:
+            self._range = range_
+
     # ----- What callers want -----
 
     def _take(self) -> BaseException | None:
@@ -94,6 +103,8 @@ class Pending(dist.Work):
                     self._failure = self._bring()
                 except Exception as failure:
                     self._failure = failure
+                if self._range is not None:
+                    self._range.end()
             return self._failure
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

@@ -56,6 +56,9 @@ class TorchTest(unittest.TestCase):
                 line = job.command("torch_steps.py", nodes=nodes, ranks=ranks, forks=self.forks)
                 job.run(line)
 
+    def test_compiled_steps(self) -> None:
+        job.run(job.command("torch_compiled.py", ranks=2, forks=self.forks))
+
     def test_a_parameter_that_is_thawed_at_one_rank_is_named(self) -> None:
         line = job.command("torch_training.py", ["thawed_at_one_rank"], ranks=2, forks=self.forks)
         output = job.run(line, check=False)

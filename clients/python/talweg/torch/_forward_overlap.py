@@ -14,6 +14,7 @@ from talweg import _client
 from talweg._client import Client
 from talweg._exchange.exchange import GradientExchange
 from talweg.errors import InvalidArgument
+from talweg.torch._uncompiled import keep_out_of_graphs
 
 
 class Averages(Protocol):
@@ -157,3 +158,6 @@ class ForwardOverlap:
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+keep_out_of_graphs(ForwardOverlap)

@@ -19,14 +19,10 @@ from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._c10d_tensors import DEVICES
 from talweg.torch._forms_of_one import GroupWithForms
 from talweg.torch._lanes import take_lane
-from talweg.torch._messages import Receive
 from talweg.torch._process_group import NAME, ProcessGroup
-from talweg.torch._small_calls import Over
-from talweg.torch._uncompiled import leave_uncompiled
-from talweg.torch._work import Work
+from talweg.torch._uncompiled import leave_package_uncompiled
 
-# With the classes that they extend.
-leave_uncompiled(GroupWithForms, Work, Receive, Over)
+leave_package_uncompiled()
 
 # Jobs that this process has joined by a store of torch's.
 _stores = itertools.count()

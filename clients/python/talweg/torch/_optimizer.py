@@ -14,6 +14,7 @@ from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
+from talweg.torch._uncompiled import keep_out_of_graphs
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -165,6 +166,9 @@ class _OverlappedMethods(_DistributedMethods):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.synchronize_parameters()
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+
+keep_out_of_graphs(_OverlappedMethods, _before_step, _after_step)
 
 
 def name_parameters(

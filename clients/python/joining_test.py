@@ -7,44 +7,62 @@ import pickle
 import unittest
 from dataclasses import replace
 
+import numpy as np
 from talweg import _joining
 from talweg._client.handles import Nameless
 from talweg._declaration import Declaration, DType, Op
+from talweg._joining_names import Name
 
 _SUM = Declaration(DType.F32, 4, Op.SUM, 0)
 
 
-def _account(**before: int) -> _joining._Account:
-    names = {name: _joining._Name(name.replace("_", "."), (), _SUM) for name in before}
-    streams = {names[each].key: (names[each], before[each], before[each] + 1) for each in before}
-    return _joining._Account(streams, None)
+_IN_A_SET = Name("s", (0, 1), _SUM)
+
+
+def _names(*names: str) -> list[Name]:
+    return [Name(name.replace("_", "."), (), _SUM) for name in names]
+
+
+def _account(in_a_set: int = 0, **before: int) -> tuple[list[Name], np.ndarray]:
+    """What a rank has, and tells: so many rounds of each name before it joined."""
+    names, rounds = [*_names(*before), _IN_A_SET], [*before.values(), in_a_set]
+    rows = [(name.digest, each, each + 1) for name, each in zip(names, rounds)]
+    return names, np.array(rows, _joining._ROW)
+
+
+def _last_of(accounts: dict[int, tuple[list[Name], np.ndarray]]) -> int:
+    """As each of the ranks finds it."""
+    rows = {rank: told for rank, (_, told) in accounts.items()}
+    [last] = {_joining._last_of(rows, names) for names, _ in accounts.values()}
+    return last
 
 
 class JoiningTest(unittest.TestCase):
     def test_the_last_has_made_most_calls(self) -> None:
         accounts = [_account(x=3, y=1), _account(x=3, y=2), _account(x=2, y=1)]
-        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 1)
+        self.assertEqual(_last_of(dict(enumerate(accounts))), 1)
 
     def test_of_those_that_join_together_it_is_the_largest(self) -> None:
         accounts = {0: _account(x=3), 2: _account(x=3), 3: _account(x=2)}  # Rank 1 is gone.
-        self.assertEqual(_joining._last_of(accounts), 2)
+        self.assertEqual(_last_of(accounts), 2)
 
     def test_what_not_all_ranks_know_says_nothing(self) -> None:
         """A name is freed at a rank that goes on, and stays with one that has joined."""
         accounts = [_account(x=1, freed=7), _account(x=2, new=1)]
-        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 1)
+        self.assertEqual(_last_of(dict(enumerate(accounts))), 1)
 
     def test_its_own_rounds_and_those_of_sets_say_nothing(self) -> None:
-        accounts = [_account(x=2, talweg_join_names=1), _account(x=1, talweg_join_names=9)]
-        name = _joining._Name("s", (0, 1), _SUM)
-        accounts[0].streams[name.key] = name, 1, 2
-        accounts[1].streams[name.key] = name, 5, 6
-        self.assertEqual(_joining._last_of(dict(enumerate(accounts))), 0)
+        accounts = [
+            _account(x=2, talweg_join_names=1, in_a_set=1),
+            _account(x=1, talweg_join_names=9, in_a_set=5),
+        ]
+        self.assertEqual(_last_of(dict(enumerate(accounts))), 0)
 
     def test_names_travel(self) -> None:
-        for name in (_joining._Name("x", (), _SUM), _joining._Name("c", (1, 4), None, "t", True)):
+        for name in (Name("x", (), _SUM), Name("c", (1, 4), None, "t", True)):
             self.assertEqual(pickle.loads(pickle.dumps(name)), name)
-        self.assertNotEqual(_joining._Name("x", (), _SUM).key, _joining._Name("x", ()).key)
+        self.assertNotEqual(Name("x", (), _SUM).key, Name("x", ()).key)
+        self.assertNotEqual(Name("x", (), _SUM).digest, Name("x", ()).digest)
 
     def test_turns_are_taken_over(self) -> None:
         early, late = Nameless(), Nameless()

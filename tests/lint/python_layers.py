@@ -28,6 +28,7 @@ ROOMS = (
     "_gpu",
     "_exchange",
     "_elastic",
+    "_joining_names",
     "_joining",
     "talweg",
     "_torch_backend",

@@ -7,7 +7,7 @@ call next, by one of these *streams*:
     a tensor that is reduced   a round of zeros
     a tensor that is broadcast a round with a signature of its own, so that it ends with Mismatch
     a channel of collectives   a control round that says that this rank has joined: reductions go on
-                               with zeros, other calls end with Mismatch (words.with_stand_ins)
+                               with zeros, other calls end with Mismatch (_words.with_stand_ins)
 
 Such a rank knows the names that are in use. It hears of further ones by announcements: who uses a
 name for the first time tells in an all_gather of the name's group, one for each name. Nobody waits
@@ -15,10 +15,13 @@ for that but ranks that have joined. Ranks may come to their names in any order:
 all of them use, the one with the fewest announcements so far tells in time. Each rank announces as
 many as the others by the time that it leaves, so that nobody waits for one that has left.
 
-    active   join() is called                                            serving
+    active   join() is called: this rank says so                         serving
     serving  the round is over in which every rank says that it joined   closing
     closing  every stream has come to the round that the furthest rank   active
              has begun in it
+
+A rank says that it has joined before it begins its streams. So each rank knows that the last one has
+joined before that one's rounds end those of all streams, and begins no others.
 
 What is kept by the order of calls (names that were freed, whose turn it is) is after that as the
 last rank to join has it, which has made all calls.
@@ -30,243 +33,32 @@ that each knows as much as the others, joiners too, and has announced as often, 
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import queue
-import struct
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives import collectives, objects
 from talweg._collectives.call_channel import CallChannel, channel_named
-from talweg._collectives.channels import Channel, Job, Steps, Wait
+from talweg._collectives.channels import Channel, Job
 from talweg._collectives.compared import Comparisons
-from talweg._collectives.kinds import ALL_GATHER, WHOLE, Given, Rows
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
 from talweg._elastic.membership import membership_of
+from talweg._joining_names import OWN, Announcements, Key, Name, channel_of_names, gather, name_of
 from talweg._library.native_arguments import NOBODY_WAITS
-from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch, TalwegError
+from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch
 
-# The names that joining itself uses begin so.
-_OWN = "talweg.join"
-# Nobody tells of these: those are of ranks that end a step together, and none of them has joined.
-_UNTOLD = (_OWN, *(f"talweg.{each}" for each in ("agree", "step", "digest", "takers", "state")))
-_LENGTH = struct.Struct("<I")
 _BARRIER = "talweg.barrier"
-# How long a rank that leaves waits for ranks that have not announced what it has.
-_FLUSH_S = 5.0
 # What a rank signs a broadcast with that it cannot take part in: texts know it (signature_text.cc).
 _HAS_JOINED = 0x6A6F696E6564
 # And a reduction, whose ranks may all use its name otherwise than before: its zeros fit all of it.
 _FITS_ALL = 0x7A65726F73
-
-
-# A name, its group, and whether it is a channel's.
-_Key = tuple[str, tuple[int, ...], bool]
-
-
-@dataclass(frozen=True)
-class _Name:
-    """What is announced: a tensor's name or a channel's."""
-
-    name: str
-    ranks: tuple[int, ...]  # The group's; none: all of the job.
-    declaration: Declaration | None = None  # None: a channel.
-    title: str = ""
-    in_one: bool = False
-
-    @property
-    def key(self) -> _Key:
-        return self.name, self.ranks, self.declaration is None
-
-
-class Announcements:
-    """Tells ranks that have joined of names, and hears of them. One for a client.
-
-    Any thread may call any method.
-    """
-
-    def __init__(self, client: Client, sets: Callable[[], Iterable[ProcessSet]]) -> None:
-        """`sets`: the process sets that this rank is in and may have to give zeros in."""
-        self.client = client
-        self.heard: dict[_Key, _Name] = {}
-        # Told of what is heard from now on, on another thread.
-        self.listener: Callable[[list[_Name]], None] | None = None
-        self._sets = sets
-        self._lock = threading.Lock()
-        self._open: list[Job] = []
-        # What all ranks know by what they have told each other when the membership changed.
-        self._agreed: set[_Key] = set()
-        client.names_watcher = self
-        client.tensors.watcher = self.on_tensors
-        client.call_before_closing(self._flush)
-        if client.nodes_change:
-            _client.call_at_end_of_step(self._flush)
-
-    def groups(self) -> dict[tuple[int, ...], Group]:
-        """Those in which names are told of, by their ranks (none: all of the job)."""
-        groups: dict[tuple[int, ...], Group] = {(): Group(self.client, None, "join")}
-        for each in self._sets():
-            group = Group(self.client, each, "join")
-            groups[group.listed] = group
-        return groups
-
-    def on_tensors(self, declarations: Sequence[tuple[str, Declaration, int]]) -> None:
-        self._tell([_Name(name, each.ranks, each) for name, each, _ in declarations])
-
-    def on_channel(self, channel: CallChannel) -> None:
-        self._tell([_name_of(channel)])
-
-    def _tell(self, names: Sequence[_Name]) -> None:
-        by_ranks: dict[tuple[int, ...], list[_Name]] = {}
-        for each in names:
-            if not each.name.startswith(_UNTOLD) and each.key not in self._agreed:
-                by_ranks.setdefault(each.ranks, []).append(each)
-        groups = self.groups()
-        for ranks, told in by_ranks.items():
-            if ranks in groups:
-                self.exchange(groups[ranks], told)
-
-    def exchange(self, group: Group, names: Sequence[_Name | None]) -> Job:
-        """Tells the group, and hears what its other ranks tell; does not wait for it."""
-        channel = channel_of_names(self.client, group)
-        if isinstance(channel, CallChannel):
-            job = collectives.job_of(channel, [_given(name) for name in names], NOBODY_WAITS)
-        else:
-            told = [b"" if name is None else pickle.dumps(name) for name in names]
-            job = Job(channel, [partial(_steps_of_gather, channel, each) for each in told])
-        with self._lock:
-            self._open = [each for each in self._open if not each.done]
-            self._open.append(job)
-        channel.submit(job)
-        channel.call_when_done(job, lambda: self._hear(job))
-        return job
-
-    def _flush(self) -> None:
-        """Ends what was announced: the others announce the same names, and wait for this rank."""
-        end = time.monotonic() + _FLUSH_S
-        with contextlib.suppress(TalwegError):
-            for job in self._open:
-                job.channel.finish(job, end)
-
-    def agree(self) -> None:
-        """Called by all ranks where the membership has changed: each tells what it knows."""
-        client = self.client
-        self._open.clear()
-        known = [_Name(each.name, (), each.declaration) for each in client.tensors.all()]
-        known += [each for each in self.heard.values() if each.declaration is not None]
-        told = [each for each in known if not each.ranks and not each.name.startswith(_UNTOLD)]
-        self.heard = {}
-        for other in gather(client, f"{_OWN}.known", pickle.dumps(told)).values():
-            self.heard.update((each.key, each) for each in pickle.loads(other))
-        self._agreed = set(self.heard)
-
-    def _hear(self, job: Job) -> None:
-        names: list[_Name] = []
-        for result in job.results:  # None, if it has failed.
-            if isinstance(result, dict):
-                names += [pickle.loads(data) for data in result.values() if data]
-                continue
-            every, counts = result
-            for count in counts:
-                if count > 0:
-                    names.append(pickle.loads(every[:count].tobytes()))
-                every = every[count:]
-        self.heard.update((each.key, each) for each in names)
-        listener = self.listener
-        if listener is not None:
-            listener(names)
-
-
-def _given(name: _Name | None) -> Given:
-    """An announcement; None: this rank has nothing to tell."""
-    data = b"" if name is None else pickle.dumps(name)
-    own: np.ndarray = np.array(bytearray(data), np.uint8)
-    rows, address = Rows("uint8", (), 1), int(own.ctypes.data)
-    return Given(ALL_GATHER, 0, rows, [own.size], address, own, _memory_of)
-
-
-def _name_of(channel: CallChannel) -> _Name:
-    return _Name(channel.name, channel.group.listed, None, channel.title, channel.in_one)
-
-
-def _memory_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
-    every: np.ndarray = np.empty(sum(counts), np.uint8)
-    return (every, counts), int(every.ctypes.data)
-
-
-def channel_of_names(client: Client, group: Group) -> Channel:
-    """Where a group's announcements are made."""
-    name = f"{_OWN}.names"
-    if client.nodes_change:
-        return _channel_of_maxima(client, name, group)
-    return channel_named(client, name, group, name)
-
-
-# ----- Gathers that go on without ranks that are gone -----
-
-
-def _channel_of_maxima(client: Client, name: str, group: Group) -> Channel:
-    """Its tensors are as long as there are ranks, so they are those of one view."""
-    name += client.connection.view_suffix
-    key = (name, group.ranks)
-    with client.channels_lock:
-        channel: Channel | None = client.channels.get(key)
-        if channel is None:
-            channel = client.channels[key] = Channel(client, name, group)
-    return channel
-
-
-def _maxima(channel: Channel, words: str, own: np.ndarray) -> Steps:
-    """The greatest of each of the group's unsigned numbers, in place."""
-    dtype = DType.U8 if own.dtype == np.uint8 else DType.U64
-    name = f"{channel.name}.{words}{own.size}"
-    tensor = channel.declare(name, dtype, Op.MAX, (WHOLE, WHOLE), 0, own.size)
-    address = int(own.ctypes.data)
-    round_ = channel.client.connection.push_parts(tensor, address, [own.nbytes], NOBODY_WAITS)
-    yield Wait(tensor, round_, address, own.nbytes)
-
-
-def _steps_of_gather(channel: Channel, data: bytes) -> Steps:
-    """What each rank of the group gives, by its place; of one that is gone nothing, perhaps."""
-    longest: np.ndarray = np.array([len(data)], np.uint64)
-    yield from _maxima(channel, "lengths", longest)
-    if longest[0] == 0:
-        return {}
-    room = max(64, 1 << (_LENGTH.size + int(longest[0]) - 1).bit_length())
-    every: np.ndarray = np.zeros(room * channel.group.size, np.uint8)
-    place = channel.group.place * room
-    told = _LENGTH.pack(len(data)) + data
-    every[place : place + len(told)] = np.frombuffer(told, np.uint8)
-    yield from _maxima(channel, "data", every)
-    found: dict[int, bytes] = {}
-    for other in range(channel.group.size):
-        text = every[other * room : (other + 1) * room].tobytes()
-        (length,) = _LENGTH.unpack_from(text)
-        if length > 0:
-            found[other] = text[_LENGTH.size : _LENGTH.size + length]
-    return found
-
-
-def gather(client: Client, name: str, data: bytes) -> dict[int, bytes]:
-    """What all ranks give, which is not nothing, by rank: without those that are gone."""
-    channel = _channel_of_maxima(client, name, Group(client, None, "join"))
-    job = Job(channel, [partial(_steps_of_gather, channel, data)])
-    channel.submit(job, is_async=False)
-    channel.finish(job)
-    if job.failure is not None:
-        raise job.failure
-    found: dict[int, bytes] = job.results[0]
-    return found
 
 
 # ----- Streams -----
@@ -275,7 +67,7 @@ def gather(client: Client, name: str, data: bytes) -> dict[int, bytes]:
 class _Stream(Protocol):
     """Something that the others may call, in which this rank keeps one round ahead."""
 
-    name: _Name
+    name: Name
     before: int  # How many rounds this rank had begun when it joined.
     begun: int  # And by now.
 
@@ -292,7 +84,7 @@ class _Stream(Protocol):
 class _TensorStream:
     """Zeros for a tensor that is reduced; for one that is broadcast, a word that ends the round."""
 
-    def __init__(self, client: Client, name: _Name, zeros: Callable[[int], int]) -> None:
+    def __init__(self, client: Client, name: Name, zeros: Callable[[int], int]) -> None:
         assert name.declaration is not None
         self.name = name
         self.before = self.begun = 0
@@ -365,7 +157,7 @@ class _TensorStream:
 class _ChannelStream:
     """Control rounds of a channel; `start` begins one."""
 
-    def __init__(self, channel: Channel, name: _Name, start: Callable[[], Job]) -> None:
+    def __init__(self, channel: Channel, name: Name, start: Callable[[], Job]) -> None:
         self.name = name
         self.before = self.begun = channel.calls
         self._channel = channel
@@ -387,7 +179,7 @@ class _ChannelStream:
         return not isinstance(job.failure, Aborted)
 
 
-def _stream_of_calls(channel: CallChannel, name: _Name) -> _ChannelStream:
+def _stream_of_calls(channel: CallChannel, name: Name) -> _ChannelStream:
     def start() -> Job:
         job = Job(channel, [partial(collectives.steps_of_joined, channel)])
         channel.submit(job)
@@ -398,19 +190,15 @@ def _stream_of_calls(channel: CallChannel, name: _Name) -> _ChannelStream:
 
 def _stream_of_names(announcements: Announcements, group: Group) -> _ChannelStream:
     channel = channel_of_names(announcements.client, group)
-    name = _Name(channel.name, group.listed)
+    name = Name(channel.name, group.listed)
     return _ChannelStream(channel, name, lambda: announcements.exchange(group, [None]))
 
 
 # ----- Joining -----
 
 
-@dataclass
-class _Account:
-    """What a rank tells of its streams when all have joined."""
-
-    streams: dict[_Key, tuple[_Name, int, int]]  # Name, `before` and `begun`.
-    books: Any
+# What a rank tells of a stream when all have joined.
+_ROW = np.dtype([("digest", "<u8"), ("before", "<i8"), ("begun", "<i8")])
 
 
 @dataclass(eq=False)
@@ -418,9 +206,10 @@ class _Joined:
     """A rank that has joined."""
 
     announcements: Announcements
-    _streams: dict[_Key, _Stream] = field(default_factory=dict)
+    _streams: dict[Key, _Stream] = field(default_factory=dict)
     # Streams whose rounds are over, names that were heard, and None when all have joined.
     _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    _all_have: bool = False
     _memory: np.ndarray = field(default_factory=lambda: np.zeros(1 << 12, np.uint8))
 
     @property
@@ -433,29 +222,28 @@ class _Joined:
         client.companion(Comparisons).finish()
         self.announcements.listener = self._events.put
         try:
+            all_joined = self._say_so()
             for group in self.announcements.groups().values():
                 self._add(_stream_of_names(self.announcements, group))
-            self._serve([_Name(_BARRIER, (), Declaration(DType.I32, 1, Op.SUM, 0))])
+            self._serve([Name(_BARRIER, (), Declaration(DType.I32, 1, Op.SUM, 0))])
             # Whoever ends a step meanwhile finds out by the zeros, and is told so.
             self._serve(
-                _Name(name, (), Declaration(DType.U64, count, Op.MAX, 0))
+                Name(name, (), Declaration(DType.U64, count, Op.MAX, 0))
                 for name, count in membership_of(client).rounds_of_steps
             )
             self._serve(
-                _Name(each.name, each.declaration.ranks, each.declaration)
+                Name(each.name, each.declaration.ranks, each.declaration)
                 for each in client.tensors.all()
             )
             with client.channels_lock:
                 channels = list(client.channels.values())
-            self._serve(_name_of(each) for each in channels if isinstance(each, CallChannel))
+            self._serve(name_of(each) for each in channels if isinstance(each, CallChannel))
             self._serve(list(self.announcements.heard.values()))
-            all_joined = self._say_so()
             while (event := self._events.get()) is not None:
                 if isinstance(event, list):
                     self._serve(event)
-                else:
-                    if event.end():
-                        self._begin(event)
+                elif not self._all_have and event.end():
+                    self._begin(event)
         finally:
             self.announcements.listener = None
         client.synchronize(all_joined)
@@ -465,10 +253,11 @@ class _Joined:
         one: np.ndarray = np.ones(1, np.int32)
         declaration = Declaration(DType.I32, 1, Op.SUM, 0)
         handle = self.client.push(
-            f"{_OWN}.all", declaration, one.ctypes.data, 0, NOBODY_WAITS, keep=one
+            f"{OWN}.all", declaration, one.ctypes.data, 0, NOBODY_WAITS, keep=one
         )
 
         def over() -> None:
+            self._all_have = True
             self._events.put(None)
 
         if not self.client.completions.watch(handle.tensor, handle.round, over):
@@ -490,15 +279,15 @@ class _Joined:
         if isinstance(stream, _TensorStream) and not stream.before:
             stream.before = stream.begun - 1
 
-    def _serve(self, names: Iterable[_Name]) -> None:
+    def _serve(self, names: Iterable[Name]) -> None:
         """Begins with those that are not served yet."""
         for name in names:
-            if name.key not in self._streams and not name.name.startswith(_OWN):
+            if name.key not in self._streams and not name.is_own:
                 stream = self._stream_of(name)
                 if stream is not None:
                     self._add(stream)
 
-    def _stream_of(self, name: _Name) -> _Stream | None:
+    def _stream_of(self, name: Name) -> _Stream | None:
         """None: there is no such tensor, or ranks disagree on it, which their calls tell them."""
         client = self.client
         if name.declaration is None:
@@ -516,60 +305,77 @@ class _Joined:
 
     def _close(self) -> int:
         """Has every stream end where it ends at every rank; the last rank to join."""
-        own = _Account(
-            {key: (each.name, each.before, each.begun) for key, each in self._streams.items()},
-            (self.client.tensors.free_names, self.client.nameless_state),
+        client, names = self.client, {name.digest: name for name in self._names()}
+        own: np.ndarray = np.array(
+            [(each.name.digest, each.before, each.begun) for each in self._streams.values()], _ROW
         )
-        told: dict[int, _Account]
-        if self.client.nodes_change:
-            every = gather(self.client, f"{_OWN}.told", pickle.dumps(own))
-            told = {rank: pickle.loads(data) for rank, data in every.items()}
-        else:
-            accounts = objects.all_gather_object(self.client, own, f"{_OWN}.accounts")
-            told = dict(enumerate(accounts))
-        ends: dict[_Key, tuple[_Name, int]] = {}
-        for account in told.values():
-            for key, (name, _, begun) in account.streams.items():
-                ends[key] = name, max(begun, ends[key][1] if key in ends else 0)
-        for name, end in ends.values():
-            self._bring_to_end(name, end)
-        last = _last_of(told)
-        free_names, nameless = told[last].books
-        self.client.tensors.free(*free_names)
-        self.client.nameless_state = nameless
+        books = client.tensors.free_names, client.nameless_state
+        told = self._told_by_all("accounts", (own.tobytes(), books))
+        rows = {rank: np.frombuffer(data, _ROW) for rank, (data, _) in told.items()}
+        every = np.concatenate(list(rows.values()))
+        digests, places, counts = np.unique(
+            every["digest"], return_inverse=True, return_counts=True
+        )
+        ends: np.ndarray = np.zeros(digests.size, np.int64)
+        np.maximum.at(ends, places, every["begun"])
+        of_some = digests[counts < len(told)].tolist()
+        if of_some:  # At every rank alike.
+            others = self._told_by_all("names", [names[each] for each in of_some if each in names])
+            names.update((each.digest, each) for known in others.values() for each in known)
+        # A round waits for all ranks: none waits in one before it has begun all.
+        streams = [
+            self._brought_to_end(names[digest], end)
+            for digest, end in zip(digests.tolist(), ends.tolist())
+            if digest in names  # Else those that had it are gone.
+        ]
+        for stream in filter(None, streams):
+            stream.end()
+        last = _last_of(rows, self._names())
+        free_names, nameless = told[last][1]
+        client.tensors.free(*free_names)
+        client.nameless_state = nameless
         return last
 
-    def _bring_to_end(self, name: _Name, end: int) -> None:
+    def _names(self) -> Iterable[Name]:
+        return (each.name for each in self._streams.values())
+
+    def _told_by_all(self, what: str, value: Any) -> dict[int, Any]:
+        """By rank; without those that are gone."""
+        if self.client.nodes_change:
+            every = gather(self.client, f"{OWN}.told.{what}", pickle.dumps(value))
+            return {rank: pickle.loads(data) for rank, data in every.items()}
+        return dict(enumerate(objects.all_gather_object(self.client, value, f"{OWN}.{what}.all")))
+
+    def _brought_to_end(self, name: Name, end: int) -> _Stream | None:
+        """What has begun its last round now; None: there is no such stream here."""
         if name.ranks and self.client.rank not in name.ranks:
-            return
+            return None
         stream = self._streams.get(name.key)
         if stream is None:
             self._serve([name])
             stream = self._streams.get(name.key)
-        if stream is None:
-            return
-        while stream.begun < end:
+        while stream is not None and stream.begun < end:
             stream.end()
             self._begin(stream)
-        stream.end()
+        return stream
 
 
-def _last_of(accounts: Mapping[int, _Account]) -> int:
-    """The rank that has joined last; of several that have joined together the largest.
+def _last_of(rows: Mapping[int, np.ndarray], names: Iterable[Name]) -> int:
+    """The rank that has joined last; of several that have joined together the largest. `names` are one
+    rank's.
 
     If anything was called between two ranks' joining, then the later one has begun more rounds of what
     both know: of what all ranks take part in and know.
     """
-    known = set.intersection(*(set(account.streams) for account in accounts.values()))
+    counted = np.array([each.digest for each in names if not each.ranks and not each.is_own], "<u8")
+    for own in rows.values():
+        counted = np.intersect1d(counted, own["digest"])
 
-    def made(account: _Account) -> int:
-        return sum(
-            before
-            for key, (name, before, _) in account.streams.items()
-            if key in known and not name.ranks and not name.name.startswith(_OWN)
-        )
+    def made(rank: int) -> int:
+        own = rows[rank]
+        return int(own["before"][np.isin(own["digest"], counted)].sum())
 
-    return max(accounts, key=lambda rank: (made(accounts[rank]), rank))
+    return max(rows, key=lambda rank: (made(rank), rank))
 
 
 _serving: list[_Joined] = []  # One at most.

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
 from cases import run_cases
 from expected_errors import expect
-from talweg import _joining
+from talweg import _client, _joining
 
 DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 NAMES = ("small", "large")
@@ -285,6 +286,27 @@ def forgotten_handles() -> None:
         assert torch.equal(found, ones * sum(range(size))), found
 
 
+def many_names() -> None:
+    """To end all of them costs a round of each, and no second one."""
+    names = [f"many.{place}" for place in range(200)]
+    for handle in [hvd.allreduce_async(torch.ones(3), name=name) for name in names]:
+        hvd.synchronize(handle)
+    client, begun = _client.current(), 0
+    tensors = {each.tensor for each in client.tensors.all() if "many." in each.name}
+    assert len(tensors) == len(names), client.tensors.all()
+    push = client.connection.push_parts
+
+    def counted(tensor: int, *given: Any) -> int:
+        nonlocal begun
+        begun += tensor in tensors
+        return push(tensor, *given)
+
+    with mock.patch.object(client.connection, "push_parts", counted):
+        hvd.join()
+    # Who hears of a round just before it hears that all have joined begins another.
+    assert len(names) <= begun < 1.2 * len(names), begun
+
+
 def bad_use() -> None:
     handle = hvd.allreduce_async(torch.ones(3), name="open")
     expect(ValueError, "not synchronized", hvd.join)
@@ -321,6 +343,7 @@ CASES = [
     disagreements,
     sets,
     forgotten_handles,
+    many_names,
     bad_use,
 ]
 

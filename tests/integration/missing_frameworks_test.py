@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of BytePS and Horovod say where their framework is not installed."""
+"""What modules say where their framework is not installed, those of BytePS and Horovod too."""
 
 from __future__ import annotations
 
@@ -62,15 +62,22 @@ class MissingFrameworksTest(unittest.TestCase):
             ("byteps.tensorflow", "TensorFlow", "tensorflow"),
             ("byteps.keras", "Keras", "keras"),
             ("byteps.mxnet", "MXNet", "mxnet==1.9.1 numpy==1.23.5"),
+            ("torch", "PyTorch", "torch"),
+            ("tensorflow", "TensorFlow", "tensorflow"),
+            ("jax", "JAX", "jax"),
         ):
-            text = self._error_of(name)
-            self.assertIn(f" needs {framework}, ", text)
-            self.assertTrue(text.endswith(f"{sys.executable} -m pip install {packages}"), text)
+            # One module with two names, or talweg's own.
+            for full in (f"talweg.{name}", *([name] if "." in name else [])):
+                text = self._error_of(full)
+                root = full.partition(".")[0]
+                self.assertRegex(text, rf"^{root}[.].* needs {framework}, ")
+                self.assertTrue(text.endswith(f"{sys.executable} -m pip install {packages}"), text)
 
     def test_every_module(self) -> None:
         refused = 0
         for package in (byteps, horovod):
-            for name in _modules_of(package):
+            names = [*_modules_of(package)]
+            for name in [*names, *(f"talweg.{each}" for each in names)]:
                 try:
                     importlib.import_module(name)
                 except ModuleNotFoundError as error:

@@ -14,28 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-# What modules need that users install: its name, and what pip installs.
-_FRAMEWORKS = {
-    "jax": ("JAX", "jax"),
-    "keras": ("Keras", "keras"),
-    "mxnet": ("MXNet", "mxnet==1.9.1 numpy==1.23.5"),
-    "tensorflow": ("TensorFlow", "tensorflow"),
-    "torch": ("PyTorch", "torch"),
-    "torchvision": ("torchvision", "torchvision"),
-}
-
-
-def _explained(missing: ModuleNotFoundError, module: str) -> ModuleNotFoundError:
-    """With the remedy, where a framework is missing."""
-    root = (missing.name or "").partition(".")[0]
-    if root not in _FRAMEWORKS:
-        return missing
-    framework, packages = _FRAMEWORKS[root]
-    return ModuleNotFoundError(
-        f"{module} needs {framework}, and {sys.executable} has no module '{missing.name}': "
-        f"{sys.executable} -m pip install {packages}",
-        name=missing.name,
-    )
+from talweg._frameworks import needed_by
 
 
 class _Loader(importlib.abc.Loader):
@@ -44,13 +23,8 @@ class _Loader(importlib.abc.Loader):
         self._own_spec: importlib.machinery.ModuleSpec | None = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        try:
+        with needed_by(spec.name):
             module = importlib.import_module(self._target)
-        except ModuleNotFoundError as missing:
-            explained = _explained(missing, spec.name)
-            if explained is missing:
-                raise
-            raise explained from None
         self._own_spec = module.__spec__
         return module
 

@@ -19,6 +19,11 @@ Every rank is a process with one JAX device. docs/jax.md says which calls belong
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import jax as _jax  # noqa: F401
+
 from talweg import (
     Op,
     ProcessSet,

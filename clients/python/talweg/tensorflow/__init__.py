@@ -12,6 +12,11 @@ docs/tensorflow.md says how.
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import tensorflow as _tensorflow  # noqa: F401
+
 from talweg import (
     Op,
     ProcessSet,

@@ -13,6 +13,11 @@ handed over by their addresses.
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import torch as _torch  # noqa: F401
+
 from talweg import (
     Handle,
     Op,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import keras
 
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403

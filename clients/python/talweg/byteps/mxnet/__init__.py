@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import mxnet as _mxnet  # noqa: F401
+
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.mxnet import ops

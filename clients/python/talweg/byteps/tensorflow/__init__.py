@@ -6,6 +6,11 @@ See docs/byteps.md.
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import tensorflow as _tensorflow  # noqa: F401
+
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.common.unreleased import remedies

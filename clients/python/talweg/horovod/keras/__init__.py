@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import keras
 
 from talweg.horovod.common import surface
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set

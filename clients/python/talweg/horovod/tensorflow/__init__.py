@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import tensorflow as _tensorflow  # noqa: F401
+
 from talweg.horovod.common.exceptions import HorovodInternalError
 from talweg.horovod.common.process_sets import (
     ProcessSet,

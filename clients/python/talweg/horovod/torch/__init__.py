@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import torch as _torch  # noqa: F401
+
 from talweg.horovod.common import surface
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import elastic, mpi_ops

@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
+from talweg._frameworks import needed_by as _needed_by
+
+with _needed_by(__name__):
+    import torch
+
 
 from talweg import _client
 from talweg._compat.torch import gradients

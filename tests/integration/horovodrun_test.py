@@ -63,6 +63,26 @@ class HorovodrunTest(unittest.TestCase):
         done = _run("-np", "2", sys.executable, "-c", "import sys; sys.exit(5)")
         self.assertEqual(done.returncode, 5)
 
+    def test_several_names_of_this_host(self) -> None:
+        """Each is a node. Slots of one that is there twice add up."""
+        program = (
+            "import os, horovod.torch as hvd; hvd.init(); "
+            "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), "
+            "hvd.cross_size(), os.environ['HOROVOD_HOSTNAME'])"
+        )
+        for names, ranks, wanted in (
+            (
+                "localhost:2,127.0.0.1:2",
+                3,
+                ["0 3 0 2 0 2 localhost", "1 3 1 2 0 1 localhost", "2 3 0 1 1 2 127.0.0.1"],
+            ),
+            ("localhost,localhost", 2, ["0 2 0 2 0 1 localhost", "1 2 1 2 0 1 localhost"]),
+        ):
+            done = _run("-np", f"{ranks}", "-H", names, sys.executable, "-P", "-c", program)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            shown = [f"[{rank}]<stdout>:{text}" for rank, text in enumerate(wanted)]
+            self.assertEqual(sorted(done.stdout.splitlines()), shown)
+
     def test_output_as_horovod_has_it(self) -> None:
         program = ["sh", "-c", "echo a b; echo c >&2"]
         self.assertEqual(_run("-np", "1", *program).stdout, "[0]<stdout>:a b\n")

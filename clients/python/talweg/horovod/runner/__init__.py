@@ -124,7 +124,10 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
                 f"--hostfile={options.hostfile}: {error}; give a file of lines `host slots=n`"
             ) from None
         return listed_hosts.parse_lines(text, f"--hostfile={options.hostfile}")
-    return listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
+    slots: dict[str, int] = {}
+    for host in listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}"):
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [listed_hosts.Host(name, count) for name, count in slots.items()]
 
 
 def check(options: Any) -> None:
@@ -298,10 +301,10 @@ def line_here(options: Any) -> list[str]:
     if is_elastic(options):
         told, dealt = _elastic_line(options), []
     else:
-        told = [f"--ranks-per-node={options.num_proc}"]
-        # All names are this host's, which is one node.
-        first = hosts.deal(_hosts(options), options.num_proc)[0]
-        dealt = [listed_hosts.Host(first.name, options.num_proc)]
+        # Each name is a node, also where several are this host's.
+        dealt = hosts.deal(_hosts(options), options.num_proc)
+        slots = ",".join(str(host.slots) for host in dealt)
+        told = [f"--nodes={len(dealt)}", f"--ranks-per-node={slots}"]
     told += [
         "--job=horovod",
         f"--line-prefix={'%t' * options.prefix_output_with_timestamp}[%r]<%s>:",

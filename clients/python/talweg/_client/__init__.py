@@ -3,6 +3,7 @@
 
 client       the rank: one connection
 process      which client is this process's
+late         a rank that comes when its job has finished
 hooks        what frameworks have called where steps end
 agents       connecting to the node's agent, again too
 local        what stands in for an agent in a job of one rank that nobody has launched

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent import futures
 
 from talweg._calls import Calls
-from talweg._client import agents
+from talweg._client import agents, late
 from talweg._client.client import Client
 from talweg._node.launchers import World
 from talweg.errors import NotInitialized
@@ -55,6 +55,7 @@ def connect(
     global _current
     with _current_lock:
         client = _current
+        late.explain()
         if client is None or client.is_inherited:
             client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
             _tell_of(client)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank on a host that is listed when the job is about to end: it ends with a line for people.
+
+Nothing is wrong with its program, so a traceback would mislead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+from talweg.errors import JobFailed
+
+# Set where hosts come and go.
+_VARIABLE = "TALWEG_HOST"
+# What the scheduler tells those that could not enter any more.
+_WORDS = "could enter"
+_hooks: list[object] = []
+
+
+def _told(error: BaseException | None) -> str:
+    """What the rank was told, if that is why this was raised; else empty."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, JobFailed) and _WORDS in str(error):
+            return str(error)
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def explain() -> None:
+    """From now on an end of this process for that reason is told in a line. Its exit status stays."""
+    if _VARIABLE not in os.environ or sys.excepthook in _hooks:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = _told(error)
+        if text:
+            print(f"talweg: this rank comes too late: {text}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    _hooks.append(hook)
+    sys.excepthook = hook

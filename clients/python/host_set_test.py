@@ -56,6 +56,13 @@ class HostSetTest(unittest.TestCase):
         self.assertIs(job.state, JobState.RUNNING)
         return job
 
+    def _list(self, job: HostSet, hosts: str, now_s: float) -> list[Action]:
+        """The hosts from now on, where all that were there have the state."""
+        had = job.hosts(HostState.RUNNING)
+        actions = job.on_listed(_hosts(hosts), now_s)
+        self.assertFalse(_stops(actions))
+        return actions + job.on_state(had, True, now_s)
+
     def test_it_begins_with_enough(self) -> None:
         job = HostSet(Bounds(first=2, least=1, most=3), Policy(wait_s=100), 10)
         self.assertEqual(job.on_listed(_hosts("a:2"), 10), [])
@@ -105,7 +112,12 @@ class HostSetTest(unittest.TestCase):
             if loss == "ends":
                 actions = job.on_ended("b", 1, "killed", 1)
             else:
-                actions = job.on_listed(_hosts("a c"), 1)
+                job.on_listed(_hosts("a c"), 1)
+                actions = job.on_state([], False, 1)
+                self.assertEqual(_stops(actions), ["b"])
+                # As long as it is there it could begin alone.
+                self.assertEqual(_expected(actions), [])
+                actions = job.on_ended("b", 143, "it was ended", 1)
             self.assertEqual([each for each in actions if isinstance(each, Expect)], [Expect(2)])
             self.assertEqual(_expected(job.on_ended("c", 1, "killed", 2)), [1])
             # One that comes instead begins as the others have.
@@ -141,7 +153,7 @@ class HostSetTest(unittest.TestCase):
         job = self._running("a", Bounds(most=2))
         self.assertEqual(_starts(job.on_listed(_hosts("a b c"), 1)), [("b", 1, 1)])
         self.assertIs(job.state_of("c"), HostState.LISTED)
-        actions = job.on_listed(_hosts("b c"), 2)
+        actions = self._list(job, "b c", 2)
         self.assertEqual((_stops(actions), _starts(actions)), (["a"], [("c", 2, 1)]))
         self.assertEqual(_starts(job.on_listed(_hosts("a b c"), 3)), [])
         job.on_ended("a", 143, "it was ended", 4)
@@ -151,13 +163,13 @@ class HostSetTest(unittest.TestCase):
 
     def test_a_number_is_not_given_twice(self) -> None:
         job = self._running("a b")
-        job.on_listed(_hosts("a"), 1)
+        self._list(job, "a", 1)
         job.on_ended("b", 143, "it was ended", 2)
         self.assertEqual(_starts(job.on_listed(_hosts("a b"), 3)), [("b", 2, 1)])
 
     def test_a_host_is_back_on_the_list_before_it_has_ended(self) -> None:
         job = self._running("a b")
-        job.on_listed(_hosts("a"), 1)
+        self._list(job, "a", 1)
         self.assertEqual(_starts(job.on_listed(_hosts("a b"), 2)), [])
         self.assertEqual(_starts(job.on_ended("b", 143, "it was ended", 3)), [("b", 2, 1)])
 
@@ -168,7 +180,7 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(starts, [("a", 0, 2), ("b", 1, 3)])
         for host in ("a", "b"):
             job.on_here(host, 1)
-        job.on_listed(_hosts("a:2"), 2)
+        self._list(job, "a:2", 2)
         self.assertIs(job.state, JobState.RUNNING)
         said = _said(job.on_listed(_hosts("a:6"), 3))
         self.assertIn("host a is listed with 6 slots now: it goes on with 2 ranks", said)
@@ -186,7 +198,7 @@ class HostSetTest(unittest.TestCase):
 
     def test_too_few_for_too_long(self) -> None:
         job = self._running("a b", Bounds(first=2, least=2), wait_s=30)
-        job.on_listed(_hosts("a"), 10)
+        self._list(job, "a", 10)
         job.on_ended("b", 143, "it was ended", 11)
         self.assertEqual(job.on_time(39), [])
         self.assertEqual(_stops(job.on_time(40)), ["a"])
@@ -232,14 +244,60 @@ class HostSetTest(unittest.TestCase):
         self.assertIs(job.state, JobState.RUNNING)
 
     def test_others_take_over_from_all_hosts_at_once(self) -> None:
-        """Nobody would have the state."""
-        job = self._running("a")
+        job = self._running("a", Bounds(most=1), wait_s=30)
+        self.assertFalse(job.asks_for_state)
         actions = job.on_listed(_hosts("b"), 1)
-        self.assertEqual((_stops(actions), _starts(actions)), (["a"], []))
-        self.assertIs(job.state, JobState.ENDING)
-        job.on_ended("a", 143, "it was ended", 2)
+        self.assertEqual((_stops(actions), _starts(actions)), ([], [("b", 1, 1)]))
+        self.assertTrue(job.asks_for_state)
+        self.assertEqual(job.waiting(), "")
+        self.assertEqual(job.on_state([], False, 2), [])  # It would begin alone.
+        self.assertEqual(job.on_state(["a"], True, 3), [])
+        text = "host a is not listed any more, and goes when a listed host has its state"
+        self.assertEqual((job.waiting(), job.next_s()), (text, 32))
+        self.assertEqual(_stops(job.on_state(["a", "b"], True, 4)), ["a"])
+        self.assertFalse(job.asks_for_state)
+        self.assertEqual((job.waiting(), job.next_s()), ("", None))
+        job.on_ended("a", 143, "it was ended", 5)
+        self.assertIs(job.state, JobState.RUNNING)
+
+    def test_nobody_takes_over(self) -> None:
+        job = self._running("a", wait_s=30)
+        job.on_listed(_hosts("b"), 1)
+        job.on_state(["a"], True, 2)
+        job.on_ended("b", 255, "ssh to it failed", 3)
+        self.assertEqual(job.on_time(31), [])
+        self.assertEqual(_stops(job.on_time(32)), ["a"])
+        self.assertIn("a listed host has its state: none has got it within 30 s", job.report)
+        job.on_ended("a", 143, "it was ended", 33)
         self.assertEqual((job.state, job.status), (JobState.OVER, 1))
-        self.assertIn("no host is left", job.report)
+
+    def test_hosts_that_have_no_state_yet_go_at_once(self) -> None:
+        job = self._running("a")
+        job.on_listed(_hosts("a b c"), 1)
+        job.on_listed(_hosts("c"), 2)
+        self.assertEqual(_stops(job.on_state(["a"], True, 2)), ["b"])
+        self.assertEqual(_stops(job.on_state(["a", "c"], True, 3)), ["a"])
+
+    def test_a_host_that_is_to_go_is_listed_again(self) -> None:
+        job = self._running("a")
+        job.on_listed(_hosts("b"), 1)
+        job.on_state(["a"], True, 1)
+        self.assertEqual(job.on_listed(_hosts("a b"), 2), [])
+        self.assertEqual((job.asks_for_state, job.next_s()), (False, None))
+        self.assertEqual(job.on_state(["a", "b"], True, 3), [])
+        job = self._running("a", Bounds(most=1))
+        job.on_listed(_hosts("b"), 1)
+        job.on_listed(_hosts("a b"), 2)  # There is no room for both.
+        self.assertEqual(_stops(job.on_state(["a", "b"], True, 3)), ["a"])
+        self.assertEqual(job.on_ended("a", 143, "it was ended", 4), [])
+        self.assertIs(job.state_of("a"), HostState.LISTED)
+
+    def test_other_hosts_are_listed_before_the_first_are_reached(self) -> None:
+        job = HostSet(Bounds(), Policy(), 0)
+        job.on_listed(_hosts("a"), 0)
+        actions = job.on_listed(_hosts("b"), 1)
+        self.assertEqual((_stops(actions), _starts(actions)), (["a"], [("b", 1, 1)]))
+        self.assertEqual(job.on_here("b", 2), [Begin("b", 1)])
 
     def test_it_ends_well(self) -> None:
         job = self._running("a b c")
@@ -260,13 +318,14 @@ class HostSetTest(unittest.TestCase):
 
     def test_too_many_changes(self) -> None:
         job = self._running("a", changes_max=2)
-        job.on_listed(_hosts("a b"), 1)
+        self._list(job, "a b", 1)
         job.on_listed(_hosts("a c"), 2)
+        job.on_state(["a", "b"], True, 2)
         self.assertIs(job.state, JobState.RUNNING)
         job.on_listed(_hosts("a c"), 3)
         job.on_ended("b", 143, "it was ended", 4)
         self.assertIs(job.state, JobState.RUNNING)
-        self.assertEqual(_stops(job.on_listed(_hosts("a"), 5)), ["c", "a"])
+        self.assertEqual(_stops(job.on_listed(_hosts("a"), 5)), ["a", "c"])
         self.assertEqual(job.report, "hosts have come or gone 3 times, and the limit is 2")
 
     def test_it_is_interrupted(self) -> None:
@@ -327,6 +386,11 @@ class HostSetTest(unittest.TestCase):
                 actions = job.on_here(reached_host, now)
             elif dice < 0.75:
                 actions = job.on_outside(chance.sample("abcd", 2), now)
+            elif dice < 0.85 and job.asks_for_state:
+                with_state = [each for each in begun & {*running} if chance.random() < 0.7]
+                actions = job.on_state(with_state, bool(with_state), now)
+                if _stops(actions) and job.state in (JobState.RUNNING, JobState.SHORT):
+                    self.assertTrue({*running} - {*_stops(actions)})
             else:
                 actions = job.on_time(now)
             running.pop(ended, None)
@@ -353,7 +417,7 @@ class HostSetTest(unittest.TestCase):
                     leaving.add(each.host)
             self.assertLessEqual(len(told), 1)
             count = sum(running.values()) if bounds.in_ranks else len(running)
-            if bounds.most:
+            if bounds.most and job.state is not JobState.FINISHING and not job.asks_for_state:
                 self.assertLessEqual(count, bounds.most)
             self.assertEqual({*job.hosts(HostState.RUNNING)}, {*running})
             self.assertEqual({*job.hosts(HostState.LEAVING)}, leaving)

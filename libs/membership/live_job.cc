@@ -24,6 +24,11 @@ bool LiveJob::MayEnterSteps(const LiveMember& member) const {
   return IsStandby(member) && member.stream && member.ranks_ready.value_or(true);
 }
 
+bool LiveJob::HasState(const LiveMember& member) const {
+  return state == JobState::kRunning && !Pending(member) && !IsStandby(member) &&
+         member.ranks_have_state.value_or(true);
+}
+
 std::vector<NodeRank> LiveJob::JoiningNodes() const {
   std::vector<NodeRank> nodes;
   for (const auto& [node, member] : members) {

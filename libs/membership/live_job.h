@@ -36,6 +36,8 @@ struct LiveMember {
   // Likewise: none of them has to do anything before it can take part in steps. nullopt: it knows
   // no standbys, or has not been heard.
   std::optional<bool> ranks_ready;
+  // Likewise: they have what the others have of the training's state. nullopt: it does not say.
+  std::optional<bool> ranks_have_state;
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
   bool heard_of = false;  // In this life of the scheduler.
@@ -82,6 +84,9 @@ struct LiveJob {
   bool IsStandby(const LiveMember& member) const;
   // Whether the next view that takes members in makes a full member of this standby.
   bool MayEnterSteps(const LiveMember& member) const;
+  // Whether the training's state is still there without the other members. One that does not say
+  // so has it as soon as it takes part in steps.
+  bool HasState(const LiveMember& member) const;
   // Those of its members whom the next view that takes members in changes.
   std::vector<NodeRank> JoiningNodes() const;
 

@@ -256,7 +256,8 @@ Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, Live
 
 Answer SchedulerCore::OnRenew(const Caller& caller, std::optional<bool> ranks_attached,
                               int64_t now_ns, std::vector<Effect>& out,
-                              std::optional<bool> ranks_ready) {
+                              std::optional<bool> ranks_ready,
+                              std::optional<bool> ranks_have_state) {
   return Perform(now_ns, out, [&](Turn& turn) {
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
@@ -270,6 +271,7 @@ Answer SchedulerCore::OnRenew(const Caller& caller, std::optional<bool> ranks_at
       member->ranks_ready = ranks_ready;
       turn.Touch(*job);
     }
+    if (ranks_have_state) member->ranks_have_state = ranks_have_state;
     return answer;
   });
 }
@@ -381,7 +383,8 @@ Answer SchedulerCore::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64
 
 Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
                                        int64_t now_ns, std::vector<Effect>& out,
-                                       std::optional<bool> ranks_ready) {
+                                       std::optional<bool> ranks_ready,
+                                       std::optional<bool> ranks_have_state) {
   return Perform(now_ns, out, [&](Turn& turn) {
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
@@ -389,6 +392,7 @@ Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bo
     if (!answer.ok()) return answer;
     member->ranks_attached = ranks_attached;
     member->ranks_ready = ranks_ready;
+    member->ranks_have_state = ranks_have_state;
     Attach(stream, *job, *member, turn);
     return answer;
   });

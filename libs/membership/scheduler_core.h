@@ -48,9 +48,11 @@ class SchedulerCore {
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
   // `ranks_attached`: whether all ranks of the caller's node are connected to it, `ranks_ready`:
-  // whether they could take part in steps at once; nullopt: as before.
+  // whether they could take part in steps at once, `ranks_have_state`: whether they have what the
+  // others have of the training's state; nullopt: as before.
   Answer OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
-                 std::vector<Effect>& out, std::optional<bool> ranks_ready = std::nullopt);
+                 std::vector<Effect>& out, std::optional<bool> ranks_ready = std::nullopt,
+                 std::optional<bool> ranks_have_state = std::nullopt);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
@@ -62,10 +64,11 @@ class SchedulerCore {
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
   // If not ok, the stream is the caller's to end. `ranks_ready`: nullopt from a caller that knows
-  // no standbys.
+  // no standbys; `ranks_have_state`: from one that does not say it.
   Answer OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
                           int64_t now_ns, std::vector<Effect>& out,
-                          std::optional<bool> ranks_ready = std::nullopt);
+                          std::optional<bool> ranks_ready = std::nullopt,
+                          std::optional<bool> ranks_have_state = std::nullopt);
 
   // `secret` is drawn by the aggregator; its later calls show it again.
   Answer OnRegister(const view::ViewAggregator& aggregator, const SecretHash& secret,

@@ -90,9 +90,10 @@ class Fixture {
     return answer.job;
   }
   Answer Renew(JobId job, view::MemberIdentity id, Epoch held = Epoch{0},
-               std::optional<bool> ranks_attached = {}, std::optional<bool> ranks_ready = {}) {
+               std::optional<bool> ranks_attached = {}, std::optional<bool> ranks_ready = {},
+               std::optional<bool> ranks_have_state = {}) {
     const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached,
-                                        now_ns, out_, ranks_ready);
+                                        now_ns, out_, ranks_ready, ranks_have_state);
     Drain();
     return answer;
   }

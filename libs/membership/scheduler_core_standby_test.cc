@@ -54,6 +54,32 @@ struct Standbys : Fixture {
 
 using Flags = std::vector<bool>;
 
+TEST_CASE("SchedulerCore: a joiner has the state when its ranks say so", "[membership]") {
+  Standbys f;
+  const auto has_state = [&](uint32_t node) {
+    const LiveJob& live = f.core->jobs().at(f.job);
+    return live.HasState(live.members.at(NodeRank{node}));
+  };
+  const auto say = [&](bool have_state) {
+    REQUIRE(f.Renew(f.job, Id(2, 12), Epoch{0}, true, {}, have_state).ok());
+  };
+  CHECK(has_state(0));  // An older agent says nothing, and is taken to have it.
+  f.Knock(2, 12);
+  say(false);
+  CHECK_FALSE(has_state(2));
+  f.EndStep(7);
+  REQUIRE(f.StandbysInView() == Flags{false, false, true});
+  f.Ready(2, 12);
+  CHECK_FALSE(has_state(2));
+  f.EndStep(9);
+  REQUIRE(f.StandbysInView() == Flags{false, false, false});
+  CHECK_FALSE(has_state(2));
+  say(true);
+  CHECK(has_state(2));
+  REQUIRE(f.Renew(f.job, Id(2, 12)).ok());  // A renewal that says nothing changes nothing.
+  CHECK(has_state(2));
+}
+
 TEST_CASE("SchedulerCore: a joiner that is not ready is a standby until it is", "[membership]") {
   Standbys f;
   f.Knock(2, 12);

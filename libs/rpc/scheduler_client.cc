@@ -96,6 +96,11 @@ class SchedulerClient::Impl : private Session::Peer {
     session_.Send([this](grpc::ClientContext& context) { return Renew(context); });
   }
 
+  void SetRanksHaveState(bool have_state) {
+    if (ranks_have_state_.exchange(have_state) == have_state || !session_.entered()) return;
+    session_.Send([this](grpc::ClientContext& context) { return Renew(context); });
+  }
+
   absl::Status Leave(LeaveReason reason, const std::string& text, int64_t timeout_ns) {
     // No event once the scheduler has been told, also not of the end of the stream.
     left_ = true;
@@ -167,6 +172,7 @@ class SchedulerClient::Impl : private Session::Peer {
     Identify(request);
     request.set_ranks_attached(ranks_attached_);
     request.set_ranks_ready(ranks_ready_);
+    request.set_ranks_have_state(ranks_have_state_);
     request.set_takes_changes(true);
     request.set_takes_aggregator_changes(true);
     last_view_.reset();
@@ -250,6 +256,7 @@ class SchedulerClient::Impl : private Session::Peer {
     Identify(request);
     request.set_ranks_attached(ranks_attached_);
     request.set_ranks_ready(ranks_ready_);
+    request.set_ranks_have_state(ranks_have_state_);
     scheduler::v1::RenewLeaseResponse response;
     const grpc::Status status = stub_->RenewLease(&context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
@@ -282,6 +289,7 @@ class SchedulerClient::Impl : private Session::Peer {
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> ranks_attached_{false};
   std::atomic<bool> ranks_ready_{true};
+  std::atomic<bool> ranks_have_state_{false};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
   membership::QuiesceFollower quiesce_;  // The watching thread's.
@@ -314,6 +322,7 @@ void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::s
 void SchedulerClient::Quiesced(uint64_t id, uint64_t step) { impl_->Quiesced(id, step); }
 void SchedulerClient::SetRanksAttached(bool attached) { impl_->SetRanksAttached(attached); }
 void SchedulerClient::SetRanksReady(bool ready) { impl_->SetRanksReady(ready); }
+void SchedulerClient::SetRanksHaveState(bool have_state) { impl_->SetRanksHaveState(have_state); }
 
 absl::Status SchedulerClient::Leave(LeaveReason reason, std::string text, int64_t timeout_ns) {
   return impl_->Leave(reason, text, timeout_ns);

@@ -75,6 +75,9 @@ class SchedulerClient {
   void SetRanksAttached(bool attached);
   // Whether they could take part in steps at once; at first they could. Likewise.
   void SetRanksReady(bool ready);
+  // Whether they have what the others have of the training's state; at first they have not. Others
+  // are told who ask.
+  void SetRanksHaveState(bool have_state);
 
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.

@@ -211,7 +211,10 @@ absl::Status Agent::OpenRankServer() {
     return absl::FailedPreconditionError(created.failure().text);
   }
   rank_server_ = std::move(created).value();
-  loop_->AddPeriodicTimer(shm::kBeatEveryNs, [this] { rank_server_->Beat(); });
+  loop_->AddPeriodicTimer(shm::kBeatEveryNs, [this] {
+    rank_server_->Beat();
+    driver_->desk().LookForState();
+  });
   return loop_->AddDescriptor(rank_server_->WaitDescriptor(), EPOLLIN,
                               [this](uint32_t) { rank_server_->PollSockets(driver_->desk()); });
 }

@@ -29,6 +29,7 @@ class AloneLink final : public JobLink {
   void Quiesced(uint64_t /*id*/, uint64_t /*step*/) override {}
   void SetRanksAttached(bool /*attached*/) override {}
   void SetRanksReady(bool /*ready*/) override {}
+  void SetRanksHaveState(bool /*have_state*/) override {}
   void ReportLost(const pipeline::ReportLost& /*lost*/) override {}
   void ReportUnreachable(Incarnation /*aggregator*/, const std::string& /*reason*/) override {}
 

@@ -45,6 +45,7 @@ class JobLink {
   virtual void Quiesced(uint64_t id, uint64_t step) = 0;
   virtual void SetRanksAttached(bool attached) = 0;
   virtual void SetRanksReady(bool ready) = 0;
+  virtual void SetRanksHaveState(bool have_state) = 0;
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 

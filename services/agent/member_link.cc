@@ -42,6 +42,7 @@ class MemberLink final : public ConnectedLink {
   void Quiesced(uint64_t id, uint64_t step) override { scheduler_->Quiesced(id, step); }
   void SetRanksAttached(bool attached) override { scheduler_->SetRanksAttached(attached); }
   void SetRanksReady(bool ready) override { scheduler_->SetRanksReady(ready); }
+  void SetRanksHaveState(bool have_state) override { scheduler_->SetRanksHaveState(have_state); }
   void ReportLost(const pipeline::ReportLost& lost) override {
     if (lost.rank) {
       scheduler_->ReportLostRank(*lost.rank, lost.text);

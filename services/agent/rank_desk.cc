@@ -105,6 +105,17 @@ void RankDesk::SetView(const view::View& view, const view::MemberIdentity& self)
   for (uint32_t i = 0; i < ranks_.size(); ++i) Greet(LocalRank{i});
 }
 
+void RankDesk::LookForState() {
+  if (have_state_ || !view_ || !AllAttached()) return;
+  // Steps that the others had ended before these ranks entered.
+  const bool began_with_job = events_->Core().views().steps_base() == 0;
+  have_state_ =
+      began_with_job || std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+        return server_->StepsEnded(rank.connection) > 0;
+      });
+  if (have_state_) events_->OnRanksHaveState();
+}
+
 void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHello& hello) {
   if (hello.local_rank.value() >= ranks_.size()) {
     server_->Refuse(connection, shm::RankStatus::kInvalidArgument,
@@ -467,6 +478,7 @@ void RankDesk::Restart() {
   one_place_names_.clear();
   stop_.reset();
   at_boundary_.clear();
+  have_state_ = false;
 }
 
 }  // namespace talweg::agent

@@ -33,6 +33,8 @@ class RankEvents {
   // Whether the node could take part in steps at once. Said before OnRanksAttached, and when it
   // changes.
   virtual void OnRanksReady(bool all) = 0;
+  // They have what the others have of the training's state. Said once.
+  virtual void OnRanksHaveState() = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
                              const pipeline::TensorSpec& spec) = 0;
   virtual void OnRankPush(const pipeline::Push& push) = 0;
@@ -96,6 +98,9 @@ class RankDesk final : public shm::RankEventSink {
 
   // A view has come, which ranks may look at.
   void OnNewestView(Epoch epoch) { server_->PublishEpoch(epoch); }
+  // Looks how far the ranks are, now and then: those that began with the job, or have ended a step
+  // since they entered it, have what the others have.
+  void LookForState();
   // Whether nodes may come and go in this job.
   void SetMembershipChanges(bool changes) { membership_changes_ = changes; }
   void AnswerFollow(LocalRank rank, uint32_t request, Epoch epoch, bool ok);
@@ -172,6 +177,7 @@ class RankDesk final : public shm::RankEventSink {
   view::MemberIdentity self_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
+  bool have_state_ = false;       // The ranks; it has been said.
   std::optional<uint64_t> stop_;  // As in StopRanks.
   std::vector<AtBoundary> at_boundary_;
   uint64_t bytes_pushed_ = 0;

@@ -41,6 +41,7 @@ class RankWords final : public RankEvents {
   void OnRankJoined(LocalRank rank, uint32_t pid) override;
   void OnRanksAttached(bool all) override { link_->SetRanksAttached(all); }
   void OnRanksReady(bool all) override;
+  void OnRanksHaveState() override { link_->SetRanksHaveState(true); }
   void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
   void OnRankPush(const pipeline::Push& push) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;

@@ -122,6 +122,7 @@ v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const member
     *status.mutable_lease_remaining() =
         DurationFromNs(std::max<int64_t>(member.lease_end_ns - now_ns, 0));
     status.set_epoch_held(member.epoch_held.value());
+    status.set_has_state(job.HasState(member));
     *details.add_members() = std::move(status);
   }
   for (const membership::MemberRecord& gone : job.gone) *details.add_members() = StatusOf(gone);

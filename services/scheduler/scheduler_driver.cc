@@ -275,7 +275,8 @@ absl::Status SchedulerDriver::RenewLease(const v1::RenewLeaseRequest& request,
         CallerOf(request),
         request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
         now_ns, out,
-        request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
+        request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt,
+        request.has_ranks_have_state() ? std::optional(request.ranks_have_state()) : std::nullopt);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -343,7 +344,8 @@ void SchedulerDriver::WatchViews(membership::StreamId id,
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnMemberAttached(
         id, CallerOf(request), !request.has_ranks_attached() || request.ranks_attached(), now_ns,
-        out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt);
+        out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt,
+        request.has_ranks_have_state() ? std::optional(request.ranks_have_state()) : std::nullopt);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;

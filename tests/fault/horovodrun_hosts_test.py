@@ -45,6 +45,25 @@ class HorovodrunHostsTest(unittest.TestCase):
         self.assertEqual(len(job.weights()), 1, output)
         self.assertLessEqual({"3", "1"}, job.sizes())
 
+    def test_the_only_host_with_the_state_is_taken_off_the_list(self) -> None:
+        """It trains on until the other one has taken over, though there is room for one."""
+        options = ["-np", "1", "--min-np", "1", "--max-np", "1", "--hostfile", "{hosts}"]
+        job = _Job(self, "a", *options)
+        job.go_on(1)
+        job.name_hosts("slow")
+        job.says("host a (node 0) is not listed any more")
+        job.says("host a is not listed any more, and goes when a listed host has its state")
+        job.go_on(1)
+        (job.directory / "SLOW").touch()
+        job.wait_for("nothing is left on a", lambda: not job.processes("a"))
+        job.go_on(1)
+        job.stop()
+        output = job.end()
+        self.assertEqual(len(job.weights()), 1, output)
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(begun[0], "begins 0")
+        self.assertRegex(begun[1], "^begins [1-9]")  # With the state.
+
     def test_a_host_is_killed(self) -> None:
         """Its place is taken by another one; all have the same weights, and end with 0."""
         job = _Job(self, "a:1 b:1", "-np", "2", "--min-np", "2", "--hostfile", "{hosts}")

@@ -138,6 +138,28 @@ class HostsRunTest(unittest.TestCase):
         # The first has begun; the others have got its state.
         self.assertEqual(sum("False" in line for line in begun), 1, begun)
 
+    def test_a_host_is_taken_off_the_list_before_the_next_has_begun(self) -> None:
+        job = _Job(self, "a", "--hostfile={hosts}")
+        job.go_on(1)
+        job.name_hosts("a slow")
+        job.says("host slow is node 1")
+        job.name_hosts("slow")
+        job.says("host a is not listed any more, and goes when a listed host has its state")
+        (job.directory / "SLOW").touch()
+        job.wait_for("nothing is left on a", lambda: not job.processes("a"))
+        job.go_on(1)
+        job.stop()
+        output = job.end()
+        self.assertEqual(len(job.weights()), 1, output)
+        begun = [line for lines in job.said().values() for line in lines if "begins" in line]
+        self.assertEqual(sum("False" in line for line in begun), 1, begun)
+
+    def test_nobody_takes_over_from_a_host_that_is_taken_off_the_list(self) -> None:
+        job = _Job(self, "a", "--hostfile={hosts}", "--hosts-wait-s=2")
+        job.go_on(1)
+        job.name_hosts("stuck")
+        self.assertIn("has its state: none has got it within 2 s", job.end(1))
+
     def test_it_begins_with_all_hosts(self) -> None:
         """However long one is in coming; all begin with one number of ranks."""
         job = _Job(self, "a slow", "--hostfile={hosts}", "--gather-ms=5000")

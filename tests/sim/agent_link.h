@@ -47,8 +47,10 @@ class AgentLink final : public agent::ConnectedLink {
   void Quiesced(uint64_t id, uint64_t step) override;
   void SetRanksAttached(bool attached) override;
   void SetRanksReady(bool ready) override;
-  void ReportLost(const pipeline::ReportLost& lost) override;
   // Decides nothing.
+  void SetRanksHaveState(bool /*have_state*/) override {}
+  void ReportLost(const pipeline::ReportLost& lost) override;
+  // Likewise.
   void ReportUnreachable(Incarnation, const std::string&) override {}
   using ConnectedLink::Do;
   void Do(pipeline::Send& effect) override;

@@ -94,6 +94,8 @@ class SimRankServer final : public shm::RankServer {
   void Garbage(shm::RankConnectionId connection, const std::string& why,
                shm::RankEventSink& sink) override;
   uint64_t PublishStop(shm::RankConnectionId connection, uint64_t stop_at) override;
+  // No simulated agent looks.
+  uint64_t StepsEnded(shm::RankConnectionId /*connection*/) override { return 0; }
   void PublishEpoch(Epoch /*epoch*/) override {}
   void ReplyMembership(shm::RankConnectionId connection, shm::RequestId request,
                        const shm::RankMembership& answer) override;

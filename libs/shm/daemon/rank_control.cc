@@ -138,6 +138,10 @@ void RankControl::PublishEventsLost() {
 uint64_t RankControl::PublishStop(uint64_t stop_at) {
   // Either the rank sees this when it has ended a step, or that is seen here.
   view_.agent_line().stop_at.store(stop_at, std::memory_order_seq_cst);
+  return StepsEnded();
+}
+
+uint64_t RankControl::StepsEnded() const {
   return view_.rank_line().steps_ended.load(std::memory_order_seq_cst);
 }
 

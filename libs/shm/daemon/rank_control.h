@@ -57,6 +57,7 @@ class RankControl {
   void PublishEventsLost();
   // As in AgentLine. Returns how many steps the rank has ended, by its own word.
   uint64_t PublishStop(uint64_t stop_at);
+  uint64_t StepsEnded() const;
   void PublishEpoch(uint64_t epoch);
   void PublishBeat();
 

@@ -160,6 +160,11 @@ uint64_t RankServerImpl::PublishStop(RankConnectionId id, uint64_t stop_at) {
                                                        : connection->control->PublishStop(stop_at);
 }
 
+uint64_t RankServerImpl::StepsEnded(RankConnectionId id) {
+  const Connection* connection = connections_.FindOpen(id);
+  return connection == nullptr || !connection->control ? 0 : connection->control->StepsEnded();
+}
+
 void RankServerImpl::PublishEpoch(Epoch epoch) {
   epoch_ = epoch;
   for (Connection* connection : connections_.active()) {

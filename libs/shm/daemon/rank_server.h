@@ -266,6 +266,8 @@ class RankServer : public RankMemory {
   // Has the rank ask before it begins a further step than `stop_at - 1`; 0: it need not. Returns
   // how many it has ended, by its own word: of any later one it asks.
   virtual uint64_t PublishStop(RankConnectionId connection, uint64_t stop_at) = 0;
+  // How many steps the rank has ended, by its own word.
+  virtual uint64_t StepsEnded(RankConnectionId connection) = 0;
   // To every rank, also those that come.
   virtual void PublishEpoch(Epoch epoch) = 0;
   virtual void ReplyMembership(RankConnectionId connection, RequestId request,

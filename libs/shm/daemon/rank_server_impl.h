@@ -80,6 +80,7 @@ class RankServerImpl final : public RankServer {
   }
   void PublishEventsLost(RankConnectionId id) override;
   uint64_t PublishStop(RankConnectionId id, uint64_t stop_at) override;
+  uint64_t StepsEnded(RankConnectionId id) override;
   void PublishEpoch(Epoch epoch) override;
   void ReplyMembership(RankConnectionId id, RequestId request,
                        const RankMembership& answer) override {

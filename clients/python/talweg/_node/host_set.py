@@ -115,6 +115,9 @@ class _Place:
     state: HostState = HostState.LISTED
     is_listed: bool = True
     is_here: bool = False  # It has been reached.
+    goes: bool = False  # It has been off the list, and ends as soon as it may.
+    is_first: bool = False  # It is to begin with the job.
+    has_state: bool = False  # The training's: it would go on without the others.
     node: int = -1
     ranks: int = 0
     failures: int = 0
@@ -142,6 +145,7 @@ class HostSet:
     _has_begun: bool = False  # It needs no more: it has made a view.
     _expected: int = 0  # How many those that wait for each other wait for.
     _failures: list[str] = field(default_factory=list)
+    _stay_s: float | None = None  # Since when a host may not go, as no listed one has its state.
 
     def __post_init__(self) -> None:
         self._short_s = self.now_s
@@ -155,8 +159,15 @@ class HostSet:
     def hosts(self, state: HostState) -> list[str]:
         return [name for name, place in self._places.items() if place.state is state]
 
+    @property
+    def asks_for_state(self) -> bool:
+        """Whether on_state() is to say which hosts have the training's state."""
+        return self._may_change() and bool(self._going())
+
     def waiting(self) -> str:
         """For whom the job waits; empty: for nobody."""
+        if self._stay_s is not None and self._may_change():
+            return self._going_text()
         if self.state not in (JobState.GATHERING, JobState.SHORT):
             return ""
         is_gathering = self.state is JobState.GATHERING
@@ -180,6 +191,8 @@ class HostSet:
             times.append(self._short_s + self.policy.wait_s)
         if self.state is JobState.MEETING:
             times.append(self._met_s)
+        if self._stay_s is not None and self._may_change():
+            times.append(self._stay_s + self.policy.wait_s)
         return min(times, default=None)
 
     # ----- Events -----
@@ -195,16 +208,20 @@ class HostSet:
         for name, place in list(self._places.items()):
             if name in named:
                 place.is_listed = True
+                if place.goes and self._room() >= self._size(place):
+                    place.goes = False
                 if place.state is HostState.RUNNING and place.host.slots != named[name].slots:
                     actions.append(Say(self._slots_text(place, named[name])))
                 place.host = named[name]
                 continue
             place.is_listed = False
-            if place.state is HostState.RUNNING and self._may_change():
-                actions.append(Say(f"host {name} (node {place.node}) is not listed any more"))
-                actions += self._stop(place)
-            elif place.state not in (HostState.RUNNING, HostState.LEAVING):
+            if place.state not in (HostState.RUNNING, HostState.LEAVING):
                 del self._places[name]
+            elif place.state is HostState.RUNNING and not place.goes and self._may_change():
+                actions.append(Say(f"host {name} (node {place.node}) is not listed any more"))
+                place.goes = self._has_changed = True
+                if self.state is JobState.MEETING:
+                    actions += self._stop(place)
         for name, host in named.items():
             self._places.setdefault(name, _Place(host))
         return self._settle(actions, now_s)
@@ -238,6 +255,21 @@ class HostSet:
     def on_begun(self) -> None:
         """The job has begun: nobody waits for others any more."""
         self._has_begun = True
+
+    def on_state(self, hosts: Sequence[str], has_begun: bool, now_s: float) -> list[Action]:
+        """These have the training's state."""
+        self._has_begun |= has_begun
+        for name, each in self._places.items():
+            each.has_state = each.state is HostState.RUNNING and name in hosts
+        if not self._may_change():
+            return []
+        actions: list[Action] = []
+        for place in self._going():
+            if self._may_go(place):
+                actions += self._stop(place)
+        if self._stay_s is None and self._going():
+            self._stay_s = now_s
+        return self._settle(actions, now_s)
 
     def on_outside(self, hosts: Sequence[str], now_s: float) -> list[Action]:
         """These have not entered the job, which is about to end."""
@@ -277,8 +309,28 @@ class HostSet:
     def _may_change(self) -> bool:
         return self.state in (JobState.MEETING, JobState.RUNNING, JobState.SHORT)
 
+    def _going(self) -> list[_Place]:
+        """Those that run, and end as soon as they may."""
+        places = self._places.values()
+        return [each for each in places if each.state is HostState.RUNNING and each.goes]
+
+    def _going_text(self) -> str:
+        names = ", ".join(each.host.name for each in self._going())
+        return f"host {names} is not listed any more, and goes when a listed host has its state"
+
+    def _may_go(self, place: _Place) -> bool:
+        """Whether the training goes on from where it is without this host."""
+        others = [
+            each
+            for each in self._places.values()
+            if each.state is HostState.RUNNING and each is not place
+        ]
+        if not self._has_begun:
+            return any(each.is_first and not each.goes for each in others)
+        return any(each.has_state and not (each.goes and place.has_state) for each in others)
+
     def _stop(self, place: _Place) -> list[Action]:
-        place.state, self._has_changed = HostState.LEAVING, True
+        place.state = HostState.LEAVING
         return [Stop(place.host.name)]
 
     def _fail(self, place: _Place, status: int, failure: str, now_s: float) -> list[Action]:
@@ -313,9 +365,11 @@ class HostSet:
                 self._has_changed = False  # It begins.
                 return actions
         elif self._may_change():
-            if not self.hosts(HostState.RUNNING):
+            if self.state is not JobState.MEETING and not self.hosts(HostState.RUNNING):
                 return actions + self.end(1, "no host is left that has the job's state")
             actions += self._start_all()
+            if not self.hosts(HostState.RUNNING):
+                return actions + self.end(1, "no host is left")
             if self._has_changed and not self._may_change_again():
                 limit = self.policy.changes_max
                 text = f"hosts have come or gone {self._changes} times, and the limit is {limit}"
@@ -323,6 +377,11 @@ class HostSet:
             actions += self._meet(now_s)
             actions += self._expect()
             actions += self._follow_count(now_s)
+            if not self._going():
+                self._stay_s = None
+            elif self._stay_s is not None and now_s - self._stay_s >= self.policy.wait_s:
+                text = f"{self._going_text()}: none has got it within {self.policy.wait_s:g} s"
+                return actions + self.end(1, text)
         if self.state in (JobState.GATHERING, JobState.SHORT):
             if now_s - self._short_s >= self.policy.wait_s:
                 text = f"{self.waiting()}: not within {self.policy.wait_s:g} s"
@@ -346,6 +405,8 @@ class HostSet:
         here = [name for name in running if name not in late]
         if not here:
             return self.end(1, f"no host has been reached within {self.policy.meet_s:g} s")
+        for name in here:
+            self._places[name].is_first = True
         self._first_nodes = len(here)
         self._expected = len(here)
         actions: list[Action] = [Begin(name, len(here)) for name in here]
@@ -360,8 +421,9 @@ class HostSet:
         """
         if self.state is JobState.MEETING or self._has_begun:
             return []
-        begun = [each for each in self._places.values() if each.is_here]
-        count = sum(each.state is HostState.RUNNING for each in begun)
+        # One that is being ended could begin alone, if it were left out.
+        there = (HostState.RUNNING, HostState.LEAVING)
+        count = sum(each.is_here and each.state in there for each in self._places.values())
         if not 0 < count < self._expected:
             return []
         self._expected = count
@@ -389,9 +451,17 @@ class HostSet:
 
     # ----- Numbers -----
 
+    def _size(self, place: _Place) -> int:
+        return place.ranks if self.bounds.in_ranks else 1
+
     def _count(self) -> int:
-        places = [each for each in self._places.values() if each.state is HostState.RUNNING]
-        return sum(each.ranks for each in places) if self.bounds.in_ranks else len(places)
+        places = self._places.values()
+        return sum(self._size(each) for each in places if each.state is HostState.RUNNING)
+
+    def _room(self) -> int:
+        """For how many more there is room; those that go leave theirs."""
+        left = sum(self._size(each) for each in self._going())
+        return self.bounds.most - (self._count() - left) if self.bounds.most else 1 << 30
 
     def _usable(self) -> list[str]:
         return self.hosts(HostState.LISTED)
@@ -405,12 +475,13 @@ class HostSet:
         actions: list[Action] = []
         for name in self._usable():
             place = self._places[name]
-            room = self.bounds.most - self._count() if self.bounds.most else place.host.slots
+            room = self._room()
             if room <= 0:
                 break
             place.ranks = min(place.host.slots, room) if self.bounds.in_ranks else place.host.slots
             place.node, self._nodes = self._nodes, self._nodes + 1
-            place.state, self._has_changed, place.is_here = HostState.RUNNING, True, False
+            place.state, self._has_changed = HostState.RUNNING, True
+            place.is_here = place.goes = place.is_first = place.has_state = False
             actions.append(Say(f"host {name} is node {place.node}, with {_ranks(place.ranks)}"))
             actions.append(Start(name, place.node, place.ranks))
         return actions

@@ -44,13 +44,12 @@ from talweg._node.host_set import (
 from talweg._node.listed_hosts import FixedHosts, HostFile, HostList, HostScript, parse_hosts
 from talweg._node.meeting import own_addresses
 from talweg._node.outputs import Output
+from talweg._node.question import Question
 from talweg.errors import InvalidArgument, TalwegError
 
 _TURN_S = 0.2
 _SAY_S = 10.0
 _ANSWER_S = 10.0
-# How often it is asked again, while nobody has joined the job.
-_ASK_S = 0.5
 # After so long without a word from a host it counts as lost, and ends what runs there itself.
 _SILENCE_S = 30.0
 _SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
@@ -154,6 +153,20 @@ def _entered_of(members: Sequence[Any]) -> set[int]:
     }
 
 
+def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
+    """The nodes that have the training's state, by the scheduler's word on its jobs, and whether the
+    job of that name has begun.
+    """
+    of_name = [each["job"] for each in jobs if each["job"]["summary"]["name"] == name]
+    nodes = {
+        int(each["member"]["id"]["node_rank"])
+        for job in of_name
+        for each in job["members"]
+        if each["has_state"]
+    }
+    return nodes, any(job["summary"]["state"] == "JOB_STATE_RUNNING" for job in of_name)
+
+
 class _Scheduler:
     """The job's, started again where it was."""
 
@@ -228,6 +241,8 @@ class HostsRun:
         self._directory = Path(options.directory)
         self._tool = _programs.tool()
         self._secret = secrets.token_hex(32)
+        self._environment = {**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"}
+        self._name = options.job or "run"
         self._silence_s = _silence_s()
         self._beaten_s = 0.0
         self._ssh = hosts.Ssh(
@@ -247,8 +262,9 @@ class HostsRun:
         self._job = HostSet(self._bounds, _policy_of(options), time.monotonic())
         # With how many the job is to begin; 0: as its members say, or it has been told.
         self._expected = 0
-        self._telling: subprocess.Popen[str] | None = None
-        self._told_s = 0.0
+        self._told = 0
+        self._telling = Question()
+        self._state = Question()
         told = "TALWEG_LOG_LEVEL" in os.environ
         # Daemons of a run are its own affair: they are heard of when something is amiss.
         self._log_level = [] if told else ["--log_level=warning"]
@@ -272,9 +288,8 @@ class HostsRun:
             for node in self._nodes.values():
                 node.on_host.kill()
             self._list.close()
-            if self._telling is not None:
-                self._telling.kill()
-                self._telling.wait()
+            self._telling.close()
+            self._state.close()
             if self._scheduler is not None:
                 self._scheduler.end()
             if self._job.report:
@@ -317,6 +332,7 @@ class HostsRun:
                 node.on_host.kill()
             node.on_host.send()
         self._tell_expected(now_s)
+        self._ask_for_state(now_s)
         self._say_waiting(now_s)
         self._write()
 
@@ -333,28 +349,31 @@ class HostsRun:
 
     def _tell_expected(self, now_s: float) -> None:
         """Has the scheduler know that fewer nodes come; again as long as it knows no such job."""
-        if self._telling is not None:
-            if self._telling.poll() is None:
-                return
-            said, _ = self._telling.communicate()
-            if self._telling.returncode == 0:
+        said = self._telling.answer()
+        if said is not None:
+            if self._expected == self._told:
                 self._expected = 0
-                if said.strip() == "begun":
-                    self._job.on_begun()
-            self._telling = None
-        if not self._expected or now_s - self._told_s < _ASK_S:
-            return
+            if said.strip() == "begun":
+                self._job.on_begun()
+        if self._expected:
+            line = self._line("begin-with", f"--job={self._name}", f"--members={self._expected}")
+            if self._telling.ask(line, self._environment, now_s):
+                self._told = self._expected
+
+    def _ask_for_state(self, now_s: float) -> None:
+        """Finds out which hosts have the training's state, while one waits for it that is to go."""
+        said = self._state.answer()
+        if said is not None:
+            with_state, has_begun = _state_of(json.loads(said)["jobs"], self._name)
+            names = [name for name, node in self._nodes.items() if node.number in with_state]
+            self._do(self._job.on_state(names, has_begun, now_s))
+        if self._job.asks_for_state:
+            self._state.ask(self._line("status", "--brief", "--json"), self._environment, now_s)
+
+    def _line(self, command: str, *options: str) -> list[str]:
+        """The tool, which asks the scheduler."""
         assert self._scheduler is not None
-        self._told_s = now_s
-        line = [self._tool, "begin-with", f"--scheduler={self._scheduler.address}"]
-        line += [f"--job={self._options.job or 'run'}", f"--members={self._expected}"]
-        self._telling = subprocess.Popen(
-            line,
-            env={**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        return [self._tool, command, f"--scheduler={self._scheduler.address}", *options]
 
     def _take_signals(self) -> None:
         while self._signals:
@@ -429,7 +448,7 @@ class HostsRun:
             elif isinstance(action, Begin):
                 self._nodes[action.host].on_host.begin(f"{action.nodes}")
             elif isinstance(action, Expect):
-                self._expected, self._told_s = action.nodes, 0.0
+                self._expected = action.nodes
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):
@@ -466,7 +485,7 @@ class HostsRun:
             "run",
             f"--scheduler={address}:{self._scheduler.port}",
             f"--node-rank={start.node}",
-            f"--max-nodes={self._bounds.most or _NODES_MAX}",
+            f"--max-nodes={_NODES_MAX}",  # Their number is bounded here.
             f"--ranks-per-node={start.ranks}",
         ]
         told = {"aggregators": "1"}
@@ -493,13 +512,10 @@ class HostsRun:
         """The nodes that are in the job of that one, or have been; None when the scheduler does not
         say. One that came when all others had left is in a job of its own, which begins from nothing.
         """
-        assert self._scheduler is not None
-        line = [self._tool, "status", f"--scheduler={self._scheduler.address}"]
-        line += ["--brief", "--all", "--json"]
-        environment = {**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"}
+        line = self._line("status", "--brief", "--all", "--json")
         try:
             done = subprocess.run(
-                line, env=environment, capture_output=True, timeout=_ANSWER_S, check=True
+                line, env=self._environment, capture_output=True, timeout=_ANSWER_S, check=True
             )
             jobs = json.loads(done.stdout)["jobs"]
             entered = [_entered_of(each["job"]["members"]) for each in jobs]

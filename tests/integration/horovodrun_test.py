@@ -372,7 +372,10 @@ class HorovodrunTest(unittest.TestCase):
             self.assertIn("others, params.cycle of the file of options has no effect", done.stderr)
             done = _run("-np", "1", "--config-file", f"{file}.not", "true")
             self.assertEqual(done.returncode, 1)
-            self.assertIn("No such file", done.stderr)
+            self.assertIn(f"--config-file={file}.not: [Errno 2] No such file", done.stderr)
+            file.write_bytes(b"params: \xff")
+            done = _run("-np", "1", "--config-file", str(file), "true")
+            self.assertIn(f"--config-file={file}: 'utf-8' codec", done.stderr)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,11 @@ def _plan_cores(
 def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logger) -> int:
     if not arguments:
         raise TalwegError("a worker needs a command: bpslaunch python train.py")
+    if arguments[0].startswith("-"):
+        raise TalwegError(
+            f"'{arguments[0]}' is no command, and bpslaunch has no options: variables say all "
+            "(docs/byteps.md), as in DMLC_NUM_WORKER=2 bpslaunch python train.py"
+        )
     local_size = rank_count(environment)
     # It is each rank's, and says here which of the node's ranks is the first.
     job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", local_size)

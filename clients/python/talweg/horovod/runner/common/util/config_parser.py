@@ -95,6 +95,10 @@ def read_config(path: str) -> Mapping[str, Any]:
         ) from None
     try:
         config = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"--config-file={path}: {error}; give a file of sections in YAML"
+        ) from None
     except yaml.YAMLError as error:
         raise InvalidArgument(f"--config-file={path} is no YAML: {error}") from None
     if not isinstance(config, Mapping):

@@ -15,6 +15,7 @@ ROOMS = (
     "_version",
     "_calls",
     "_call_site",
+    "_frameworks",
     "_at_exit",
     "_declaration",
     "_arguments",

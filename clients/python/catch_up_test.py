@@ -472,14 +472,16 @@ class LinesTest(unittest.TestCase):
 
     def test_the_end_of_a_line(self) -> None:
         """As many empty chunks as rounds are waited for; they are no message, and void none."""
-        pipe: Any = _Pipe()
-        writer = Writer(pipe, 1000)
-        writer.send(Unable("why"), lambda: False)
-        self.assertTrue(writer.end(lambda: False))
-        self.assertEqual([chunk[:8].any() for chunk in pipe.chunks], [True, False, False])
-        reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
-        got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
-        self.assertEqual(got, [Unable("why")])
+        # Also where a message was to follow in the same chunk, and was dropped.
+        for has_next in (False, True):
+            pipe: Any = _Pipe()
+            writer = Writer(pipe, 1000)
+            writer.send(Unable("why"), lambda: False, has_next)
+            self.assertTrue(writer.end(lambda: False))
+            self.assertEqual([chunk[:8].any() for chunk in pipe.chunks], [True, False, False])
+            reader = Reader(lambda _, nbytes: [np.empty(nbytes, np.uint8)])
+            got = [each for chunk in pipe.chunks for each in reader.take(chunk)]
+            self.assertEqual(got, [Unable("why")])
 
     def test_no_round_stays_open(self) -> None:
         """At a rank that receives, when the line is over."""

@@ -343,7 +343,9 @@ class Writer:
 
     def end(self, is_over: Callable[[], bool]) -> bool:
         """No message follows. False: `is_over` says so, before all was sent."""
-        return all(self._leave(is_over) for _ in range(_LANES))
+        # What send() has kept for a message that was to follow goes first.
+        is_kept = self._position > _CHUNK.size
+        return all(self._leave(is_over) for _ in range(is_kept + _LANES))
 
     @property
     def _chunk_bytes(self) -> int:

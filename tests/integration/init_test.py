@@ -12,7 +12,7 @@ import unittest
 from unittest import mock
 
 import talweg
-from talweg import _client
+from talweg._client import process
 
 # Far more than an interrupted call takes, and far less than it would wait for the job.
 _SOON_S = 30.0
@@ -58,7 +58,7 @@ class InitTest(unittest.TestCase):
             may_come.wait(_WAIT_S)
             return client
 
-        with mock.patch.object(_client, "Client", connect):
+        with mock.patch.object(process, "Client", connect):
             self._interrupt_soon()
             with self.assertRaises(KeyboardInterrupt):
                 talweg.init()

@@ -47,6 +47,8 @@ class QuestionsTest(unittest.TestCase):
     def test_long_answers_count_as_several_calls(self) -> None:
         with Cluster() as cluster:
             job = Job(cluster, program="many_tensors.py")
+            for rank in job.all_ranks():  # Then there is something that makes answers long.
+                rank.goes_on()
             for what, daemon in (("agent", job.agents[0]), ("aggregator", job.aggregators[0])):
                 with self.subTest(what):
                     line = [str(RUNFILES / "tests/fault/caller"), daemon.addresses["admin"], what]

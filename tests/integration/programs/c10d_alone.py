@@ -231,12 +231,12 @@ def _shown_of(work: Callable[[], Any]) -> list[Any]:
 
 
 def check_what_a_profiler_shows() -> None:
-    """A range of each call, from its begin to its end."""
+    """A range of each call: of one that goes on, while it is begun."""
     small, large = torch.ones(4, 5), torch.ones(300, 1000)
     for tensor in (small, large):
         dist.all_reduce(tensor)
         [shown] = _shown_of(partial(dist.all_reduce, tensor))
-        assert shown.name == "talweg:all_reduce" and not shown.is_async
+        assert shown.name == "talweg:all_reduce"
         assert [list(shape) for shape in shown.input_shapes] == [list(tensor.shape)]
 
     def several() -> None:
@@ -250,7 +250,6 @@ def check_what_a_profiler_shows() -> None:
 
     every = {event.name.partition(":")[2]: event for event in _shown_of(several)}
     assert sorted(every) == ["all_reduce", "barrier", "broadcast", "recv", "send"], every
-    assert every["all_reduce"].is_async and not every["barrier"].is_async
     # What follows is in no range of a call that goes on meanwhile.
     assert all(event.cpu_parent is None for event in every.values())
 

@@ -25,7 +25,7 @@ from talweg.torch._group_calls import GroupCalls
 from talweg.torch._inbox import Inbox, Mail
 from talweg.torch._messages import Message, Posted, Receive
 from talweg.torch._outbox import Outbox
-from talweg.torch._profiling import begun_range
+from talweg.torch._profiling import shown
 
 
 class PointToPoint:
@@ -59,29 +59,23 @@ class PointToPoint:
             if outbox is None:
                 way = *self._channels(self._place, target), self._second(self._place, target)
                 outbox = self._outboxes[target] = Outbox(*way, self._lock)
-        range_ = begun_range("send", [tensor])
-        outbox.send(message)
-        if range_ is not None:
-            message.show(range_, is_async=True)
+        with shown("send", [tensor]):
+            outbox.send(message)
         return message
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int, timeout_s: float) -> Receive:
         self._require_other(source, "recv")
         receive = self._receive(tensor, source, f"rank {self._ranks[source]}", tag, timeout_s)
-        range_ = begun_range("recv", [tensor])
-        self._mail.receive(receive, source)
-        if range_ is not None:
-            receive.show(range_, is_async=True)
+        with shown("recv", [tensor]):
+            self._mail.receive(receive, source)
         return receive
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int, timeout_s: float) -> Receive:
         if len(self._ranks) == 1:
             raise InvalidArgument("recv: the group has no other rank to receive from")
         receive = self._receive(tensor, -1, "any rank", tag, timeout_s)
-        range_ = begun_range("recv", [tensor])
-        self._mail.receive_from_any(receive)
-        if range_ is not None:
-            receive.show(range_, is_async=True)
+        with shown("recv", [tensor]):
+            self._mail.receive_from_any(receive)
         return receive
 
     def _receive(

@@ -49,7 +49,7 @@ from talweg.torch._group_calls import GroupCalls
 from talweg.torch._lanes import Lane
 from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
-from talweg.torch._profiling import begun_range
+from talweg.torch._profiling import range_of
 from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
@@ -117,7 +117,9 @@ class ProcessGroup(GroupOfDevices):
         if timeout.total_seconds() <= 0:
             timeout = self._timeout
         is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
-        range_ = begun_range(operation, inputs, is_async) if begun is None else None
+        range_ = range_of(operation, inputs) if begun is None else None
+        if range_ is not None:
+            range_.begin()
         work = Work(
             self._channel,
             calls,
@@ -128,8 +130,10 @@ class ProcessGroup(GroupOfDevices):
             is_async,
             begun,
         )
-        if range_ is not None:
-            work.show(range_, is_async)
+        if range_ is not None and is_async:
+            range_.end()  # It goes on, and may end on any thread.
+        elif range_ is not None:
+            work.show(range_)
         return work
 
     def shutdown(self) -> None:
@@ -159,7 +163,7 @@ class ProcessGroup(GroupOfDevices):
         job, target, range_ = made
         work = self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
         if range_ is not None:
-            work.show(range_, is_async=False)
+            work.show(range_)
         return work
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:

@@ -85,12 +85,9 @@ class Pending(dist.Work):
     def _who_is_late(self) -> str:
         raise NotImplementedError
 
-    def show(self, range_: Range, is_async: bool) -> None:
-        """Has the range end with the call: where the caller waits for it, unless it `is_async`."""
-        if is_async:
-            self.call_when_done(range_.end)
-        else:
-            self._range = range_
+    def show(self, range_: Range) -> None:
+        """Has the range end where the caller has waited for the call, at once."""
+        self._range = range_
 
     # ----- What callers want -----
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import unittest
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+from talweg._collectives import kinds
 from talweg._collectives.channels import Steps, Wait
 from talweg._collectives.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, SCATTER, carry
 from talweg._collectives.kinds import Given, Kind, Lane, capacity_of
@@ -56,9 +58,18 @@ class CarryTest(unittest.TestCase):
             return capacity_of(kind, nbytes, 4) * kind.part_count(4)
 
         for kind in (BROADCAST, ALL_GATHER, SCATTER):
-            self.assertEqual(all_parts(kind, 1 << 30), 4 << 20, kind)
+            self.assertEqual(all_parts(kind, 1 << 30), 8 << 20, kind)
         self.assertEqual(all_parts(ALL_REDUCE, 1 << 30), 16 << 20)
-        self.assertEqual(all_parts(ALL_REDUCE, 32 << 20), 32 << 20)  # In one round.
+        for kind in (BROADCAST, ALL_REDUCE):
+            self.assertEqual(all_parts(kind, 32 << 20), 32 << 20, kind)  # In one round.
+
+
+class PiecesTest(unittest.TestCase):
+    def setUp(self) -> None:
+        # More than a piece takes several rounds.
+        less = mock.patch.object(kinds, "_TENSOR_BYTES_MAX", _PIECE)
+        less.start()
+        self.addCleanup(less.stop)
 
     def test_over_a_network_a_piece_travels_while_another_is_taken(self) -> None:
         channel = _Channel(overlaps=True)

@@ -236,7 +236,9 @@ class MessagesTest(unittest.TestCase):
         modules = channels, collectives, _messages, _work, _point_to_point
         for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS):
             turns = Turns(seed)
-            small = mock.patch.object(kinds, "_COPY_BYTES_MAX", _ROUND_BYTES)
+            small = mock.patch.multiple(
+                kinds, _TENSOR_BYTES_MAX=_ROUND_BYTES, _COPIED_BYTES_MAX=_ROUND_BYTES
+            )
             with self.subTest(seed=seed), small, turns.patched(*modules):
                 run(_World(turns, seed, size))
 

@@ -182,7 +182,9 @@ def reductions_of_every_dtype() -> None:
 def _small_tensors() -> Any:
     """Has all data take several rounds that is longer than 4096 bytes a rank."""
     nbytes = 4096 * talweg.size()
-    return mock.patch.multiple(kinds, _TENSOR_BYTES_MAX=nbytes, _COPY_BYTES_MAX=nbytes)
+    return mock.patch.multiple(
+        kinds, _TENSOR_BYTES_MAX=nbytes, _REDUCED_BYTES_MAX=nbytes, _COPIED_BYTES_MAX=nbytes
+    )
 
 
 def several_pieces() -> None:

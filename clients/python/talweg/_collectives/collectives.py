@@ -16,8 +16,8 @@ ranks know how long. So a call takes
     copies of at most 4 KiB a rank       1 round
     all reductions                       2 rounds at once
     other copies                         2 rounds, one after the other
-    what is longer                       1 round for each 4 MiB of all parts that are copied; for each
-                                         16 MiB of a reduction of more than 32 MiB
+    what is longer than 32 MiB           1 round for each 8 MiB of all parts that are copied, or for
+                                         each 16 MiB that are reduced
 
 The data goes through tensors whose lengths are powers of two, with parts that are shorter. A
 channel has few of them, so memory stays flat however often shapes change.

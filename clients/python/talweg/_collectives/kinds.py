@@ -86,11 +86,12 @@ _CAPACITY_BYTES_MIN = 4096
 MORE_MAX = 15
 # Instead of a slot's number (Slots): the call's tensor has none; it has none yet.
 NO_SLOT, WANTS_SLOT = -1, 0
-# What all parts of a tensor take together: of a reduction in one round, or in several, and of a copy.
-# The first call waits until every rank, agent and aggregator has that memory, several times.
+# What all parts of a tensor take together, and what they take where data needs several rounds: of a
+# reduction, and of a copy. The first call waits until every rank, agent and aggregator has that
+# memory, several times.
 _TENSOR_BYTES_MAX = 32 << 20
-_PIECE_BYTES_MAX = 16 << 20
-_COPY_BYTES_MAX = 4 << 20
+_REDUCED_BYTES_MAX = 16 << 20
+_COPIED_BYTES_MAX = 8 << 20
 
 
 def split_evenly(rows: int, parts: int) -> list[int]:
@@ -190,11 +191,11 @@ def capacity_of(
 ) -> int:
     """How much a part of the tensor has room for that takes parts of so many bytes."""
     parts = kind.parts_held(size) if holds_own else kind.part_count(size)
-    most = (_TENSOR_BYTES_MAX if kind.reduces or in_one else _COPY_BYTES_MAX) // parts
+    most = _TENSOR_BYTES_MAX // parts
     if in_one and largest > most:
         return largest
-    if kind.reduces and largest > most:
-        most = _PIECE_BYTES_MAX // parts
+    if largest > most:
+        most = (_REDUCED_BYTES_MAX if kind.reduces else _COPIED_BYTES_MAX) // parts
     capacity = _CAPACITY_BYTES_MIN
     while capacity < largest and capacity * 2 <= most:
         capacity *= 2

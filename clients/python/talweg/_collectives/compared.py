@@ -26,10 +26,11 @@ from talweg._client import Client, Handle
 from talweg._collectives import collectives
 from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Job, Steps
+from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import Given, Rows
 from talweg._collectives.scaling import NO_FACTORS
-from talweg._library import native, native_arguments
-from talweg.errors import Aborted, Timeout
+from talweg._library import native
+from talweg.errors import Aborted
 
 
 def _nothing_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
@@ -53,10 +54,8 @@ def compare(channel: CallChannel, given: Given, priority: int) -> Steps:
 
 
 @dataclass(eq=False)
-class _Compared(Handle):
+class _Compared(JobHandle):
     """A call whose comparison is `job`, which results in the handle of the call itself."""
-
-    job: Job | None = None
 
     @property
     def _made(self) -> Handle | None:
@@ -67,48 +66,33 @@ class _Compared(Handle):
         return made
 
     def is_complete(self, connection: native.Connection) -> bool:
-        assert self.job is not None
-        if not self.job.channel.look(self.job):
+        if not super().is_complete(connection):
             return False
         made = self._made
         return made is None or made.taken or made.is_complete(connection)
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
-        native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
-        job = self.job
-        assert job is not None
-        end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
-        if not job.channel.finish(job, end):
-            who = self.waits_for() if timeout_s else ""
-            late = f"; it still waits for {who}" if who else ""
-            raise Timeout(
-                f"{self.title}: not complete after {timeout_s} s; synchronize() again{late}"
-            )
-        if job.failure is not None:
-            raise job.failure
+        begin = time.monotonic()
+        super().take(connection, timeout_s)
         made = self._made
         assert made is not None
-        left = None if end is None else max(0.0, end - time.monotonic())
+        left = None if timeout_s is None else max(0.0, begin + timeout_s - time.monotonic())
         self.result = self.client.finish(made, left)
         self.ranks_summed = made.ranks_summed
 
     def call_when_complete(self, call: Callable[[], None]) -> None:
-        job = self.job
+        job, made = self.job, self._made
         assert job is not None
-        made = self._made
-        if job.done:
-            self.client.completions.call(call) if made is None else made.call_when_complete(call)
+        if made is not None:
+            made.call_when_complete(call)
+        elif job.done:
+            self.client.completions.call(call)
         else:
             job.channel.call_when_done(job, lambda: self.call_when_complete(call))
 
     def waits_for(self) -> str:
         made = self._made
-        assert self.job is not None
-        return self.job.channel.waits_for() if made is None else made.waits_for()
-
-    @property
-    def title(self) -> str:
-        return self.name
+        return super().waits_for() if made is None else made.waits_for()
 
     def leave(self) -> None:
         assert self.job is not None

@@ -129,15 +129,19 @@ class Client:
         self._companions_lock = threading.RLock()
 
     @functools.cached_property
+    def membership_at_first(self) -> tuple[native.Membership, list[native.Member]] | None:
+        """Who was in the job when this client came; None: it is alone, or its agent cannot tell."""
+        if self.is_alone:
+            return None
+        try:
+            return self.connection.membership()
+        except Unsupported:  # An agent before there was such a thing.
+            return None
+
+    @property
     def nodes_change(self) -> bool:
         """Whether nodes may come and go."""
-        if self.is_alone:
-            return False
-        try:
-            found, _ = self.connection.membership()
-        except Unsupported:  # An agent before there was such a thing.
-            return False
-        return bool(found.changes)
+        return self.membership_at_first is not None and bool(self.membership_at_first[0].changes)
 
     def companion(self, kind: type[_Companion]) -> _Companion:
         """The one object of that class that goes with this client: kind(client), made when it is

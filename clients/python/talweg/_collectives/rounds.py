@@ -358,20 +358,20 @@ def start_nameless(
     """
     declaration = brought.declaration
     _require(client, _NAMELESS, declaration)
-    if not client.is_alone and not client.nodes_change:
-        return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
-    kept = brought if client.is_alone else _kept(client, brought)
 
-    def make() -> Handle:
+    def push(brought: Brought) -> Handle:
         return client.start(
-            None, declaration, lambda name: _push(client, name, kept), group.suffix, of
+            None, declaration, lambda name: _push(client, name, brought), group.suffix, of
         )
 
     if client.is_alone:
-        return make()
+        return push(brought)
+    if not client.nodes_change:
+        return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
+    kept = _kept(client, brought)
     channel = channel_named(client, turn, group, _NAMELESS)
     given = _given(client, kept, call_site())
-    return compared.start(client, channel, given, kept.priority, kept.is_async, make)
+    return compared.start(client, channel, given, kept.priority, kept.is_async, lambda: push(kept))
 
 
 def compare_nameless(client: Client, brought: Brought) -> None:

@@ -26,7 +26,7 @@ from talweg._elastic.replay import Replay
 from talweg._elastic.state_rounds import COUNTER_LANES, StateHolder
 from talweg._elastic.taking import Taking
 from talweg._elastic.views import Change, Least, Member, View, change_between, view_of
-from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
+from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized
 
 if TYPE_CHECKING:
     from talweg._digest import Hashing
@@ -116,12 +116,9 @@ class Membership:
         everybody = (Member(0, 0, range(client.size)),)
         beginning = View(0, everybody, client.rank, client.size)
         self._agreement = Agreement(client, beginning)
-        if client.is_alone:
+        if client.membership_at_first is None:
             return
-        try:
-            found, members = client.connection.membership()
-        except Unsupported:  # An agent before there was such a thing.
-            return
+        found, members = client.membership_at_first
         self._steps_base = int(found.steps_base)
         if found.standby:  # How many steps there have been it learns later.
             self._standing = Standing.STANDBY

@@ -11,7 +11,8 @@ bool LiveJob::Pending(const LiveMember& member) const {
 
 bool LiveJob::MayEnter(const LiveMember& member) const {
   // A job that runs would wait for ranks that are not there yet.
-  return member.stream.has_value() && (member.ranks_attached || state == JobState::kForming);
+  return member.stream.has_value() &&
+         (member.ranks.attached.value_or(true) || state == JobState::kForming);
 }
 
 bool LiveJob::IsStandby(const LiveMember& member) const {
@@ -21,12 +22,12 @@ bool LiveJob::IsStandby(const LiveMember& member) const {
 }
 
 bool LiveJob::MayEnterSteps(const LiveMember& member) const {
-  return IsStandby(member) && member.stream && member.ranks_ready.value_or(true);
+  return IsStandby(member) && member.stream && member.ranks.ready.value_or(true);
 }
 
 bool LiveJob::HasState(const LiveMember& member) const {
   return state == JobState::kRunning && !Pending(member) && !IsStandby(member) &&
-         member.ranks_have_state.value_or(true);
+         member.ranks.have_state.value_or(true);
 }
 
 std::vector<NodeRank> LiveJob::JoiningNodes() const {

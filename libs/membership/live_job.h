@@ -32,12 +32,7 @@ struct LiveMember {
   std::optional<StreamId> stream;
   std::string shut_out;          // Why this daemon has ended its last stream, or "".
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
-  bool ranks_attached = true;    // By its own word: all of its node's.
-  // Likewise: none of them has to do anything before it can take part in steps. nullopt: it knows
-  // no standbys, or has not been heard.
-  std::optional<bool> ranks_ready;
-  // Likewise: they have what the others have of the training's state. nullopt: it does not say.
-  std::optional<bool> ranks_have_state;
+  RanksWord ranks;               // Its last.
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
   bool heard_of = false;  // In this life of the scheduler.

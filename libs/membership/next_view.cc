@@ -22,7 +22,7 @@ void WeighFor(const LiveJob& job, const std::vector<view::ViewMember>& members,
 // Who knows none would take a standby for a full member.
 bool AllKnowStandbys(const LiveJob& job, const AggregatorPool& pool) {
   for (const auto& [node, member] : job.members) {
-    if (!job.Pending(member) && !member.ranks_ready) return false;
+    if (!job.Pending(member) && !member.ranks.ready) return false;
   }
   const std::vector<view::ViewAggregator> aggregators = AggregatorsFor(job, pool);
   return std::all_of(aggregators.begin(), aggregators.end(), [&](const view::ViewAggregator& each) {
@@ -81,7 +81,7 @@ std::optional<view::View> NextView(const LiveJob& job, const AggregatorPool& poo
     if (!in_view && !(with_joiners && job.MayEnter(member))) continue;
     view::ViewMember& entry = view.members.emplace_back(member.record.member);
     entry.standby = in_view ? job.IsStandby(member) && !(with_joiners && job.MayEnterSteps(member))
-                            : in_two_stages && !member.ranks_ready.value_or(true);
+                            : in_two_stages && !member.ranks.ready.value_or(true);
   }
   if (view.RankCount() == 0) return std::nullopt;
   if (view.aggregators.empty() && view.members.size() > 1) {

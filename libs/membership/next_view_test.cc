@@ -64,7 +64,7 @@ TEST_CASE("NextView: joiners enter only with the others' consent", "[membership]
   f.AddAggregator(5, "a");
   f.Run({0});
   f.AddMember(1, 11);
-  f.AddMember(2, 12).ranks_attached = false;
+  f.AddMember(2, 12).ranks.attached = false;
   CHECK(f.job.JoiningNodes() == std::vector{NodeRank{1}});
   CHECK(NodesOf(*NextView(f.job, f.pool, false)) == std::vector<uint32_t>{0});
   CHECK(NodesOf(*NextView(f.job, f.pool, true)) == std::vector<uint32_t>{0, 1});
@@ -76,9 +76,9 @@ TEST_CASE("NextView: a joiner that is not ready is a standby where all know of t
   LiveMember& first = f.AddMember(0, 10);
   LiveAggregator& aggregator = f.AddAggregator(5, "a");
   f.Run({0});
-  f.AddMember(1, 11).ranks_ready = false;
+  f.AddMember(1, 11).ranks.ready = false;
   CHECK_FALSE(NextView(f.job, f.pool, true)->members[1].standby);
-  first.ranks_ready = true;
+  first.ranks.ready = true;
   CHECK(NextView(f.job, f.pool, true)->members[1].standby);
   aggregator.knows_standbys = false;
   CHECK_FALSE(NextView(f.job, f.pool, true)->members[1].standby);

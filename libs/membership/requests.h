@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -75,6 +76,14 @@ struct Caller {
 struct PoolCaller {
   Incarnation incarnation;
   SecretHash secret = {};
+};
+
+// What a member says of its node's ranks. nullopt: nothing, as older members do; then it is so.
+struct RanksWord {
+  std::optional<bool> attached;  // All are connected to it.
+  // They could take part in steps at once. A member that says nothing of it knows no standbys.
+  std::optional<bool> ready;
+  std::optional<bool> have_state;  // They have what the others have of the training's state.
 };
 
 struct JoinAnswer {

@@ -254,24 +254,22 @@ Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, Live
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
 
-Answer SchedulerCore::OnRenew(const Caller& caller, std::optional<bool> ranks_attached,
-                              int64_t now_ns, std::vector<Effect>& out,
-                              std::optional<bool> ranks_ready,
-                              std::optional<bool> ranks_have_state) {
+Answer SchedulerCore::OnRenew(const Caller& caller, const RanksWord& ranks, int64_t now_ns,
+                              std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) return answer;
-    if (ranks_attached && member->ranks_attached != *ranks_attached) {
-      member->ranks_attached = *ranks_attached;
+    if (ranks.attached && member->ranks.attached != ranks.attached) {
+      member->ranks.attached = ranks.attached;
       turn.Touch(*job);
     }
-    if (ranks_ready && member->ranks_ready != ranks_ready) {
-      member->ranks_ready = ranks_ready;
+    if (ranks.ready && member->ranks.ready != ranks.ready) {
+      member->ranks.ready = ranks.ready;
       turn.Touch(*job);
     }
-    if (ranks_have_state) member->ranks_have_state = ranks_have_state;
+    if (ranks.have_state) member->ranks.have_state = ranks.have_state;
     return answer;
   });
 }
@@ -381,18 +379,15 @@ Answer SchedulerCore::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64
   });
 }
 
-Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
-                                       int64_t now_ns, std::vector<Effect>& out,
-                                       std::optional<bool> ranks_ready,
-                                       std::optional<bool> ranks_have_state) {
+Answer SchedulerCore::OnMemberAttached(StreamId stream, const Caller& caller,
+                                       const RanksWord& ranks, int64_t now_ns,
+                                       std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     LiveJob* job = nullptr;
     LiveMember* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) return answer;
-    member->ranks_attached = ranks_attached;
-    member->ranks_ready = ranks_ready;
-    member->ranks_have_state = ranks_have_state;
+    member->ranks = ranks;
     Attach(stream, *job, *member, turn);
     return answer;
   });

@@ -47,12 +47,9 @@ class SchedulerCore {
   SchedulerCore& operator=(const SchedulerCore&) = delete;
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  // `ranks_attached`: whether all ranks of the caller's node are connected to it, `ranks_ready`:
-  // whether they could take part in steps at once, `ranks_have_state`: whether they have what the
-  // others have of the training's state; nullopt: as before.
-  Answer OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
-                 std::vector<Effect>& out, std::optional<bool> ranks_ready = std::nullopt,
-                 std::optional<bool> ranks_have_state = std::nullopt);
+  // What the caller does not say of its ranks is as it said last.
+  Answer OnRenew(const Caller& caller, const RanksWord& ranks, int64_t now_ns,
+                 std::vector<Effect>& out);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
@@ -63,12 +60,9 @@ class SchedulerCore {
   // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
-  // If not ok, the stream is the caller's to end. `ranks_ready`: nullopt from a caller that knows
-  // no standbys; `ranks_have_state`: from one that does not say it.
-  Answer OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
-                          int64_t now_ns, std::vector<Effect>& out,
-                          std::optional<bool> ranks_ready = std::nullopt,
-                          std::optional<bool> ranks_have_state = std::nullopt);
+  // If not ok, the stream is the caller's to end. What it said of its ranks before is forgotten.
+  Answer OnMemberAttached(StreamId stream, const Caller& caller, const RanksWord& ranks,
+                          int64_t now_ns, std::vector<Effect>& out);
 
   // `secret` is drawn by the aggregator; its later calls show it again.
   Answer OnRegister(const view::ViewAggregator& aggregator, const SecretHash& secret,

@@ -71,10 +71,10 @@ class Fixture {
     return answer;
   }
   Answer Attach(JobId job, view::MemberIdentity id, Epoch held = Epoch{0},
-                bool ranks_attached = true, std::optional<bool> ranks_ready = {}) {
+                const RanksWord& ranks = {.attached = true}) {
     const StreamId stream{++stream_count_};
-    const Answer answer = core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)},
-                                                 ranks_attached, now_ns, out_, ranks_ready);
+    const Answer answer =
+        core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)}, ranks, now_ns, out_);
     if (answer.ok()) streams_of_[id] = stream;
     Drain();
     return answer;
@@ -82,18 +82,16 @@ class Fixture {
   // Joins and opens the stream.
   JobId Enter(const std::string& job, uint32_t node, uint64_t incarnation, JobSpec spec,
               std::optional<bool> ranks_ready = {}) {
+    const RanksWord ranks = {.attached = true, .ready = ranks_ready};
     const JoinAnswer answer = Join(Request(job, node, incarnation, spec));
     REQUIRE(answer.answer == Answer{});
-    REQUIRE(
-        Attach(answer.job, {NodeRank{node}, Incarnation{incarnation}}, Epoch{0}, true, ranks_ready)
-            .ok());
+    REQUIRE(Attach(answer.job, {NodeRank{node}, Incarnation{incarnation}}, Epoch{0}, ranks).ok());
     return answer.job;
   }
   Answer Renew(JobId job, view::MemberIdentity id, Epoch held = Epoch{0},
-               std::optional<bool> ranks_attached = {}, std::optional<bool> ranks_ready = {},
-               std::optional<bool> ranks_have_state = {}) {
-    const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached,
-                                        now_ns, out_, ranks_ready, ranks_have_state);
+               const RanksWord& ranks = {}) {
+    const Answer answer =
+        core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks, now_ns, out_);
     Drain();
     return answer;
   }

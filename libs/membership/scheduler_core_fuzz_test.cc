@@ -10,7 +10,9 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -42,12 +44,7 @@ class World {
     switch (input.Byte() % 14) {
       case 0:
       case 1: core_->OnJoin(Join(input), now_ns_, out_); break;
-      case 2: {
-        const uint8_t word = input.Byte() % 3;
-        core_->OnRenew(From(input), word == 2 ? std::nullopt : std::optional(word == 1), now_ns_,
-                       out_);
-        break;
-      }
+      case 2: core_->OnRenew(From(input), Ranks(input), now_ns_, out_); break;
       case 3:
         core_->OnLeave(From(input), LeaveReason{static_cast<uint8_t>(input.Byte() % 3)}, "x",
                        now_ns_, out_);
@@ -59,12 +56,10 @@ class World {
                           now_ns_, out_);
         break;
       case 6:
-      case 7: {
-        const bool ranks_attached = input.Byte() % 4 != 0;
-        core_->OnMemberAttached(StreamId{++stream_count_}, From(input), ranks_attached, now_ns_,
+      case 7:
+        core_->OnMemberAttached(StreamId{++stream_count_}, From(input), Ranks(input), now_ns_,
                                 out_);
         break;
-      }
       case 8:
         core_->OnRegister({.incarnation = Incarnation{input.Number()},
                            .name = std::string(1, static_cast<char>('a' + input.Byte() % 3)),
@@ -105,6 +100,19 @@ class World {
     caller.id = Id(input);
     caller.held = Epoch{input.Number()};
     return caller;
+  }
+  // A byte says all three: a digit of base 3 each.
+  static RanksWord Ranks(Input& input) {
+    uint8_t words = input.Byte();
+    const auto next = [&words] {
+      const int word = std::exchange(words, words / 3) % 3;
+      return word == 2 ? std::nullopt : std::optional(word == 1);
+    };
+    RanksWord ranks;
+    ranks.attached = next();
+    ranks.ready = next();
+    ranks.have_state = next();
+    return ranks;
   }
   static Lost Lost_(Input& input) {
     switch (input.Byte() % 3) {

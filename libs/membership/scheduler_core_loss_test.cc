@@ -145,15 +145,15 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
   const JobId job = f.Enter("mnist", 0, 10, spec);
   // A job begins without them: its ranks wait for each other anyway.
   REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
-  REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, false).ok());
+  REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, {.attached = false}).ok());
   REQUIRE(f.EpochOf(job) == Epoch{1});
   REQUIRE(f.Join(Fixture::Request("mnist", 3, 13, spec)).answer.ok());
-  REQUIRE(f.Attach(job, Id(3, 13), Epoch{0}, false).ok());
+  REQUIRE(f.Attach(job, Id(3, 13), Epoch{0}, {.attached = false}).ok());
   CHECK(f.Told<Quiesce>(Id(0, 10)).empty());
   CHECK(f.core->StateText(f.core->jobs().at(job)) == "node 3 can enter when all ranks are there");
 
   SECTION("they come") {
-    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    f.Renew(job, Id(3, 13), Epoch{0}, {.attached = true});
     f.QuiesceAll(job);
     CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 3);
   }
@@ -165,11 +165,11 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
     CHECK(members[2].id == Id(2, 12));
   }
   SECTION("one goes again before the node has entered") {
-    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    f.Renew(job, Id(3, 13), Epoch{0}, {.attached = true});
     REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
     f.Renew(job, Id(3, 13), Epoch{0});  // From an agent that says nothing of its ranks.
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
-    f.Renew(job, Id(3, 13), Epoch{0}, false);
+    f.Renew(job, Id(3, 13), Epoch{0}, {.attached = false});
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).size() == 1);
   }
 }

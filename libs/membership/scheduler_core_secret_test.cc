@@ -39,7 +39,8 @@ TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for
        [&] {
          std::vector<Effect> out;
          const Caller caller{.job = job, .id = member, .held = Epoch{1}};
-         Answer answer = f.core->OnMemberAttached(StreamId{77}, caller, true, f.now_ns, out);
+         Answer answer =
+             f.core->OnMemberAttached(StreamId{77}, caller, {.attached = true}, f.now_ns, out);
          CHECK(out.empty());
          return answer;
        }},

@@ -32,7 +32,7 @@ struct Standbys : Fixture {
     Enter("mnist", node, incarnation, spec(), false);
   }
   void Ready(uint32_t node, uint64_t incarnation, bool ready = true) {
-    REQUIRE(Renew(job, Id(node, incarnation), Epoch{0}, true, ready).ok());
+    REQUIRE(Renew(job, Id(node, incarnation), Epoch{0}, {.ready = ready}).ok());
   }
   // All that stop have ended the step.
   void EndStep(uint64_t step) {
@@ -61,7 +61,7 @@ TEST_CASE("SchedulerCore: a joiner has the state when its ranks say so", "[membe
     return live.HasState(live.members.at(NodeRank{node}));
   };
   const auto say = [&](bool have_state) {
-    REQUIRE(f.Renew(f.job, Id(2, 12), Epoch{0}, true, {}, have_state).ok());
+    REQUIRE(f.Renew(f.job, Id(2, 12), Epoch{0}, {.have_state = have_state}).ok());
   };
   CHECK(has_state(0));  // An older agent says nothing, and is taken to have it.
   f.Knock(2, 12);
@@ -221,14 +221,14 @@ TEST_CASE("SchedulerCore: a restart of the scheduler leaves a standby what it is
   CHECK(f.StandbysInView() == Flags{false, false, true});
   REQUIRE(f.AttachAggregator(100, {{f.job, epoch}}).ok());
   for (const uint32_t node : {0, 1}) {
-    REQUIRE(f.Attach(f.job, Id(node, 10 + node), epoch, true, true).ok());
+    REQUIRE(f.Attach(f.job, Id(node, 10 + node), epoch, {.ready = true}).ok());
   }
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);  // It has not said yet that it is ready.
-  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, true, false).ok());
+  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, {.ready = false}).ok());
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
   f.Ready(2, 12);
   // It may attach anew while others stop.
-  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, true, true).ok());
+  REQUIRE(f.Attach(f.job, Id(2, 12), epoch, {.ready = true}).ok());
   CHECK(f.Told<Attached>(Id(2, 12)).back().quiesce == QuiesceId{0});
   CHECK(f.Told<Quiesce>(Id(2, 12)).empty());
   f.EndStep(6);

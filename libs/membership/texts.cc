@@ -134,7 +134,8 @@ std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now
     std::vector<NodeRank> without_ranks;
     std::vector<NodeRank> not_ready;
     for (const auto& [node, member] : job.members) {
-      if (job.Pending(member) && !member.ranks_attached) without_ranks.push_back(node);
+      if (job.Pending(member) && !member.ranks.attached.value_or(true))
+        without_ranks.push_back(node);
       if (job.IsStandby(member)) not_ready.push_back(node);
     }
     std::string text;

@@ -50,6 +50,15 @@ membership::Caller CallerOf(const Request& request) {
 }
 
 template <typename Request>
+membership::RanksWord RanksWordOf(const Request& request) {
+  membership::RanksWord ranks;
+  if (request.has_ranks_attached()) ranks.attached = request.ranks_attached();
+  if (request.has_ranks_ready()) ranks.ready = request.ranks_ready();
+  if (request.has_ranks_have_state()) ranks.have_state = request.ranks_have_state();
+  return ranks;
+}
+
+template <typename Request>
 membership::PoolCaller PoolCallerOf(const Request& request) {
   return {.incarnation = Incarnation{request.incarnation()},
           .secret = rpc::HashOf(request.session_secret())};
@@ -271,12 +280,7 @@ absl::Status SchedulerDriver::RenewLease(const v1::RenewLeaseRequest& request,
                                          v1::RenewLeaseResponse* response) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRenew(
-        CallerOf(request),
-        request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
-        now_ns, out,
-        request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt,
-        request.has_ranks_have_state() ? std::optional(request.ranks_have_state()) : std::nullopt);
+    answer = core.OnRenew(CallerOf(request), RanksWordOf(request), now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -342,10 +346,7 @@ void SchedulerDriver::WatchViews(membership::StreamId id,
                                   .takes_aggregator_changes = request.takes_aggregator_changes()}};
   Answer answer;
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnMemberAttached(
-        id, CallerOf(request), !request.has_ranks_attached() || request.ranks_attached(), now_ns,
-        out, request.has_ranks_ready() ? std::optional(request.ranks_ready()) : std::nullopt,
-        request.has_ranks_have_state() ? std::optional(request.ranks_have_state()) : std::nullopt);
+    answer = core.OnMemberAttached(id, CallerOf(request), RanksWordOf(request), now_ns, out);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;

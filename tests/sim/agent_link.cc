@@ -141,11 +141,9 @@ void AgentLink::Attach() {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->CallOnce(
       config_.host,
-      [=, this, id = self_, job = job_, held = held_, ranks_attached = ranks_attached_,
-       ranks_ready = ranks_ready_](membership::SchedulerCore& core, int64_t now_ns,
-                                   EffectList& out) {
-        *answer = core.OnMemberAttached(stream, {job, id, held}, ranks_attached, now_ns, out,
-                                        ranks_ready);
+      [=, this, id = self_, job = job_, held = held_, ranks = ranks_](
+          membership::SchedulerCore& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnMemberAttached(stream, {job, id, held}, ranks, now_ns, out);
         if (!answer->ok()) return;
         if (attachment > 1) trace_->Reached("a member re-attaches");
         if (core.jobs().at(job).Over()) trace_->Reached("a member attaches to a job that is over");
@@ -195,10 +193,9 @@ void AgentLink::SendRenewal() {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->Call(
       config_.host,
-      [=, id = self_, job = job_, held = held_, ranks_attached = ranks_attached_,
-       ranks_ready = ranks_ready_](membership::SchedulerCore& core, int64_t now_ns,
-                                   EffectList& out) {
-        *answer = core.OnRenew({job, id, held}, ranks_attached, now_ns, out, ranks_ready);
+      [=, id = self_, job = job_, held = held_, ranks = ranks_](membership::SchedulerCore& core,
+                                                                int64_t now_ns, EffectList& out) {
+        *answer = core.OnRenew({job, id, held}, ranks, now_ns, out);
       },
       [this, answer](bool answered) {
         if (leaves_) return;
@@ -208,14 +205,14 @@ void AgentLink::SendRenewal() {
 }
 
 void AgentLink::SetRanksAttached(bool attached) {
-  if (std::exchange(ranks_attached_, attached) == attached) return;
+  if (std::exchange(ranks_.attached, attached) == attached) return;
   if (job_ == JobId{0} || out_ || leaves_) return;
   if (attached) trace_->Reached("ranks come after their agent");
   SendRenewal();
 }
 
 void AgentLink::SetRanksReady(bool ready) {
-  if (!config_.knows_standbys || std::exchange(ranks_ready_, ready) == ready) return;
+  if (!config_.knows_standbys || std::exchange(ranks_.ready, ready) == ready) return;
   if (job_ == JobId{0} || out_ || leaves_) return;
   SendRenewal();
 }

@@ -80,8 +80,8 @@ class AgentLink final : public agent::ConnectedLink {
   view::MemberIdentity self_;
   JobId job_;
   Epoch held_;
-  bool ranks_attached_ = false;
-  std::optional<bool> ranks_ready_;  // nullopt: its ranks know no standbys.
+  // `ready` is never said where ranks know no standbys.
+  membership::RanksWord ranks_ = {.attached = false};
   bool reachable_ = true;
   bool out_ = false;
   bool leaves_ = false;

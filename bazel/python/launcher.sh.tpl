@@ -14,4 +14,13 @@ for import in %{imports}; do path=$path:$runfiles/$import; done
 export PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONDONTWRITEBYTECODE=1
 export TALWEG_VENV=%{venv}
-exec "$runfiles/%{interpreter}" "$runfiles/%{main}" "$@"
+run=exec
+if %{is_test}; then
+  # What frameworks and launchers leave behind goes with the test. The path is short, as sockets are made below it;
+  # programs of other users find their way through it, as through /tmp.
+  TMPDIR=$(mktemp -d /tmp/test.XXXXXX) && chmod 1777 "$TMPDIR" || exit 1
+  export TMPDIR
+  trap 'rm -rf "$TMPDIR"' EXIT
+  run=
+fi
+$run "$runfiles/%{interpreter}" "$runfiles/%{main}" "$@"

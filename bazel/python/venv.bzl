@@ -20,6 +20,7 @@ def _venv_py_impl(ctx):
         substitutions = {
             "%{imports}": " ".join(imports.to_list()),
             "%{interpreter}": ctx.workspace_name + "/" + ctx.file._interpreter.short_path,
+            "%{is_test}": "true" if ctx.attr.is_test else "false",
             "%{main}": ctx.workspace_name + "/" + ctx.file.main.short_path,
             "%{venv}": ctx.attr.venv,
         },
@@ -53,6 +54,9 @@ _ATTRS = {
     "requirements": attr.label(default = "//bazel:requirements.txt", allow_single_file = True),
 }
 
-venv_py_binary = rule(implementation = _venv_py_impl, attrs = _ATTRS, executable = True)
+def _attrs(is_test):
+    return dict(_ATTRS, is_test = attr.bool(default = is_test))
 
-venv_py_test = rule(implementation = _venv_py_impl, attrs = _ATTRS, test = True)
+venv_py_binary = rule(implementation = _venv_py_impl, attrs = _attrs(is_test = False), executable = True)
+
+venv_py_test = rule(implementation = _venv_py_impl, attrs = _attrs(is_test = True), test = True)

@@ -9,9 +9,18 @@ from typing import Any
 from unittest import mock
 
 from talweg._collectives import kinds
+from talweg._collectives.call_data import Parts, carry
 from talweg._collectives.channels import Steps, Wait
-from talweg._collectives.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, SCATTER, carry
-from talweg._collectives.kinds import Given, Kind, Lane, capacity_of
+from talweg._collectives.kinds import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    SCATTER,
+    Given,
+    Kind,
+    Lane,
+    capacity_of,
+)
 from talweg.errors import Aborted, TalwegError
 
 _PIECE = capacity_of(BROADCAST, 1 << 30, 2)
@@ -49,7 +58,7 @@ class _Channel:
 
 def _carry(channel: Any, nbytes: int, turn: int = 0) -> Steps:
     given = Given(BROADCAST, 0, None, [], 0, None, lambda rows, counts: (None, 0))
-    return carry(channel, given, 0, turn, 0, [], 0, [nbytes], nbytes)
+    return carry(channel, given, 0, turn, Parts(0, []), Parts(0, [nbytes]), nbytes)
 
 
 class CarryTest(unittest.TestCase):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from model_rounds import Rounds
 from talweg._client.handles import Handle, Nameless
-from talweg._collectives import channels, collectives, compared
+from talweg._collectives import callers, channels, collectives, compared
 from talweg._collectives.call_channel import channel_named
 from talweg._collectives.kinds import ALL_REDUCE, OWN, WHOLE, Given, Rows
 from talweg._collectives.process_sets import Group
@@ -100,7 +100,7 @@ class ComparedTest(unittest.TestCase):
     def _try(self, run: Callable[[Turns], None]) -> None:
         for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS):
             turns = Turns(seed)
-            with self.subTest(seed=seed), turns.patched(channels, collectives, compared):
+            with self.subTest(seed=seed), turns.patched(callers, channels, collectives, compared):
                 run(turns)
 
     def _ranks(self, turns: Turns, plans: Sequence[Sequence[Declaration]]) -> list[_Rank]:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from model_rounds import Rounds
-from talweg._collectives import channels, collectives, kinds
+from talweg._collectives import callers, channels, collectives, kinds
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument, JobFailed, Mismatch, Timeout
@@ -233,7 +233,7 @@ class _World:
 class MessagesTest(unittest.TestCase):
     def _try(self, size: int, run: Callable[[_World], None]) -> None:
         """In many orders."""
-        modules = channels, collectives, _messages, _work, _point_to_point
+        modules = callers, channels, collectives, _messages, _work, _point_to_point
         for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS):
             turns = Turns(seed)
             small = mock.patch.multiple(

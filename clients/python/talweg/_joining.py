@@ -43,10 +43,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from talweg._client import Client, Handle
-from talweg._collectives import collectives, objects
+from talweg._collectives import objects
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Channel, Job
 from talweg._collectives.compared import Comparisons
+from talweg._collectives.joined import steps_of_joined
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
 from talweg._elastic.membership import membership_of
@@ -181,7 +182,7 @@ class _ChannelStream:
 
 def _stream_of_calls(channel: CallChannel, name: Name) -> _ChannelStream:
     def start() -> Job:
-        job = Job(channel, [partial(collectives.steps_of_joined, channel)])
+        job = Job(channel, [partial(steps_of_joined, channel)])
         channel.submit(job)
         return job
 

@@ -11,7 +11,11 @@ What a framework's module offers
 What a call does
     rounds           push_pull and broadcast: which tensor each call of a name goes through
     compared         calls that the ranks compare before they make them
-    collectives      all others: a control round, then the data
+    collectives      all others: how they start, and their handles
+    one_call         one of these calls: a control round, then the data
+    call_data        the rounds that carry the data
+    callers          what each rank has called, and where
+    joined           what a rank does in others' calls that has joined
     channels         calls that run one after another, and who carries them on
     call_channel     a channel of collectives: its tensors, and what ranks say to each other
     one_round        calls that take one round

@@ -23,7 +23,7 @@ from typing import Any
 
 from talweg import _client
 from talweg._client import Client, Handle
-from talweg._collectives import collectives
+from talweg._collectives import one_call
 from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Job, Steps
 from talweg._collectives.collectives import JobHandle
@@ -48,7 +48,7 @@ def compare(channel: CallChannel, given: Given, priority: int) -> Steps:
         factors=NO_FACTORS,
     )
     try:
-        yield from collectives.steps(channel, words, priority)
+        yield from one_call.steps(channel, words, priority)
     except Aborted:
         pass
 

@@ -37,10 +37,11 @@ import numpy as np
 
 from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
-from talweg._collectives import collectives, compared
+from talweg._collectives import compared, one_call
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
-from talweg._collectives.collectives import Given, JobHandle, Rows
+from talweg._collectives.collectives import JobHandle
+from talweg._collectives.kinds import ALL_REDUCE, BROADCAST, Given, Rows
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._collectives.words import DIMENSIONS_MAX
@@ -406,7 +407,7 @@ def _given(client: Client, brought: Brought, site: CallSite | None) -> Given:
     declaration = brought.declaration
     reduces = declaration.op is not Op.BROADCAST
     return Given(
-        collectives.ALL_REDUCE if reduces else collectives.BROADCAST,
+        ALL_REDUCE if reduces else BROADCAST,
         declaration.root_rank,
         Rows(declaration.dtype.name.lower(), _row_shape(brought), declaration.nbytes),
         [1] * _gives(client, declaration),
@@ -463,4 +464,4 @@ def _call(leaving: Steps | None, channel: CallChannel, given: Given, priority: i
         except TalwegError:
             channel.end_before_control_round()
             raise
-    return (yield from collectives.steps(channel, given, priority))
+    return (yield from one_call.steps(channel, given, priority))

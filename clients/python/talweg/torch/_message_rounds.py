@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.call_data import Parts, carry
+from talweg._collectives.callers import callers
 from talweg._collectives.channels import Steps, Wait
-from talweg._collectives.collectives import callers, carry
 from talweg._collectives.kinds import INLINE_BYTES, SEND, Given, Rows
 from talweg._collectives.words import HEADER, Said, check_alike, header, read_rows
 
@@ -89,7 +90,7 @@ class Receiver:
         """Its data comes to `out`; None: to nowhere."""
         nbytes = came.rows.row_bytes
         turn = self.channel.turn_of(self._round)
-        yield from carry(self.channel, given, 0, turn, 0, [], out, [nbytes], nbytes)
+        yield from carry(self.channel, given, 0, turn, Parts(0, []), Parts(out, [nbytes]), nbytes)
 
 
 @dataclass
@@ -151,10 +152,8 @@ class Sender:
         assert given.rows is not None
         nbytes = given.rows.row_bytes
         turn = self.channel.turn_of(self.round)
-        own = [nbytes]
-        yield from carry(
-            self.channel, given, 0, turn, given.address, own, given.address, own, nbytes
-        )
+        own = Parts(given.address, [nbytes])
+        yield from carry(self.channel, given, 0, turn, own, own, nbytes)
 
 
 def name_of(number: int, given: Given) -> bytes:

@@ -5,6 +5,7 @@ Who is there
     membership      who is in the job, as a program sees it
     views           the members of one epoch, and what changes from one to another
     agreement       the round in which all ranks name one view
+    lanes           the numbers that ranks tell each other in such rounds
     outlive         a rank whose agent was lost is attached again
 What a rank needs to go on where another one is
     state           talweg.State

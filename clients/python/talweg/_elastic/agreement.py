@@ -10,24 +10,42 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from talweg._collectives import objects
-from talweg._declaration import Op
 from talweg._elastic.giving import Giving
+from talweg._elastic.lanes import U64_MAX, are_alike, greatest, tell_alike
 from talweg._elastic.replay import Replay
 from talweg._elastic.views import View, view_of
 
 if TYPE_CHECKING:
     from talweg._client import Client
 
-U64_MAX = 2**64 - 1
-
 _NAME = "talweg.agree"
-_LANES = 15
 _WORD_BITS = 64
+
+
+class _Lane(IntEnum):
+    """What ranks say. A place is told by what is left to the largest number: the lowest counts."""
+
+    EPOCH = 0  # The newest view that the rank knows; two lanes.
+    WANTS_STATE = 2
+    RENUMBERED = 3  # Ranks' numbers are not, or not to be, those of the job's beginning.
+    IS_JOINER = 4
+    MEMBER = 5  # The place of one that is no joiner.
+    FREE_NAMES = 6  # How many names mean no one tensor any more at such a rank.
+    HOLDER = 7  # The place of one that holds the State, too.
+    HOLDER_ANEW = 8  # The same, if it begins anew: others may have been started just now.
+    WATCHES_NO_NAMES = 9
+    HAS_CAUGHT_UP = 10
+    MOVES = 11  # Something else has changed for the rank than which standbys there are.
+    FOLLOWED = 12  # The view that its numbers are of; two lanes.
+
+
+_LANES = 14
 
 
 @dataclass(frozen=True)
@@ -53,12 +71,6 @@ class Agreed:
     names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
     has_joiners: bool
     began_apart: bool  # Some have come to ranks that had begun, or come back to new ones.
-
-
-def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
-    """Has all ranks take part in a round of it; the greatest of each lane, in place."""
-    client.run(name, lanes, Op.MAX)
-    return lanes
 
 
 def _place_in(lane: int) -> tuple[int, int] | None:
@@ -87,47 +99,51 @@ class Agreement:
         client, connection = self._client, self._client.connection
         while True:
             found, members = connection.membership()
-            lanes: np.ndarray = np.zeros(_LANES, np.uint64)
-            lanes[0], lanes[1] = found.epoch, U64_MAX - int(found.epoch)
-            lanes[2] = int(said.wants_state)
-            # Whether ranks' numbers are not those of the job's beginning any more.
-            has_suffix = connection.view_suffix != ""
-            lanes[4] = int(said.is_joiner or has_suffix or self.view.epoch != found.epoch)
             newer = view_of(found, members)
-            if not said.is_joiner:
-                # The lowest place counts.
-                place = U64_MAX - self._place(newer, int(found.number))
-                lanes[6], lanes[7] = place, len(client.tensors.free_names)
-                if said.holds_state:
-                    lanes[3] = place
-                    if said.begins_anew:  # Others may have been started just now.
-                        lanes[5] = place
-            lanes[8] = int(said.is_joiner)
-            lanes[9 if client.names_watcher is not None else 10] = 1
-            lanes[11] = int(said.has_caught_up)
-            # Numbers stay where nothing but standbys has come or gone, if all have the same.
-            beside = newer.standbys != self.view.standbys
-            stays = beside and not said.is_joiner and newer.in_steps == self.view.in_steps
-            lanes[12] = int(not stays)
-            lanes[13], lanes[14] = self._followed, U64_MAX - self._followed
-            greatest(client, _NAME, lanes)
-            if int(lanes[0]) == U64_MAX - int(lanes[1]):
+            lanes = greatest(client, _NAME, self._lanes(said, newer, int(found.number)))
+            if are_alike(lanes, _Lane.EPOCH):
                 break
-        stays = not lanes[12] and int(lanes[13]) == U64_MAX - int(lanes[14])
-        changed = bool(lanes[4]) and not stays
+        # Numbers stay where nothing but standbys has come or gone, if all have the same.
+        stays = not lanes[_Lane.MOVES] and are_alike(lanes, _Lane.FOLLOWED)
+        changed = bool(lanes[_Lane.RENUMBERED]) and not stays
         self._follow(newer, int(found.number), changed, replay)
-        if changed and not lanes[10] and client.names_watcher is not None:
+        if changed and not lanes[_Lane.WATCHES_NO_NAMES] and client.names_watcher is not None:
             client.names_watcher.agree()
         self.has_agreed = True
+        has_joiners, anew = bool(lanes[_Lane.IS_JOINER]), int(lanes[_Lane.HOLDER_ANEW])
+        are_names_told = has_joiners and bool(lanes[_Lane.FREE_NAMES])
         return Agreed(
-            int(found.epoch),
-            bool(lanes[2]),
-            bool(lanes[11]),
-            _place_in(int(lanes[5] or lanes[3])),
-            _place_in(int(lanes[6])) if lanes[7] and lanes[8] else None,
-            bool(lanes[8]),
-            bool(lanes[8] or lanes[5]),
+            newer.epoch,
+            wanted=bool(lanes[_Lane.WANTS_STATE]),
+            caught_up=bool(lanes[_Lane.HAS_CAUGHT_UP]),
+            source=_place_in(anew or int(lanes[_Lane.HOLDER])),
+            names_from=_place_in(int(lanes[_Lane.MEMBER])) if are_names_told else None,
+            has_joiners=has_joiners,
+            began_apart=has_joiners or bool(anew),
         )
+
+    def _lanes(self, said: Said, newer: View, number: int) -> np.ndarray:
+        """What this rank says, which has that number in the `newer` view."""
+        client, known = self._client, self.view
+        lanes: np.ndarray = np.zeros(_LANES, np.uint64)
+        tell_alike(lanes, _Lane.EPOCH, newer.epoch)
+        tell_alike(lanes, _Lane.FOLLOWED, self._followed)
+        has_suffix = client.connection.view_suffix != ""
+        lanes[_Lane.RENUMBERED] = said.is_joiner or has_suffix or known.epoch != newer.epoch
+        only_beside = newer.standbys != known.standbys and newer.in_steps == known.in_steps
+        lanes[_Lane.MOVES] = said.is_joiner or not only_beside
+        lanes[_Lane.IS_JOINER] = said.is_joiner
+        lanes[_Lane.WANTS_STATE] = said.wants_state
+        lanes[_Lane.HAS_CAUGHT_UP] = said.has_caught_up
+        lanes[_Lane.WATCHES_NO_NAMES] = client.names_watcher is None
+        if not said.is_joiner:
+            place = U64_MAX - self._place(newer, number)
+            lanes[_Lane.MEMBER] = place
+            lanes[_Lane.FREE_NAMES] = len(client.tensors.free_names)
+            if said.holds_state:
+                lanes[_Lane.HOLDER] = place
+                lanes[_Lane.HOLDER_ANEW] = place if said.begins_anew else 0
+        return lanes
 
     def _place(self, view: View, number: int) -> int:
         """This rank's node and local rank, as one number."""

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from talweg import _client
 from talweg._client import Client
 from talweg._elastic import state_rounds
-from talweg._elastic.agreement import U64_MAX, Agreed, Agreement, Said, greatest
+from talweg._elastic.agreement import Agreed, Agreement, Said
+from talweg._elastic.lanes import StepLanes, greatest
 from talweg._elastic.replay import Replay
-from talweg._elastic.state_rounds import COUNTER_LANES, StateHolder
+from talweg._elastic.state_rounds import StateHolder
 from talweg._elastic.taking import Taking
 from talweg._elastic.views import Change, Least, Member, View, change_between, view_of
 from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized
@@ -179,7 +178,7 @@ class Membership:
         name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
         if standbys:
             name += f".beside{len(standbys)}"
-        return name, 4 + self.client.size + len(standbys) + COUNTER_LANES
+        return name, StepLanes.count(self.client.size, len(standbys))
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
@@ -365,54 +364,67 @@ class Membership:
     def _end_one_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None
     ) -> Change | None:
-        connection = self.client.connection
-        step = self._steps_base + connection.steps_ended() + 1
+        step = self._steps_base + self.client.connection.steps_ended() + 1
         is_compared, self._is_first_step = self._is_compared(step), False
         if not self.client.nodes_change:
-            if is_compared and self.client.size > 1:
-                state_rounds.compare(self.client, self.holder)
-            if commit is not None:
-                commit(None)
-            if not self.client.is_alone:
-                connection.end_step()
+            self._end_step_of_all(commit, is_compared)
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
-        name, count = self._round_of_step
-        lanes: np.ndarray = np.zeros(count, np.uint64)
-        newest = connection.newest_epoch()
-        lanes[0], lanes[1] = newest, U64_MAX - newest
-        digest = self._digest_of_step(is_compared)
-        if digest:
-            lanes[2], lanes[3] = digest, U64_MAX - digest
-        lanes[4 + self.client.rank] = 1
-        beside = 4 + self.client.size
-        counters = count - COUNTER_LANES
-        lanes[beside:counters] = self._agreement.giving.look(self.view)
-        has_joined, self._entered = self._entered, None
-        told = 0
-        if has_joined is not None:
-            told = state_rounds.tell_counters(self.holder, has_joined, lanes[counters:])
-        greatest(self.client, name, lanes)
-        if has_joined and told:
-            state_rounds.warn_of_counters(told, lanes[counters:])
-        ended = tuple(bool(lane) for lane in lanes[4:beside])
-        self._require_none_joined(ended, bool(digest))
-        if lanes[2] and int(lanes[2]) != U64_MAX - int(lanes[3]):
-            state_rounds.compare(self.client, self.holder)  # Says who differs.
+        told = self._exchange(self._digest_of_step(is_compared))
+        ended = tuple(bool(lane) for lane in told.ended)
         if commit is not None:
             commit(ended)
-        self._agreement.giving.on_boundary(step, self.view, ended, lanes[beside:counters].tolist())
-        connection.end_step()
+        self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
+        self.client.connection.end_step()
+        return self._follow_newer(told.newest_epoch)
+
+    def _end_step_of_all(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None, is_compared: bool
+    ) -> None:
+        """Ends a step where nobody comes or goes."""
+        if is_compared and self.client.size > 1:
+            state_rounds.compare(self.client, self.holder)
+        if commit is not None:
+            commit(None)
+        if not self.client.is_alone:
+            self.client.connection.end_step()
+
+    def _exchange(self, digest: int) -> StepLanes:
+        """Tells the others that this rank ends the step, and hears it of them. They compare digests;
+        0: this rank has none.
+        """
+        client = self.client
+        told = StepLanes(client.size, len(self.view.standbys))
+        told.tell_epoch(client.connection.newest_epoch())
+        if digest:
+            told.tell_digest(digest)
+        told.ended[client.rank] = 1
+        told.holds[:] = self._agreement.giving.look(self.view)
+        has_joined, self._entered = self._entered, None
+        counters = 0
+        if has_joined is not None:
+            counters = state_rounds.tell_counters(self.holder, has_joined, told.counters)
+        greatest(client, self._round_of_step[0], told.all)
+        if has_joined and counters:
+            state_rounds.warn_of_counters(counters, told.counters)
+        self._require_none_joined(tuple(bool(lane) for lane in told.ended), bool(digest))
+        if told.digests_differ:
+            state_rounds.compare(client, self.holder)  # Says who differs.
+        return told
+
+    def _follow_newer(self, newest_epoch: int) -> Change | None:
+        """The step is over: goes on in the newer view that a rank has told of, if there is one."""
+        connection = self.client.connection
         steps = self._steps_base + connection.steps_ended()
         has_joiner = False
         if connection.newest_epoch() != self.view.epoch:
             found, members = connection.membership()
             has_joiner = found.steps_entered == steps
             self._agreement.giving.on_view(steps, view_of(found, members))
-        if int(lanes[0]) == self.view.epoch and not has_joiner:
+        if newest_epoch == self.view.epoch and not has_joiner:
             return None
         before = self.view
         if has_joiner and self._agreement.giving.is_busy and self.holder is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
-from talweg._elastic.agreement import U64_MAX, greatest
+from talweg._elastic.lanes import are_alike, greatest, tell_alike
 from talweg._elastic.replay import Replay
 from talweg.errors import Aborted, InvalidArgument, Mismatch
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from talweg._client import Client
     from talweg._digest import Hashing
 
-# How many numbers tell of survivors' and joiners' counters: the greatest, and of what they lack.
-COUNTER_LANES = 4
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
 
@@ -69,15 +67,14 @@ def tell_counters(holder: StateHolder | None, has_joined: bool, lanes: np.ndarra
     counters = holder.counters() if holder is not None else None
     if counters is None:
         return 0
-    own, first = told(counters), 2 * has_joined
-    lanes[first], lanes[first + 1] = own, U64_MAX - own
+    own = told(counters)
+    tell_alike(lanes, 2 * has_joined, own)
     return own
 
 
 def warn_of_counters(own: int, lanes: np.ndarray) -> None:
     """At a joiner that has told its `own`: where all survivors have alike what it has not."""
-    survivors = int(lanes[0])
-    if survivors in (0, own) or survivors != U64_MAX - int(lanes[1]):
+    if int(lanes[0]) in (0, own) or not are_alike(lanes, 0):
         return
     warnings.warn(
         "after its first step this rank, which has joined, has other numbers or texts in its State "
@@ -134,7 +131,7 @@ def compare(
     lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
     if holder is not None and failure is None:
         own = digest_of(holder) if digest is None else told(digest())
-        lanes[0], lanes[1] = own, U64_MAX - own
+        tell_alike(lanes, 0, own)
         lanes[_DIGESTS + client.rank] = own
     greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
     if lanes[3]:
@@ -143,7 +140,7 @@ def compare(
         )
     if lanes[2]:
         raise Aborted("the state has not reached all ranks that need it")
-    if int(lanes[0]) == U64_MAX - int(lanes[1]):
+    if are_alike(lanes, 0):
         return
     by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
     digests = list(by_rank.values())

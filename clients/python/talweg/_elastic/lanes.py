@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all ranks tell each other in one round: unsigned numbers, of which the greatest comes to all.
+
+A value that all have to have alike takes two lanes: itself, and what is left to the largest number.
+The greatest of both belong together only where all that have told one have told the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from talweg._declaration import Op
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+
+U64_MAX = 2**64 - 1
+# How many tell of survivors' and joiners' counters (state_rounds.tell_counters).
+COUNTER_LANES = 4
+
+
+def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
+    """Has all ranks take part in a round of it; the greatest of each lane, in place."""
+    client.run(name, lanes, Op.MAX)
+    return lanes
+
+
+def tell_alike(lanes: np.ndarray, at: int, value: int) -> None:
+    """Says a value that all have to have alike."""
+    lanes[at], lanes[at + 1] = value, U64_MAX - value
+
+
+def are_alike(lanes: np.ndarray, at: int) -> bool:
+    """Whether all that have told a value there have told the same. Some have."""
+    return int(lanes[at]) == U64_MAX - int(lanes[at + 1])
+
+
+class StepLanes:
+    """What ranks tell each other where a step ends."""
+
+    _EPOCH, _DIGEST, _ENDED = 0, 1, 3
+
+    def __init__(self, ranks: int, standbys: int) -> None:
+        self.all: np.ndarray = np.zeros(self.count(ranks, standbys), np.uint64)
+        # By rank: 1, as it ends the step. One that is gone, or has joined, leaves 0.
+        self.ended, rest = np.split(self.all[self._ENDED :], [ranks])
+        # By standby: 1 where those that it has asked for the state may not begin to give it.
+        self.holds, self.counters = np.split(rest, [standbys])
+
+    @classmethod
+    def count(cls, ranks: int, standbys: int) -> int:
+        """How many lanes there are."""
+        return cls._ENDED + ranks + standbys + COUNTER_LANES
+
+    def tell_epoch(self, epoch: int) -> None:
+        """The newest view that this rank's agent has."""
+        self.all[self._EPOCH] = epoch
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest that anybody has told."""
+        return int(self.all[self._EPOCH])
+
+    def tell_digest(self, digest: int) -> None:
+        """What this rank's State comes to."""
+        tell_alike(self.all, self._DIGEST, digest)
+
+    @property
+    def digests_differ(self) -> bool:
+        """Whether ranks have told digests that differ."""
+        return bool(self.all[self._DIGEST]) and not are_alike(self.all, self._DIGEST)

@@ -37,6 +37,9 @@ class BytepsTest(unittest.TestCase):
         line = job.command("byteps_torch.py", nodes=2, ranks=(2, 1), forks=self.forks)
         self.assertIn("rank 2 of 3, local 0 of 1", job.run(line))
 
+    def test_compiled_steps(self) -> None:
+        job.run(job.command("compat_compiled.py", ["byteps"], ranks=2, forks=self.forks))
+
     def test_the_name(self) -> None:
         """One module under two names, so one state."""
         self.assertIs(byteps.torch, talweg.byteps.torch)

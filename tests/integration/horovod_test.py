@@ -46,6 +46,9 @@ class HorovodTest(unittest.TestCase):
     def test_two_nodes(self) -> None:
         job.run(job.command("horovod_torch.py", nodes=2, ranks=(2, 1), forks=self.forks))
 
+    def test_compiled_steps(self) -> None:
+        job.run(job.command("compat_compiled.py", ["horovod"], ranks=2, forks=self.forks))
+
     def test_collectives(self) -> None:
         for nodes, ranks in ((1, 2), (2, (2, 1))):
             line = job.command("horovod_collectives.py", nodes=nodes, ranks=ranks, forks=self.forks)

@@ -6,8 +6,6 @@ It does what it does uncompiled, and torch has nothing to warn of in Talweg's fu
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,51 +13,14 @@ import talweg.torch as tw
 import torch
 import torch.distributed as dist
 from cases import run_cases
+from compiled_steps import check_compiled, sgd, small_model
 from torch import nn
-
-_STEPS = 3
-# Makes a model and a step over it.
-_Makes = Callable[[str], tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]
-
-
-def _model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def _result(model: nn.Module, step: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    losses = []
-    for number in range(_STEPS):
-        generator = torch.Generator().manual_seed(_STEPS * number + tw.rank())
-        losses.append(step(torch.randn(4, 8, generator=generator)).detach().clone())
-    return [*losses, *(parameter.detach() for parameter in model.parameters())]
-
-
-def _check(make: _Makes, *named: str) -> None:
-    """`named`: functions at which a graph ends, instead of going on within them."""
-    wanted = _result(*make("plain"))
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    model, step = make("compiled")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        got = _result(model, torch.compile(step, backend="eager"))
-    assert all(torch.equal(one, other) for one, other in zip(got, wanted)), (got, wanted)
-    texts = [str(each.message) for each in told if issubclass(each.category, UserWarning)]
-    assert not texts, texts
-    breaks = "\n".join(torch._dynamo.utils.counters["graph_break"])
-    for name in named:
-        assert f"Skip inlining function <function {name} at" in breaks, (name, breaks)
 
 
 def _with_optimizer(overlaps: bool, name: str) -> Any:
-    model = _model()
+    model = small_model()
     optimizer = tw.DistributedOptimizer(
-        _sgd(model),
+        sgd(model),
         model.named_parameters(),
         name=f"{name}.{overlaps}",
         overlap_forward=model if overlaps else None,
@@ -78,19 +39,19 @@ def _with_optimizer(overlaps: bool, name: str) -> Any:
 
 
 def distributed_optimizer() -> None:
-    _check(partial(_with_optimizer, False), "_before_step")
+    check_compiled(partial(_with_optimizer, False), "_before_step")
 
 
 def overlap_with_forward() -> None:
-    _check(partial(_with_optimizer, True), "ForwardOverlap._before_forward")
+    check_compiled(partial(_with_optimizer, True), "ForwardOverlap._before_forward")
 
 
 def hook_of_data_parallel() -> None:
     def make(name: str) -> Any:
-        model = _model()
+        model = small_model()
         parallel = nn.parallel.DistributedDataParallel(model)
         parallel.register_comm_hook(name, tw.ddp_hook)
-        optimizer = _sgd(model)
+        optimizer = sgd(model)
 
         def step(x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
@@ -102,7 +63,7 @@ def hook_of_data_parallel() -> None:
         return model, step
 
     dist.init_process_group("talweg")
-    _check(make)
+    check_compiled(make)
     dist.destroy_process_group()
 
 
@@ -110,10 +71,11 @@ def calls() -> None:
     """With a gradient through one, and what torch compiles as it stands."""
 
     def make(name: str) -> Any:
-        model = _model()
-        optimizer = _sgd(model)
+        model = small_model()
+        optimizer = sgd(model)
 
         def step(x: torch.Tensor) -> torch.Tensor:
+            assert tw.is_initialized()
             optimizer.zero_grad()
             loss = tw.push_pull(model(x).square().mean(), f"loss.{name}") * tw.size()
             loss.backward()
@@ -125,7 +87,7 @@ def calls() -> None:
 
         return model, step
 
-    _check(make, "push_pull")
+    check_compiled(make, "push_pull")
 
 
 def a_compiled_model_in_a_closure() -> None:
@@ -138,8 +100,8 @@ def a_compiled_model_in_a_closure() -> None:
         return graph
 
     torch._dynamo.reset()
-    model = _model()
-    optimizer = tw.DistributedOptimizer(_sgd(model), model.named_parameters(), name="closure")
+    model = small_model()
+    optimizer = tw.DistributedOptimizer(sgd(model), model.named_parameters(), name="closure")
     forward = torch.compile(model, backend=count)
 
     def closure() -> float:

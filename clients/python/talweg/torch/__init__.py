@@ -59,8 +59,7 @@ from talweg.torch._tensors import (
     push_pull_inplace,
     synchronize,
 )
-from talweg.torch._uncompiled import keep_out_of_graphs as _keep_out_of_graphs
-from talweg.torch._uncompiled import leave_package_uncompiled as _leave_package_uncompiled
+from talweg.torch._uncompiled import leave_calls_uncompiled as _leave_calls_uncompiled
 
 _register()
 
@@ -152,7 +151,5 @@ __all__ = [
     "synchronize",
 ]
 
-_leave_package_uncompiled()
-# torch compiles a program's questions: they have one answer as long as the job runs.
-_questions = {"is_initialized", "local_rank", "local_size", "rank", "size"}
-_keep_out_of_graphs(*(globals()[_name] for _name in __all__ if _name not in _questions))
+# These have one answer as long as the job runs.
+_leave_calls_uncompiled(globals(), "local_rank", "local_size", "rank", "size")

@@ -75,3 +75,11 @@ def keep_out_of_graphs(*members: Any) -> None:
     for member in members:
         for function in _functions_of(member):
             function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def leave_calls_uncompiled(module: dict[str, Any], *questions: str) -> None:
+    """Has torch run as it stands what a module of a framework's calls has, and all of Talweg that is
+    imported by now. `module` is its namespace; torch may compile its `questions`.
+    """
+    leave_package_uncompiled()
+    keep_out_of_graphs(*(module[name] for name in module["__all__"] if name not in questions))

@@ -20,6 +20,7 @@ from talweg.byteps.torch._state import (
 )
 from talweg.byteps.torch.compression import Compression
 from talweg.byteps.torch.ops import *  # noqa: F403
+from talweg.torch._uncompiled import leave_calls_uncompiled as _leave_calls_uncompiled
 
 __all__ = [
     "Compression",
@@ -45,3 +46,5 @@ _REMEDIES = {
     "SyncBatchNorm": "talweg.horovod.torch.SyncBatchNorm",
 }
 __getattr__ = remedies("byteps.torch", _REMEDIES)
+
+_leave_calls_uncompiled(globals())

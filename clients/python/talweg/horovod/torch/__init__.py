@@ -21,6 +21,7 @@ from talweg.horovod.torch.functions import (
 from talweg.horovod.torch.mpi_ops import *  # noqa: F403
 from talweg.horovod.torch.optimizer import DistributedOptimizer
 from talweg.horovod.torch.sync_batch_norm import SyncBatchNorm
+from talweg.torch._uncompiled import leave_calls_uncompiled as _leave_calls_uncompiled
 
 __all__ = [
     "Compression",
@@ -34,3 +35,5 @@ __all__ = [
 ]
 __all__ += mpi_ops.__all__
 __all__ += surface.__all__
+
+_leave_calls_uncompiled(globals())

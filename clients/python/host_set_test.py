@@ -308,6 +308,36 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.on_ended("a", 0, "", 4), [])
         self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
 
+    def test_a_host_comes_too_late(self) -> None:
+        """It has been heard of before those that have ended well."""
+        job = self._running("a")
+        job.on_listed(_hosts("a b c"), 1)
+        self.assertTrue(job.may_be_late("b"))
+        actions = job.on_too_late("b", ["c"], 2)
+        self.assertIn("host b (node 1) comes too late: the job has finished", _said(actions))
+        self.assertEqual(_stops(actions), ["c"])
+        self.assertFalse(job.may_be_late("c"))
+        self.assertEqual(job.on_listed(_hosts("a b d"), 3), [])
+        job.on_ended("c", 143, "it was ended", 4)
+        self.assertIs(job.state, JobState.FINISHING)
+        job.on_ended("a", 0, "", 5)
+        self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
+
+    def test_the_last_to_end_comes_too_late(self) -> None:
+        job = self._running("a")
+        job.on_listed(_hosts("a b"), 1)
+        job.on_ended("a", 0, "", 2)
+        job.on_too_late("b", [], 3)
+        self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
+
+    def test_all_fail_when_the_job_has_finished(self) -> None:
+        job = self._running("a")
+        job.on_listed(_hosts("a b"), 1)
+        job.on_too_late("b", [], 2)
+        job.on_ended("a", 3, "exit status 3", 3)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 3))
+        self.assertEqual(job.report, "host a (node 0): exit status 3")
+
     def test_it_ends_well_without_some(self) -> None:
         job = self._running("a b c")
         job.on_ended("a", 5, "exit status 5", 1)
@@ -379,7 +409,10 @@ class HostSetTest(unittest.TestCase):
                 ended = chance.choice([*running, *leaving])
                 # What has not begun does not end well.
                 status = chance.choice([1] if job.state is JobState.MEETING else [0, 0, 1, 2, 3])
-                actions = job.on_ended(ended, status, "it has failed", now)
+                if status == 3 and job.may_be_late(ended):
+                    actions = job.on_too_late(ended, [*running][:1], now)
+                else:
+                    actions = job.on_ended(ended, status, "it has failed", now)
             elif dice < 0.7 and running:
                 reached_host = chance.choice([*running])
                 here.add(reached_host)

@@ -259,6 +259,23 @@ class HostsRunTest(unittest.TestCase):
         job.says("host b comes too late: the job is about to end")
         job.end()
 
+    def test_a_host_fails_as_the_job_has_ended(self) -> None:
+        """Its ranks hear it before the launcher does."""
+        job = _EndlessJob(self, "a")
+        job.name_hosts("a b")
+        # Its agent serves by then.
+        job.wait_for("host b has a rank", lambda: any(map(_is_rank, job.processes("b"))))
+        held = list(filter(_is_of_launcher, job.processes("a")))
+        for pid in held:
+            os.kill(pid, signal.SIGSTOP)
+        (job.ranks / "stop0").touch()
+        job.says("host b (node 1) comes too late: the job has finished")
+        for pid in held:
+            os.kill(pid, signal.SIGCONT)
+        output = job.end()
+        self.assertNotIn("lost", output)
+        self.assertNotIn("without host", output)
+
     def test_too_few_for_too_long(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}", "--min-nodes=2", "--hosts-wait-s=1")
         job.go_on(2)

@@ -19,7 +19,7 @@ class JobState(enum.Enum):
     MEETING = "meeting"  # Hosts are reached. Nothing of the job runs there before all of them are.
     RUNNING = "running"
     SHORT = "short"  # It runs with fewer than the least, and waits for more.
-    FINISHING = "finishing"  # A host's ranks have ended well: nobody else enters.
+    FINISHING = "finishing"  # The job is about to end, or has: nobody else enters.
     ENDING = "ending"  # All that is left is being ended.
     OVER = "over"
 
@@ -252,6 +252,20 @@ class HostSet:
             actions += self._fail(place, status, failure, now_s)
         return self._settle(actions, now_s)
 
+    def may_be_late(self, host: str) -> bool:
+        """Whether what has failed there may have come when the job had finished."""
+        is_late_enough = self._may_change() or self.state is JobState.FINISHING
+        return is_late_enough and self.state_of(host) is HostState.RUNNING
+
+    def on_too_late(self, host: str, outside: Sequence[str], now_s: float) -> list[Action]:
+        """All that ran there has failed: the job had finished before it could enter, nor can those."""
+        place = self._places[host]
+        text = f"host {host} (node {place.node}) comes too late: the job has finished"
+        place.state, self.state = HostState.LISTED, JobState.FINISHING
+        if not place.is_listed:
+            del self._places[host]
+        return self._settle([Say(text), *self.on_outside(outside, now_s)], now_s)
+
     def on_begun(self) -> None:
         """The job has begun: nobody waits for others any more."""
         self._has_begun = True
@@ -340,6 +354,8 @@ class HostSet:
         text = f"host {name} (node {place.node}) is lost: {failure}"
         if not self._may_change():
             place.state = HostState.BARRED
+            if self.state is JobState.FINISHING and not self._ends_well():
+                return [Say(text), *self.end(status, self._failures[-1])]
             return [Say(text)]
         self._has_changed = True
         if self.policy.cooldown_s is None:
@@ -355,6 +371,10 @@ class HostSet:
         if not self.hosts(HostState.RUNNING):
             return [Say(text), *self.end(status, f"{self._failures[-1]}; no node is left")]
         return [Say(text)]
+
+    def _ends_well(self) -> bool:
+        """Whether a host's ranks have ended well, or may do so."""
+        return bool(self.hosts(HostState.DONE) or self.hosts(HostState.RUNNING))
 
     def _settle(self, actions: list[Action], now_s: float) -> list[Action]:
         """Starts what there is room for; waits, goes on, or ends as the number of hosts says."""

@@ -20,11 +20,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from talweg import _programs
+from talweg._client import late
 from talweg._node import hosts, ranks
 from talweg._node.daemons import Daemon
 from talweg._node.host_set import (
@@ -144,13 +145,18 @@ def _address_towards(host: str) -> str:
 _ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
 
 
+def _nodes_of(members: Iterable[Any]) -> set[int]:
+    return {int(each["member"]["id"]["node_rank"]) for each in members}
+
+
 def _entered_of(members: Sequence[Any]) -> set[int]:
     """The nodes of a job that have entered it, as the scheduler shows its members."""
-    return {
-        int(each["member"]["id"]["node_rank"])
+    return _nodes_of(
+        each
         for each in members
-        if each["state"] in _ENTERED or int(each["epoch_held"]) > 0
-    }
+        if (each["state"] in _ENTERED and late.WORDS not in each["state_text"])
+        or int(each["epoch_held"]) > 0
+    )
 
 
 def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
@@ -158,12 +164,8 @@ def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
     job of that name has begun.
     """
     of_name = [each["job"] for each in jobs if each["job"]["summary"]["name"] == name]
-    nodes = {
-        int(each["member"]["id"]["node_rank"])
-        for job in of_name
-        for each in job["members"]
-        if each["has_state"]
-    }
+    members = [each for job in of_name for each in job["members"]]
+    nodes = _nodes_of(each for each in members if each["has_state"])
     return nodes, any(job["summary"]["state"] == "JOB_STATE_RUNNING" for job in of_name)
 
 
@@ -423,6 +425,11 @@ class HostsRun:
         elif status != 0:
             failure = f"exit status {status} (above)"
         now_s = time.monotonic()
+        if status != 0 and self._job.may_be_late(node.host):
+            entered = self._entered_before(node.number)
+            if entered is not None:
+                self._do(self._job.on_too_late(node.host, self._outside(entered), now_s))
+                return
         self._do(self._job.on_ended(node.host, status, failure, now_s))
 
     def _pass(self, stream: str, text: str) -> None:
@@ -504,22 +511,46 @@ class HostsRun:
         entered = self._entered(node)
         if entered is None:
             return
+        self._do(self._job.on_outside(self._outside(entered), time.monotonic()))
+
+    def _outside(self, entered: set[int]) -> list[str]:
+        """The hosts that run, and whose nodes are not among these."""
         running = self._job.hosts(HostState.RUNNING)
-        outside = [name for name in running if self._nodes[name].number not in entered]
-        self._do(self._job.on_outside(outside, time.monotonic()))
+        return [
+            name
+            for name in running
+            if name in self._nodes and self._nodes[name].number not in entered
+        ]
 
     def _entered(self, node: int) -> set[int] | None:
         """The nodes that are in the job of that one, or have been; None when the scheduler does not
         say. One that came when all others had left is in a job of its own, which begins from nothing.
+        """
+        jobs = self._jobs()
+        if jobs is None:
+            return None
+        entered = [_entered_of(job["members"]) for job in jobs]
+        return set().union(*(nodes for nodes in entered if node in nodes))
+
+    def _entered_before(self, node: int) -> set[int] | None:
+        """The nodes that have been in the job, if it has finished before that one could enter it."""
+        for job in self._jobs() or []:
+            if job["summary"]["state"] == "JOB_STATE_FINISHED":
+                entered = _entered_of(job["members"])
+                if node in _nodes_of(job["members"]) - entered:
+                    return entered
+        return None
+
+    def _jobs(self) -> list[Any] | None:
+        """The jobs that the scheduler knows, with those that have ended lately; None: it does not
+        say.
         """
         line = self._line("status", "--brief", "--all", "--json")
         try:
             done = subprocess.run(
                 line, env=self._environment, capture_output=True, timeout=_ANSWER_S, check=True
             )
-            jobs = json.loads(done.stdout)["jobs"]
-            entered = [_entered_of(each["job"]["members"]) for each in jobs]
-            return set().union(*(nodes for nodes in entered if node in nodes))
+            return [each["job"] for each in json.loads(done.stdout)["jobs"]]
         except (subprocess.SubprocessError, OSError, ValueError, KeyError):
             return None
 

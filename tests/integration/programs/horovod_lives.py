@@ -50,8 +50,22 @@ def lives() -> None:
         assert not each.is_alive(), f"of {_LIVES} lives there are {len(threads)} threads"
 
 
+def names_of_forgotten_handles() -> None:
+    """A second init() forgets handles. Whoever has lost one this way may use its name again."""
+    hvd.init()
+    own = torch.arange(2.0 * hvd.size())
+    for start in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
+        first = start(own, name="forgotten")
+        expect(ValueError, "is open", start, own, name="forgotten")
+        hvd.init()
+        expect(ValueError, "was never given out", hvd.poll, first)
+        hvd.synchronize(start(own, name="forgotten"))
+    hvd.shutdown()
+
+
 def main() -> int:
     wrong_process_sets()
+    names_of_forgotten_handles()
     lives()
     return 0
 

@@ -115,11 +115,12 @@ class Session:
             return self._open.pop(handle, None)
 
     def drop_handles(self) -> None:
-        """Every handle that was given out is good for nothing from now on."""
+        """Every handle that was given out is good for nothing from now on; names are free again."""
         with self._lock:
             self._open.clear()
             self._newest.clear()
             self._asked.clear()
+            self._held.clear()
 
     def is_first_question(self, handle: int) -> bool:
         """Whether it was not asked about this handle before."""

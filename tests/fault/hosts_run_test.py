@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -12,7 +15,7 @@ import unittest
 from pathlib import Path
 from typing import IO
 
-from cluster import PROGRAMS
+from cluster import PROGRAMS, TOOL
 from virtual_hosts import HostsJob, descendants
 
 # After so long hosts end that have heard nothing of the launcher.
@@ -97,6 +100,16 @@ class _EndlessJob(HostsJob):
         program = [sys.executable, "-P", "-c", _BEGINS_AND_ENDS, "{ranks}"]
         super().__init__(test, hosts, ["--hostfile={hosts}", "--"], program)
         self.wait_for("all have begun", lambda: len(self.said()) == len(hosts.split()))
+
+    def members(self) -> int:
+        """How many nodes the scheduler knows in the job, also such as wait to enter it."""
+        port = re.search(r"listening on .*:(\d+) without TLS", self.text())
+        assert port is not None, self.text()
+        (store,) = self.temporary.glob("talweg-run-*/scheduler.db")
+        line = [TOOL, "status", f"--scheduler=localhost:{port[1]}", "--brief", "--json"]
+        environment = {**os.environ, "TALWEG_SECRET_FILE": str(store.parent / "secret")}
+        done = subprocess.run(line, env=environment, capture_output=True, check=True)
+        return sum(len(each["job"]["members"]) for each in json.loads(done.stdout)["jobs"])
 
 
 class _UnreadJob(HostsJob):
@@ -263,8 +276,7 @@ class HostsRunTest(unittest.TestCase):
         """Its ranks hear it before the launcher does."""
         job = _EndlessJob(self, "a")
         job.name_hosts("a b")
-        # Its agent serves by then.
-        job.wait_for("host b has a rank", lambda: any(map(_is_rank, job.processes("b"))))
+        job.wait_for("host b has come to the job", lambda: job.members() == 2)
         held = list(filter(_is_of_launcher, job.processes("a")))
         for pid in held:
             os.kill(pid, signal.SIGSTOP)

@@ -10,12 +10,11 @@ import os
 import sys
 from types import TracebackType
 
+from talweg._node import too_late
 from talweg.errors import JobFailed
 
 # Set where hosts come and go.
 _VARIABLE = "TALWEG_HOST"
-# What the scheduler tells those that could not enter any more.
-WORDS = "could enter"
 _hooks: list[object] = []
 
 
@@ -23,7 +22,7 @@ def _told(error: BaseException | None) -> str:
     """What the rank was told, if that is why this was raised; else empty."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        if isinstance(error, JobFailed) and WORDS in str(error):
+        if isinstance(error, JobFailed) and too_late.WORDS in str(error):
             return str(error)
         seen.append(error)
         error = error.__cause__ or error.__context__

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from talweg import _programs
-from talweg._client import late
-from talweg._node import hosts, ranks
+from talweg._node import hosts, ranks, too_late
 from talweg._node.daemons import Daemon
 from talweg._node.host_set import (
     Action,
@@ -154,7 +153,7 @@ def _entered_of(members: Sequence[Any]) -> set[int]:
     return _nodes_of(
         each
         for each in members
-        if (each["state"] in _ENTERED and late.WORDS not in each["state_text"])
+        if (each["state"] in _ENTERED and too_late.WORDS not in each["state_text"])
         or int(each["epoch_held"]) > 0
     )
 

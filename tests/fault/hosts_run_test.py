@@ -106,7 +106,7 @@ class _EndlessJob(HostsJob):
         port = re.search(r"listening on .*:(\d+) without TLS", self.text())
         assert port is not None, self.text()
         (store,) = self.temporary.glob("talweg-run-*/scheduler.db")
-        line = [TOOL, "status", f"--scheduler=localhost:{port[1]}", "--brief", "--json"]
+        line = [str(TOOL), "status", f"--scheduler=localhost:{port[1]}", "--brief", "--json"]
         environment = {**os.environ, "TALWEG_SECRET_FILE": str(store.parent / "secret")}
         done = subprocess.run(line, env=environment, capture_output=True, check=True)
         return sum(len(each["job"]["members"]) for each in json.loads(done.stdout)["jobs"])

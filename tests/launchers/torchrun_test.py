@@ -47,6 +47,12 @@ class TorchrunTest(SiteTest):
         self.assertEqual(output.count("of 2: sum is right"), 2, output)
         self.require_nothing_left()
 
+    def test_groups_of_all_ranks_that_have_other_ranks_later(self) -> None:
+        """Each init_process_group() may name other ranks; those of the last one stay in its job."""
+        output = self.run_line([sys.executable, "-P", _BACKEND, "worlds"])
+        self.assertEqual(output.count("sums are right"), 3, output)
+        self.require_nothing_left()
+
     def test_torchrun_starts_the_ranks_again(self) -> None:
         """Each of its lives is a job of its own."""
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python"]

@@ -3,13 +3,17 @@
 
 backend.py             started by a launcher
 backend.py spawn N     starts N ranks itself, as torch.multiprocessing does
+backend.py worlds      starts 3 ranks, which have process groups of other ranks one after the other
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
+import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 # An installed wheel's entry point does this; the tree's package has none.
@@ -17,6 +21,7 @@ import talweg.torch  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from talweg import _client
 
 
 def _train(rank: int = -1, size: int = -1, port: int = 0) -> None:
@@ -33,7 +38,57 @@ def _train(rank: int = -1, size: int = -1, port: int = 0) -> None:
     dist.destroy_process_group()
 
 
+def _require_sum(group: Any = None) -> None:
+    total = torch.full((5,), float(dist.get_rank() + 1))
+    dist.all_reduce(total, group=group)
+    size = dist.get_world_size()
+    assert total.tolist() == [size * (size + 1) / 2] * 5, total
+
+
+def _world(store: str, members: Sequence[int], process: int, backend: str = "talweg") -> None:
+    """`members`: the processes in it, by rank; `store`: a file of its own."""
+    if process not in members:
+        return
+    rank, size = members.index(process), len(members)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    if backend == "talweg":
+        _require_sum()
+    else:
+        for _ in range(2):
+            _require_sum(dist.new_group(list(range(size)), backend="talweg"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _worlds(process: int, directory: str) -> None:
+    names = itertools.count()
+
+    def world(members: Sequence[int], backend: str = "talweg") -> None:
+        _world(f"{directory}/{next(names)}", members, process, backend)
+
+    world([0, 1, 2])
+    client = _client.current()
+    world([0, 1, 2])
+    assert client is _client.current()  # The job goes on.
+    world([2, 1, 0])
+    world([0, 1])
+    world([0, 1, 2])
+    world([1, 2])
+    world([0])
+    world([2, 0])
+    world([1])
+    world([0, 1, 2], "gloo")
+    world([1, 2, 0], "gloo")
+    world([0, 1, 2])
+    world([0, 2, 1], "gloo")
+    os.write(1, f"process {process}: sums are right\n".encode())
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["worlds"]:
+        with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
+            torch.multiprocessing.spawn(_worlds, (directory,), 3)
+        return
     if sys.argv[1:2] != ["spawn"]:
         _train()
         return

@@ -30,27 +30,27 @@ _ASK_S = 0.02
 _AGAIN_S = 1.0
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import keeper; keeper.main()"
 
-# How often this process has joined a job of its launcher: each is a job of its own.
+# How often this process has joined a job whose name its launcher knows: each is a job of its own.
 _lives = 0
 
 
 class Attachment:
     """This rank's connection to its node's keeper."""
 
-    def __init__(self, agent_socket: str, local_rank: int, connection: socket.socket) -> None:
+    def __init__(self, agent_socket: str, place: Place, connection: socket.socket) -> None:
         self.agent_socket = agent_socket
-        self._local_rank = local_rank
+        self._place = place
         self._connection = connection
 
     def connect(self, timeout_s: float) -> Connection:
         """Connects to the agent; returns when the whole job is there."""
         global _lives
         try:
-            connection = Connection(self.agent_socket, self._local_rank, timeout_s)
+            connection = Connection(self.agent_socket, self._place.local_rank, timeout_s)
         except BaseException:
             self._connection.close()
             raise
-        _lives += 1
+        _lives += not self._place.is_drawn
         with contextlib.suppress(OSError):
             self._connection.sendall(b'{"joined": true}\n')
         return connection
@@ -113,8 +113,9 @@ class _Start:
         self._environment = environment
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
-        self._directory = places.of_job(environment, place.job, place.node, _lives)
-        self._digest = hashlib.sha256(f"{place.job} {_lives}".encode()).hexdigest()[:8]
+        self._life = 0 if place.is_drawn else _lives
+        self._directory = places.of_job(environment, place.job, place.node, self._life)
+        self._digest = hashlib.sha256(f"{place.job} {self._life}".encode()).hexdigest()[:8]
         self._meeting: Meeting | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._told = ""
@@ -149,7 +150,7 @@ class _Start:
         assert place.meet is not None
         is_first_here = place.local_rank == 0
         if is_first_here or place.all_meet:
-            self._meeting = place.meet(self._left_s(), f"{self._digest}.{_lives}")
+            self._meeting = place.meet(self._left_s(), f"{self._digest}.{self._life}")
         if self._meeting is not None and not is_first_here:
             self._meeting.close()
             self._meeting = None
@@ -170,7 +171,7 @@ class _Start:
         return {
             "tool": _programs.tool(),
             "directory": str(self._directory),
-            "job": f"{place.job} {_lives}",
+            "job": f"{place.job} {self._life}",
             "name": self._name(),
             "rank": place.rank,
             "size": place.size,
@@ -262,7 +263,7 @@ class _Start:
                 )
                 agent = self._hear(connection)
                 if agent is not None:
-                    return Attachment(agent, self._place.local_rank, connection)
+                    return Attachment(agent, self._place, connection)
             except OSError:
                 pass  # It is not there yet.
             except BaseException:

@@ -37,6 +37,8 @@ class Place:
     # Makes the nodes' way to each other, of a job of several. Takes a time limit in seconds, and what
     # tells lives of the job apart.
     meet: Callable[[float, str], Meeting] | None = field(default=None, compare=False)
+    # Whether `job` is drawn anew whenever ranks join. Else jobs of one name are counted by process.
+    is_drawn: bool = False
     # Whether each rank takes part in that, not only each node's first: Open MPI ends a job of which
     # some processes have called PMIx, when others end without it.
     all_meet: bool = False
@@ -316,4 +318,5 @@ def _of_store(store: Any, rank: int, size: int) -> Place:
         Counter(hosts)[own],
         list(dict.fromkeys(hosts)).index(own),
         len(set(hosts)),
+        is_drawn=True,
     )

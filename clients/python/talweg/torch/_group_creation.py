@@ -4,28 +4,23 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import talweg
-from talweg import _at_exit, _client
+from talweg import _client
 from talweg._collectives.process_sets import Group, ProcessSet
-from talweg._node.launchers import World
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.errors import Unsupported
 from talweg.torch._c10d_tensors import DEVICES
 from talweg.torch._forms_of_one import GroupWithForms
+from talweg.torch._job_of_store import has_joined_for, join
 from talweg.torch._lanes import take_lane
 from talweg.torch._process_group import NAME, ProcessGroup
 from talweg.torch._uncompiled import leave_package_uncompiled
 
 leave_package_uncompiled()
-
-# Jobs that this process has joined by a store of torch's.
-_stores = itertools.count()
 
 
 def _devices(default: str) -> dict[str, str]:
@@ -72,29 +67,18 @@ def _add_backends(group: ProcessGroup, options: Any) -> None:
             )
 
 
-def _join(store: Any, rank: int, size: int, timeout_s: float) -> None:
-    """Joins Talweg's job, unless the program has, as torch's rank `rank` of `size`."""
-    store = dist.PrefixStore(f"talweg.{next(_stores)}", store)
-    _client.connect(None, timeout_s, world=World(store, rank, size))
-    _at_exit.register(talweg.shutdown)
-    if (rank, size) != (talweg.rank(), talweg.size()):
-        raise InvalidArgument(
-            f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
-            f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
-            "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
-            "world_size=talweg.size()"
-        )
-
-
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Makes a group for torch.distributed."""
     rank, ranks = options.group_rank, options.global_ranks_in_group
     timeout_s = options.timeout.total_seconds()
     if not ranks:
-        _join(options.store, rank, options.group_size, timeout_s)
-    elif not talweg.is_initialized():
-        # The group of all ranks is another backend's.
-        _join(c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout_s)
+        join(options.store, rank, options.group_size, timeout_s)
+    else:
+        world = c10d._get_default_group()
+        if not isinstance(world, ProcessGroup) and not has_joined_for(world):
+            # The group of all ranks is another backend's.
+            store = c10d._get_default_store()
+            join(store, dist.get_rank(), dist.get_world_size(), timeout_s, world)
     ranks = ranks or range(options.group_size)
     client = _client.current()
     lane = take_lane(client, Group(client, ProcessSet(ranks), "a process group"), timeout_s)

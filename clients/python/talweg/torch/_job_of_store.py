@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which job of Talweg the ranks of init_process_group() are.
+
+Ranks whose job this module has made stay in it for the next init_process_group(), unless that has
+other ranks, or other numbers for them. They agree on that through torch's store:
+
+    all ranks are in one job, with these numbers      they stay
+    one is in no job, in another, or another number   all leave theirs, and join one that is new
+
+A job that the program itself has joined, or whose agent was there before, is never left.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import talweg
+from talweg import _at_exit, _client
+from talweg._client import Client
+from talweg._node.launchers import World
+from talweg.errors import InvalidArgument, Timeout
+from talweg.torch._uncompiled import leave_package_uncompiled
+
+leave_package_uncompiled()
+
+_JOB, _STAYING, _DECIDED = "job", "staying", "decided"
+_STAY, _JOIN_ANEW = b"stay", b"join anew"
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The job that this process has joined last."""
+
+    client: Client
+    name: bytes  # Alike at its ranks, and at those of no other job.
+    world: weakref.ref[Any] | None  # The group of another backend whose ranks these are.
+
+
+_joined: _Joined | None = None
+
+
+def has_joined_for(world: Any) -> bool:
+    """Whether this process is in a job for the ranks of `world`, or in one of the program's."""
+    if not talweg.is_initialized():
+        return False
+    return not _may_leave() or (
+        _joined is not None and _joined.world is not None and _joined.world() is world
+    )
+
+
+def _may_leave() -> bool:
+    """Whether the job that this process is in was made here."""
+    client = _client.current()
+    is_made_here = _joined is not None and _joined.client is client
+    return is_made_here and (client.is_alone or client.attachment is not None)
+
+
+def _all_stay(joined: _Joined, store: Any, rank: int, size: int, timeout_s: float) -> bool:
+    """Whether all ranks may stay in the job that they are in."""
+    fits = (rank, size) == (talweg.rank(), talweg.size())
+    if not fits or store.compare_set(_JOB, "", joined.name.decode()) != joined.name:
+        store.set(_DECIDED, _JOIN_ANEW)
+    elif store.add(_STAYING, 1) == size:
+        store.set(_DECIDED, _STAY)
+    try:
+        store.wait([_DECIDED], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise Timeout(
+            f"init_process_group: timeout after {timeout_s:g} s: fewer than {size} ranks have called "
+            f"it again ({error})"
+        ) from None
+    return bool(store.get(_DECIDED) == _STAY)
+
+
+def join(store: Any, rank: int, size: int, timeout_s: float, world: Any = None) -> None:
+    """Joins the job of torch's ranks, as `rank` of `size`, or stays in it.
+
+    `world`: the group of all of them, where another backend has it.
+    """
+    global _joined
+    # A store may outlive groups, and each of them has keys of its own there.
+    times = store.add(f"talweg.{size}.{rank}", 1)
+    store = dist.PrefixStore(f"talweg.{size}.{times}", store)
+    if not talweg.is_initialized():
+        store.set(_DECIDED, _JOIN_ANEW)
+    elif _may_leave():
+        assert _joined is not None
+        if not _all_stay(_joined, store, rank, size, timeout_s):
+            talweg.shutdown()
+    if not talweg.is_initialized():
+        client = _client.connect(None, timeout_s, world=World(store, rank, size))
+        _at_exit.register(talweg.shutdown)
+        name = store.compare_set(f"{_JOB}.new", "", os.urandom(16).hex())
+        _joined = _Joined(client, name, None)
+    if _joined is not None:
+        _joined = _Joined(_joined.client, _joined.name, weakref.ref(world) if world else None)
+    if (rank, size) != (talweg.rank(), talweg.size()):
+        raise InvalidArgument(
+            f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
+            f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
+            "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
+            "world_size=talweg.size()"
+        )

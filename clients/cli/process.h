@@ -20,7 +20,8 @@ struct ChildSpec {
   std::vector<std::string> args;                   // The program first; looked up in PATH.
   std::map<std::string, std::string> environment;  // All of it.
   std::string prefix;  // In front of each line that it writes: a format without %r (lines.h).
-  // Where what it writes is kept as well, as files stdout and stderr; empty: it is not.
+  // Where what it writes is kept as well, as files stdout and stderr; empty: it is not. A later
+  // child of the same directory goes on in these files.
   std::string output_directory;
   bool is_daemon = false;  // Is given --ready_fd=N and says there that it serves.
 };

@@ -353,7 +353,8 @@ Command RunCommand() {
        "What stands in front of lines: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
        "Default: '[%r] '."},
       {"output-dir", "DIR",
-       "Keeps what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too, on its host."},
+       "Keeps what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too, on its host.\n"
+       "A rank that is started again goes on there."},
       {"grace-ms", "MS", "What ranks and daemons get between SIGTERM and SIGKILL. Default: 5000."},
       {"ready-timeout-ms", "MS", "What daemons may take until they serve. Default: 60000."},
   };

@@ -79,6 +79,13 @@ class RunTest(RunTestCase):
             self.assertEqual(run(*job, "true")[0], 0)  # Which begins anew.
             self.assertEqual((kept / names[0] / "stdout").read_bytes(), b"")
 
+    def test_output_of_a_rank_that_has_failed_is_kept(self) -> None:
+        with tempfile.TemporaryDirectory() as kept:
+            script = "echo life $TALWEG_RUN_RESTARTS; exit $((1 - TALWEG_RUN_RESTARTS))"
+            options = [f"--output-dir={kept}", "--restarts=1", "--restart-pause-ms=0"]
+            self.assertEqual(run(*options, "--", "sh", "-c", script)[0], 0)
+            self.assertEqual(pathlib.Path(kept, "rank.0/stdout").read_text(), "life 0\nlife 1\n")
+
     def test_a_disk_that_is_full(self) -> None:
         """What is lost is said where it can be; the ranks go on."""
         for redirection, said in (

@@ -28,13 +28,16 @@ int64_t Ns(const timeval& time) {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_usec * int64_t{1'000};
 }
 
-// An empty file of that name in the directory, which is made; none where there is no directory.
-absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::string& name) {
+// A file of that name in the directory, which is made; none where there is no directory. What is in
+// the file stays there if `goes_on`.
+absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::string& name,
+                                    bool goes_on) {
   if (directory.empty()) return Descriptor();
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   const std::string path = absl::StrCat(directory, "/", name);
-  Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const int as_before = goes_on ? O_APPEND : O_TRUNC;
+  Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | as_before, 0666));
   if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("make ", path));
   return file;
 }
@@ -60,8 +63,12 @@ Supervisor::Supervisor(int signal_fd, int output_fd, int errors_fd)
 Supervisor::~Supervisor() { EndAll(10'000); }
 
 absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
-  TALWEG_ASSIGN_OR_RETURN(Descriptor output_file, MakeFile(spec.output_directory, "stdout"));
-  TALWEG_ASSIGN_OR_RETURN(Descriptor errors_file, MakeFile(spec.output_directory, "stderr"));
+  // Whoever starts again after a failure does not erase what it said of it.
+  const bool goes_on = !output_directories_.insert(spec.output_directory).second;
+  TALWEG_ASSIGN_OR_RETURN(Descriptor output_file,
+                          MakeFile(spec.output_directory, "stdout", goes_on));
+  TALWEG_ASSIGN_OR_RETURN(Descriptor errors_file,
+                          MakeFile(spec.output_directory, "stderr", goes_on));
   TALWEG_ASSIGN_OR_RETURN(StartedChild started, StartChild(spec));
   const ChildId id(static_cast<uint32_t>(children_.size()));
   children_.push_back(std::unique_ptr<Child>(new Child{

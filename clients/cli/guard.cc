@@ -89,7 +89,8 @@ std::vector<std::string> RunParents() {
   std::vector<std::string> parents;
   for (const char* variable : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
     const char* told = std::getenv(variable);
-    if (told == nullptr || *told == '\0' || std::string(told).size() > kParentBytesMax) continue;
+    // Ranks may go elsewhere, where a relative path means another place.
+    if (told == nullptr || *told != '/' || std::string(told).size() > kParentBytesMax) continue;
     if (access(told, W_OK | X_OK) == 0) parents.emplace_back(told);
   }
   parents.emplace_back("/tmp");

@@ -97,6 +97,11 @@ class RunTest(RunTestCase):
             self.assertEqual((status, output.splitlines()[-1]), (0, "status 0"), errors)
             self.assertIn(said, errors)
 
+    def test_a_directory_for_temporary_files_is_an_absolute_one(self) -> None:
+        status, output, errors = run("--", "sh", "-c", 'echo "$TALWEG_AGENT_SOCKET"', TMPDIR=".")
+        self.assertEqual((status, errors), (0, ""))
+        self.assertTrue(output.startswith("[0] /tmp/talweg-run-"), output)
+
     def test_one_node_needs_only_its_agent(self) -> None:
         run = Run("--ranks-per-node=2", "--", "true")
         run.process.wait(TIMEOUT_S)

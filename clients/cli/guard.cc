@@ -100,9 +100,7 @@ std::vector<std::string> RunParents() {
 absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& supervise) {
   TALWEG_RETURN_IF_ERROR(AdoptOrphans());
   // Before there is anything that a signal could make us leave behind.
-  sigset_t mask;
-  sigemptyset(&mask);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
+  const sigset_t mask = RunSignals();
   sigset_t before;
   sigprocmask(SIG_BLOCK, &mask, &before);
   RemoveLeftDirectories();

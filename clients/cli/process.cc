@@ -60,9 +60,8 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) {
-    signal(number, SIG_DFL);
-  }
+  // SIGHUP stays as the caller had it: what nohup has started outlives the terminal.
+  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) signal(number, SIG_DFL);
   const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null_fd < 0 || dup2(null_fd, STDIN_FILENO) < 0 || dup2(output_fd, STDOUT_FILENO) < 0 ||
       dup2(errors_fd, STDERR_FILENO) < 0) {
@@ -189,6 +188,16 @@ bool EndDescendants(int64_t timeout_ms) {
 void RemoveTree(const std::string& path) {
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
+}
+
+sigset_t RunSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGQUIT}) sigaddset(&signals, number);
+  struct sigaction hangup;
+  const bool is_ignored = sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
+  if (!is_ignored) sigaddset(&signals, SIGHUP);
+  return signals;
 }
 
 int64_t NowNs() {

@@ -4,6 +4,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <signal.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -64,6 +65,10 @@ bool EndDescendants(int64_t timeout_ms);
 
 // Removes a directory and what is in it; does not follow links. Missing: fine.
 void RemoveTree(const std::string& path);
+
+// What a run takes by sigwait or signalfd: SIGCHLD and the signals that end it. Without SIGHUP
+// where that was ignored when this process started: nohup asks to outlive the terminal.
+sigset_t RunSignals();
 
 // CLOCK_MONOTONIC.
 int64_t NowNs();

@@ -76,6 +76,25 @@ class RunEndTest(RunTestCase):
         beside.end()
         self.assertEqual(list(run.temporary.iterdir()), [])
 
+    def test_what_nohup_has_started_outlives_the_terminal(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
+        script = "kill -HUP $$; for ((i = 0; ; i++)); do echo tick $i; sleep 0.01; done"
+        run = Run("--", "bash", "-c", script)
+        run.until_output("tick")
+        for pid in (run.process.pid, run.supervisor()):
+            os.kill(pid, signal.SIGHUP)
+        seen = int(run.until_output("tick").rpartition("tick ")[2].split()[0])
+        run.until_output(f"tick {seen + 50}\n")
+        run.process.send_signal(signal.SIGTERM)
+        self.assertEqual(run.end()[0], 128 + signal.SIGTERM)
+
+    def test_a_terminal_that_goes_ends_the_run(self) -> None:
+        run = Run("--", "sh", "-c", "echo up; sleep 1000")
+        run.until_output("up")
+        run.process.send_signal(signal.SIGHUP)
+        self.assertEqual(run.end()[0], 128 + signal.SIGHUP)
+
     def test_a_reader_that_goes_ends_the_run(self) -> None:
         run = Run("--", "sh", "-c", "while :; do echo line; done")
         run.until_output("line")

@@ -45,9 +45,7 @@ absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::str
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Make(int output_fd, int errors_fd) {
-  sigset_t mask;
-  sigemptyset(&mask);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
+  const sigset_t mask = RunSignals();
   if (sigprocmask(SIG_BLOCK, &mask, nullptr) != 0)
     return status::ErrnoStatus(errno, "block signals");
   signal(SIGPIPE, SIG_IGN);

@@ -78,6 +78,10 @@ def _is_rank(pid: int) -> bool:
     return _line_of(pid).startswith(f"{sys.executable}\0-P\0".encode())
 
 
+def _is_launcher(pid: int) -> bool:
+    return b"hosts_run.main()" in _line_of(pid)
+
+
 def _is_of_launcher(pid: int) -> bool:
     """Whether it is what the launcher has reached a host by."""
     return b"ranks.main()" in _line_of(pid)
@@ -379,6 +383,18 @@ class HostsRunTest(unittest.TestCase):
 
     def test_it_is_ended(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}")
+        job.go_on(2)
+        job.process.terminate()
+        self.assertIn("ended by signal 15", job.end(128 + 15))
+
+    def test_what_nohup_has_started_outlives_the_terminal(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
+        job = _Job(self, "a b", "--hostfile={hosts}")
+        job.go_on(2)
+        [launcher] = filter(_is_launcher, descendants(job.process.pid))
+        for pid in (launcher, job.process.pid):
+            os.kill(pid, signal.SIGHUP)
         job.go_on(2)
         job.process.terminate()
         self.assertIn("ended by signal 15", job.end(128 + 15))

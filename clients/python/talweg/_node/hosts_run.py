@@ -278,6 +278,8 @@ class HostsRun:
         secret_file.touch(0o600)
         secret_file.write_text(f"{self._secret}\n")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # What nohup has started outlives its terminal.
             signal.signal(number, lambda number, _: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `talweg run` has blocked them.
         try:

@@ -223,6 +223,21 @@ TEST_CASE("doctor: a daemon whose options do not parse is named", "[doctor]") {
   }
 }
 
+TEST_CASE("doctor: a pipe in the place of another user's file is not waited for", "[doctor]") {
+  const FakeProc proc;
+  REQUIRE(std::filesystem::create_directory(proc.Path("pki")));
+  for (const char* pipe : {"agent.conf", "pki/ca.crt"}) {
+    REQUIRE(mkfifo(proc.Path(pipe).c_str(), 0666) == 0);
+  }
+  proc.Start(1, {"talweg-agent", "--config=agent.conf"});
+  proc.Start(2, {"talweg-agent", "--tls_dir=pki"});
+  const ExposureFacts facts = proc.Read();
+  REQUIRE(facts.unread_daemons.size() == 1);
+  CHECK_THAT(facts.unread_daemons[0], Contains("agent.conf' is no regular file"));
+  REQUIRE(facts.tls.size() == 1);
+  CHECK_THAT(facts.tls[0].error, Contains("pki/ca.crt is no regular file"));
+}
+
 TEST_CASE("doctor: a daemon of another user is named, and its command line is looked at",
           "[doctor]") {
   const FakeProc proc;

@@ -160,7 +160,8 @@ using FileFinder = std::function<std::string(const std::string& path)>;
 // `args` are what follows the program's name. INVALID_ARGUMENT names the option, where it was
 // given, its value, what is allowed and what to do; for an unknown option, the known one nearest to
 // it. Reads the file named by --config, blocking; `find` is for whoever asks what another process
-// was told. `--help` is the caller's: see HelpWanted.
+// was told, and must not wait for it: that file has to be a regular one. `--help` is the caller's:
+// see HelpWanted.
 absl::StatusOr<SchedulerConfig> LoadSchedulerConfig(const std::vector<std::string>& args,
                                                     const Environment& environment,
                                                     const FileFinder& find = {});

@@ -13,6 +13,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
 #include "libs/config/load.h"
 #include "libs/config/options.h"
 #include "libs/config/ready.h"
@@ -250,6 +251,20 @@ TEST_CASE("config: a file that cannot be read", "[config]") {
   CHECK(config.status().code() == absl::StatusCode::kNotFound);
   CHECK_THAT(std::string(config.status().message()), Contains("'/does/not/exist'"));
   CHECK_FALSE(LoadAgentConfig({"--config=/"}, {}).ok());
+}
+
+TEST_CASE("config: a pipe is read by whom it is meant for, and by nobody else", "[config]") {
+  int pipe_ends[2];
+  REQUIRE(pipe(pipe_ends) == 0);
+  const Descriptor read_end(pipe_ends[0]);
+  Descriptor write_end(pipe_ends[1]);
+  const std::vector<std::string> args = {"--config=/dev/fd/" + std::to_string(read_end.get())};
+  // Nothing has been written, and the writer is there.
+  const auto of_another = LoadAgentConfig(args, {}, [](const std::string& path) { return path; });
+  CHECK_THAT(std::string(of_another.status().message()), Contains("is no regular file"));
+  REQUIRE(write(write_end.get(), "rank_count: 3", 13) == 13);
+  write_end.Reset();
+  CHECK(LoadAgentConfig(args, {}).value().rank_count == 3);
 }
 
 template <typename Config>

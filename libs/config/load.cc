@@ -274,7 +274,8 @@ absl::StatusOr<Config> Load(const std::vector<std::string>& args, const Environm
     TALWEG_ASSIGN_OR_RETURN(const std::string text,
                             ReadSmallFile(find ? find(config.config) : config.config,
                                           absl::StrCat("configuration file '", config.config, "'"),
-                                          " (option --config or TALWEG_CONFIG)"));
+                                          " (option --config or TALWEG_CONFIG)",
+                                          find ? FileKind::kRegular : FileKind::kAny));
     TALWEG_RETURN_IF_ERROR(ApplyFile<Proto>(text, config.config, config));
   }
   TALWEG_RETURN_IF_ERROR(apply(false));

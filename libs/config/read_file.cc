@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/config/read_file.h"
 
-#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <fstream>
+#include <cerrno>
 
+#include "libs/base/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
@@ -16,15 +18,27 @@ constexpr size_t kFileBytesMax = 1 << 20;
 }  // namespace
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, const std::string& what,
-                                          const std::string& hint) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return status::ErrnoStatus(errno, "open " + what + hint);
+                                          const std::string& hint, FileKind kind) {
+  // A pipe is opened at once, whether or not anybody writes to it.
+  const int wait = kind == FileKind::kRegular ? O_NONBLOCK : 0;
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | wait));
+  if (!file.valid()) return status::ErrnoStatus(errno, "open " + what + hint);
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + what);
+  if (kind == FileKind::kRegular && !S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(what + " is no regular file; put its text into one");
+  }
   std::string text(kFileBytesMax + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(file.gcount(), 0)));
-  if (file.bad() || (file.fail() && !file.eof())) return status::ErrnoStatus(errno, "read " + what);
-  if (text.size() > kFileBytesMax)
-    return absl::InvalidArgumentError(what + " is larger than 1 MiB");
+  size_t bytes = 0;
+  while (bytes < text.size()) {
+    const ssize_t count = read(file.get(), text.data() + bytes, text.size() - bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return status::ErrnoStatus(errno, "read " + what);
+    if (count == 0) break;
+    bytes += static_cast<size_t>(count);
+  }
+  if (bytes > kFileBytesMax) return absl::InvalidArgumentError(what + " is larger than 1 MiB");
+  text.resize(bytes);
   return text;
 }
 

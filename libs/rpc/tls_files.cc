@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/rpc/tls_files.h"
 
+#include <fcntl.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/rpc/certificates.h"
 #include "libs/rpc/openssl_types.h"
 #include "libs/rpc/tls_trust.h"
@@ -24,8 +26,17 @@ namespace {
 constexpr size_t kFileBytesMax = size_t{1} << 20;
 
 absl::StatusOr<OwnedFile> Open(const std::string& path) {
-  OwnedFile file(std::fopen(path.c_str(), "re"));
+  // A pipe would be waited for, and it may be somebody else's (talweg doctor).
+  Descriptor opened(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!opened.valid()) return status::ErrnoStatus(errno, "open " + path);
+  struct stat status {};
+  if (fstat(opened.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
+  if (!S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(path + " is no regular file; put the certificates into one");
+  }
+  OwnedFile file(fdopen(opened.get(), "r"));
   if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
+  opened.Release();
   return file;
 }
 

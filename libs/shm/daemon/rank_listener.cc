@@ -135,7 +135,6 @@ Outcome<RankListener> RankListener::Create(Spec spec) {
 
   RankListener listener;
   listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  listener.reserve_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!listener.socket_.valid()) return SystemFailure("socket", path, errno, kDescriptors);
   // Before bind: the file appears with these bits, nobody gets in in between.
   if (::fchmod(listener.socket_.get(), 0600) != 0)
@@ -181,14 +180,8 @@ std::optional<RankListener::Peer> RankListener::Accept() {
       return Peer{std::move(socket), peer.pid, peer.uid};
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    if ((errno != EMFILE && errno != ENFILE) || !reserve_.valid()) return std::nullopt;
-    reserve_.Reset();
-    Descriptor unlucky(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (unlucky.valid()) SayNoDescriptors(unlucky.get());
-    const bool more = unlucky.valid();
-    unlucky.Reset();
-    reserve_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!more) return std::nullopt;
+    if (!SpareDescriptor::IsWantOfOne(errno)) return std::nullopt;
+    if (!spare_.RefuseNext(socket_.get(), SayNoDescriptors)) return std::nullopt;
   }
 }
 

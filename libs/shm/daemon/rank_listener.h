@@ -8,6 +8,7 @@
 #include <string>
 
 #include "libs/base/descriptor.h"
+#include "libs/base/spare_descriptor.h"
 #include "libs/shm/daemon/outcome.h"
 
 namespace talweg::shm {
@@ -47,9 +48,7 @@ class RankListener {
 
   std::string path_;
   Descriptor socket_;
-  // Kept free for the moment when accept finds no descriptor: otherwise the peer would wait for
-  // ever, and this process's loop would spin on it.
-  Descriptor reserve_;
+  SpareDescriptor spare_;
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };

@@ -21,6 +21,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/shown_address.h"
+#include "libs/base/spare_descriptor.h"
 #include "libs/status/status.h"
 #include "libs/transport/deadline_timer.h"
 #include "libs/transport/keys.h"
@@ -39,6 +40,9 @@ namespace {
 constexpr char kScheme[] = "local:";
 // Each stranger that connects and says nothing costs a descriptor until its time is over.
 constexpr size_t kHandshakesMax = 256;
+// How many connections are taken in one turn, so that whoever connects without end does not keep
+// us.
+constexpr int kAcceptsInTurnMax = 64;
 // How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
 
@@ -122,6 +126,7 @@ class LocalTransportImpl final : public LocalTransport {
   Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
   DeadlineTimer timer_;
   Descriptor listener_;
+  SpareDescriptor spare_;
   std::string listening_path_;  // To be removed with the listener.
   int64_t next_heartbeat_ns_ = 0;
   int64_t next_timeout_ns_ = std::numeric_limits<int64_t>::max();  // When timer_ rings.
@@ -239,9 +244,18 @@ absl::StatusOr<LocalTransportImpl::PeerHandle> LocalTransportImpl::AddPeer(Descr
 }
 
 void LocalTransportImpl::AcceptAll() {
-  while (true) {
+  for (int i = 0; i < kAcceptsInTurnMax; ++i) {
     Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      if (!SpareDescriptor::IsWantOfOne(errno)) return;
+      const auto refuse = [](int unlucky) {
+        SendRefusal(unlucky,
+                    "its process has no file descriptor left; raise its limit (ulimit -n)");
+      };
+      if (!spare_.RefuseNext(listener_.get(), refuse)) return;
+      counters_.refused.Add();
+      continue;
+    }
     const absl::StatusOr<int> process = CheckPeer(socket.get());
     if (!process.ok() || HandshakeCount() >= kHandshakesMax) {
       SendRefusal(socket.get(), process.ok() ? "too many processes are connecting at this moment"

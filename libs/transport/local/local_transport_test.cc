@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -24,6 +24,7 @@
 #include "libs/transport/proof/connect_token.h"
 #include "libs/transport/proof/data_key.h"
 #include "libs/transport/testing/harness.h"
+#include "libs/transport/testing/no_descriptors.h"
 
 namespace talweg::transport {
 namespace {
@@ -248,6 +249,31 @@ TEST_CASE("Local: a peer without heartbeats is not watched", "[transport]") {
 
 std::unique_ptr<Harness> NewHarness() { return std::make_unique<LocalHarness>(); }
 
+TEST_CASE("Local: whoever connects when there is no descriptor left is told so", "[transport]") {
+  LocalHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const Descriptor unlucky(harness.ConnectRaw(*server.transport->Listen({})));
+  const NoDescriptors none;
+  server.Poll();
+  CHECK_FALSE(IsReadable(server.transport->WaitDescriptor()));
+  HandshakeMessage answer;
+  REQUIRE(recv(unlucky.get(), &answer, sizeof(answer), MSG_DONTWAIT) == sizeof(answer));
+  CHECK(std::string(answer.text).find("ulimit -n") != std::string::npos);
+}
+
+TEST_CASE("Local: of many who connect at once, some wait for the next turn", "[transport]") {
+  LocalHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const std::string address = *server.transport->Listen({});
+  std::vector<Descriptor> many;
+  for (int i = 0; i < 100; ++i) many.emplace_back(harness.ConnectRaw(address));
+  REQUIRE(many.back().valid());
+  server.Poll();
+  CHECK(IsReadable(server.transport->WaitDescriptor()));
+  server.Poll();
+  CHECK_FALSE(IsReadable(server.transport->WaitDescriptor()));
+}
+
 TEST_CASE("Local: a full table of descriptors is called so", "[transport]") {
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
@@ -255,12 +281,8 @@ TEST_CASE("Local: a full table of descriptors is called so", "[transport]") {
   const Descriptor theirs(ends[1]);
   const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
   REQUIRE(SendHandshake(theirs.get(), doorbell.get(), doorbell.get(), {}).ok());
-  rlimit before;
-  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
-  const rlimit none_left{static_cast<rlim_t>(ours.get()), before.rlim_max};
-  REQUIRE(setrlimit(RLIMIT_NOFILE, &none_left) == 0);
+  const NoDescriptors none;
   const auto received = ReceiveHandshake(ours.get());
-  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE_FALSE(received.ok());
   CHECK(received.status().code() == absl::StatusCode::kResourceExhausted);
   CHECK(std::string(received.status().message()).find("ulimit -n") != std::string::npos);

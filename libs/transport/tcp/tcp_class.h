@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "libs/base/descriptor.h"
+#include "libs/base/spare_descriptor.h"
 #include "libs/runtime/clock.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/keys.h"
@@ -94,7 +95,7 @@ class TcpTransport final : public Transport {
   void LookAtDescriptors(EventSink& sink, int* work);
   void AcceptAll(int listener);
   void OnAccepted(Descriptor socket, const SocketAddress& from);
-  void MakeRoomFor(const std::string& host);
+  bool MakeRoomFor(const std::string& host);
   void OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events);
   void Shake(EventSink& sink, const PeerHandle& peer);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
@@ -111,6 +112,7 @@ class TcpTransport final : public Transport {
 
   Descriptor epoll_;
   std::vector<Descriptor> listeners_;
+  SpareDescriptor spare_;
   uint64_t next_id_ = 1;
   Turns turns_;
   RegionTable regions_;

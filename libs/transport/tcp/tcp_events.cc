@@ -67,9 +67,12 @@ void TcpTransport::AcceptAll(int listener) {
     Descriptor socket(accept4(listener, reinterpret_cast<sockaddr*>(&from), &from_bytes,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
-      // Without descriptors, those of strangers go first.
-      if (errno == EMFILE || errno == ENFILE) MakeRoomFor("");
-      return;
+      if (!SpareDescriptor::IsWantOfOne(errno)) return;
+      // Those of strangers go first.
+      if (MakeRoomFor("")) return;
+      if (!spare_.RefuseNext(listener, [](int) {})) return;
+      counters_.refused.Add();
+      continue;
     }
     OnAccepted(std::move(socket), SocketAddress(&from, from_bytes));
   }
@@ -93,8 +96,8 @@ void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
 }
 
 // Closes the oldest of those that have proven nothing where there are as many as there may be: of
-// that host, or of all. "": one of any host.
-void TcpTransport::MakeRoomFor(const std::string& host) {
+// that host, or of all. "": one of any host. Returns whether it has closed one.
+bool TcpTransport::MakeRoomFor(const std::string& host) {
   size_t count = 0;
   size_t of_host = 0;
   PeerHandle oldest;
@@ -110,9 +113,10 @@ void TcpTransport::MakeRoomFor(const std::string& host) {
   PeerHandle out;
   if (host.empty() || count >= options_.unproven_max) out = oldest;
   if (of_host >= options_.unproven_of_host_max) out = oldest_of_host;
-  if (out == nullptr) return;
+  if (out == nullptr) return false;
   counters_.refused.Add();
   Forget(*out);
+  return true;
 }
 
 void TcpTransport::OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events) {

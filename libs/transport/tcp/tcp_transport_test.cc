@@ -14,6 +14,7 @@
 #include "libs/runtime/manual_clock.h"
 #include "libs/transport/tcp/handshake.h"
 #include "libs/transport/tcp/tcp_harness.h"
+#include "libs/transport/testing/no_descriptors.h"
 
 namespace talweg::transport {
 
@@ -195,6 +196,17 @@ TEST_CASE("Tcp: strangers who hold on take nobody else's place", "[transport]") 
   Endpoint client{harness.NewTransport()};
   REQUIRE(client.transport->Connect(server.address).ok());
   REQUIRE(PollUntil({&client, &server.endpoint}, [&] { return !client.sink.connected.empty(); }));
+}
+
+TEST_CASE("Tcp: whoever connects when there is no descriptor left does not wait", "[transport]") {
+  TcpHarness harness(DataSecurity::kKeyed);
+  Server server(harness, {.security = DataSecurity::kKeyed});
+  const Descriptor unlucky(ConnectToPort(PortOf(server.address)));
+  const NoDescriptors none;
+  server.endpoint.Poll();
+  CHECK_FALSE(IsReadable(server.endpoint.transport->WaitDescriptor()));
+  CHECK(IsOver(unlucky.get()));
+  CHECK(server.refused() == 1);
 }
 
 TEST_CASE("Tcp: a Hello and a Proof that were recorded let nobody in", "[transport]") {

@@ -17,6 +17,7 @@ constexpr uint8_t kEndStream = 1;
 // that, as gRPC counts it, can be 240 fields of 70 bytes.
 constexpr uint64_t kCallBytes = 8 << 10;
 constexpr uint64_t kHeaderFrameBytes = 16 << 10;
+constexpr int64_t kLookEveryNs = 1'000'000'000;
 
 }  // namespace
 
@@ -25,6 +26,7 @@ const char* Text(FrameGuard::Verdict verdict) {
     case FrameGuard::Verdict::kGood: return "good";
     case FrameGuard::Verdict::kHeaderBlock: return "the metadata of a call is too long";
     case FrameGuard::Verdict::kHalfRequests: return "too much of requests that do not end";
+    case FrameGuard::Verdict::kSlowRequest: return "a request that does not end in time";
     case FrameGuard::Verdict::kResets: return "too many calls that are reset";
     case FrameGuard::Verdict::kControlFrames: return "too many frames that carry nothing";
   }
@@ -47,6 +49,7 @@ FrameGuard::FrameGuard(const FrameLimits* limits, HalfBytes* half_bytes_of_all)
 FrameGuard::~FrameGuard() { half_bytes_of_all_ -= half_bytes_; }
 
 FrameGuard::Verdict FrameGuard::OnBytes(std::span<const uint8_t> bytes, int64_t now_ns) {
+  if (IsOneTooOld(now_ns)) return Verdict::kSlowRequest;
   // gRPC itself looks at what it says.
   const size_t preface = std::min(preface_bytes_left_, bytes.size());
   preface_bytes_left_ -= preface;
@@ -75,8 +78,8 @@ FrameGuard::Verdict FrameGuard::OnFrame(int64_t now_ns) {
       (uint32_t{head_[5]} << 24 | uint32_t{head_[6]} << 16 | uint32_t{head_[7]} << 8 | head_[8]) &
       0x7FFFFFFF;
   switch (head_[3]) {
-    case kHeaders: return OnHeaders(stream, /*is_new=*/true);
-    case kContinuation: return OnHeaders(stream, /*is_new=*/false);
+    case kHeaders: return OnHeaders(stream, /*is_new=*/true, now_ns);
+    case kContinuation: return OnHeaders(stream, /*is_new=*/false, now_ns);
     case kData: return OnData(stream, now_ns);
     case kReset:
       End(stream);
@@ -90,7 +93,7 @@ FrameGuard::Verdict FrameGuard::OnFrame(int64_t now_ns) {
   }
 }
 
-FrameGuard::Verdict FrameGuard::OnHeaders(uint32_t stream, bool is_new) {
+FrameGuard::Verdict FrameGuard::OnHeaders(uint32_t stream, bool is_new, int64_t now_ns) {
   if (is_new) block_bytes_ = block_frames_ = 0;
   block_bytes_ += payload_bytes_left_;
   ++block_frames_;
@@ -102,7 +105,7 @@ FrameGuard::Verdict FrameGuard::OnHeaders(uint32_t stream, bool is_new) {
     return Verdict::kGood;
   }
   if (!is_new && !half_requests_.contains(stream)) return Verdict::kGood;
-  return Keep(stream, kHeaderFrameBytes);
+  return Keep(stream, kHeaderFrameBytes, now_ns);
 }
 
 FrameGuard::Verdict FrameGuard::OnData(uint32_t stream, int64_t now_ns) {
@@ -114,13 +117,13 @@ FrameGuard::Verdict FrameGuard::OnData(uint32_t stream, int64_t now_ns) {
   }
   if (is_end) End(stream);
   if (!half_requests_.contains(stream)) return Verdict::kGood;
-  return Keep(stream, payload_bytes_left_);
+  return Keep(stream, payload_bytes_left_, now_ns);
 }
 
-FrameGuard::Verdict FrameGuard::Keep(uint32_t stream, uint64_t bytes) {
-  const auto [found, is_new] = half_requests_.try_emplace(stream, 0);
+FrameGuard::Verdict FrameGuard::Keep(uint32_t stream, uint64_t bytes, int64_t now_ns) {
+  const auto [found, is_new] = half_requests_.try_emplace(stream, HalfRequest{.begin_ns = now_ns});
   if (is_new) bytes += kCallBytes;
-  found->second += bytes;
+  found->second.bytes += bytes;
   half_bytes_ += bytes;
   const uint64_t of_all = half_bytes_of_all_ += bytes;
   const bool is_scarce = of_all >= limits_.half_bytes_scarce;
@@ -130,11 +133,19 @@ FrameGuard::Verdict FrameGuard::Keep(uint32_t stream, uint64_t bytes) {
                                                                       : Verdict::kGood;
 }
 
+bool FrameGuard::IsOneTooOld(int64_t now_ns) {
+  if (now_ns < next_look_ns_) return false;
+  next_look_ns_ = now_ns + kLookEveryNs;
+  return std::any_of(half_requests_.begin(), half_requests_.end(), [&](const auto& entry) {
+    return now_ns - entry.second.begin_ns > limits_.half_request_ns_max;
+  });
+}
+
 void FrameGuard::End(uint32_t stream) {
   const auto found = half_requests_.find(stream);
   if (found == half_requests_.end()) return;
-  half_bytes_ -= found->second;
-  half_bytes_of_all_ -= found->second;
+  half_bytes_ -= found->second.bytes;
+  half_bytes_of_all_ -= found->second.bytes;
   half_requests_.erase(found);
 }
 

@@ -18,6 +18,7 @@ struct FrameLimits {
   size_t header_frames_max = 4;
   // Calls whose requests have not ended, and what they make the process keep.
   size_t half_requests_max = 256;
+  int64_t half_request_ns_max = 60'000'000'000;
   uint64_t half_bytes_max = 16 << 20;
   // As half_bytes_max, while all connections of the process keep half_bytes_scarce or more.
   uint64_t half_bytes_max_when_scarce = 128 << 10;
@@ -43,6 +44,7 @@ class FrameGuard {
     kGood,
     kHeaderBlock,   // Metadata that is too long, or comes in too many frames.
     kHalfRequests,  // Too many requests that do not end, or too much of them.
+    kSlowRequest,   // One that has not ended in time.
     kResets,
     kControlFrames,
   };
@@ -55,6 +57,7 @@ class FrameGuard {
   FrameGuard& operator=(const FrameGuard&) = delete;
 
   // The next bytes from the client. Other than kGood: gRPC must not see them, nor any that follow.
+  // A client that sends nothing is not looked at; the server's PINGs make it send something.
   Verdict OnBytes(std::span<const uint8_t> bytes, int64_t now_ns);
 
   uint64_t half_bytes() const { return half_bytes_; }
@@ -67,10 +70,16 @@ class FrameGuard {
     bool Take(uint32_t count_max, uint32_t per_second, int64_t now_ns);
   };
 
+  struct HalfRequest {
+    uint64_t bytes = 0;  // What it is taken to keep.
+    int64_t begin_ns;
+  };
+
   Verdict OnFrame(int64_t now_ns);
-  Verdict OnHeaders(uint32_t stream, bool is_new);
+  Verdict OnHeaders(uint32_t stream, bool is_new, int64_t now_ns);
   Verdict OnData(uint32_t stream, int64_t now_ns);
-  Verdict Keep(uint32_t stream, uint64_t bytes);
+  Verdict Keep(uint32_t stream, uint64_t bytes, int64_t now_ns);
+  bool IsOneTooOld(int64_t now_ns);
   void End(uint32_t stream);
 
   const FrameLimits& limits_;
@@ -84,7 +93,8 @@ class FrameGuard {
   // The block of metadata that is under way, or was last.
   size_t block_bytes_ = 0;
   size_t block_frames_ = 0;
-  std::map<uint32_t, uint64_t> half_requests_;  // By stream: what it is taken to keep.
+  std::map<uint32_t, HalfRequest> half_requests_;  // By stream.
+  int64_t next_look_ns_ = 0;                       // When their ages are looked at again.
   uint64_t half_bytes_ = 0;
   Bucket resets_;
   Bucket control_frames_;

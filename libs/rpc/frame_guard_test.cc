@@ -132,6 +132,27 @@ TEST_CASE("FrameGuard: requests that do not end are bounded in number and in byt
   }
 }
 
+TEST_CASE("FrameGuard: a request ends in time, however busy its connection is", "[rpc]") {
+  const FrameLimits limits;
+  HalfBytes of_all = 0;
+  Client slow(&limits, &of_all);
+  Client good(&limits, &of_all);
+  // Each lets its first request wait, and goes on with others; then the good one ends it.
+  for (int64_t second = 0; second <= 60; ++second) {
+    const int64_t now_ns = second * kSecondNs;
+    const auto stream = static_cast<uint32_t>(2 * second + 1);
+    for (Client* client : {&slow, &good}) {
+      const uint8_t flags = second == 0 ? kEndHeaders : kEndHeaders | kEndStream;
+      CHECK(client->Send(kHeaders, flags, stream, 100, now_ns) == Verdict::kGood);
+      CHECK(client->Send(kData, 0, 1, 1, now_ns) == Verdict::kGood);
+    }
+  }
+  CHECK(good.Send(kData, kEndStream, 1, 1, 60 * kSecondNs) == Verdict::kGood);
+  // What the server's PING is answered with is enough.
+  CHECK(good.Send(kPing, 1, 0, 8, 62 * kSecondNs) == Verdict::kGood);
+  CHECK(slow.Send(kPing, 1, 0, 8, 62 * kSecondNs) == Verdict::kSlowRequest);
+}
+
 TEST_CASE("FrameGuard: while others keep much, each connection may keep little", "[rpc]") {
   const FrameLimits limits;
   HalfBytes of_all = 0;

@@ -112,7 +112,7 @@ class Supervisor {
   OutputQueue output_;
   OutputQueue errors_;
   std::vector<std::unique_ptr<Child>> children_;  // By ChildId.
-  std::set<std::string> output_directories_;      // Of all of them.
+  std::set<std::string> output_directories_;
   int running_count_ = 0;
   int64_t timer_ns_ = 0;
   bool stopped_ = false;

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <set>
+#include <string>
 
 #include <catch2/catch.hpp>
 
@@ -7,10 +11,12 @@
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
 #include "libs/base/dealing.h"
+#include "libs/base/descriptor.h"
 #include "libs/base/dtype.h"
 #include "libs/base/fingerprint.h"
 #include "libs/base/ids.h"
 #include "libs/base/random.h"
+#include "libs/base/read_at_most.h"
 #include "libs/base/shown_address.h"
 #include "libs/base/signature_text.h"
 
@@ -214,6 +220,23 @@ TEST_CASE("Dealing: its text is read back, and what is none is refused", "[base]
   CHECK_FALSE(IsValid({.rule = DealingRule{7}}));
   CHECK_FALSE(IsValid({.rule = DealingRule::kWeighted}));
   CHECK_FALSE(IsValid({.rule = DealingRule::kDjb2, .constant = 1}));
+}
+
+TEST_CASE("ReadAtMost: to the end of what comes in pieces, or to the bound", "[base]") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const Descriptor reader(ends[0]);
+  Descriptor writer(ends[1]);
+  std::string text = "what was there before";
+  REQUIRE(write(writer.get(), "gradient", 8) == 8);
+  REQUIRE(ReadAtMost(reader.get(), 4, text));
+  CHECK(text == "grad");
+  writer.Reset();
+  REQUIRE(ReadAtMost(reader.get(), 100, text));
+  CHECK(text == "ient");
+  REQUIRE(ReadAtMost(reader.get(), 100, text));
+  CHECK(text.empty());
+  CHECK_FALSE(ReadAtMost(-1, 100, text));
 }
 
 TEST_CASE("StrongId: ordered, and next is one more", "[base]") {

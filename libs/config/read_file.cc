@@ -3,11 +3,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 
 #include "libs/base/descriptor.h"
+#include "libs/base/read_at_most.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
@@ -28,18 +28,12 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, const std::st
   if (kind == FileKind::kRegular && !S_ISREG(status.st_mode)) {
     return absl::InvalidArgumentError(what + " is no regular file; put its text into one");
   }
-  std::string text(kFileBytesMax + 1, '\0');
-  size_t bytes = 0;
-  while (bytes < text.size()) {
-    const ssize_t count = read(file.get(), text.data() + bytes, text.size() - bytes);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return status::ErrnoStatus(errno, "read " + what);
-    if (count == 0) break;
-    bytes += static_cast<size_t>(count);
+  std::string text;
+  if (!ReadAtMost(file.get(), kFileBytesMax + 1, text)) {
+    return status::ErrnoStatus(errno, "read " + what);
   }
-  if (bytes > kFileBytesMax) return absl::InvalidArgumentError(what + " is larger than 1 MiB");
-  text.resize(bytes);
-  return text;
+  if (text.size() <= kFileBytesMax) return text;
+  return absl::InvalidArgumentError(what + " is larger than 1 MiB");
 }
 
 }  // namespace talweg::config

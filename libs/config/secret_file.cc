@@ -14,6 +14,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
+#include "libs/base/read_at_most.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
@@ -63,17 +64,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, const std::string&
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("open ", what));
   if (readers == Readers::kOwner) TALWEG_RETURN_IF_ERROR(CheckOwnerAndMode(file.get(), what));
-  std::string text(bytes_max, '\0');
-  size_t read_bytes = 0;
-  while (read_bytes < bytes_max) {
-    const ssize_t bytes = read(file.get(), text.data() + read_bytes, bytes_max - read_bytes);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("read ", what));
-    if (bytes == 0) break;
-    read_bytes += static_cast<size_t>(bytes);
-  }
-  text.resize(read_bytes);
-  return text;
+  std::string text;
+  if (ReadAtMost(file.get(), bytes_max, text)) return text;
+  return status::ErrnoStatus(errno, absl::StrCat("read ", what));
 }
 
 absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {

@@ -9,12 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <ctime>
 #include <memory>
 #include <vector>
 
 #include "libs/base/descriptor.h"
+#include "libs/base/read_at_most.h"
 #include "libs/rpc/certificates.h"
 #include "libs/rpc/openssl_types.h"
 #include "libs/rpc/tls_trust.h"
@@ -25,48 +25,46 @@ namespace {
 
 constexpr size_t kFileBytesMax = size_t{1} << 20;
 
-absl::StatusOr<OwnedFile> Open(const std::string& path) {
+absl::StatusOr<Descriptor> Open(const std::string& path) {
   // A pipe would be waited for, and it may be somebody else's (talweg doctor).
-  Descriptor opened(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!opened.valid()) return status::ErrnoStatus(errno, "open " + path);
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) return status::ErrnoStatus(errno, "open " + path);
   struct stat status {};
-  if (fstat(opened.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
+  if (fstat(file.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
   if (!S_ISREG(status.st_mode)) {
     return absl::InvalidArgumentError(path + " is no regular file; put the certificates into one");
   }
-  OwnedFile file(fdopen(opened.get(), "r"));
-  if (file == nullptr) return status::ErrnoStatus(errno, "open " + path);
-  opened.Release();
   return file;
 }
 
-absl::StatusOr<std::string> ReadText(std::FILE* file, const std::string& path) {
-  std::string text(kFileBytesMax + 1, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file));
-  if (std::ferror(file) != 0) return status::ErrnoStatus(errno, "read " + path);
+absl::StatusOr<std::string> ReadText(const Descriptor& file, const std::string& path) {
+  std::string text;
+  if (!ReadAtMost(file.get(), kFileBytesMax + 1, text)) {
+    return status::ErrnoStatus(errno, "read " + path);
+  }
   if (text.size() <= kFileBytesMax) return text;
   return absl::InvalidArgumentError(path + " is too large to be certificates or a key");
 }
 
 absl::StatusOr<std::vector<OwnedCertificate>> ReadCertificates(const std::string& path,
                                                                std::string& text) {
-  TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
-  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file.get(), path));
+  TALWEG_ASSIGN_OR_RETURN(const Descriptor file, Open(path));
+  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file, path));
   std::vector<OwnedCertificate> certificates = CertificatesIn(text);
   if (!certificates.empty()) return certificates;
   return absl::InvalidArgumentError(path + " holds no certificate in PEM format");
 }
 
 absl::StatusOr<OwnedKey> ReadKey(const std::string& path, std::string& text) {
-  TALWEG_ASSIGN_OR_RETURN(const OwnedFile file, Open(path));
+  TALWEG_ASSIGN_OR_RETURN(const Descriptor file, Open(path));
   struct stat status;
-  if (fstat(fileno(file.get()), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
+  if (fstat(file.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
   if ((status.st_mode & S_IRWXO) != 0) {
     return absl::PermissionDeniedError(path +
                                        " is a private key that every user may use; run chmod 600 "
                                        "on it, or chmod 640 for its group");
   }
-  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file.get(), path));
+  TALWEG_ASSIGN_OR_RETURN(text, ReadText(file, path));
   const OwnedBio reader = ReaderOf(text);
   // Never asks a terminal for a passphrase.
   OwnedKey key(PEM_read_bio_PrivateKey(
@@ -127,10 +125,10 @@ bool IsSignedBy(X509_CRL* list, const std::vector<OwnedCertificate>& signers) {
 absl::Status ReadRevocations(const std::string& path,
                              const std::vector<OwnedCertificate>& authorities,
                              const std::vector<OwnedCertificate>& chain, TlsFiles& files) {
-  const absl::StatusOr<OwnedFile> file = Open(path);
+  const absl::StatusOr<Descriptor> file = Open(path);
   if (absl::IsNotFound(file.status())) return absl::OkStatus();
   TALWEG_RETURN_IF_ERROR(file.status());
-  TALWEG_ASSIGN_OR_RETURN(files.texts.revoked, ReadText(file->get(), path));
+  TALWEG_ASSIGN_OR_RETURN(files.texts.revoked, ReadText(*file, path));
   const auto lists = RevocationListsIn(files.texts.revoked);
   if (!lists) {
     return absl::InvalidArgumentError(path +

@@ -23,6 +23,28 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def step_over(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    before: Callable[[], object] | None = None,
+    after: Callable[[], object] | None = None,
+) -> Step:
+    """A step of `optimizer`; `before` and `after` are what the program calls around it."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if before is not None:
+            before()
+        optimizer.step()
+        if after is not None:
+            after()
+        return loss
+
+    return step
+
+
 def _result(model: nn.Module, step: Step) -> list[torch.Tensor]:
     losses = []
     for number in range(_STEPS):

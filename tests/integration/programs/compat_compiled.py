@@ -15,13 +15,19 @@ import talweg.byteps.torch as bps
 import talweg.horovod.torch as hvd
 import torch
 from cases import run_cases
-from compiled_steps import check_compiled, sgd, small_model
+from compiled_steps import check_compiled, sgd, small_model, step_over
 from talweg.byteps.torch.cross_barrier import CrossBarrier
 from talweg.byteps.torch.parallel import DistributedDataParallel
 from torch import nn
 
 
-def _with_optimizer(distribute: Callable[..., Any], clips: bool, _: str) -> Any:
+def _with_optimizer(distribute: Callable[..., Any], _: str) -> Any:
+    model = small_model()
+    optimizer = distribute(sgd(model), named_parameters=model.named_parameters())
+    return model, step_over(model, optimizer)
+
+
+def _with_clipping(distribute: Callable[..., Any], _: str) -> Any:
     model = small_model()
     optimizer = distribute(sgd(model), named_parameters=model.named_parameters())
 
@@ -29,9 +35,6 @@ def _with_optimizer(distribute: Callable[..., Any], clips: bool, _: str) -> Any:
         optimizer.zero_grad()
         loss: torch.Tensor = model(x).square().mean()
         loss.backward()
-        if not clips:
-            optimizer.step()
-            return loss
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         with optimizer.skip_synchronize():
@@ -42,11 +45,11 @@ def _with_optimizer(distribute: Callable[..., Any], clips: bool, _: str) -> Any:
 
 
 def horovods_optimizer() -> None:
-    check_compiled(partial(_with_optimizer, hvd.DistributedOptimizer, False), "_before_step")
+    check_compiled(partial(_with_optimizer, hvd.DistributedOptimizer), "_before_step")
 
 
 def horovods_optimizer_with_clipping() -> None:
-    check_compiled(partial(_with_optimizer, hvd.DistributedOptimizer, True))
+    check_compiled(partial(_with_clipping, hvd.DistributedOptimizer))
 
 
 def horovods_calls() -> None:
@@ -79,24 +82,17 @@ def horovods_batch_norm() -> None:
         model = nn.Sequential(nn.Linear(8, 16), hvd.SyncBatchNorm(16), nn.Linear(16, 1))
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss: torch.Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return model, step
+        return model, step_over(model, optimizer)
 
     check_compiled(make)
 
 
 def bytepss_optimizer() -> None:
-    check_compiled(partial(_with_optimizer, bps.DistributedOptimizer, False), "_before_step")
+    check_compiled(partial(_with_optimizer, bps.DistributedOptimizer), "_before_step")
 
 
 def bytepss_optimizer_with_clipping() -> None:
-    check_compiled(partial(_with_optimizer, bps.DistributedOptimizer, True))
+    check_compiled(partial(_with_clipping, bps.DistributedOptimizer))
 
 
 def bytepss_calls() -> None:
@@ -130,15 +126,7 @@ def bytepss_data_parallel() -> None:
         )
         optimizer = sgd(model)
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss: torch.Tensor = model(x).square().mean()
-            loss.backward()
-            model.synchronize()
-            optimizer.step()
-            return loss
-
-        return model, step
+        return model, step_over(model, optimizer, before=model.synchronize)
 
     check_compiled(make)
 
@@ -148,15 +136,7 @@ def bytepss_cross_barrier() -> None:
         model = small_model()
         optimizer = CrossBarrier(model, sgd(model), model.named_parameters())
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss: torch.Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.synchronize_parameters()
-            return loss
-
-        return model, step
+        return model, step_over(model, optimizer, after=optimizer.synchronize_parameters)
 
     check_compiled(make, "ForwardOverlap._before_forward")
 

@@ -13,7 +13,7 @@ import talweg.torch as tw
 import torch
 import torch.distributed as dist
 from cases import run_cases
-from compiled_steps import check_compiled, sgd, small_model
+from compiled_steps import check_compiled, sgd, small_model, step_over
 from torch import nn
 
 
@@ -25,17 +25,8 @@ def _with_optimizer(overlaps: bool, name: str) -> Any:
         name=f"{name}.{overlaps}",
         overlap_forward=model if overlaps else None,
     )
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        if overlaps:
-            optimizer.synchronize_parameters()  # type: ignore[attr-defined]
-        return loss
-
-    return model, step
+    after = optimizer.synchronize_parameters if overlaps else None  # type: ignore[attr-defined]
+    return model, step_over(model, optimizer, after=after)
 
 
 def distributed_optimizer() -> None:
@@ -53,14 +44,7 @@ def hook_of_data_parallel() -> None:
         parallel.register_comm_hook(name, tw.ddp_hook)
         optimizer = sgd(model)
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss: torch.Tensor = parallel(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return model, step
+        return model, step_over(parallel, optimizer)
 
     dist.init_process_group("talweg")
     check_compiled(make)

@@ -40,19 +40,28 @@ def are_alike(lanes: np.ndarray, at: int) -> bool:
 class StepLanes:
     """What ranks tell each other where a step ends."""
 
-    _EPOCH, _DIGEST, _ENDED = 0, 1, 3
+    _EPOCH, _DIGEST, _ENDED_AT = 0, 1, 3
 
     def __init__(self, ranks: int, standbys: int) -> None:
         self.all: np.ndarray = np.zeros(self.count(ranks, standbys), np.uint64)
         # By rank: 1, as it ends the step. One that is gone, or has joined, leaves 0.
-        self.ended, rest = np.split(self.all[self._ENDED :], [ranks])
+        self._ended, rest = np.split(self.all[self._ENDED_AT :], [ranks])
         # By standby: 1 where those that it has asked for the state may not begin to give it.
         self.holds, self.counters = np.split(rest, [standbys])
 
     @classmethod
     def count(cls, ranks: int, standbys: int) -> int:
         """How many lanes there are."""
-        return cls._ENDED + ranks + standbys + COUNTER_LANES
+        return cls._ENDED_AT + ranks + standbys + COUNTER_LANES
+
+    def tell_end(self, rank: int) -> None:
+        """The rank ends the step."""
+        self._ended[rank] = 1
+
+    @property
+    def ended(self) -> tuple[bool, ...]:
+        """Who has ended it, by rank."""
+        return tuple(bool(lane) for lane in self._ended)
 
     def tell_epoch(self, epoch: int) -> None:
         """The newest view that this rank's agent has."""

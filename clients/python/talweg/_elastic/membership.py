@@ -374,7 +374,7 @@ class Membership:
         if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
         told = self._exchange(self._digest_of_step(is_compared))
-        ended = tuple(bool(lane) for lane in told.ended)
+        ended = told.ended
         if commit is not None:
             commit(ended)
         self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
@@ -401,7 +401,7 @@ class Membership:
         told.tell_epoch(client.connection.newest_epoch())
         if digest:
             told.tell_digest(digest)
-        told.ended[client.rank] = 1
+        told.tell_end(client.rank)
         told.holds[:] = self._agreement.giving.look(self.view)
         has_joined, self._entered = self._entered, None
         counters = 0
@@ -410,7 +410,7 @@ class Membership:
         greatest(client, self._round_of_step[0], told.all)
         if has_joined and counters:
             state_rounds.warn_of_counters(counters, told.counters)
-        self._require_none_joined(tuple(bool(lane) for lane in told.ended), bool(digest))
+        self._require_none_joined(told.ended, bool(digest))
         if told.digests_differ:
             state_rounds.compare(client, self.holder)  # Says who differs.
         return told

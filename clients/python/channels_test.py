@@ -381,6 +381,21 @@ class ChannelsTest(unittest.TestCase):
         self.rounds.join()
         self.assertTrue(called.is_set())
 
+    def test_calls_do_not_wait_for_the_next_job(self) -> None:
+        """Other ranks may make its call in what is called for this one."""
+        first, second, called = self._job((1,)), self._job((2,)), threading.Event()
+        self.channel.submit(first)
+        self.channel.call_when_done(first, called.set)
+        self.channel.submit(second, is_async=False)
+        waits = threading.Thread(target=self.channel.finish, args=(second,))
+        waits.start()
+        self.rounds.end(1)
+        was_called = called.wait(60.0)
+        self.rounds.end(2)
+        waits.join()
+        self.rounds.join()
+        self.assertTrue(was_called)
+
     def test_a_mismatch_is_the_calls_own_and_another_failure_the_jobs(self) -> None:
         job = self._job((1,), (2,), (3,))
         self.channel.submit(job, is_async=False)

@@ -69,8 +69,6 @@ class Channel:
         self._jobs: deque[Job] = deque()
         # Whoever has it carries on the first job.
         self._carrying = threading.Lock()
-        # What is to be called for jobs that are done, without _carrying.
-        self._calls: list[Callable[[], None]] = []
         self._told = False  # A round is over that somebody may have to carry on.
         self._aborted: TalwegError | None = None
         # A call has failed, and not because ranks' calls did not fit together.
@@ -255,8 +253,10 @@ class Channel:
         while self._jobs and self._jobs[0].done:
             with self._lock:
                 done = self._jobs.popleft()
-                self._calls += done.calls
-                done.calls = []
+                calls, done.calls = done.calls, []
+            # At once: other ranks may need what is called before they go on with the next job.
+            for call in calls:
+                self.client.completions.call(call)
             if self._jobs:
                 self._jobs[0].begin()
 
@@ -307,10 +307,7 @@ class Channel:
             self._drop_done()
 
     def _let_go(self) -> None:
-        calls, self._calls = self._calls, []
         self._carrying.release()
-        for call in calls:
-            self.client.completions.call(call)
         # Whoever sets it and finds _carrying taken leaves it to this thread.
         if self._told:
             self._carry_what_is_over()
@@ -338,10 +335,7 @@ class Channel:
                 self._carry_over()
                 self._see_to_rest()
             finally:
-                calls, self._calls = self._calls, []
                 self._carrying.release()
-            for call in calls:
-                self.client.completions.call(call)
 
 
 class Job:

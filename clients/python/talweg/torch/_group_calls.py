@@ -11,6 +11,7 @@ from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument
 from talweg.torch._c10d_tensors import said
+from talweg.torch._callbacks import Callbacks
 from talweg.torch._lanes import Lane
 
 
@@ -23,16 +24,22 @@ class GroupCalls:
         self._ranks = ranks
         self._lane = lane
         self._channel = lane.channel()
+        self.callbacks = Callbacks(self._client.completions.call)
         self._view = self._client.connection.view_suffix
         self._is_destroyed = False
 
     @property
     def channel(self) -> CallChannel:
-        """That of all ranks' calls."""
+        """That of all ranks' calls, but for those in callbacks."""
         return self._channel
 
+    def channel_here(self) -> CallChannel:
+        """That of a call which this thread makes: callbacks have channels of their own."""
+        name = self.callbacks.channel_name()
+        return self.channel_of(name, self._lane.group) if name else self._channel
+
     def channel_of(self, name: str, group: Group) -> CallChannel:
-        """One of calls of some of the ranks."""
+        """One of other calls, or of some of the ranks."""
         channel = self._lane.channel(name, group)
         if self._channel.aborted is not None:
             channel.abort(self._channel.aborted)

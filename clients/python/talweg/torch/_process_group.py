@@ -44,6 +44,7 @@ from talweg.torch._c10d_tensors import (
     reduced,
     said,
 )
+from talweg.torch._callbacks import runs_here
 from talweg.torch._devices import GroupOfDevices
 from talweg.torch._group_calls import GroupCalls
 from talweg.torch._lanes import Lane
@@ -121,7 +122,7 @@ class ProcessGroup(GroupOfDevices):
         if range_ is not None:
             range_.begin()
         work = Work(
-            self._channel,
+            self._all_calls,
             calls,
             partial(self._all_calls.text_of, operation, inputs),
             result,
@@ -154,12 +155,14 @@ class ProcessGroup(GroupOfDevices):
         """
         if getattr(opts, "asyncOp", True) or self._all_calls.are_over or self._channel.aborted:
             return None
+        if runs_here():
+            return None
         made = self._small.run(key, tensor, output)
         if made is None:
             return None
         if isinstance(made, bool):
             self._all_calls.count += 1
-            return Over(result)
+            return Over(result, self._all_calls.callbacks)
         job, target, range_ = made
         work = self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
         if range_ is not None:

@@ -22,6 +22,7 @@ from talweg._collectives.one_round import OneRound
 from talweg._collectives.words import block
 from talweg.torch import _cuda
 from talweg.torch._c10d_tensors import Outputs
+from talweg.torch._callbacks import Callbacks
 from talweg.torch._profiling import Range, range_of
 
 # As many as a group remembers.
@@ -31,9 +32,10 @@ _KNOWN_MAX = 256
 class Over(dist.Work):
     """A call that was over when it returned."""
 
-    def __init__(self, outputs: Any) -> None:
+    def __init__(self, outputs: Any, callbacks: Callbacks) -> None:
         super().__init__()
         self._outputs = outputs
+        self._callbacks = callbacks
 
     def wait(self, timeout: Any = None) -> bool:
         """Returns at once."""
@@ -55,7 +57,7 @@ class Over(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        future = self._callbacks.future([])
         future.set_result(self._outputs)
         return future
 

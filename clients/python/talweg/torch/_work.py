@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from talweg._call_site import call_site
-from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Job
 from talweg._collectives.collectives import Given, job_of
 from talweg._collectives.kinds import MORE_MAX
 from talweg.errors import Timeout
 from talweg.torch._backward import when_it_ends
+from talweg.torch._group_calls import GroupCalls
 from talweg.torch._profiling import Range
 
 
@@ -29,11 +29,11 @@ def _is_called_by_engine() -> bool:
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
-def future_of(outputs: Any) -> torch.futures.Future[Any]:
-    """A future of them. It has to know which GPUs they are on."""
+def _gpus_of(outputs: Any) -> list[torch.device]:
+    """Those that a future of the outputs has to know."""
     tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
     gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
-    return torch.futures.Future(devices=list(gpus) if torch.cuda.is_available() else [])
+    return list(gpus) if torch.cuda.is_available() else []
 
 
 class Pending(dist.Work):
@@ -148,7 +148,7 @@ class Pending(dist.Work):
         with self._lock:
             is_first = self._future is None
             if self._future is None:
-                self._future = future_of(self._outputs)
+                self._future = self._new_future(_gpus_of(self._outputs))
             future = self._future
         if is_first:
             if _is_called_by_engine():
@@ -161,6 +161,9 @@ class Pending(dist.Work):
             else:
                 self.call_when_done(self._complete)
         return future
+
+    def _new_future(self, gpus: list[torch.device]) -> torch.futures.Future[Any]:
+        return torch.futures.Future(devices=list(gpus))
 
     def _complete(self) -> None:
         assert self._future is not None
@@ -200,7 +203,7 @@ class Work(Pending):
 
     def __init__(
         self,
-        channel: CallChannel,
+        group: GroupCalls,
         calls: Sequence[Given],
         what: Callable[[], str],
         outputs: Any,
@@ -211,7 +214,8 @@ class Work(Pending):
     ) -> None:
         super().__init__(what, outputs, timeout_s)
         self._finish = finish
-        self._channel = channel
+        self._callbacks = group.callbacks
+        self._channel = channel = group.channel_here() if begun is None else group.channel
         self._job = begun or job_of(channel, calls, 0)
         if calls:
             site = call_site()
@@ -231,6 +235,9 @@ class Work(Pending):
 
     def call_when_done(self, call: Callable[[], None]) -> None:
         self._channel.call_when_done(self._job, call)
+
+    def _new_future(self, gpus: list[torch.device]) -> torch.futures.Future[Any]:
+        return self._callbacks.future(gpus)
 
     def _bring(self) -> BaseException | None:
         if self._job.failure is None:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks of futures, and the calls of torch.distributed that are made in them.
+
+A group's calls belong together by their order. But torch runs what is chained to a future on the
+thread that completes it, or at once where it is complete: at each rank in another order. So this
+module keeps one order for all ranks:
+
+- The callbacks of a group's futures stand in a line. They run one after another, in the order in
+  which the program has chained them.
+- Calls in callbacks go through a channel of their own. So they belong together whatever the
+  program calls meanwhile.
+- What a callback chains stands in another line, one deeper, with another channel. It runs beside
+  the callback, which may wait for it.
+
+A callback may wait for what it has called or chained, and for callbacks that were chained before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+_Call = Callable[[], None]
+
+# Deeper callbacks share the last line: a program that chains for ever gets no more channels.
+_DEPTH_MAX = 16
+
+
+class _Link(NamedTuple):
+    """A callback, and the future that it waits for."""
+
+    future: Future
+    run: _Call
+
+
+class _Line:
+    """Callbacks that run one after another: those of one depth of a group."""
+
+    def __init__(self, of: Callbacks, depth: int) -> None:
+        self.of = of
+        self.depth = depth
+        self._lock = threading.Lock()
+        self._links: deque[_Link] = deque()
+        self._is_run = False
+
+    def add(self, link: _Link) -> None:
+        """Runs what is ready at once, as torch does, unless another thread does."""
+        with self._lock:
+            self._links.append(link)
+            runs_now = not self._is_run and self._is_first_ready()
+            self._is_run = self._is_run or runs_now
+        if runs_now:
+            self._run()
+        link.future.tell(self._go_on)
+
+    def _is_first_ready(self) -> bool:
+        return bool(self._links) and self._links[0].future.done()
+
+    def _go_on(self) -> None:
+        """A future is complete."""
+        with self._lock:
+            if self._is_run or not self._is_first_ready():
+                return
+            self._is_run = True
+        self.of.call_elsewhere(self._run)
+
+    def _run(self) -> None:
+        before, _here.line = _here.line, self
+        try:
+            while True:
+                with self._lock:
+                    if not self._is_first_ready():
+                        self._is_run = False
+                        return
+                    link = self._links.popleft()
+                link.run()
+        finally:
+            _here.line = before
+
+
+class _Here(threading.local):
+    line: _Line | None = None  # Whose callback this thread runs.
+
+
+_here = _Here()
+
+
+def runs_here() -> bool:
+    """Whether this thread runs a callback."""
+    return _here.line is not None
+
+
+class Callbacks:
+    """The callbacks of one group's futures. `call_elsewhere` makes a call on another thread."""
+
+    def __init__(self, call_elsewhere: Callable[[_Call], None]) -> None:
+        self.call_elsewhere = call_elsewhere
+        self._lines: dict[int, _Line] = {}
+
+    def channel_name(self) -> str:
+        """What tells the channel of calls that this thread makes from the group's other ones."""
+        line = _here.line
+        if line is None:
+            return ""
+        return f".{'then' if line.of is self else 'other'}{line.depth}"
+
+    def future(self, devices: list[torch.device]) -> Future:
+        """One whose callbacks stand in the group's lines; its values may be on `devices`."""
+        return Future(self, devices)
+
+    def chain(self, future: Future, run: _Call) -> None:
+        """Has `run` called when the future is complete and its turn has come."""
+        depth = min(_here.line.depth + 1 if _here.line is not None else 1, _DEPTH_MAX)
+        self._lines.setdefault(depth, _Line(self, depth)).add(_Link(future, run))
+
+
+class _Raised(NamedTuple):
+    """The value of a future whose callback has raised. torch shows it where it wants a tensor."""
+
+    failure: Exception
+
+    def __str__(self) -> str:
+        return f"what a callback has raised ({type(self.failure).__name__}: {self.failure})"
+
+
+def _raise(value: _Raised) -> None:
+    raise value.failure
+
+
+class Future(torch.futures.Future[Any]):
+    """A future of torch whose callbacks run in the order in which they were chained."""
+
+    def __init__(self, callbacks: Callbacks, devices: list[torch.device]) -> None:
+        super().__init__(devices=list(devices))
+        self._callbacks = callbacks
+        self._devices = devices
+
+    def tell(self, call: _Call) -> None:
+        """Has it called by the thread that completes the future, or now. It does not block."""
+        super().add_done_callback(lambda _: call())
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """A future of what the callback returns, or raises, when it is given this one."""
+        result = Future(self._callbacks, self._devices)
+
+        def run() -> None:
+            self._let_stream_wait()
+            try:
+                value = callback(self)
+            except Exception as failure:
+                result._fail(failure)
+            else:
+                result.set_result(value)
+
+        self._callbacks.chain(self, run)
+        return result
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Has it called with this future. Torch logs what it raises."""
+
+        def run() -> None:
+            self._let_stream_wait()
+            turn: torch.futures.Future[None] = torch.futures.Future()
+            turn.add_done_callback(lambda _: callback(self))
+            turn.set_result(None)
+
+        self._callbacks.chain(self, run)
+
+    def _fail(self, failure: Exception) -> None:
+        self._set_unwrap_func(_raise)
+        self.set_result(_Raised(failure))
+
+    def _let_stream_wait(self) -> None:
+        """Has this thread's streams wait for what computes the value."""
+        if self._devices:
+            with contextlib.suppress(Exception):  # The callback finds it, if it asks.
+                self.wait()

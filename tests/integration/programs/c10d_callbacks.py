@@ -148,7 +148,7 @@ def _require_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> N
 
 
 def check_power_sgd() -> None:
-    """Of several buckets: as if each waited for the one before it."""
+    """Several buckets come to the same as when each waits for the one before it."""
 
     def hook(state: Any, bucket: Any, waits: bool) -> Any:
         future = powerSGD_hook.powerSGD_hook(state, bucket)
@@ -183,6 +183,7 @@ def check_optimizer_in_callbacks() -> None:
         return _train(model, lambda at: None)
 
     model = DistributedDataParallel(_model())
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     # The hook has the optimizer's state made in the second step.
     expected = _train(model, lambda at: sgd.step() if at >= 2 else None)

@@ -3,12 +3,12 @@
 
     training_step.py none|barrier|ddp|nccl|fsdp [RANK SIZE STORE]
     training_step.py horovod
-    training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg
+    training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg|ddp_alone
 
 `none` trains without communicating. `barrier` trains with nothing but Talweg's barrier after each backward pass,
 which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL,
-`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg". `horovod` uses Horovod's
-optimizer.
+`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg". `ddp_alone` uses
+DistributedDataParallel with a hook that sums nothing, and the barrier. `horovod` uses Horovod's optimizer.
 The others run over Talweg: `optimizer` waits for all averages in backward(), `overlap` waits for each module's in the
 next forward pass, and `arrival` does the same, but gradients leave first come, first served.
 """
@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 _CLASSES = 10
-_BACKEND = ("ddp_talweg", "fsdp_talweg")
+_BACKEND = ("ddp_talweg", "fsdp_talweg", "ddp_alone")
 _TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook", *_BACKEND)
 
 
@@ -74,6 +74,12 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+def _complete(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
 class Trainer:
     """A model and all that a step needs, in one of the manners."""
 
@@ -81,7 +87,7 @@ class Trainer:
         torch.manual_seed(0)
         make, shape = _MODELS[model]
         self._device = device
-        self._waits = manner == "barrier"
+        self._waits = manner in ("barrier", "ddp_alone")
         self._model = make().to(device.torch)
         if manner in ("fsdp", "fsdp_talweg"):
             from torch.distributed.fsdp import fully_shard
@@ -92,12 +98,14 @@ class Trainer:
             fully_shard(self._model)
         parameters = list(self._model.parameters())
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-        if manner in ("ddp", "nccl", "hook", "ddp_talweg"):
+        if manner in ("ddp", "nccl", "hook", "ddp_talweg", "ddp_alone"):
             ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
             if manner == "hook":
                 import talweg.torch
 
                 ddp.register_comm_hook(None, talweg.torch.ddp_hook)
+            elif manner == "ddp_alone":
+                ddp.register_comm_hook(None, lambda _, bucket: _complete(bucket.buffer()))
             self._model = ddp
         elif manner == "horovod":
             import horovod.torch as hvd

@@ -23,6 +23,7 @@ TITLE = "A backend of torch.distributed"
 _SETTING = "2 processes"
 _RANKS = 2
 _BARRIER = "a barrier, nothing else"
+_DDP_ALONE = "DDP that sums nothing, and a barrier"
 _DDP_GLOO, _DDP = "DDP over Gloo", "DDP over Talweg"
 _FSDP_GLOO, _FSDP = "FSDP2 over Gloo", "FSDP2 over Talweg"
 # Ours, theirs, and the bar for our share of what theirs adds.
@@ -57,7 +58,12 @@ def makers(programs: Programs, variables: Mapping[str, str]) -> list[tuple[str, 
                 variables,
             ),
         )
-        for name, manner in ((_BARRIER, "barrier"), (_DDP, "ddp_talweg"), (_FSDP, "fsdp_talweg"))
+        for name, manner in (
+            (_BARRIER, "barrier"),
+            (_DDP_ALONE, "ddp_alone"),
+            (_DDP, "ddp_talweg"),
+            (_FSDP, "fsdp_talweg"),
+        )
     ]
     found += [
         (name, partial(python_ranks, name, _RANKS, network, [peer, manner], dict(variables)))
@@ -147,9 +153,10 @@ def run(context: Context) -> Section:
     head = ["what", "how", "median", "p99", "added", "CPU a step"]
     section.text = markdown_table(head, rows) + (
         "\nOne thread a process, SGD with momentum. `added` is the median step less that of two\n"
-        "processes that do nothing but wait for each other after each backward pass. FSDP2 shards\n"
-        "each layer and the model (`fully_shard`). Talweg and Gloo are named in `init_process_group`;\n"
-        "nothing else differs between the programs.\n"
+        "processes that do nothing but wait for each other after each backward pass. DDP that sums\n"
+        "nothing shows what of that is DDP's own. FSDP2 shards each layer and the model\n"
+        "(`fully_shard`). Talweg and Gloo are named in `init_process_group`; nothing else differs\n"
+        "between the programs.\n"
     )
     with noted(context, section, ", between hosts"):
         _between_hosts(context, section)

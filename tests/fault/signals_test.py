@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM at any moment of a daemon's life, and as often as one likes."""
+"""SIGTERM at any moment of a daemon's life, as often as one likes, and how it is started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import DEADLINE_S, RUNFILES, Cluster, Job
@@ -27,12 +28,15 @@ class SignalsTest(unittest.TestCase):
             "agent": ["--standalone", f"--socket_path={self.socket}"],
         }
 
-    def _start(self, service: str) -> tuple[subprocess.Popen[bytes], Path]:
+    def _start(
+        self, service: str, shell: Sequence[str] = ()
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """`shell` is what starts it."""
         ready = self.directory / f"{service}.ready"
         ready.unlink(missing_ok=True)
         binary = RUNFILES / "services" / service / f"talweg-{service}"
         process = subprocess.Popen(
-            [str(binary), f"--ready_file={ready}", "--log_level=off", *self.lines[service]],
+            [*shell, str(binary), f"--ready_file={ready}", "--log_level=off", *self.lines[service]],
             stdin=subprocess.DEVNULL,
         )
         self.addCleanup(process.wait)
@@ -67,6 +71,22 @@ class SignalsTest(unittest.TestCase):
             with self.subTest(service):
                 self.assertEqual(process.returncode, 0)
                 self.assertFalse(self.socket.exists())
+
+    def test_standard_descriptors_that_are_closed(self) -> None:
+        """What it opens does not get their numbers, where it would be written into."""
+        if os.environ.get("TALWEG_SANITIZER"):
+            self.skipTest("sanitizers' runtimes allow no code before theirs")
+        for service in self.lines:
+            shell = ("/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+            process, ready = self._start(service, shell)
+            while not ready.exists():
+                self.assertIsNone(process.poll())
+                os.sched_yield()
+            places = {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)}
+            process.terminate()
+            with self.subTest(service):
+                self.assertEqual(places, {"/dev/null"})
+                self.assertEqual(process.wait(DEADLINE_S), 0)
 
     def test_a_crash_is_one_for_whoever_waits(self) -> None:
         if os.environ.get("TALWEG_SANITIZER"):

@@ -18,6 +18,8 @@ namespace talweg::shm {
 namespace {
 
 constexpr int kBacklog = 256;
+// So many ranks are refused in a turn for want of descriptors.
+constexpr int kRefusedMax = 64;
 constexpr char kDescriptors[] = "; raise the limit of open files (ulimit -n)";
 
 Failure SystemFailure(const std::string& what, const std::string& path, int error,
@@ -173,7 +175,8 @@ RankListener::~RankListener() {
 }
 
 std::optional<RankListener::Peer> RankListener::Accept() {
-  for (;;) {
+  int refused = 0;
+  while (refused < kRefusedMax) {
     Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
       const ucred peer = PeerOf(socket.get());
@@ -182,7 +185,9 @@ std::optional<RankListener::Peer> RankListener::Accept() {
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (!SpareDescriptor::IsWantOfOne(errno)) return std::nullopt;
     if (!spare_.RefuseNext(socket_.get(), SayNoDescriptors)) return std::nullopt;
+    ++refused;
   }
+  return std::nullopt;
 }
 
 }  // namespace talweg::shm

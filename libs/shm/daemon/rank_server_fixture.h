@@ -158,6 +158,12 @@ class RawRank {
     REQUIRE(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   }
 
+  // Whether the server has said anything that was not read.
+  bool IsAnswered() const {
+    char byte = 0;
+    return ::recv(socket_.get(), &byte, 1, MSG_PEEK) == 1;
+  }
+
   void SendBytes(const void* bytes, size_t count) {
     REQUIRE(::send(socket_.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
   }

@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <fstream>
@@ -22,6 +23,30 @@ namespace talweg::shm {
 namespace {
 
 using Catch::Matchers::Contains;
+
+// While one lives, the process gets no descriptor beyond those that it has.
+class NoDescriptorsLeft {
+ public:
+  NoDescriptorsLeft() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const Descriptor probe(::dup(0));
+    rlimit tight = before_;
+    tight.rlim_cur = static_cast<rlim_t>(probe.get());
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
+    for (;;) {
+      Descriptor filler(::dup(0));
+      if (!filler.valid()) break;
+      fill_.push_back(std::move(filler));
+    }
+  }
+  ~NoDescriptorsLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptorsLeft(const NoDescriptorsLeft&) = delete;
+  NoDescriptorsLeft& operator=(const NoDescriptorsLeft&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<Descriptor> fill_;
+};
 
 TEST_CASE_METHOD(RankServerFixture,
                  "The socket is the owner's alone, and its file goes with the server") {
@@ -467,28 +492,37 @@ TEST_CASE_METHOD(RankServerFixture, "Connections that say nothing do not pile up
 
 TEST_CASE_METHOD(RankServerFixture,
                  "Without descriptors left a rank is told so, and the server does not spin") {
-  rlimit before{};
-  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   RawRank unlucky(*this);
-  const Descriptor probe(::dup(0));
-  // No descriptor above those that are open: accept finds none.
-  rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(probe.get());
-  REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
-  std::vector<Descriptor> fill;
-  for (;;) {
-    Descriptor filler(::dup(0));
-    if (!filler.valid()) break;
-    fill.push_back(std::move(filler));
+  int first = -1;
+  int second = -1;
+  {
+    const NoDescriptorsLeft none;
+    first = server->Poll(sink);
+    second = server->Poll(sink);
   }
-  const int first = server->Poll(sink);
-  const int second = server->Poll(sink);
-  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
-  fill.clear();
   CHECK(first == 0);
   CHECK(second == 0);
   CHECK_THAT(LastWords(unlucky, RankStatus::kLimit), Contains("ulimit -n"));
   RawRank(*this).Join();
+}
+
+TEST_CASE_METHOD(RankServerFixture, "Without descriptors left a turn refuses some, and ends") {
+  std::vector<std::unique_ptr<RawRank>> ranks;
+  for (int i = 0; i < 100; ++i) ranks.push_back(std::make_unique<RawRank>(*this));
+  const auto answered = [&ranks] {
+    return std::count_if(ranks.begin(), ranks.end(), [](auto& rank) { return rank->IsAnswered(); });
+  };
+  std::array<int64_t, 2> turns{};
+  {
+    const NoDescriptorsLeft none;
+    for (int64_t& turn : turns) {
+      server->Poll(sink);
+      turn = answered();
+    }
+  }
+  CHECK(turns[0] > 0);
+  CHECK(turns[0] < turns[1]);
+  CHECK(turns[1] == 100);
 }
 
 TEST_CASE("A configuration that makes no sense is refused") {

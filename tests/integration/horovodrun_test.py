@@ -160,6 +160,11 @@ class HorovodrunTest(unittest.TestCase):
             launch._run(arguments)
         arguments.run_func = os.getpid
         self.assertEqual(len(set(launch._run(arguments))), 2)
+        vars(arguments).update(np=3, nics=["lo"])  # A name of Horovod before 0.27.
+        self.assertEqual(len(set(launch._run(arguments))), 3)
+        vars(arguments).update(min_num_proc=2)
+        with self.assertRaisesRegex(ValueError, r"run\(min_num_proc=...\) is not offered"):
+            launch._run(arguments)
         self.assertEqual(runner.run(torch.is_tensor, (1,), np=2), [False] * 2)
         self.assertEqual(runner.run(os.getenv, ("RANK",), np=4), ["0", "1", "2", "3"])
         for _ in range(3):  # Ranks write their results at the same time.
@@ -173,6 +178,11 @@ class HorovodrunTest(unittest.TestCase):
         done: list[int] = []
         threads.in_thread(done.append, (1,)).join()
         self.assertEqual(done, [1])
+
+    def test_modules_by_horovods_names(self) -> None:
+        for module in ("horovod.runner", "horovod.runner.launch"):
+            line = [sys.executable, "-P", "-m", module, "-np", "1", "echo", "a"]
+            self.assertEqual(subprocess.check_output(line, text=True), "[0]<stdout>:a\n")
 
     def test_the_function_of_horovod(self) -> None:
         wanted = "func, args=(), kwargs=None, num_proc=1"

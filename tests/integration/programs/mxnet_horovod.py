@@ -430,6 +430,7 @@ def training() -> None:
     weight = gluon.Parameter("weight", shape=(3,))
     weight.initialize(mx.init.Zero())
     trainer = hvd.DistributedTrainer({"weight": weight}, "sgd", {"learning_rate": 1.0}, prefix="s")
+    trainer._init_params()  # Programs call it before the first step.
     with mx.autograd.record():
         loss = (weight.data() * (rank + 1)).sum()
     loss.backward()

@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from talweg._frameworks import needed_by
 
@@ -32,6 +32,12 @@ class _Loader(importlib.abc.Loader):
         # The import system has given it the alias's spec: reload() and pickle want its own.
         module.__spec__ = self._own_spec
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For `python -m`."""
+        own = importlib.util.find_spec(self._target)
+        assert own is not None and isinstance(own.loader, importlib.abc.InspectLoader)
+        return own.loader.get_code(self._target)
+
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, alias: str, package: str) -> None:
@@ -45,11 +51,13 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         real = self._package + name[len(self.alias) :]
         try:
-            if importlib.util.find_spec(real) is None:
-                return None
+            own = importlib.util.find_spec(real)
         except ModuleNotFoundError:  # A package above it is missing.
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(real))
+        if own is None:
+            return None
+        is_package = own.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(name, _Loader(real), is_package=is_package)
 
 
 def install(alias: str, package: str) -> None:

@@ -103,6 +103,10 @@ class DistributedTrainer(GluonTrainer):
             reduction, lambda index: f"allreduce.{prefix or ''}{index}", compression
         )
 
+    def _init_params(self) -> None:
+        """There is no KVStore that has to know the parameters, whenever it is called."""
+        self._params_to_init = []
+
     def _check_and_rescale_grad(self, scale: float) -> None:
         """What the update multiplies gradients by, which are sums over the ranks that there are."""
         size = _size_of(self._process_set)

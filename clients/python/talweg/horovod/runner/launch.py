@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from typing import Any
@@ -18,9 +19,7 @@ _NAMES = {
     "max_num_proc": "max_np",
     "slots": "slots_per_host",
     "cooldown_range": "blacklist_cooldown_range",
-    "nics": "network_interfaces",
 }
-_OF_RUN = ("hosts", "hostfile", "ssh_port", "ssh_identity_file", "output_filename", "executable")
 
 
 def parse_args() -> Any:
@@ -34,13 +33,15 @@ def _run(args: Any) -> Any:
     The results of `args.run_func` by rank, if it has one. RuntimeError when a rank fails.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
+    if "np" in given:  # Its name before Horovod 0.27.
+        given["num_proc"] = given.pop("np")
+    if "nics" in given:
+        given["network_interfaces"] = ",".join(given.pop("nics"))
     if "run_func" in given:
-        told = {name: given[name] for name in _OF_RUN if name in given}
-        return run(given["run_func"], num_proc=given["num_proc"], **told)
+        told = {name: given[name] for name in inspect.signature(run).parameters if name in given}
+        return run(given["run_func"], **told)
     options = runner.defaults()
     for name, value in given.items():
-        if name == "nics":
-            value = ",".join(value)
         setattr(options, _NAMES.get(name, name), value)
     runner.check(options)
     if runner.is_here(options):
@@ -56,3 +57,7 @@ def _run(args: Any) -> Any:
 def run_commandline() -> None:
     """What horovodrun is."""
     sys.exit(runner.main())
+
+
+if __name__ == "__main__":
+    run_commandline()

@@ -117,8 +117,25 @@ def broadcasts() -> None:
     assert value == {"rank": tw.size() - 1, "text": "x" * 5000}
     everyone = tw.all_gather_object(("rank", tw.rank(), "y" * (1000 * tw.rank())))
     assert everyone == [("rank", r, "y" * (1000 * r)) for r in range(tw.size())]
+    _gathers_of_long_objects()
     tw.barrier()
     expect(talweg.InvalidArgument, "root_rank", tw.broadcast, torch.ones(1), tw.size())
+
+
+def _gathers_of_long_objects() -> None:
+    """They take more rounds, and no more memory."""
+    lengths: list[int] = []
+    client = _client.current()
+    run = client.run
+
+    def record(name: str, array: Any, *arguments: Any) -> None:
+        lengths.append(array.size)
+        run(name, array, *arguments)
+
+    own = [bytes([rank]) * (3000 * rank + 1) for rank in range(tw.size())]
+    with mock.patch.object(objects, "_CHUNK_BYTES", 1024), mock.patch.object(client, "run", record):
+        assert tw.all_gather_object(own[tw.rank()]) == own
+    assert max(lengths) <= 1024 + tw.size() and len(lengths) > sum(map(len, own)) // 1024
 
 
 def arguments_in_the_wrong_place() -> None:

@@ -3,8 +3,8 @@
 
 A tensor's length is agreed for ever (docs/protocol.md, section 4), an object's is not. So an
 object travels in a byte tensor whose length is a power of two, under a name that holds that
-length; how many of its bytes count is told first, in a tensor of its own. A long one that is
-broadcast takes several rounds of a tensor that has the largest such length.
+length; how many of its bytes count is told first, in a tensor of its own. A long one takes
+several rounds of a tensor that has the largest such length.
 """
 
 from __future__ import annotations
@@ -338,10 +338,10 @@ def all_gather_object(
 ) -> list[Any]:
     """Returns every rank's `value`, in rank order.
 
-    Every rank has a place of its own in one byte tensor and zeros elsewhere; adding zeros leaves
-    bytes as they are, so the sum is all of them side by side. Raises Aborted when a rank is gone,
-    and InvalidArgument at the others when one cannot pickle its value. Either of the two rounds may
-    take `timeout_s`.
+    The objects' bytes stand one after another. Every rank has its own in a byte tensor, and zeros
+    elsewhere. Adding zeros leaves bytes as they are, so the sum is all of them. Long ones take
+    several rounds of the longest such tensor. Raises Aborted when a rank is gone, and
+    InvalidArgument at the others when one cannot pickle its value. Each round may take `timeout_s`.
     """
     group = Group(client, process_set, "all_gather_object")
     own = Payload.of(lambda: _dumped(value))
@@ -352,10 +352,19 @@ def all_gather_object(
     own_length[group.place] = len(payload)
     lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s)
     ends = np.cumsum(lengths)
-    data: np.ndarray = np.zeros(_capacity_bytes(int(ends[-1])), dtype=np.uint8)
-    begin = int(ends[group.place]) - len(payload)
-    data[begin : begin + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-    data = _sum_of_places(client, data, f"{name}.bytes.{data.size}", group, timeout_s)
+    total = int(ends[-1])
+    begin, end = int(ends[group.place]) - len(payload), int(ends[group.place])
+    capacity = min(_capacity_bytes(total), _CHUNK_BYTES)
+    data: np.ndarray = np.empty(total, dtype=np.uint8)
+    for at in range(0, total, capacity):
+        chunk: np.ndarray = np.zeros(capacity, dtype=np.uint8)
+        # What of the rank's own bytes is in it.
+        first, last = max(begin, at), min(end, at + capacity)
+        if first < last:
+            mine = payload[first - begin : last - begin]
+            chunk[first - at : last - at] = np.frombuffer(mine, dtype=np.uint8)
+        chunk = _sum_of_places(client, chunk, f"{name}.bytes.{capacity}", group, timeout_s)
+        data[at : at + capacity] = chunk[: total - at]
     if own.failure is not None:
         raise own.failure
     values = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -535,6 +536,36 @@ def functional_with_gradients(rank: int, size: int) -> Any:
         result = call(tensor)
         (result * _values(rank, result.numel()).view(result.shape)).sum().backward()
         found += [result.detach(), tensor.grad]
+    return found
+
+
+@case
+def results_that_are_not_there_yet(rank: int, size: int) -> Any:
+    """What a functional collective returns has no memory of its own, and may be given to any call."""
+    import torch.distributed._functional_collectives as functional
+
+    def result_of(count: int) -> torch.Tensor:
+        tensor = functional.all_reduce(_values(rank, count), "sum", dist.group.WORLD)
+        assert type(tensor) is functional.AsyncCollectiveTensor
+        return tensor
+
+    found: list[Any] = []
+    for count in (size, 2000 * size):
+        pending = partial(result_of, count)
+        dist.all_reduce(pending() + 0)  # The next one like it would go the short way.
+        summed, told, swapped, got = pending(), pending(), pending(), pending()
+        dist.all_reduce(summed)
+        dist.broadcast(told, 1)
+        every = [torch.zeros(count) for _ in range(size)]
+        dist.all_gather(every, pending())
+        joined = torch.zeros(count * size)
+        dist.all_gather_into_tensor(joined, pending())
+        part = torch.zeros(count // size)
+        dist.reduce_scatter_tensor(part, pending())
+        dist.all_to_all_single(swapped, pending().view(count))
+        for work in (dist.isend(pending(), (rank + 1) % size), dist.irecv(got, (rank - 1) % size)):
+            work.wait()
+        found += [summed + 0, told + 0, every, joined, part, swapped + 0, got + 0]
     return found
 
 

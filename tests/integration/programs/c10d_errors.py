@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from c10d_disagreements import check_disagreements, check_small_calls_again, raises
 from talweg.torch import _process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -214,6 +216,14 @@ def check_refused() -> None:
         dist.all_gather_coalesced([[torch.ones(3)]], [torch.ones(3)])
     with raises(talweg.InvalidArgument, "takes tensors in host memory"):
         dist.all_reduce(torch.ones(3, device="meta"))
+    sharded = distribute_tensor(torch.ones(6), init_device_mesh("cpu", (_SIZE,)), [Shard(0)])
+    with raises(talweg.InvalidArgument, r"elements of this DTensor .* pass tensor.to_local"):
+        dist.all_reduce(sharded)
+    freed = torch.ones(6)
+    freed.untyped_storage().resize_(0)
+    for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
+        with raises(talweg.InvalidArgument, r"this Tensor of shape \[6\] has no memory"):
+            call(freed)
     with raises(talweg.Unsupported, "max is not defined for complex"):
         dist.group.WORLD.allreduce([torch.ones(3) * 1j], dist.ReduceOp.MAX)
     with raises(talweg.InvalidArgument, f"of which part {_RANK} has the output's length"):

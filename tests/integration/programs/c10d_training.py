@@ -519,6 +519,33 @@ def pipelines(rank: int, size: int) -> Any:
 
 
 @case
+def pipeline_of_tensor_parallel_stages(rank: int, size: int) -> Any:
+    """A stage sends what a functional collective has returned, which is not there yet."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed.tensor import parallel
+
+    stages = 2 if size % 2 == 0 and size > 2 else 1
+    mesh = init_device_mesh("cpu", (stages, size // stages), mesh_dim_names=("stages", "parts"))
+    number = mesh.get_local_rank("stages")
+    torch.manual_seed(number)
+    layers = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
+    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    parallel.parallelize_module(layers, mesh["parts"], plan)
+    stage = PipelineStage(
+        layers, number, stages, torch.device("cpu"), group=mesh.get_group("stages")
+    )
+    run = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    generator = torch.Generator().manual_seed(5)
+    inputs, targets = (torch.randn(8, 12, generator=generator) for _ in range(2))
+    run.step(
+        *([inputs] if number == 0 else []),
+        **({"target": targets} if number == stages - 1 else {}),
+    )
+    return [parameter.grad.full_tensor() for parameter in layers.parameters()]
+
+
+@case
 def memory_of_the_backend(rank: int, size: int) -> Any:
     """FSDP2 asks the group's backend for memory, where it has some to give."""
     from torch.distributed.device_mesh import init_device_mesh

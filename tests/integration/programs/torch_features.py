@@ -81,6 +81,10 @@ def again() -> None:
             tensor /= tw.size()
     sparse = torch.ones(2, 3).to_sparse()
     expect(talweg.InvalidArgument, "to_dense", tw.push_pull_inplace, sparse, name="again")
+    freed = torch.ones(6)
+    freed.untyped_storage().resize_(0)
+    for call in (tw.push_pull_inplace, tw.push_pull, tw.all_gather):
+        expect(talweg.InvalidArgument, "has no memory", call, freed, name="again")
     for other in (torch.ones(6, dtype=torch.float64), torch.ones(7), ramp):
         wanted = tw.size() * other.clone()
         assert tw.push_pull_inplace(other, average=False, name="again") is other

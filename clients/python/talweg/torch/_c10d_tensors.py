@@ -23,6 +23,7 @@ from talweg._collectives.words import DIMENSIONS_MAX
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
+from talweg.torch._checks import has_memory, require_memory
 from talweg.torch._collectives import TorchTensors
 from talweg.torch._staging import Way, way_of
 from talweg.torch._tensors import wire_dtype
@@ -130,12 +131,30 @@ def elements(tensor: torch.Tensor) -> Rows:
     return Rows(_TORCH.dtype(tensor), (), tensor.element_size())
 
 
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; what the result of a functional collective stands for, when that is there.
+
+    InvalidArgument for another one that has no memory of its own.
+    """
+    if not has_memory(tensor):
+        # It is loaded where there is such a result.
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor.trigger_wait()
+            return tensor.elem
+        require_memory(tensor)
+    return tensor
+
+
 def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors one after another, in one piece; the tensor itself if it is one, and is so.
 
     Where they are, on a GPU too.
     """
-    pieces = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    pieces = [
+        _in_memory(tensor).detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors
+    ]
     return pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
 
 
@@ -168,15 +187,15 @@ class Outputs:
     def __init__(
         self, tensors: Sequence[torch.Tensor], operation: str, places: Order | None = None
     ) -> None:
-        self._tensors = [tensor.detach() for tensor in tensors]
+        self._tensors = [_in_memory(tensor).detach() for tensor in tensors]
         self._operation = operation
         self._places = places if places is not None and not places.are_ascending else None
         self._divisor = 1
         self._direct = (
             len(tensors) == 1
-            and tensors[0].is_cpu
-            and _cuda.is_plain(tensors[0])
-            and not tensors[0].is_conj()
+            and self._tensors[0].is_cpu
+            and _cuda.is_plain(self._tensors[0])
+            and not self._tensors[0].is_conj()
         )
         self._way: Way | None = None  # To a GPU, if they are on one.
 

@@ -30,13 +30,36 @@ def require_dense(tensor: torch.Tensor) -> None:
         raise InvalidArgument("a nested tensor cannot be pushed: push each of its tensors")
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie at its own address. Those of a wrapper lie elsewhere."""
+    if not (tensor.is_cpu or tensor.is_cuda):
+        return not tensor.is_meta
+    return tensor.data_ptr() != 0 or tensor.numel() == 0
+
+
+def require_memory(tensor: torch.Tensor) -> None:
+    """InvalidArgument for a tensor without memory of its own."""
+    if has_memory(tensor):
+        return
+    kind = type(tensor).__name__
+    for method in ("to_local", "wait"):
+        if hasattr(tensor, method):
+            raise InvalidArgument(
+                f"the elements of this {kind} lie elsewhere: pass tensor.{method}()"
+            )
+    raise InvalidArgument(
+        f"this {kind} of shape {list(tensor.shape)} has no memory: pass one that has elements"
+    )
+
+
 def require_elements(tensor: torch.Tensor) -> None:
-    """require_dense(), and InvalidArgument for a tensor that has a shape alone."""
+    """require_dense() and require_memory()."""
     require_dense(tensor)
     if tensor.is_meta:
         raise InvalidArgument(
             "a tensor of the device meta cannot be pushed: give it elements first"
         )
+    require_memory(tensor)
 
 
 def require_places(tensor: torch.Tensor) -> None:

@@ -76,5 +76,6 @@ def _fits(gradient: torch.Tensor, declared: Declared) -> bool:
     return (
         gradient.is_cpu
         and gradient.layout is torch.strided
+        and gradient.data_ptr() != 0
         and declared.declaration.is_of(NUMBERS.get(gradient.dtype), gradient.numel(), Op.AVERAGE, 0)
     )

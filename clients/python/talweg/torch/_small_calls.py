@@ -153,6 +153,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
+        and tensor.data_ptr() != 0
         and _cuda.is_plain(tensor)
         and not tensor.is_conj()
     )

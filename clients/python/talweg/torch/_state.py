@@ -26,6 +26,7 @@ from talweg._collectives.objects import ByteStream, Payload
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _cuda
+from talweg.torch._checks import has_memory
 from talweg.torch._tensors import finish, for_autograd, mark_changed, start
 
 
@@ -53,7 +54,7 @@ def _entry_of(name: str, tensor: torch.Tensor) -> _Entry:
             f"parameter '{name}': a tensor of layout {tensor.layout} cannot be pushed: use "
             "tensor.to_dense()"
         )
-    if tensor.is_meta or (tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0):
+    if not has_memory(tensor):
         raise InvalidArgument(
             f"parameter '{name}' has no memory (it is {type(tensor).__name__} on '{tensor.device}'): "
             "broadcast parameters after their initialization, at every rank"

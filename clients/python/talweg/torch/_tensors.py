@@ -86,8 +86,9 @@ def start(
     if declared is not None and out is tensor:
         dtype = NUMBERS.get(tensor.dtype)
         if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
-            if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
-                return rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
+            address = tensor.data_ptr() if tensor.is_cpu and tensor.layout is torch.strided else 0
+            if address != 0 and _cuda.is_plain(tensor):
+                return rounds.repeat(client, declared, address, priority, tensor)
     shown = as_pushed(tensor, op)
     shown_out = shown if out is tensor else as_pushed(out, op)
     gpus = _cuda.gpus_of(client, tensor)

@@ -50,6 +50,7 @@ class C10dTest(unittest.TestCase):
     def test_calls_in_callbacks(self) -> None:
         job.run(job.command("c10d_callbacks.py", ranks=3, forks=self.forks))
         job.run(job.command("c10d_callbacks.py", nodes=2, ranks=2, aggregators=1, forks=self.forks))
+
     def test_algorithms(self) -> None:
         job.run(job.command("c10d_algorithms.py", ranks=4, forks=self.forks))
 

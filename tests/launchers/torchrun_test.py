@@ -53,6 +53,13 @@ class TorchrunTest(SiteTest):
         self.assertEqual(output.count("sums are right"), 3, output)
         self.require_nothing_left()
 
+    def test_ranks_that_swap_their_numbers(self) -> None:
+        """For the others torchrun's variables are still right: all ranks look in one place."""
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=3", _BACKEND, "renumbered"]
+        output = self.run_line([*line, str(self.directory)])
+        self.assertEqual(output.count("sums are right"), 3, output)
+        self.require_nothing_left()
+
     def test_torchrun_starts_the_ranks_again(self) -> None:
         """Each of its lives is a job of its own."""
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python"]

@@ -3,6 +3,8 @@
 
 backend.py             started by a launcher
 backend.py spawn N     starts N ranks itself, as torch.multiprocessing does
+backend.py renumbered DIRECTORY
+                       started by torchrun; ranks swap their numbers in a second group
 backend.py worlds      starts 3 ranks, which have process groups of other ranks one after the other
 """
 
@@ -88,6 +90,12 @@ def main() -> None:
     if sys.argv[1:2] == ["worlds"]:
         with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
             torch.multiprocessing.spawn(_worlds, (directory,), 3)
+        return
+    if sys.argv[1:2] == ["renumbered"]:
+        process = int(os.environ["RANK"])
+        _train()
+        _world(f"{sys.argv[2]}/store", [0, 2, 1], process)
+        os.write(1, f"process {process}: sums are right\n".encode())
         return
     if sys.argv[1:2] != ["spawn"]:
         _train()

@@ -9,22 +9,24 @@ call next, by one of these *streams*:
     a channel of collectives   a control round that says that this rank has joined: reductions go on
                                with zeros, other calls end with Mismatch (_words.with_stand_ins)
 
-Such a rank knows the names that are in use. It hears of further ones by announcements: who uses a
-name for the first time tells in an all_gather of the name's group, one for each name. Nobody waits
-for that but ranks that have joined. Ranks may come to their names in any order: of each name that
-all of them use, the one with the fewest announcements so far tells in time. Each rank announces as
-many as the others by the time that it leaves, so that nobody waits for one that has left.
+A rank that has joined knows the names that are in use. It hears of new names by announcements: a
+rank that uses a name for the first time announces it in an all_gather of the name's group, one for
+each name. Only ranks that have joined wait for that. Ranks may come to their names in any order: of
+the ranks that use a name, the one with the fewest announcements so far announces it in time. By the
+time that a rank leaves it has announced as many names as the others, so that nobody waits for a
+rank that has left.
 
     active   join() is called: this rank says so                         serving
     serving  the round is over in which every rank says that it joined   closing
     closing  every stream has come to the round that the furthest rank   active
              has begun in it
 
-A rank says that it has joined before it begins its streams. So each rank knows that the last one has
-joined before that one's rounds end those of all streams, and begins no others.
+A rank says that it has joined before it begins its streams. So each rank knows that the last rank
+has joined before the rounds of that last rank end the open rounds of all streams. It then begins no
+others.
 
-What is kept by the order of calls (names that were freed, whose turn it is) is after that as the
-last rank to join has it, which has made all calls.
+Some state follows from the order of calls: which names were freed, whose turn it is. All ranks then
+take this state from the last rank to join, which has made all calls.
 
 Where nodes may come and go ranks tell by rounds of maxima, each in a place of its own, as these go
 on without ranks that are gone. Where the membership changes all ranks tell what they know: after

@@ -2,7 +2,8 @@
 """Makes torch.distributed know the backend "talweg".
 
 torch calls register() when it is imported, by the wheel's entry point `torch.backends`. So a
-program can name the backend that never imports Talweg; what there is of it is imported then.
+program that never imports Talweg can name the backend. Talweg itself is imported when the program
+does so.
 """
 
 from __future__ import annotations

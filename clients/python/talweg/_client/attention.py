@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a thread does for open calls while it waits for other ranks.
 
-A call whose rounds are all pushed needs nobody here, as long as all ranks call the same. If they do
-not, each has to take part in the rounds that the others have begun. A rank that has the call's
-handle, but waits for something else, would keep the others waiting: perhaps for ever, where what it
-waits for comes from one of them.
+A call whose rounds are all pushed needs nothing more from this rank, as long as all ranks call the
+same. If they do not, each rank has to take part in the rounds that the others have begun. A rank
+that has the call's handle, but waits for something else, would keep the others waiting. They would
+wait for ever if it waits for something that comes from one of them.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 """Rounds whose callers wait for them no more.
 
 A call that blocks leaves its round when its time is over, or when it is interrupted. A program
-leaves one when it drops the handle. Other ranks have what they need of this one, but the library
-pushes no round of the tensor before this one is taken. So a round that was left is taken without
-its caller, and its result is lost:
+leaves a round when it drops the handle. Other ranks have what they need of that round, but the
+library pushes no further round of the tensor before that round is taken. So a round that was left
+is taken without its caller, and its result is lost:
 
     left by a call that blocks   another thread takes it, as soon as it is over
     left by a dropped handle     the next call of its name takes it, or hvd.join()
 
-The next call of the name waits for that if it blocks itself. One that does not raises Busy as long
-as the round is under way.
+The next call of the name waits for that if it blocks. A call that does not block raises Busy as
+long as the round is under way.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ one after another; those of different channels at once. The second call of a cha
 where the first one says that it may (Wait.next_may_begin): it pushes what it can, so that a link
 does not rest between the two. No thread belongs to a channel:
 
-- Who makes a call begins it, if no other call of the channel is open: its first rounds are pushed
-  at once, or when its data is there, where that is still on its way.
-- Who waits for a call carries on those before it, and then it. One thread at a time does so.
-- A call that nobody waits for is carried on by the client's completion thread, when its rounds are
-  over: when another call stands after it, when it has further rounds to push, or when somebody
-  wants to be called when it is done. A call whose rounds are all pushed needs nobody: other ranks
-  have what they need of this one.
+- The thread that makes a call begins it, if no other call of the channel is open. It pushes the
+  first rounds at once, or as soon as the call's data is there.
+- A thread that waits for a call carries on the calls before it, and then that call. One thread at a
+  time does so.
+- The client's completion thread carries on a call that nobody waits for, when the call's rounds are
+  over. It does so if another call follows, if the call has further rounds to push, or if somebody
+  wants to be called when it is done. Any other call whose rounds are all pushed needs no thread:
+  other ranks have what they need of this rank.
 """
 
 from __future__ import annotations

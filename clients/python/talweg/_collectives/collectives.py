@@ -2,8 +2,8 @@
 """Collectives of any shape, for every framework: docs/collectives.md says what each does.
 
 Calls without a name belong together by their order, which is the same at every rank of a group;
-calls with a name by their order under that name. Both is a *channel*: its calls run one after
-another, those of different channels at once.
+calls with a name by their order under that name. Each such sequence of calls is a *channel*: the
+calls of one channel run one after another, those of different channels at once.
 
 A call begins with a round of the channel's control tensor, an all_gather: each rank says what it
 calls and how long its parts are, and gives its data in the same round where that is 4 KiB or less.

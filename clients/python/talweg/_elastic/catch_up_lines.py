@@ -2,9 +2,9 @@
 """What travels from one survivor to the ranks of one standby, in rounds beside the steps.
 
 A line is a stream of messages, cut into chunks of one round each, of which two are under way at
-once. A chunk begins with its length and with whether it begins a message anew: then the message
-before, which was not whole, is void. After the last message come empty chunks, one for each round
-that the others wait for then: so none stays open.
+once. A chunk begins with its length and with a mark that says whether it begins a message anew. If
+it does, the message before is void unless it was whole. After the last message come empty chunks,
+one for each round that the others wait for at that time, so that no round stays open.
 """
 
 from __future__ import annotations

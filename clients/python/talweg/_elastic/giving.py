@@ -2,8 +2,8 @@
 """A survivor gives its state to standbys, beside its steps: docs/elastic.md.
 
 The rank's own thread decides at the ends of steps. A thread for each standby, which is there only
-while the standby is one, copies the state while the next step computes, and sends. What it has not
-copied when the optimizer is about to change it the rank's own thread copies then.
+while the standby is one, copies the state while the next step computes, and sends. When the
+optimizer is about to change the state, the rank's own thread copies what is left.
 """
 
 from __future__ import annotations

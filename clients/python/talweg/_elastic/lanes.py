@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all ranks tell each other in one round: unsigned numbers, of which the greatest comes to all.
 
-A value that all have to have alike takes two lanes: itself, and what is left to the largest number.
-The greatest of both belong together only where all that have told one have told the same.
+A value that must be equal at all ranks takes two lanes: the value, and the largest number minus the
+value. The two greatest numbers fit together only if all ranks that gave a value gave the same one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 """Steps of a talweg.State with an `apply` hook: replay.Replay.
 
 The program gives its State the results of a step, and the State calls the hook with them. The
-joiner's calls it with the same results, and with the numbers and texts that the other's had then.
+joiner's State calls its own hook with the same results, and with the numbers and texts that the
+survivor's State had then.
 """
 
 from __future__ import annotations

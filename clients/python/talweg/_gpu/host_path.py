@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors on GPUs through host memory, where the agent cannot have them as they lie.
 
-A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream
-has written, a thread pushes when the copy is done, and the result is copied up on a second
-stream, after which the framework's goes on. Whoever pushes or takes does not wait for the GPU.
+A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream has
+written, a thread pushes when the copy is done, and the result is copied up on a second stream,
+after which the framework's goes on. No push and no take waits for the GPU.
 
-Each of the framework's streams has such a lane of its own: what one waits for, another rank's
-kernels perhaps, may wait for what another brings.
+Each of the framework's streams has two such streams and a thread of its own. One stream may wait
+for another rank's kernels, and these may wait for a tensor that another stream of this rank brings.
 """
 
 from __future__ import annotations

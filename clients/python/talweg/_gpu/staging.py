@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of collectives on GPUs, by way of pinned host memory.
 
-A call marks where the framework's stream stands. A stream of ours, which waits for that mark, copies
-the tensor down; the call's first round is pushed when the copy is done. A second stream copies the
-result up, and whoever takes the result waits for that copy. So no stream of the framework waits for
-another rank, and what it is given after the result was taken finds it.
+A call records an event on the framework's stream. A stream of ours, which waits for that event,
+copies the tensor down; the call's first round is pushed when the copy is done. A second stream
+copies the result up, and whoever takes the result waits for that copy. So no stream of the
+framework waits for another rank, and work that it gets after the result was taken finds the result.
 
-Each of the framework's streams has two such streams of its own: what one waits for, another rank's
-kernels perhaps, may wait for what another brings.
+Each of the framework's streams has two such streams of its own. One stream may wait for another
+rank's kernels, and these may wait for a tensor that another stream of this rank brings.
 """
 
 from __future__ import annotations

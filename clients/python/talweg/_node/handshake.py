@@ -6,10 +6,10 @@
     node:   {"proof", "rank", "local_size", "host"}
     first:  {"waiting"} any number of times, then {"node_rank", "nodes", "scheduler", "name"}
 
-Each proof is an HMAC of both nonces with the job's secret, so whoever listens elsewhere, or on a
-port that was another job's, is found out and learns nothing. Where the launcher hands the nodes no
-secret, munge does: the credential says who the node's user is, and the secret comes in one that only
-this user can open. Lines of JSON over TCP.
+Each proof is an HMAC of both nonces with the job's secret. So a process that listens on a wrong
+host, or on a port that was another job's, cannot give the proof, and learns nothing. Where the
+launcher hands the nodes no secret, munge does: the credential says who the node's user is, and the
+secret comes in one that only this user can open. Lines of JSON over TCP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which launcher has started this process, and what it says of the job.
 
-The first that has set its variables is the one, in the order of LAUNCHERS: a launcher that was
-itself started by another, as torchrun by srun, comes before that one.
+It is the first one in LAUNCHERS that has set its variables. In that list a launcher that another
+launcher may start (torchrun under srun) comes before that other one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 TALWEG_TENSORFLOW_OPS says what carries operations in a graph: `kernel` (an error where it cannot be
 built), `python` (the functions of _engine.py), or `auto`, the default: the kernel where it can be
-built. Both use the same names, so ranks may differ in it.
+built. Both use the same names, so some ranks may use the kernel and others the functions.
 """
 
 from __future__ import annotations

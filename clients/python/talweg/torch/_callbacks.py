@@ -9,8 +9,8 @@ module keeps one order for all ranks:
   which the program has chained them.
 - Calls in callbacks go through a channel of their own. So they belong together whatever the
   program calls meanwhile.
-- What a callback chains stands in another line, one deeper, with another channel. It runs beside
-  the callback, which may wait for it.
+- A callback that is chained in a callback stands in another line, one level deeper, with another
+  channel. It runs at the same time as the outer callback, which may wait for it.
 
 A callback may wait for what it has called or chained, and for callbacks that were chained before it.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which job of Talweg the ranks of init_process_group() are.
 
-Ranks whose job this module has made stay in it for the next init_process_group(), unless that has
-other ranks, or other numbers for them. They agree on that through torch's store:
+Ranks whose job this module has made stay in that job for the next init_process_group(), unless the
+new group has other ranks, or other numbers for them. They agree on that through torch's store:
 
     all ranks are in one job, with these numbers      they stay
     one is in no job, in another, or another number   all leave theirs, and join one that is new

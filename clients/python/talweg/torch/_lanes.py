@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The channels that the process groups of the same ranks have one after another.
 
-A tensor is there until the job ends, at every rank and agent. So a group has a *lane*: a name that
-its channels' begin with. When the group is destroyed, the lane is another one's. Ranks destroy a
+A tensor is there until the job ends, at every rank and agent. So a group has a *lane*: a prefix of
+its channels' names. When the group is destroyed, another group may take the lane. Ranks destroy a
 group in their own time, and may leave calls of it open. So they agree on the lane when they make a
-group: it is the first one that is free at all of them. The first group of some ranks needs no
-agreement, as there is one lane only that it can have.
+group: it is the first lane that is free at all of them. The first group of some ranks needs no
+agreement, because only one lane exists for it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ whatever their tags. In a call's control round the sender gives the tag, what it
     a longer one that was named   follows at once
     any other one                 is put off: it stays with its sender
 
-A message that is put off comes in a call of a second channel, in which the receiver asks for it by
-the number of its control round. So no rank keeps long messages of others, and tags cost nothing.
+A message that is put off comes in a call of a second channel. There the receiver asks for the
+message by the number of its control round. So no rank keeps long messages of others, and tags cost
+nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed.monitored_barrier(), which torch has for Gloo alone.
 
-Each rank tells the group's first one that it is there, with the number of its call, and waits for
-that one's word. A rank that comes too late, when others have given up, finds nobody who waits: its
-word has the number of a call that is over.
+Each rank tells the group's first rank that it is there, with the number of its call, and waits for
+an answer from that rank. A rank that comes too late, when the others have given up, gets no answer:
+its message has the number of a call that is over.
 """
 
 from __future__ import annotations

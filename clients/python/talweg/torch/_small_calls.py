@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of torch.distributed that the caller waits for at once, and that take one round.
 
-What such a call comes to depends on the dtype and the shapes alone. So it is worked out once, and
-the next one like it goes straight to the library.
+The steps of such a call depend on its dtype and shapes alone. So they are worked out once, and the
+next call like it goes straight to the library.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters and optimizer state, made equal on all ranks before training.
 
-Parameters in host memory travel together, as one stream of bytes, before which the root says what
-it is made of: hundreds of small tensors would take a round and a declaration each, for nothing but
-this. Those on GPUs stay where they are, and each is a tensor of its own.
+Parameters in host memory travel together, as one stream of bytes. Before it the root says which
+tensors it is made of. Otherwise hundreds of small tensors would take a round and a declaration
+each, for this one broadcast. Parameters on GPUs stay where they are, and each is a tensor of its
+own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """KVStores: `mx.kv.create("byteps")`, `gluon.Trainer(..., kvstore="byteps")`, and those of Horovod's
 name.
 
-MXNet makes no store, and trains each rank alone, where one device and a name without "dist" are
-given. So its functions that make stores are told of these names.
+Given one device and a name without "dist", MXNet makes no store and trains each rank alone. So this
+module teaches MXNet's functions that make stores these names.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ constexpr char kAdvertiseHelp[] =
     "machine by another address than the bound one.";
 constexpr char kSilenceHelp[] =
     "After how long a silence a data connection counts as broken and is made anew; 0: never. Peers "
-    "say something every 2 s when they have nothing to send. Longer than a slice takes on the "
-    "slowest link.";
+    "say something every 2 s when they have nothing to send. Make it longer than a slice takes on "
+    "the slowest link.";
 constexpr char kRenewHelp[] =
     "How often the scheduler is told that this daemon lives, at least twice in lease_ms; 0: five "
     "times in it.";
@@ -75,7 +75,7 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "quicker to answer and burns a core.",
               spin_note),
       Make<C>("drain_timeout_ms", &C::drain_timeout_ms, Milliseconds{0, 3'600'000},
-              "What leaving cleanly after SIGTERM may take at most."),
+              "How long a clean end after SIGTERM may take at most."),
       Make<C>("secret_file", &C::secret_file, Text{},
               "File with the job secret, which only its owner may read (mode 0600; talweg secret "
               "makes one). The scheduler lets in agents and aggregators that show the same secret. "
@@ -132,7 +132,7 @@ std::vector<Option<SchedulerConfig>> SchedulerOptions() {
       Make<C>(
           "listen", &C::listen, Listen{},
           "Where agents, aggregators and the tool connect to (gRPC). Whoever reaches it may ask "
-          "what jobs there are; who may join is secret_file's to say. With a socket all of them "
+          "what jobs there are; secret_file decides who may join. With a socket all of them "
           "are on this machine."),
       Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp, "the host of listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
@@ -213,8 +213,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
       Make<C>("job", &C::job, Name{}, "The job's name; all its agents give the same."),
       Make<C>("tenant", &C::tenant, Text{1024},
-              "Whose job it is, for the scheduler's quotas_file; all its agents give the same. A "
-              "rule there may name another tenant, and then no agent may.",
+              "Whose job it is, for the scheduler's quotas_file; all its agents give the same. If "
+              "a rule there names the job's tenant, agents that give another one are refused.",
               "nobody's in particular"),
       Make<C>("node_rank", &C::node_rank, Number<uint32_t>{0, 65535},
               "Which node of the job this is, from 0. Fixes the order of sums."),
@@ -226,10 +226,10 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           "The fewest nodes with which the job begins, and goes on after losses (loss_policy)."),
       Make<C>("max_members", &C::max_members, Number<uint32_t>{1, 65536},
               "How many nodes the job may have."),
-      Make<C>(
-          "begin_members", &C::begin_members, Number<uint32_t>{0, 65536},
-          "With how many nodes the job begins at once, from min_members to max_members. The same "
-          "at all agents of a job. 0: as max_members."),
+      Make<C>("begin_members", &C::begin_members, Number<uint32_t>{0, 65536},
+              "The number of nodes with which the job begins without a wait, from min_members to "
+              "max_members. The same "
+              "at all agents of a job. 0: as max_members."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
       Make<C>(
@@ -254,8 +254,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "the agent's own group"),
       Make<C>("interface", &C::interface, Text{64},
               "Network interface whose address data connections to aggregators come from, and "
-              "admin calls are answered on, in place of the host of admin_listen; e.g. eth0. Which "
-              "way packets from that address take is the kernel's to say (ip rule).",
+              "admin calls are answered on, in place of the host of admin_listen; e.g. eth0. The "
+              "kernel's routing decides which way packets from that address take (ip rule).",
               "the kernel's route, and the host of admin_listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("provider", &C::provider, Name{}, kProviderHelp),
@@ -282,8 +282,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "After how long the ranks' waits end with an error because somebody is out of reach, and "
           "the scheduler does not say what became of it: an aggregator; a node that is waited for; "
-          "or the scheduler itself, while the job waits for its word. 0: never. Longer than the "
-          "lease, and than a restart of the scheduler takes."),
+          "or the scheduler itself, while the job waits for its word. 0: never. Make it longer "
+          "than the lease, and than a restart of the scheduler takes."),
       Make<C>(
           "stall_ms", &C::stall_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "How long a round that a rank of this node has pushed may wait for other ranks, which "
@@ -303,11 +303,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>(
           "gpu", &C::gpu, Choice{{"auto", "off"}},
           "Whether tensors are taken from the memory of this node's GPUs, where there are any."),
-      Make<C>(
-          "gpu_direct", &C::gpu_direct, Choice{{"auto", "off"}},
-          "Whether the network device reads gradients from this node's GPUs and writes results "
-          "to them without host memory between them, where both and the provider can. A GPU "
-          "with such results that is lost then ends the job here; without, it is opened again."),
+      Make<C>("gpu_direct", &C::gpu_direct, Choice{{"auto", "off"}},
+              "Whether the network device reads gradients from this node's GPUs and writes results "
+              "to them without host memory between them, where both and the provider can. If a GPU "
+              "with such results is lost, the job ends on this node; a lost GPU without them is "
+              "opened again."),
       Make<C>("test_fake_gpus", &C::test_fake_gpus, Text{},
               "For tests: DIRECTORY:COUNT of GPUs that are files of a directory.", "none"),
   });

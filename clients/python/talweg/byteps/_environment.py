@@ -113,7 +113,7 @@ _ROLES = [
         "NVIDIA_VISIBLE_DEVICES",
         text("a comma-separated list, all, none or void"),
         "",
-        "One rank for each entry. Where there is no GPU these are ranks on CPUs, which is said once.",
+        "One rank for each entry. Where there is no GPU the ranks run on CPUs; a line says so once.",
     ),
 ]
 
@@ -391,7 +391,7 @@ _EXAMPLES = [
         number(0, _MANY),
         "0",
         Effect.NONE,
-        "Sums are made by aggregators, as P4ML makes them without a switch. Said as a warning.",
+        "Sums are made by aggregators, as P4ML makes them without a switch. A warning says so.",
         warns=True,
     ),
 ]

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import unittest
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import torch
 from talweg.torch._callbacks import Callbacks, Future, runs_here
 
 
@@ -100,6 +102,42 @@ class CallbacksTest(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "no weights"):
             failed.then(lambda before: before.value()).value()
         self.assertEqual(future.then(self._runs("a")).value(), "a")
+
+    def test_an_exit_is_the_futures_too(self) -> None:
+        future = self._future()
+        future.set_result(1)
+        exits = future.then(lambda _: sys.exit(3))
+        with self.assertRaises(SystemExit):
+            exits.wait()
+        self.assertEqual(future.then(self._runs("a")).value(), "a")
+
+    def test_others_run_after_a_result_that_cannot_be_set(self) -> None:
+        future = self._future()
+        result = future.then(self._runs("a"))
+        result.set_result("by the program")
+        following = future.then(self._runs("b"))
+        future.set_result(1)
+        with self.assertRaisesRegex(RuntimeError, "complete"):
+            self._go_elsewhere()
+        self._go_elsewhere()
+        self.assertEqual(following.value(), "b")
+
+    def test_what_torch_runs_for_several_futures_has_the_groups_channel(self) -> None:
+        """Torch runs it on the thread that completes them, or at once: not alike at all ranks."""
+        names: list[str] = []
+
+        def run(_: Any) -> None:
+            names.append(self.callbacks.channel_name())
+
+        future = self._future()
+        results = [future.then(self._runs("a")), future.then(self._runs("b"))]
+        every = torch.futures.collect_all(results)
+        every.then(run)
+        future.set_result(1)
+        self._go_elsewhere()
+        every.then(run)
+        self.assertEqual(names, ["", ""])
+        self.assertEqual(self.ran, [("a", ".then1"), ("b", ".then1")])
 
     def test_any_order_of_ends_runs_them_as_they_were_chained(self) -> None:
         draw = random.Random(5)

@@ -21,6 +21,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,11 @@ class _Line:
                         return
                     link = self._links.popleft()
                 link.run()
+        except BaseException:  # It is nobody's future's: the others run all the same.
+            with self._lock:
+                self._is_run = False
+            self.of.call_elsewhere(self._go_on)
+            raise
         finally:
             _here.line = before
 
@@ -88,6 +94,19 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def _outside(call: _Call) -> None:
+    """Makes it as a thread does that runs no callback.
+
+    Torch runs what is chained to futures of its own, as that of collect_all, when this completes
+    them, or on the thread that chains it: its calls have the same channel wherever it runs.
+    """
+    before, _here.line = _here.line, None
+    try:
+        call()
+    finally:
+        _here.line = before
 
 
 def runs_here() -> bool:
@@ -122,7 +141,7 @@ class Callbacks:
 class _Raised(NamedTuple):
     """The value of a future whose callback has raised. torch shows it where it wants a tensor."""
 
-    failure: Exception
+    failure: BaseException
 
     def __str__(self) -> str:
         return f"what a callback has raised ({type(self.failure).__name__}: {self.failure})"
@@ -152,10 +171,10 @@ class Future(torch.futures.Future[Any]):
             self._let_stream_wait()
             try:
                 value = callback(self)
-            except Exception as failure:
-                result._fail(failure)
+            except BaseException as failure:  # Whoever waits for the result exits, if it is an exit.
+                _outside(partial(result._fail, failure))
             else:
-                result.set_result(value)
+                _outside(partial(result.set_result, value))
 
         self._callbacks.chain(self, run)
         return result
@@ -171,7 +190,7 @@ class Future(torch.futures.Future[Any]):
 
         self._callbacks.chain(self, run)
 
-    def _fail(self, failure: Exception) -> None:
+    def _fail(self, failure: BaseException) -> None:
         self._set_unwrap_func(_raise)
         self.set_result(_Raised(failure))
 

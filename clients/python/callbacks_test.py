@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import unittest
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -102,6 +104,34 @@ class CallbacksTest(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "no weights"):
             failed.then(lambda before: before.value()).value()
         self.assertEqual(future.then(self._runs("a")).value(), "a")
+
+    def test_a_failure_keeps_no_tensor(self) -> None:
+        def fails(future: Any) -> None:
+            raise KeyError("no weights")
+
+        def make() -> weakref.ref[torch.Tensor]:
+            value = torch.ones(3)
+            future = self._future()
+            failed = future.then(fails)
+            future.set_result(value)
+            self._go_elsewhere()
+            try:  # assertRaises() would clear the frames.
+                failed.wait()
+            except KeyError:
+                return weakref.ref(value)
+            self.fail("it has not failed")
+
+        kept = make()
+        gc.collect()
+        self.assertIsNone(kept())
+
+    def test_a_failure_is_raised_for_several_futures(self) -> None:
+        future = self._future()
+        future.set_result(1)
+        every = torch.futures.collect_all([future.then(lambda _: [][0])])
+        gc.collect()
+        with self.assertRaisesRegex((IndexError, RuntimeError), "list index out of range"):
+            every.wait()
 
     def test_an_exit_is_the_futures_too(self) -> None:
         future = self._future()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -139,16 +140,26 @@ class Callbacks:
 
 
 class _Raised(NamedTuple):
-    """The value of a future whose callback has raised. torch shows it where it wants a tensor."""
+    """The value of a future whose callback has raised. torch shows it where it wants a tensor.
 
-    failure: BaseException
+    The future has the failure, whose frames may hold the future: no collector of Python's finds a
+    circle through a value, which torch has in C++.
+    """
+
+    text: str
+    future: weakref.ref[Future]
 
     def __str__(self) -> str:
-        return f"what a callback has raised ({type(self.failure).__name__}: {self.failure})"
+        return f"what a callback has raised ({self.text})"
 
 
 def _raise(value: _Raised) -> None:
-    raise value.failure
+    future = value.future()
+    if (
+        future is None or future.failure is None
+    ):  # Torch alone has it, and raises such errors itself.
+        raise RuntimeError(value.text)
+    raise future.failure
 
 
 class Future(torch.futures.Future[Any]):
@@ -158,6 +169,7 @@ class Future(torch.futures.Future[Any]):
         super().__init__(devices=list(devices))
         self._callbacks = callbacks
         self._devices = devices
+        self.failure: BaseException | None = None
 
     def tell(self, call: _Call) -> None:
         """Has it called by the thread that completes the future, or now. It does not block."""
@@ -171,7 +183,9 @@ class Future(torch.futures.Future[Any]):
             self._let_stream_wait()
             try:
                 value = callback(self)
-            except BaseException as failure:  # Whoever waits for the result exits, if it is an exit.
+            except (
+                BaseException
+            ) as failure:  # Whoever waits for the result exits, if it is an exit.
                 _outside(partial(result._fail, failure))
             else:
                 _outside(partial(result.set_result, value))
@@ -191,8 +205,9 @@ class Future(torch.futures.Future[Any]):
         self._callbacks.chain(self, run)
 
     def _fail(self, failure: BaseException) -> None:
+        self.failure = failure
         self._set_unwrap_func(_raise)
-        self.set_result(_Raised(failure))
+        self.set_result(_Raised(f"{type(failure).__name__}: {failure}", weakref.ref(self)))
 
     def _let_stream_wait(self) -> None:
         """Has this thread's streams wait for what computes the value."""

@@ -141,6 +141,18 @@ class CallbacksTest(unittest.TestCase):
             exits.wait()
         self.assertEqual(future.then(self._runs("a")).value(), "a")
 
+    def test_an_interrupt_is_raised_where_it_comes(self) -> None:
+        future = self._future()
+        future.set_result(1)
+
+        def interrupted(future: Any) -> None:
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            future.then(interrupted)
+        self._go_elsewhere()
+        self.assertEqual(future.then(self._runs("a")).value(), "a")
+
     def test_others_run_after_a_result_that_cannot_be_set(self) -> None:
         future = self._future()
         result = future.then(self._runs("a"))

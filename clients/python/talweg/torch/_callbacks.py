@@ -155,10 +155,8 @@ class _Raised(NamedTuple):
 
 def _raise(value: _Raised) -> None:
     future = value.future()
-    if (
-        future is None or future.failure is None
-    ):  # Torch alone has it, and raises such errors itself.
-        raise RuntimeError(value.text)
+    if future is None or future.failure is None:
+        raise RuntimeError(value.text)  # Torch alone has the future. Its own errors are such, too.
     raise future.failure
 
 
@@ -183,10 +181,11 @@ class Future(torch.futures.Future[Any]):
             self._let_stream_wait()
             try:
                 value = callback(self)
-            except (
-                BaseException
-            ) as failure:  # Whoever waits for the result exits, if it is an exit.
+            except BaseException as failure:
+                # Who waits for the result exits, if it is an exit.
                 _outside(partial(result._fail, failure))
+                if isinstance(failure, KeyboardInterrupt):
+                    raise
             else:
                 _outside(partial(result.set_result, value))
 

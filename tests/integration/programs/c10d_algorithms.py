@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 from c10d_groups import each_backend
+from c10d_models import sgd_of, weights_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
@@ -96,14 +97,6 @@ def _steps(model: nn.Module, optimizer: Any, rank: int, steps: int) -> Any:
         yield step
 
 
-def _weights(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 @case
 def averagers_of_models(rank: int, size: int) -> Any:
     found = []
@@ -113,9 +106,9 @@ def averagers_of_models(rank: int, size: int) -> Any:
         hierarchical_model_averager.HierarchicalModelAverager(periods, warmup_steps=1),
     ):
         model = _model()
-        for _ in _steps(model, _sgd(model), rank, 6):
+        for _ in _steps(model, sgd_of(model), rank, 6):
             averager.average_parameters(model.parameters())
-        found.append(_weights(model))
+        found.append(weights_of(model))
     return found
 
 
@@ -126,10 +119,10 @@ def post_local_sgd(rank: int, size: int) -> Any:
     state = post_localSGD_hook.PostLocalSGDState(None, some, start_localSGD_iter=2)
     model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
     averager = averagers.PeriodicModelAverager(period=2, warmup_steps=2)
-    optimizer = PostLocalSGDOptimizer(optim=_sgd(model), averager=averager)
+    optimizer = PostLocalSGDOptimizer(optim=sgd_of(model), averager=averager)
     for _ in _steps(model, optimizer, rank, 7):
         pass
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
@@ -137,9 +130,9 @@ def half_hook_around_another(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_model())
     hook = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
     model.register_comm_hook(dist.group.WORLD, hook)
-    for _ in _steps(model, _sgd(model), rank, 4):
+    for _ in _steps(model, sgd_of(model), rank, 4):
         pass
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
@@ -151,7 +144,7 @@ def join_of_a_model_and_its_optimizer(rank: int, size: int) -> Any:
     with Join([model, optimizer]):
         for _ in _steps(model, optimizer, rank, 3 + rank):
             pass
-    return _weights(model)
+    return weights_of(model)
 
 
 class _Counter(Joinable):
@@ -192,7 +185,7 @@ def join_of_a_class_of_the_programs(rank: int, size: int) -> Any:
     with_error = DistributedDataParallel(_model())
     try:
         with Join([with_error], throw_on_early_termination=True):
-            for _ in _steps(with_error, _sgd(with_error), rank, 2 + rank):
+            for _ in _steps(with_error, sgd_of(with_error), rank, 2 + rank):
                 pass
     except RuntimeError as error:
         return [counter.counts, "exhausted all inputs" in str(error)]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from c10d_groups import each_backend
+from c10d_models import sgd_of, weights_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,24 +71,16 @@ class _Wide(nn.Module):
         return self.layers(inputs)
 
 
-def _weights(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 @case
 def ddp_of_wide_layers(rank: int, size: int) -> Any:
     found = []
     for is_view in (False, True):
         torch.manual_seed(1)
         model = DistributedDataParallel(_Wide(), bucket_cap_mb=0.2, gradient_as_bucket_view=is_view)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = sgd_of(model)
         for step in range(8):
             _step(model, optimizer, rank, step)
-        found += _weights(model)
+        found += weights_of(model)
     group = dist.distributed_c10d._get_default_group()
     if dist.get_backend() == "talweg" and int(os.environ["LOCAL_WORLD_SIZE"]) == size:
         slots = group._channel.slots._slots
@@ -102,10 +95,10 @@ def ddp_of_wide_layers(rank: int, size: int) -> Any:
 def data_parallel(rank: int, size: int) -> Any:
     torch.manual_seed(rank)  # DDP has all begin with rank 0's.
     model = DistributedDataParallel(_Model(), bucket_cap_mb=0.002)
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(4):
         _step(model, optimizer, rank, step)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
@@ -122,10 +115,10 @@ def compiled_data_parallel(rank: int, size: int) -> Any:
                     model: Any = compiled(DistributedDataParallel(_Wide()))
                 else:
                     model = DistributedDataParallel(compiled(_Wide()))
-                optimizer = _sgd(model)
+                optimizer = sgd_of(model)
                 for step in range(3):
                     _step(model, optimizer, rank, step)
-            found += _weights(model)
+            found += weights_of(model)
     return found
 
 
@@ -135,7 +128,7 @@ def compiled_step(rank: int, size: int) -> Any:
     torch._dynamo.reset()
     torch.manual_seed(1)
     model = DistributedDataParallel(_Wide())
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     got = torch.zeros(2000)
 
     @torch.compile(backend="eager")
@@ -150,31 +143,31 @@ def compiled_step(rank: int, size: int) -> Any:
 
     for number in range(3):
         step(number)
-    return [*_weights(model), got]
+    return [*weights_of(model), got]
 
 
 @case
 def unused_parameters(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model(), find_unused_parameters=True)
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(3):
         _step(model, optimizer, rank, step, use_all=(step + rank) % 2 == 0)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
 def static_graph(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model(), static_graph=True)
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(4):
         _step(model, optimizer, rank, step)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
 def no_sync(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model())
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(2):
         optimizer.zero_grad()
         for micro in range(3):
@@ -185,16 +178,16 @@ def no_sync(rank: int, size: int) -> Any:
             else:
                 nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-    return _weights(model)
+    return weights_of(model)
 
 
 def _hooked(rank: int, state: Any, hook: Any) -> list[torch.Tensor]:
     model = DistributedDataParallel(_Model())
     model.register_comm_hook(state, hook)
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(4):
         _step(model, optimizer, rank, step)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
@@ -215,35 +208,35 @@ def power_hook(rank: int, size: int) -> Any:
 @case
 def join(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model())
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     with model.join():
         for step in range(2 + rank):
             _step(model, optimizer, rank, step)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
 def join_divided_by_those_left(rank: int, size: int) -> Any:
     model = DistributedDataParallel(_Model())
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     with model.join(divide_by_initial_world_size=False):
         for step in range(2 + rank):
             _step(model, optimizer, rank, step)
-    return _weights(model)
+    return weights_of(model)
 
 
 @case
 def sync_batch_norm_like_buffers(rank: int, size: int) -> Any:
     network = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     model = DistributedDataParallel(network)
-    optimizer = _sgd(model)
+    optimizer = sgd_of(model)
     for step in range(3):
         _step(model, optimizer, rank, step)
     # The last step's statistics are each rank's own: rank 0's count.
     buffers = [buffer.clone() for buffer in model.buffers()]
     for buffer in buffers:
         dist.broadcast(buffer, 0)
-    return [_weights(model), buffers]
+    return [weights_of(model), buffers]
 
 
 @case
@@ -258,7 +251,7 @@ def zero_redundancy(rank: int, size: int) -> Any:
         _step(model, optimizer, rank, step)
     optimizer.consolidate_state_dict(0)
     state = optimizer.state_dict()["state"] if rank == 0 else None
-    return [_weights(model), state]
+    return [weights_of(model), state]
 
 
 def _sharded(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -447,7 +440,7 @@ def state_from_rank_0(rank: int, size: int) -> Any:
         return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
     def weights(model: nn.Module) -> list[torch.Tensor]:
-        return _weights(model) if make is whole else _full(model)
+        return weights_of(model) if make is whole else _full(model)
 
     mesh = init_device_mesh("cpu", (size,))
     at_rank_0 = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)

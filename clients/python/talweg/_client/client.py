@@ -68,7 +68,11 @@ class Client:
         native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
-            place = launchers.find_in(os.environ, world) if world else launchers.find(os.environ)
+            place = (
+                launchers.find_in(os.environ, world, timeout_s)
+                if world
+                else launchers.find(os.environ)
+            )
         if place is not None and place.size == 1 and not os.environ.get("TALWEG_SCHEDULER"):
             place, alone = None, True
         # Without an agent it is a job of its own: when told so, or when nobody has launched this

@@ -352,19 +352,13 @@ def all_gather_object(
     own_length[group.place] = len(payload)
     lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s)
     ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    begin, end = int(ends[group.place]) - len(payload), int(ends[group.place])
+    total, end = int(ends[-1]), int(ends[group.place])
     capacity = min(_capacity_bytes(total), _CHUNK_BYTES)
-    data: np.ndarray = np.empty(total, dtype=np.uint8)
+    data: np.ndarray = np.zeros(-(-total // capacity) * capacity, dtype=np.uint8)
+    data[end - len(payload) : end] = np.frombuffer(payload, dtype=np.uint8)
     for at in range(0, total, capacity):
-        chunk: np.ndarray = np.zeros(capacity, dtype=np.uint8)
-        # What of the rank's own bytes is in it.
-        first, last = max(begin, at), min(end, at + capacity)
-        if first < last:
-            mine = payload[first - begin : last - begin]
-            chunk[first - at : last - at] = np.frombuffer(mine, dtype=np.uint8)
-        chunk = _sum_of_places(client, chunk, f"{name}.bytes.{capacity}", group, timeout_s)
-        data[at : at + capacity] = chunk[: total - at]
+        chunk = data[at : at + capacity]
+        chunk[:] = _sum_of_places(client, chunk, f"{name}.bytes.{capacity}", group, timeout_s)
     if own.failure is not None:
         raise own.failure
     values = [

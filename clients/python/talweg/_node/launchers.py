@@ -17,7 +17,7 @@ from typing import Any
 
 from talweg._node import meeting, pmix, slurm
 from talweg._node.meeting import Meeting
-from talweg.errors import InvalidArgument, TalwegError, Timeout
+from talweg.errors import InvalidArgument, TalwegError
 
 
 @dataclass(frozen=True)
@@ -285,39 +285,23 @@ class World:
     size: int
 
 
-def find_in(environment: Mapping[str, str], world: World) -> Place:
+def find_in(environment: Mapping[str, str], world: World, timeout_s: float) -> Place:
     """find() for a backend of torch.distributed: its store is the nodes' way to each other.
 
     Every rank calls it. Where no launcher speaks of this world to each of them, ranks of one host
     are a node. A launcher whose variables are not complete speaks of no world: programs set
-    WORLD_SIZE for reasons of their own.
+    WORLD_SIZE for reasons of their own. Only some ranks of a new world may have other numbers than
+    the launcher said.
     """
     try:
         place = find(environment)
     except InvalidArgument:
         place = None
     fits = place is not None and (place.rank, place.size) == (world.rank, world.size)
-    if place is None or not _is_said_by_all(fits, world):
+    is_launchers = meeting.all_say(fits, world.store, "talweg/fits", world.size, timeout_s)
+    if place is None or not is_launchers:
         place = _of_store(world.store, world.rank, world.size)
     return _with_meeting(place, lambda _, life: meeting.StoreMeeting(world.store, life))
-
-
-def _is_said_by_all(yes: bool, world: World) -> bool:
-    """Whether every rank says so. Only some ranks of a new world may have other numbers.
-
-    Timeout when one says nothing within the store's time limit.
-    """
-    store = world.store
-    if not yes:
-        store.set("talweg/fits", "no")
-    elif store.add("talweg/fitting", 1) == world.size:
-        store.set("talweg/fits", "yes")
-    try:
-        return bool(store.get("talweg/fits") == b"yes")
-    except RuntimeError as error:
-        raise Timeout(
-            f"init_process_group: fewer than {world.size} ranks have called it in time ({error})"
-        ) from None
 
 
 def _of_store(store: Any, rank: int, size: int) -> Place:

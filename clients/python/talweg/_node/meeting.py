@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from talweg._node import pmix, slurm
-from talweg.errors import InvalidArgument, TalwegError
+from talweg.errors import InvalidArgument, TalwegError, Timeout
 
 _SIOCGIFADDR = 0x8915
 # Ports that nodes without another way try by turns; below those that the kernel gives out itself.
@@ -61,6 +61,26 @@ def _write(port: int, secret: str) -> str:
 def _read(text: str) -> tuple[list[Address], str]:
     secret, *words = text.split(" ")
     return [(host, int(port)) for host, port in zip(words[::2], words[1::2])], secret
+
+
+def all_say(yes: bool, store: Any, key: str, size: int, timeout_s: float) -> bool:
+    """Whether each of `size` ranks says yes. They tell by a store of torch.distributed; one key
+    serves once. A rank that says no waits for nobody.
+
+    Timeout when fewer ranks have said anything within `timeout_s`.
+    """
+    if not yes:
+        store.set(key, "no")
+    elif store.add(f"{key}.yes", 1) == size:
+        store.set(key, "yes")
+    try:
+        store.wait([key], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise Timeout(
+            f"init_process_group: timeout after {timeout_s:g} s: fewer than {size} ranks have called "
+            f"it ({error})"
+        ) from None
+    return bool(store.get(key) == b"yes")
 
 
 class StoreMeeting(Meeting):

@@ -21,8 +21,7 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +71,6 @@ class _Line:
         self.of.call_elsewhere(self._run)
 
     def _run(self) -> None:
-        before, _here.line = _here.line, self
         try:
             while True:
                 with self._lock:
@@ -80,14 +78,14 @@ class _Line:
                         self._is_run = False
                         return
                     link = self._links.popleft()
-                link.run()
+                with _standing_in(self):
+                    link.future.let_stream_wait()
+                    link.run()
         except BaseException:  # It is nobody's future's: the others run all the same.
             with self._lock:
                 self._is_run = False
             self.of.call_elsewhere(self._go_on)
             raise
-        finally:
-            _here.line = before
 
 
 class _Here(threading.local):
@@ -97,15 +95,17 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _outside(call: _Call) -> None:
-    """Makes it as a thread does that runs no callback.
+@contextlib.contextmanager
+def _standing_in(line: _Line | None) -> Iterator[None]:
+    """This thread runs a callback of that line; None: it runs none.
 
-    Torch runs what is chained to futures of its own, as that of collect_all, when this completes
-    them, or on the thread that chains it: its calls have the same channel wherever it runs.
+    A callback's future is completed outside of its line. Torch runs what is chained to futures of
+    its own, as that of collect_all, when this completes them, or on the thread that chains it: its
+    calls have the same channel wherever it runs.
     """
-    before, _here.line = _here.line, None
+    before, _here.line = _here.line, line
     try:
-        call()
+        yield
     finally:
         _here.line = before
 
@@ -178,16 +178,17 @@ class Future(torch.futures.Future[Any]):
         result = Future(self._callbacks, self._devices)
 
         def run() -> None:
-            self._let_stream_wait()
             try:
                 value = callback(self)
             except BaseException as failure:
                 # Who waits for the result exits, if it is an exit.
-                _outside(partial(result._fail, failure))
+                with _standing_in(None):
+                    result._fail(failure)
                 if isinstance(failure, KeyboardInterrupt):
                     raise
             else:
-                _outside(partial(result.set_result, value))
+                with _standing_in(None):
+                    result.set_result(value)
 
         self._callbacks.chain(self, run)
         return result
@@ -196,7 +197,6 @@ class Future(torch.futures.Future[Any]):
         """Has it called with this future. Torch logs what it raises."""
 
         def run() -> None:
-            self._let_stream_wait()
             turn: torch.futures.Future[None] = torch.futures.Future()
             turn.add_done_callback(lambda _: callback(self))
             turn.set_result(None)
@@ -208,7 +208,7 @@ class Future(torch.futures.Future[Any]):
         self._set_unwrap_func(_raise)
         self.set_result(_Raised(f"{type(failure).__name__}: {failure}", weakref.ref(self)))
 
-    def _let_stream_wait(self) -> None:
+    def let_stream_wait(self) -> None:
         """Has this thread's streams wait for what computes the value."""
         if self._devices:
             with contextlib.suppress(Exception):  # The callback finds it, if it asks.

@@ -37,6 +37,11 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() != 0 or tensor.numel() == 0
 
 
+def is_in_ram(tensor: torch.Tensor) -> bool:
+    """Whether it is dense, and its elements lie in host memory at its own address. Quick."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.data_ptr() != 0
+
+
 def require_memory(tensor: torch.Tensor) -> None:
     """InvalidArgument for a tensor without memory of its own."""
     if has_memory(tensor):

@@ -88,6 +88,6 @@ class GroupCalls:
         failure = Aborted(
             f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
         )
-        self._channel.abort(failure)  # First: channels that come now see it there.
-        for channel in list(self._lane.channels):
+        # Its own first: channels that come now see it there.
+        for channel in (self._channel, *(self._lane.channels - {self._channel})):
             channel.abort(failure)

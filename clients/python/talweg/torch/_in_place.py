@@ -12,6 +12,7 @@ from talweg._client.in_place import Buffer
 from talweg._declaration import Op
 from talweg._library import native
 from talweg.torch import _cuda
+from talweg.torch._checks import is_in_ram
 from talweg.torch._tensors import NUMBERS, start
 
 # A copy of smaller ones costs less than a tensor.
@@ -73,9 +74,5 @@ def start_average(client: Client, gradient: torch.Tensor, name: str, priority: i
 
 
 def _fits(gradient: torch.Tensor, declared: Declared) -> bool:
-    return (
-        gradient.is_cpu
-        and gradient.layout is torch.strided
-        and gradient.data_ptr() != 0
-        and declared.declaration.is_of(NUMBERS.get(gradient.dtype), gradient.numel(), Op.AVERAGE, 0)
-    )
+    dtype, count = NUMBERS.get(gradient.dtype), gradient.numel()
+    return is_in_ram(gradient) and declared.declaration.is_of(dtype, count, Op.AVERAGE, 0)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -24,13 +23,13 @@ import talweg
 from talweg import _at_exit, _client
 from talweg._client import Client
 from talweg._node.launchers import World
-from talweg.errors import InvalidArgument, Timeout
+from talweg._node.meeting import all_say
+from talweg.errors import InvalidArgument
 from talweg.torch._uncompiled import leave_package_uncompiled
 
 leave_package_uncompiled()
 
-_JOB, _STAYING, _DECIDED = "job", "staying", "decided"
-_STAY, _JOIN_ANEW = b"stay", b"join anew"
+_JOB, _STAY = "job", "stay"
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,10 @@ def _may_leave() -> bool:
     return is_made_here and (client.is_alone or client.attachment is not None)
 
 
-def _all_stay(joined: _Joined, store: Any, rank: int, size: int, timeout_s: float) -> bool:
-    """Whether all ranks may stay in the job that they are in."""
+def _may_stay(joined: _Joined, store: Any, rank: int, size: int) -> bool:
+    """Whether this rank's job is that of the ranks which have told theirs, with these numbers."""
     fits = (rank, size) == (talweg.rank(), talweg.size())
-    if not fits or store.compare_set(_JOB, "", joined.name.decode()) != joined.name:
-        store.set(_DECIDED, _JOIN_ANEW)
-    elif store.add(_STAYING, 1) == size:
-        store.set(_DECIDED, _STAY)
-    try:
-        store.wait([_DECIDED], timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        raise Timeout(
-            f"init_process_group: timeout after {timeout_s:g} s: fewer than {size} ranks have called "
-            f"it again ({error})"
-        ) from None
-    return bool(store.get(_DECIDED) == _STAY)
+    return fits and store.compare_set(_JOB, "", joined.name.decode()) == joined.name
 
 
 def join(store: Any, rank: int, size: int, timeout_s: float, world: Any = None) -> None:
@@ -88,10 +76,10 @@ def join(store: Any, rank: int, size: int, timeout_s: float, world: Any = None) 
     times = store.add(f"talweg.{size}.{rank}", 1)
     store = dist.PrefixStore(f"talweg.{size}.{times}", store)
     if not talweg.is_initialized():
-        store.set(_DECIDED, _JOIN_ANEW)
+        all_say(False, store, _STAY, size, timeout_s)
     elif _may_leave():
         assert _joined is not None
-        if not _all_stay(_joined, store, rank, size, timeout_s):
+        if not all_say(_may_stay(_joined, store, rank, size), store, _STAY, size, timeout_s):
             talweg.shutdown()
     if not talweg.is_initialized():
         client = _client.connect(None, timeout_s, world=World(store, rank, size))

@@ -153,9 +153,9 @@ class ProcessGroup(GroupOfDevices):
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True) or self._all_calls.are_over or self._channel.aborted:
+        if getattr(opts, "asyncOp", True) or runs_here():
             return None
-        if runs_here():
+        if self._all_calls.are_over or self._channel.aborted:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:

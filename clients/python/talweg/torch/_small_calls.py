@@ -23,6 +23,7 @@ from talweg._collectives.words import block
 from talweg.torch import _cuda
 from talweg.torch._c10d_tensors import Outputs
 from talweg.torch._callbacks import Callbacks
+from talweg.torch._checks import is_in_ram
 from talweg.torch._profiling import Range, range_of
 
 # As many as a group remembers.
@@ -150,10 +151,4 @@ class SmallCalls:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.data_ptr() != 0
-        and _cuda.is_plain(tensor)
-        and not tensor.is_conj()
-    )
+    return is_in_ram(tensor) and _cuda.is_plain(tensor) and not tensor.is_conj()

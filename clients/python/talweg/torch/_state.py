@@ -55,15 +55,13 @@ def _entry_of(name: str, tensor: torch.Tensor) -> _Entry:
             f"parameter '{name}': a tensor of layout {tensor.layout} cannot be pushed: use "
             "tensor.to_dense()"
         )
-    if hasattr(tensor, "to_local") and not has_memory(tensor):
-        raise InvalidArgument(
-            f"parameter '{name}' is a {type(tensor).__name__}, whose elements lie elsewhere: pass its "
-            "to_local(), or broadcast parameters before they are distributed"
-        )
     if not has_memory(tensor):
+        remedy = "broadcast parameters after their initialization, at every rank"
+        if hasattr(tensor, "to_local"):
+            remedy = "pass its to_local(), or broadcast parameters before they are distributed"
         raise InvalidArgument(
             f"parameter '{name}' has no memory (it is {type(tensor).__name__} on '{tensor.device}'): "
-            "broadcast parameters after their initialization, at every rank"
+            f"{remedy}"
         )
     dtype = str(tensor.dtype).replace("torch.", "")
     nbytes = tensor.numel() * tensor.element_size()

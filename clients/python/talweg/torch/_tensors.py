@@ -20,7 +20,13 @@ from talweg._declaration import Declaration, DType, Op, op_of
 from talweg._library.native_arguments import check_name_and_priority
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
-from talweg.torch._checks import require_elements, require_in_place, require_tensor, tensors_of
+from talweg.torch._checks import (
+    is_in_ram,
+    require_elements,
+    require_in_place,
+    require_tensor,
+    tensors_of,
+)
 
 DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -86,9 +92,8 @@ def start(
     if declared is not None and out is tensor:
         dtype = NUMBERS.get(tensor.dtype)
         if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
-            address = tensor.data_ptr() if tensor.is_cpu and tensor.layout is torch.strided else 0
-            if address != 0 and _cuda.is_plain(tensor):
-                return rounds.repeat(client, declared, address, priority, tensor)
+            if is_in_ram(tensor) and _cuda.is_plain(tensor):
+                return rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
     shown = as_pushed(tensor, op)
     shown_out = shown if out is tensor else as_pushed(out, op)
     gpus = _cuda.gpus_of(client, tensor)

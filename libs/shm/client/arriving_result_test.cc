@@ -13,6 +13,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/bytes.h"
 #include "libs/shm/daemon/arrival_log.h"
 
 namespace talweg::shm {
@@ -32,7 +33,7 @@ class SharedTensor {
       view = static_cast<std::byte*>(mapped);
     }
     ::close(fd);
-    log = ArrivalLog({views_[0] + bytes_, ArrivalsBytes(bytes_)});
+    log = ArrivalLog({views_[0] + line_offset(), ArrivalsBytes(bytes_)});
     out.resize(bytes_);
   }
   SharedTensor(const SharedTensor&) = delete;
@@ -43,7 +44,7 @@ class SharedTensor {
 
   uint64_t bytes() const { return bytes_; }
   ArrivingResult Take(uint64_t round) {
-    return {views_[1] + bytes_, bytes_, round, views_[1], out.data(), false};
+    return {views_[1] + line_offset(), bytes_, round, views_[1], out.data(), false};
   }
   // The slice's bytes become `value`, and ranks are told.
   uint64_t Arrive(uint64_t round, uint64_t slice, int value) {
@@ -57,14 +58,15 @@ class SharedTensor {
     const auto end = out.begin() + static_cast<ptrdiff_t>(std::min(to_slice * kSlice, bytes_));
     return std::all_of(begin, end, [&](std::byte b) { return b == static_cast<std::byte>(value); });
   }
-  ArrivalsLine& RawLine() { return *reinterpret_cast<ArrivalsLine*>(views_[0] + bytes_); }
+  ArrivalsLine& RawLine() { return *reinterpret_cast<ArrivalsLine*>(views_[0] + line_offset()); }
   Arrival& RawArrival(uint64_t index) { return reinterpret_cast<Arrival*>(&RawLine() + 1)[index]; }
 
   ArrivalLog log;
   std::vector<std::byte> out;
 
  private:
-  uint64_t total() const { return bytes_ + ArrivalsBytes(bytes_); }
+  uint64_t line_offset() const { return RoundUp(bytes_, alignof(ArrivalsLine)); }
+  uint64_t total() const { return line_offset() + ArrivalsBytes(bytes_); }
 
   uint64_t bytes_;
   std::byte* views_[2];

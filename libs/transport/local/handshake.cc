@@ -132,7 +132,7 @@ absl::StatusOr<int> CheckPeer(int socket) {
 absl::Status SendHandshake(int socket, int ring, int doorbell, std::span<const std::byte> proof) {
   HandshakeMessage hello;
   TALWEG_CHECK(proof.size() <= sizeof(hello.text));
-  memcpy(hello.text, proof.data(), proof.size());
+  std::ranges::copy(proof, reinterpret_cast<std::byte*>(hello.text));
   iovec part{&hello, sizeof(hello)};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control{};
   msghdr message{};

@@ -6,12 +6,14 @@
 #include <numeric>
 #include <utility>
 
+#include "clients/jax/comparison.h"
+
 namespace talweg::jax {
 namespace {
 
 constexpr int64_t kNoLimit = -1;
 // Before the ranks, the lengths that are given, and those that are got.
-constexpr size_t kFixedNumbers = 11;
+constexpr size_t kFixedNumbers = 12;
 
 uint64_t Sum(const std::vector<uint64_t>& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
@@ -71,6 +73,7 @@ std::optional<Call> Call::From(std::string_view name, std::span<const int64_t> n
   call.priority = static_cast<int32_t>(numbers[5]);
   call.element_count = static_cast<uint64_t>(numbers[6]);
   call.signature = static_cast<uint64_t>(numbers[10]);
+  call.compares = numbers[11] != 0;
   const auto ranks = lists.first(rank_count);
   const auto given = lists.subspan(rank_count, given_count);
   const auto got = lists.last(got_count);
@@ -117,10 +120,14 @@ uint64_t Rounds::Start(Call call, const void* data) {
     if (round.start.ok()) {
       round.start = Push(round, data);
     }
+    if (round.call.compares) {
+      const auto* const bytes = static_cast<const unsigned char*>(data);
+      round.given.assign(bytes, bytes + round.call.GivenBytes());
+    }
   } else if (alone) {
-    round.looped.resize(round.call.GivenBytes());
+    round.given.resize(round.call.GivenBytes());
     round.start =
-        Scale(round.call, round.call.prescale, data, round.looped.data(), round.looped.size());
+        Scale(round.call, round.call.prescale, data, round.given.data(), round.given.size());
   } else {
     round.start = {.status = TALWEG_CLOSED,
                    .text = "'" + round.call.name +
@@ -263,6 +270,20 @@ Outcome OpenRound::Lengths() {
   return outcome;
 }
 
+Outcome OpenRound::Compare(void* out) {
+  const uint64_t bytes = call.GotBytes();
+  const talweg_status status = talweg_wait_parts(client, tensor, round, out, bytes, kNoLimit);
+  if (status != TALWEG_OK) {
+    return Outcome::Of(status);
+  }
+  const std::string text =
+      Differences(given, {static_cast<const unsigned char*>(out), static_cast<size_t>(bytes)});
+  if (text.empty()) {
+    return {};
+  }
+  return {.status = TALWEG_MISMATCH, .text = text};
+}
+
 Outcome OpenRound::Collect(void* out) {
   if (!start.ok()) {
     return start;
@@ -270,7 +291,9 @@ Outcome OpenRound::Collect(void* out) {
   const uint64_t bytes = call.GotBytes();
   Outcome outcome;
   if (client == nullptr) {
-    std::memcpy(out, looped.data(), std::min<uint64_t>(bytes, looped.size()));
+    std::memcpy(out, given.data(), std::min<uint64_t>(bytes, given.size()));
+  } else if (call.compares) {
+    outcome = Compare(out);
   } else {
     outcome = Lengths();
     if (outcome.ok()) {

@@ -35,6 +35,8 @@ struct Call {
   std::vector<uint64_t> given;
   std::vector<uint64_t> got;
   uint64_t signature = 0;  // What the round is of, by the shape; gradients as what they are of.
+  // Whether the round gives no result, but compares what ranks are about to call (comparison.h).
+  bool compares = false;
   double prescale = 1;
   double postscale = 1;
 
@@ -63,8 +65,8 @@ struct OpenRound {
   c::CompletionLoop* loop = nullptr;  // The client's.
   talweg_tensor tensor = 0;
   talweg_round round = 0;
-  Outcome start;                      // Why there is no round.
-  std::vector<unsigned char> looped;  // What a lone rank has given.
+  Outcome start;                     // Why there is no round.
+  std::vector<unsigned char> given;  // What a lone rank has given, or what it compares.
 
   // Whether Collect() does not wait for other ranks.
   bool IsOver() const;
@@ -75,6 +77,8 @@ struct OpenRound {
   // Waits, and compares the parts that have come with those that are expected. Takes a round whose
   // parts are others.
   Outcome Lengths();
+  // Waits for what is to be compared, and compares.
+  Outcome Compare(void* out);
 };
 
 class Rounds {

@@ -14,12 +14,12 @@ namespace {
 constexpr std::array<double, 2> kNoFactors{1, 1};
 
 // f32, sum, whole to whole, of three elements.
-std::vector<int64_t> Numbers() { return {1, 1, 1, 1, 0, 7, 3, 0, 1, 1, 5, 12, 12}; }
+std::vector<int64_t> Numbers() { return {1, 1, 1, 1, 0, 7, 3, 0, 1, 1, 5, 0, 12, 12}; }
 
 }  // namespace
 
 TEST_CASE("Call: reads what talweg.jax writes", "[jax]") {
-  std::vector<int64_t> numbers{1, 6, 3, 1, 2, -4, 10, 2, 1, 2, -2, 0, 5, 40, 40, 24};
+  std::vector<int64_t> numbers{1, 6, 3, 1, 2, -4, 10, 2, 1, 2, -2, 1, 0, 5, 40, 40, 24};
   const std::optional<Call> call = Call::From("w", numbers, std::array<double, 2>{0.5, 2});
 
   REQUIRE(call.has_value());
@@ -33,6 +33,7 @@ TEST_CASE("Call: reads what talweg.jax writes", "[jax]") {
   CHECK(call->element_count == 10);
   CHECK(call->ranks == std::vector<uint32_t>{0, 5});
   CHECK(call->signature == ~uint64_t{1});
+  CHECK(call->compares);
   CHECK(call->GivenBytes() == 40);
   CHECK(call->got == std::vector<uint64_t>{40, 24});
   CHECK(call->prescale == 0.5);

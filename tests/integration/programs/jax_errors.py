@@ -55,6 +55,38 @@ def check_dtypes_and_ops_that_differ() -> None:
     works("after dtypes")
 
 
+def check_calls_without_a_name() -> None:
+    """Ranks that would call different things hear of both, also in a program and of a tree."""
+    is_last = tw.rank() == tw.size() - 1
+    mine = jnp.ones(3 + is_last)
+    both = (
+        "this rank calls all_reduce sum of float32[4], another all_reduce sum of float32[3]"
+        if is_last
+        else "this rank calls all_reduce sum of float32[3], another all_reduce sum of float32[4]"
+    )
+    expect(talweg.Mismatch, both, tw.push_pull, mine, op=tw.Op.SUM)
+
+    step = jax.jit(lambda x: tw.push_pull(tw.push_pull(x)[:3] * 2))
+
+    def run(program: Any) -> None:
+        with tw.talweg_errors():
+            program(mine)
+
+    expect(talweg.Mismatch, "float32[4]", run, step)
+    expect(talweg.Mismatch, "float32[4]", run, jax.grad(lambda x: tw.push_pull(x).sum()))
+    tree = {"a": jnp.ones(2), "b": mine}
+    expect(talweg.Mismatch, "average of float32[2], float32[3]", tw.push_pull, tree)
+    calls = [lambda: tw.broadcast(jnp.ones(5)), lambda: tw.all_gather(jnp.ones(5))]
+    expect(talweg.Mismatch, "all_gather root 0 of float32[rows]", calls[is_last])
+    wide = [jnp.ones(2)] * 60 + [mine]
+    expect(talweg.Mismatch, "(digest", tw.push_pull, wide)
+    if tw.size() > 2:
+        three = jnp.ones(2 + tw.rank())
+        expect(talweg.Mismatch, "calls without a name differ", tw.push_pull, three)
+    for _ in range(2):
+        np.testing.assert_array_equal(tw.push_pull(jnp.ones(3)), np.ones(3))
+
+
 def check_rows_that_differ() -> None:
     """A rank says other rows than its neighbour has: told by their lengths."""
     rank, size = tw.rank(), tw.size()

@@ -148,6 +148,35 @@ def check_rows() -> None:
         same(reduced(mine), sum(wide) * np.float32(rank == root))
 
 
+def check_calls_without_a_name() -> None:
+    """They belong together by their order, whatever their shapes, and whichever rows a rank has."""
+    size, rank = tw.size(), tw.rank()
+    for wrap in _EAGER_AND_JIT:
+        for count in (1, 3):
+            uneven = [of_rank(other, (other + count, 2)) for other in range(size)]
+            rows = tuple(range(count, size + count))
+            mine = jnp.asarray(uneven[rank])
+            same(wrap(functools.partial(tw.all_gather, rows=rows))(mine), np.concatenate(uneven))
+            gathered = wrap(functools.partial(tw.gather, rows=rows))(mine)
+            same(gathered, np.concatenate(uneven) * np.float32(rank == 0))
+            sent = [[giver + count] * size for giver in range(size)]
+            every = [of_rank(giver, (sum(sent[giver]), 2)) for giver in range(size)]
+
+            def exchange(array: Any, sent: Any = sent) -> Any:
+                return tw.all_to_all(array, sent)[0]
+
+            got = [
+                np.split(every[giver], np.cumsum(sent[giver])[:-1])[rank] for giver in range(size)
+            ]
+            same(wrap(exchange)(jnp.asarray(every[rank])), np.concatenate(got))
+            reduced = wrap(functools.partial(tw.push_pull, op=tw.Op.SUM))(
+                {"a": jnp.full(count, 1.0 + rank), "b": jnp.full((2, count), rank)}
+            )
+            total = sum(range(size))
+            same(reduced["a"], np.full(count, size + total, np.float32))
+            same(reduced["b"], np.full((2, count), total, np.int32))
+
+
 def check_all_to_all() -> None:
     size, rank = tw.size(), tw.rank()
     for wrap in _EAGER_AND_JIT:

@@ -19,9 +19,9 @@ from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument
-from talweg.jax import _library
+from talweg.jax import _library, _unnamed
 from talweg.jax._errors import talweg_errors
-from talweg.jax._primitive import Round
+from talweg.jax._primitive import Comparison, Round
 from talweg.jax._rounds import (
     Plan,
     Started,
@@ -33,9 +33,6 @@ from talweg.jax._rounds import (
     run,
     start,
 )
-
-# Calls without a name are performed in the order in which the program has them.
-_UNNAMED = "talweg.jax"
 
 
 def _as_array(leaf: Any, operation: str) -> Any:
@@ -49,30 +46,12 @@ def _as_array(leaf: Any, operation: str) -> Any:
         ) from None
 
 
-class _Names:
-    """The tensors' names of one call, and the key that orders it."""
-
-    def __init__(self, name: str | None, kind: Kind, suffix: str) -> None:
-        if name is not None and not isinstance(name, str):
-            raise InvalidArgument(
-                f"{kind.name}: name is {name!r}; it must be a str, or None for calls in order"
-            )
-        self._name = name
-        self._kind = kind
-        self._suffix = suffix
-        self._seen: dict[str, int] = {}
-        self.key = (name or _UNNAMED) + suffix
-
-    def of(self, path: Any, array: Any, words: str) -> str:
-        if self._name is None:
-            # By what it is: ranks need not have traced as many programs.
-            what = f"{_UNNAMED}.{self._kind.name}.{words}.{array.dtype}{list(array.shape)}"
-            turn = self._seen[what] = self._seen.get(what, -1) + 1
-            return f"{what}.{turn}{self._suffix}"
-        name = f"{self._name}{jax.tree_util.keystr(path)}"
-        if self._kind not in (collectives.ALL_REDUCE, collectives.BROADCAST):
-            name += f".{self._kind.name}"
-        return name + self._suffix
+def _name_in(tree_name: str, path: Any, kind: Kind) -> str:
+    """The name of an array of a tree: calls of some operations share names, not tensors."""
+    name = f"{tree_name}{jax.tree_util.keystr(path)}"
+    if kind in (collectives.ALL_REDUCE, collectives.BROADCAST):
+        return name
+    return f"{name}.{kind.name}"
 
 
 @dataclasses.dataclass
@@ -83,6 +62,8 @@ class _Group:
     structure: Any
     rounds: list[Round]
     key: str
+    # Where the call has no name.
+    comparison: Comparison | None
     size: int
 
 
@@ -98,12 +79,15 @@ def _plan(
     round_of: Callable[[Plan, str, Any], Round] | None = None,
     operation: str | None = None,
 ) -> _Group:
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(
+            f"{kind.name}: name is {name!r}; it must be a str, or None for calls in order"
+        )
     client = _client.current()
     _library.register()
     group = Group(client, process_set, operation or kind.name)
     if 2 in (kind.gives, kind.gets):
         group.require_root(root_rank, kind.name)
-    names = _Names(name, kind, group.suffix)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     arrays = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
     # Large ones leave first.
@@ -112,20 +96,26 @@ def _plan(
     rounds = []
     for index, ((path, _), array) in enumerate(zip(leaves, arrays)):
         plan = Plan(kind, group, op, root_rank, factors, priority + more[index])
-        words = op.name.lower() if kind.reduces else str(root_rank)
-        tensor = names.of(path, array, words)
+        tensor = _name_in(name or "", path, kind) + group.suffix
         if round_of is not None:
-            planned = round_of(plan, tensor, array)
+            rounds.append(round_of(plan, tensor, array))
         else:
-            planned = plan_round(plan, tensor, array.shape, np.dtype(array.dtype))
-        rounds.append(in_view(planned, client.connection.view_suffix))
-    return _Group(arrays, structure, rounds, names.key, group.size)
+            rounds.append(plan_round(plan, tensor, array.shape, np.dtype(array.dtype)))
+    comparison = None
+    if name is None:
+        rounds, comparison = _unnamed.named(rounds, kind, op, root_rank, arrays, group)
+    view = client.connection.view_suffix
+    if comparison is not None:
+        comparison = dataclasses.replace(comparison, round=in_view(comparison.round, view))
+    key = (_unnamed.KEY if name is None else name) + group.suffix
+    rounds = [in_view(each, view) for each in rounds]
+    return _Group(arrays, structure, rounds, key, comparison, group.size)
 
 
 def _call(*arguments: Any, **options: Any) -> Any:
     """Plans and performs."""
     group = _plan(*arguments, **options)
-    results = run(group.arrays, group.rounds, group.key, group.size)
+    results = run(group.arrays, group.rounds, group.key, group.comparison, group.size)
     return jax.tree_util.tree_unflatten(group.structure, results)
 
 

@@ -5,6 +5,9 @@ For XLA each round's start is a custom call, which runs as soon as what it gives
 not wait. One custom call collects all rounds. The data that flows between them, the rounds'
 tickets, is what orders the two: all rounds are under way before XLA waits for the first.
 
+Where there is a comparison, all of its round comes before the first start. Ranks that would call
+different things end there, with an error.
+
 An ordered effect of JAX, one for each key, orders the groups of that key: within a program, in
 loops, and from one program to the next. It also keeps XLA from merging or dropping a call. Groups
 of different keys have no order among each other.
@@ -46,6 +49,7 @@ class Round:
     prescale: float
     postscale: float
     signature: int  # Says what is alike at all ranks; 0: nothing.
+    compares: bool  # It has no result, but compares what ranks are about to call.
     # What this rank gets.
     shape: tuple[int, ...]
     result_dtype: np.dtype
@@ -63,6 +67,7 @@ class Round:
             len(self.given),
             len(self.got),
             self.signature - (self.signature >> 63 << 64),  # As a signed number of 64 bits.
+            self.compares,
             *self.ranks,
             *self.given,
             *self.got,
@@ -74,7 +79,15 @@ class Round:
         }
 
 
-# Arrays that ranks give -> a ticket for each. Parameters: rounds, key.
+@dataclass(frozen=True)
+class Comparison:
+    """What a rank says of its call before it begins it, and the round in which it does."""
+
+    round: Round
+    said: bytes
+
+
+# Arrays that ranks give -> a ticket for each. Parameters: rounds, key, comparison.
 start_p = Primitive("talweg_start")
 # Tickets -> what their rounds give. Parameters: rounds, keys.
 collect_p = Primitive("talweg_collect")
@@ -87,7 +100,7 @@ _TICKET = ShapedArray((2,), np.dtype(np.uint32))
 
 
 @start_p.def_effectful_abstract_eval
-def _started(*_: Any, rounds: tuple[Round, ...], key: str) -> Any:
+def _started(*_: Any, rounds: tuple[Round, ...], key: str, comparison: Comparison | None) -> Any:
     return [_TICKET] * len(rounds), {RoundEffect(key)}
 
 
@@ -123,9 +136,36 @@ def _custom_call(
     return lower(at, *operands, **attributes).results
 
 
-def _lower_start(ctx: Any, *operands: Any, rounds: tuple[Round, ...], key: str) -> Sequence[Any]:
+def _lower_comparison(ctx: Any, comparison: Comparison, token: Any) -> Any:
+    """Returns the token that exists when all ranks have said the same."""
+    said = np.frombuffer(comparison.said, np.uint8)
+    kind = ShapedArray(said.shape, said.dtype)
+    [ticket] = _custom_call(
+        ctx,
+        _library.START,
+        [mlir.ir_constant(said), token],
+        [kind, _TOKEN],
+        [_TICKET],
+        **comparison.round.attributes(),
+    )
+    _, after = _custom_call(
+        ctx, _library.COLLECT, [ticket, token], [_TICKET, _TOKEN], [kind, _TOKEN]
+    )
+    return after
+
+
+def _lower_start(
+    ctx: Any,
+    *operands: Any,
+    rounds: tuple[Round, ...],
+    key: str,
+    comparison: Comparison | None,
+) -> Sequence[Any]:
+    effect = RoundEffect(key)
+    token = ctx.tokens_in.get(effect)
+    if comparison is not None:
+        token = _lower_comparison(ctx, comparison, token)
     # The token goes on as it is: the starts of a group wait for what was before, not for each other.
-    token = ctx.tokens_in.get(RoundEffect(key))
     tickets: list[Any] = []
     for each, operand, kind in zip(rounds, operands, ctx.avals_in):
         given, kinds = ([operand], [kind]) if each.given else ([], [])
@@ -133,7 +173,7 @@ def _lower_start(ctx: Any, *operands: Any, rounds: tuple[Round, ...], key: str) 
         tickets += _custom_call(
             ctx, _library.START, [*given, token], [*kinds, _TOKEN], [_TICKET], **attributes
         )
-    ctx.set_tokens_out(ctx.tokens_in)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
     return tickets
 
 

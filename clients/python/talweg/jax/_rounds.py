@@ -21,7 +21,7 @@ from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import NUMPY_DTYPES, DType, Op, shape_signature
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax._errors import talweg_errors
-from talweg.jax._primitive import Round, collect_p, start_p
+from talweg.jax._primitive import Comparison, Round, collect_p, start_p
 
 _WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
 _BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -136,6 +136,7 @@ def plan_round(
         postscale=float(plan.factors.postscale),
         # Where ranks give parts of their own these may have other numbers of rows.
         signature=shape_signature(row_shape if kind.gives in (_OWN, _ROW) else shape),
+        compares=False,
         shape=shape if result_rows is None else (result_rows, *row_shape),
         result_dtype=dtype,
     )
@@ -203,9 +204,18 @@ class Started:
     structure: Any = None
 
 
-def start(operands: Sequence[Any], rounds: tuple[Round, ...], key: str) -> Started:
-    """Pushes; nothing waits. The group has to be collected before the next of its key starts."""
-    return Started(start_p.bind(*operands, rounds=rounds, key=key), rounds, key)
+def start(
+    operands: Sequence[Any],
+    rounds: tuple[Round, ...],
+    key: str,
+    comparison: Comparison | None = None,
+) -> Started:
+    """Pushes; nothing waits, but for a comparison.
+
+    The group has to be collected before the next of its key starts.
+    """
+    tickets = start_p.bind(*operands, rounds=rounds, key=key, comparison=comparison)
+    return Started(tickets, rounds, key)
 
 
 def collect(groups: Sequence[Started]) -> list[list[Any]]:
@@ -221,13 +231,22 @@ def collect(groups: Sequence[Started]) -> list[list[Any]]:
     return [[next(results) for _ in group.rounds] for group in groups]
 
 
-def _results(operands: Sequence[Any], rounds: tuple[Round, ...], key: str) -> list[Any]:
-    return collect([start(operands, rounds, key)])[0]
+def _results(
+    operands: Sequence[Any],
+    rounds: tuple[Round, ...],
+    key: str,
+    comparison: Comparison | None = None,
+) -> list[Any]:
+    return collect([start(operands, rounds, key, comparison)])[0]
 
 
 @cache
 def _differentiable(
-    rounds: tuple[Round, ...], key: str, shapes: tuple[tuple[int, ...], ...], size: int
+    rounds: tuple[Round, ...],
+    key: str,
+    comparison: Comparison | None,
+    shapes: tuple[tuple[int, ...], ...],
+    size: int,
 ) -> Callable[..., Any]:
     """The group as a function that JAX knows the gradient of."""
     floats = [
@@ -236,7 +255,7 @@ def _differentiable(
 
     @jax.custom_vjp
     def call(*operands: Any) -> list[Any]:
-        return _results(operands, rounds, key)
+        return _results(operands, rounds, key, comparison)
 
     def forward(*operands: Any) -> tuple[list[Any], None]:
         return call(*operands), None
@@ -260,12 +279,14 @@ def _differentiable(
 
 
 @cache
-def _undifferentiable(rounds: tuple[Round, ...], key: str) -> Callable[..., Any]:
+def _undifferentiable(
+    rounds: tuple[Round, ...], key: str, comparison: Comparison | None
+) -> Callable[..., Any]:
     """The group where an operation of it has no gradient: asking for one is an error."""
 
     @jax.custom_vjp
     def call(*operands: Any) -> list[Any]:
-        return _results(operands, rounds, key)
+        return _results(operands, rounds, key, comparison)
 
     def forward(*_: Any) -> NoReturn:
         raise Unsupported(
@@ -302,7 +323,13 @@ def is_traced(arrays: Sequence[Any]) -> bool:
 _compiled = cache(jax.jit)
 
 
-def run(operands: Sequence[Any], rounds: Sequence[Round], key: str, size: int) -> list[Any]:
+def run(
+    operands: Sequence[Any],
+    rounds: Sequence[Round],
+    key: str,
+    comparison: Comparison | None,
+    size: int,
+) -> list[Any]:
     """Performs the group, or has the program that is being traced perform it."""
     claim(rounds, key)
     group = tuple(rounds)
@@ -310,9 +337,9 @@ def run(operands: Sequence[Any], rounds: Sequence[Round], key: str, size: int) -
         return []
     if all(Op(each.op) in _LINEAR for each in group):
         shapes = tuple(operand.shape for operand in operands)
-        call = _differentiable(group, key, shapes, size)
+        call = _differentiable(group, key, comparison, shapes, size)
     else:
-        call = _undifferentiable(group, key)
+        call = _undifferentiable(group, key, comparison)
     if is_traced(operands):
         return list(call(*operands))
     with talweg_errors():

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls without a name: what their tensors are called, and how ranks compare them.
+
+Such calls belong together by their order. So ranks say what they are about to call, and go on if
+all say the same (comparison.h). Their tensors' names say what they are of, as each shape needs a
+tensor of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from talweg._collectives.collectives import Kind
+from talweg._collectives.process_sets import Group
+from talweg._declaration import DType, Op
+from talweg.jax._primitive import Comparison, Round
+
+# Orders the calls without a name. A process set's have its suffix.
+KEY = "talweg.jax"
+
+_WORDS_BYTES = 252
+_DIGEST_BYTES = 4
+# Shares.
+_WHOLE, _OWN, _ROW = 1, 3, 4
+
+
+def named(
+    rounds: Sequence[Round],
+    kind: Kind,
+    op: Op,
+    root_rank: int,
+    arrays: Sequence[Any],
+    group: Group,
+) -> tuple[list[Round], Comparison]:
+    """The rounds of a call under names of their own, and the comparison that comes before them."""
+    call = f"{kind.name} {op.name.lower()}" if kind.reduces else f"{kind.name} root {root_rank}"
+    seen: Counter[str] = Counter()
+    result, described = [], []
+    for each, array in zip(rounds, arrays):
+        words = _words_of(each, kind, array)
+        described.append(words)
+        tensor = f"{KEY}.{call}.{words}"
+        result.append(dataclasses.replace(each, tensor=f"{tensor}.{seen[tensor]}{group.suffix}"))
+        seen[tensor] += 1
+    said = _said(f"{call} of {', '.join(described)}")
+    return result, Comparison(_round_of(said, group), said)
+
+
+def _words_of(each: Round, kind: Kind, array: Any) -> str:
+    """What is alike at all ranks. Ranks that give rows of their own may give other numbers."""
+    if kind.gives not in (_OWN, _ROW):
+        return f"{array.dtype}{list(array.shape)}"
+    rows = ", ".join(["rows", *map(str, array.shape[1:])])
+    longest = each.element_count * DType(each.dtype).nbytes
+    return f"{array.dtype}[{rows}] of {longest} bytes a rank at most"
+
+
+def _digest(words: bytes) -> bytes:
+    """As comparison.cc computes it."""
+    digest = 2166136261
+    for each in words:
+        digest = (digest ^ each) * 16777619 & 0xFFFFFFFF
+    return digest.to_bytes(_DIGEST_BYTES, "little")
+
+
+@cache
+def _said(text: str) -> bytes:
+    """The words, their digest, and the complement of both."""
+    words = text.encode()
+    if len(words) > _WORDS_BYTES:
+        mark = f"... (digest {hashlib.sha256(words).hexdigest()[:16]})".encode()
+        words = words[: _WORDS_BYTES - len(mark)] + mark
+    words = words.ljust(_WORDS_BYTES, b"\0")
+    words += _digest(words)
+    return words + bytes(255 - each for each in words)
+
+
+def _round_of(said: bytes, group: Group) -> Round:
+    return Round(
+        tensor=f"{KEY}.compared{group.suffix}",
+        dtype=int(DType.U8),
+        op=int(Op.MAX),
+        shares=(_WHOLE, _WHOLE),
+        root_rank=0,
+        priority=0,
+        element_count=len(said),
+        ranks=group.listed,
+        given=(len(said),),
+        got=(len(said),),
+        prescale=1.0,
+        postscale=1.0,
+        signature=0,
+        compares=True,
+        shape=(len(said),),
+        result_dtype=np.dtype(np.uint8),
+    )

@@ -49,7 +49,7 @@ wire::Form ActiveRound::FormOf(SliceIndex slice) const {
 }
 
 uint32_t ActiveRound::CostOf(SliceIndex slice) const {
-  // There is no length where this member has no bytes of a round that is finished.
+  // In a Finish, a member that has no bytes of the slice has no length for it either.
   const wire::Form form = FormOf(slice);
   return wire::CarriesData(form) ? wire::CreditCost(form, GivenLength(slice)) : 0;
 }
@@ -76,7 +76,7 @@ bool ActiveRound::WantsResult(SliceIndex slice) const {
 }
 
 bool ActiveRound::CopiesOwn(SliceIndex slice) const {
-  // What lies on a GPU comes back like everybody's.
+  // A contribution that lies on a GPU is not copied: its result comes from the owner.
   return !tensor_.finish && !tensor_.staged && tensor_.spec.collective.copies() &&
          GivingRanks(slice) > 0 && WillHold(slice);
 }

@@ -13,7 +13,7 @@
 namespace talweg::pipeline {
 
 // The active round of a placed tensor, slice by slice: what this node gives, what it gets, and
-// whether the slice leaves the node. Pure functions of the tensor, which it borrows.
+// whether the slice leaves the node. Its functions are pure. The tensor must outlive it.
 class ActiveRound {
  public:
   explicit ActiveRound(const AgentTensor& tensor) : tensor_(tensor) {}
@@ -22,43 +22,44 @@ class ActiveRound {
 
   // --- What this node gives.
 
-  // How many of its ranks do, and which.
+  // Which ranks of this node give something to the slice, and how many they are.
   uint32_t GivingRanks(SliceIndex slice) const;
   std::vector<LocalRank> Givers(SliceIndex slice) const;
   uint32_t GivenLength(SliceIndex slice) const;
-  // How it travels.
+  // In which form the node's contribution travels.
   wire::Form FormOf(SliceIndex slice) const;
-  // What that takes of the owner's credit.
+  // How many bytes of the owner's credit that form takes.
   uint32_t CostOf(SliceIndex slice) const;
-  // Where it lies.
+  // Where the contribution lies.
   Memory Source() const;
-  // How many ranks are in those bytes.
+  // How many ranks' contributions the node's bytes hold.
   uint32_t RanksGiven(SliceIndex slice) const;
 
   // --- What it gets.
 
-  // When the slice is done its result is here.
+  // Whether this node has the slice's result when the slice is done.
   bool WillHold(SliceIndex slice) const;
-  // It comes from the owner.
+  // Whether the owner sends that result.
   bool WantsResult(SliceIndex slice) const;
-  // It is what this node gives: it is copied here.
+  // Whether this node's own contribution is the result: the node copies it, and the owner sends
+  // none.
   bool CopiesOwn(SliceIndex slice) const;
 
   // --- Who else there is.
 
-  // Nobody else has to do with the slice: its result is made here.
+  // Whether no other node gives to the slice or gets it. Its result is then made here.
   bool IsPrivate(SliceIndex slice) const;
-  // Nobody else has to do with any slice.
+  // Whether that is true for every slice.
   bool IsPrivate() const { return StaysHere(tensor_.participation.member_count() == 1); }
 
   SliceBytes BytesOf(SliceIndex slice, Memory memory, uint32_t length_bytes) const;
 
  private:
-  // How much of a slice there is, where its part holds `part_bytes`.
+  // How many bytes of the slice hold data, if its part holds `part_bytes`.
   uint32_t LengthIn(SliceIndex slice, uint64_t part_bytes) const;
-  // What no other member takes part in does not go to an owner.
+  // Whether a slice stays on this node. `others_are_out`: no other member takes part in it.
   bool StaysHere(bool others_are_out) const;
-  // A round that is held here is finished for others.
+  // Whether this node finishes a round for others whose result it already holds.
   bool FinishesHeld() const { return tensor_.finish->round == tensor_.held.round; }
 
   const AgentTensor& tensor_;

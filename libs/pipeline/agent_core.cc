@@ -9,7 +9,7 @@
 namespace talweg::pipeline {
 namespace {
 
-// Standalone, nothing is in flight to anybody: the limit is the reducer's.
+// A standalone member sends nothing. Only the reducer's limit holds.
 constexpr uint64_t kUnlimitedCredit = ~uint64_t{0};
 
 }  // namespace
@@ -57,7 +57,7 @@ void AgentCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
     return;
   }
   views_.Enter(view);
-  quiesce_.LetGo(out);  // A view ends the quiesce before it.
+  quiesce_.LetGo(out);  // A new view ends the quiesce that was asked for before it.
   waits_.OnView(view);
   waits_.OnPhase(now_ns);
   queue_.Clear();
@@ -164,7 +164,7 @@ void AgentCore::OnFrame(ConnectionId connection, const wire::Frame& frame, int64
 
 void AgentCore::OnEntries(const Owner& owner, const wire::Frame& frame, int64_t now_ns,
                           Effects& out) {
-  // While fencing, what lies before a connection's FenceAck still counts.
+  // While fencing, entries that come before a connection's FenceAck still count.
   const bool fencing = views_.phase() == Phase::kFencing;
   const OwnerState expected = fencing ? OwnerState::kFencing : OwnerState::kReady;
   if (views_.present() == nullptr || owner.state != expected ||
@@ -175,7 +175,7 @@ void AgentCore::OnEntries(const Owner& owner, const wire::Frame& frame, int64_t 
   if (!fencing && frame.header.credit_bytes > 0) {
     queue_.ReturnCredit(owner.index, frame.header.credit_bytes, now_ns);
   }
-  // An entry may end the job, and with it the owners.
+  // An entry may end the job, and with it the owners. These are copies.
   const AggregatorIndex from = owner.index;
   const Incarnation incarnation = owner.incarnation;
   const auto each = [&](const auto& entries, auto handle) {
@@ -295,7 +295,7 @@ void AgentCore::Flush(int64_t now_ns, Effects& out) {
     if (owner.state == OwnerState::kReady) declarations_.SendDue(owner, out);
   }
   sender_.Flush(now_ns, out);
-  // Any event of the batch before this may have ended the last open round.
+  // The last open round may have ended in an earlier event of this batch.
   quiesce_.TryAnswer(out);
 }
 
@@ -319,7 +319,7 @@ void AgentCore::CheckInvariants() const {
     TALWEG_CHECK(queue_.waiting_count() == 0 && reductions_.is_idle());
   }
   if (!views_.is_past_fences()) return;
-  // Fenced: nothing leaves while a decision is awaited.
+  // While a decision is awaited, no slice of the tensor is on its way.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_.all()) {
     if (!tensor->awaits_decision) continue;
     for (const SliceState state : tensor->slice_states) {

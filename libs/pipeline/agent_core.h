@@ -32,39 +32,40 @@
 
 namespace talweg::pipeline {
 
-// One agent's life in one job: docs/protocol.md, sections 4 to 7. ViewState has its phases. Each
-// part below has its own rules and state; this has the order in which an event reaches them.
+// One agent's life in one job (docs/protocol.md, sections 4 to 7). ViewState has its phases. Each
+// part below has its own rules and state; AgentCore decides in which order an event reaches them.
 //
-// Pure: no clock, lock, memory or I/O. Every event appends what is to be done to `out`; the caller
-// performs it, in order, before it delivers the next event. Deterministic. One owner thread.
-// Peers and ranks are never trusted: what does not fit is refused, ignored or counted.
+// Pure: no clock, lock, memory or I/O. Each event appends effects to `out`; the caller performs
+// them, in order, before it delivers the next event. Deterministic. One owner thread. AgentCore
+// trusts no peer and no rank: it refuses, ignores or counts what does not fit.
 //
-// Ready slices and new tensors' declarations leave in Flush() only: call it once after each batch
-// of events, so that those of many tensors travel together.
+// Ready slices and new tensors' declarations leave in Flush() only. Call it once after each batch
+// of events, so that the slices of many tensors travel together.
 //
-// Local completions of writes are no event: a source is not reused before its result has come over
-// the same ordered connection, or before that connection is fenced (section 6).
+// The local completion of a write is not an event: a source is reused only after its result has
+// come over the same ordered connection, or after that connection has been fenced (section 6).
 class AgentCore {
  public:
   explicit AgentCore(const AgentCoreConfig& config);
 
   // --- From the scheduler.
 
-  // A view that is not newer than the present one is ignored. A view of one member and no
-  // aggregators makes the local reduction the round.
+  // Ignores a view that is not newer than the newest. In a view of one member and no aggregators,
+  // the local reduction produces the result.
   void OnView(const view::View& view, int64_t now_ns, Effects& out);
-  // Ends every wait with `text`. Nothing follows.
+  // Ends every wait with `text`. No effects follow later.
   void OnJobFailed(const std::string& text, int64_t now_ns, Effects& out);
-  // Another member is done and contributes to no further round; a round that still needs it fails
-  // the job here, when its owner says so.
+  // Another member is done and contributes to no further round. If a round still needs it, the
+  // round's owner says so, and the job then fails here.
   void OnMemberLeft(const view::MemberIdentity& id, const std::string& text);
-  // With step 0 ranks stop at the end of the step that they are in, and Quiesced says at once which
-  // is the latest of these. With another they go on until they have ended it, and Quiesced follows
-  // when all have and no round is open. A newer view, or OnResume, lets them go on.
+  // With step 0, ranks stop at the end of their current step, and Quiesced says at once which of
+  // these steps is the latest. With another step, ranks go on until they have ended that one;
+  // Quiesced follows when all have and no round is open. A newer view, or OnResume, lets the ranks
+  // go on.
   void OnQuiesce(uint64_t id, uint64_t step, int64_t now_ns, Effects& out);
   void OnResume(uint64_t id, int64_t now_ns, Effects& out);
-  // It does not answer, or does again, and says after how long a lease lapses. What only its word
-  // could end is waited for no longer than `unreachable_ns` of its silence.
+  // The scheduler stops answering, or answers again; a lease lapses after `lease_ns`. After
+  // `unreachable_ns` of silence nothing waits any more for what only the scheduler could end.
   void OnSchedulerSilent(int64_t now_ns);
   void OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns);
 
@@ -73,47 +74,51 @@ class AgentCore {
   void OnConnected(ConnectionId connection, int64_t now_ns, Effects& out);
   void OnDisconnected(ConnectionId connection, const std::string& reason, int64_t now_ns,
                       Effects& out);
-  // A frame that parsed. What does not parse: close the connection and call OnDisconnected.
+  // Takes a frame that was parsed. If a frame does not parse, close the connection and call
+  // OnDisconnected instead.
   void OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out);
 
-  // --- From ranks. Local ranks at or past rank_count are ignored.
+  // --- From ranks. A local rank that is not below rank_count is ignored.
 
   void OnRankJoined(LocalRank rank, uint32_t pid, int64_t now_ns, Effects& out);
   // One DeclareReply follows, at once or when the owners have agreed.
   void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, int64_t now_ns,
                      Effects& out);
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
-  // It has ended so many steps since it came, and waits until it may begin the next.
+  // The rank has ended `steps` steps since it joined, and waits until it may begin the next one.
   void OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t now_ns, Effects& out);
-  // Ranks here mean, from now on, the numbers that a view gives, which is one of the latest that
-  // this member has had. False: it is none of these, or it does not have this member.
+  // From now on this node's ranks number peers as view `epoch` does, one of the newest views.
+  // Returns false if `epoch` is not one of them, or if this member is not in that view.
   bool OnRanksFollow(Epoch epoch, Effects& out);
-  // `clean`: it said goodbye. Otherwise the job cannot go on here; `text` says what was seen.
+  // `clean`: the rank said goodbye. Otherwise this node cannot go on, and `text` says why.
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t now_ns,
                   Effects& out);
 
   // --- From the caller itself.
 
-  // Whether the ranks here could take part in steps at once.
+  // Whether this node's ranks could take part in steps at once.
   void OnRanksReady(bool ready);
-  // Performed StopRanks of 0: how many steps each rank has ended; whoever ends one later stops.
+  // The caller has performed StopRanks with 0 steps. `ended`: how many steps each rank had ended
+  // then. A rank that ends another step stops there.
   void OnRanksStop(const std::vector<uint64_t>& ended, Effects& out);
-  // This node cannot go on, for a reason of its own: the job fails, here and for the scheduler.
+  // This node cannot go on, for the reason `text`. The job fails here, and the scheduler hears of
+  // it.
   void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
-  // `text` is "" when there is memory, else why not.
+  // `text` is "" if the memory was allocated; otherwise it says why not.
   void OnTensorAllocated(TensorIndex tensor, const std::string& text, int64_t now_ns, Effects& out);
-  // The contribution of a node's only rank does not lie where it could be sent from (but on a GPU):
-  // it is reduced to the send buffer like those of several ranks. Before OnTensorAllocated.
+  // The contribution of this node's only rank does not lie where it can be sent from, for example
+  // on a GPU. It is reduced to the send buffer as those of several ranks are. Call this before
+  // OnTensorAllocated.
   void StageContributions(TensorIndex tensor);
   void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
   bool ReduceWanted(uint64_t ticket) const { return reductions_.IsWanted(ticket); }
-  // Reconnects and tells who is waited for. Call it at NextTickNs() at the latest.
+  // Reconnects, and reports who is waited for. Call it at NextTickNs() at the latest.
   void OnTick(int64_t now_ns, Effects& out);
   int64_t NextTickNs() const { return timer_.next_ns(); }
-  // Lets ready slices leave.
+  // Sends ready slices and due declarations.
   void Flush(int64_t now_ns, Effects& out);
-  // A clean end: says Goodbye to the aggregators, and ends whatever still waits. No Close follows:
-  // the caller closes the connections when the Goodbyes have gone out.
+  // Ends the job cleanly: says Goodbye to the aggregators and ends every wait. No Close follows.
+  // The caller closes the connections when the Goodbyes have been sent.
   void Leave(Effects& out);
 
   // --- To look at.
@@ -122,26 +127,27 @@ class AgentCore {
   // Views, phase, failure, numbers of ranks.
   const ViewState& views() const { return views_; }
   const std::vector<std::unique_ptr<AgentTensor>>& tensors() const { return tensors_.all(); }
-  // Names those for whom the round waits; "": nobody that is known.
+  // Names those for whom the round waits. Returns "" if none is known.
   std::string WhomItWaitsFor(TensorIndex tensor, Round round) const;
-  // Null: there is none.
+  // Returns null if no such tensor is declared.
   const AgentTensor* FindTensor(TensorKey key) const { return tensors_.Find(key); }
   const OwnerLinks::Owners& owners() const { return links_.all(); }
   const schedule::SliceQueue& queue() const { return queue_; }
   const AgentCoreCounters& counters() const { return counters_; }
 
-  // CHECKs what must hold between events. For simulations and tests: walks all tensors.
+  // CHECKs the invariants that hold between events. It walks all tensors: for simulations and
+  // tests.
   void CheckInvariants() const;
 
  private:
   // All owners of the newest view have answered.
   void Freeze(int64_t now_ns, Effects& out);
-  // Slices to an owner may leave, when it has been told of the tensors and their rounds.
+  // Slices may go to `owner` once it has heard of the tensors and their rounds.
   void OpenOwner(const Owner& owner, Effects& out);
-  // A frame that is from its owner, and of its epoch.
+  // Handles a frame that comes from an owner and belongs to its epoch.
   void OnEntries(const Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out);
 
-  // Each part knows only parts that stand before it.
+  // Each part knows only parts that are declared before it.
   const AgentCoreConfig config_;
   AgentCoreCounters counters_;
   TickTimer timer_;

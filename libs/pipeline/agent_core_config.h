@@ -14,39 +14,39 @@
 
 namespace talweg::pipeline {
 
-// The priority of pushes for whose rounds nobody waits; of all others that clients make it is the
-// lowest.
+// The priority of a push whose round nobody waits for. It is the lowest that a client uses.
 inline constexpr int32_t kNobodyWaits = std::numeric_limits<int32_t>::min() + 1;
 
 struct AgentCoreConfig {
   view::MemberIdentity self;
   std::string job_name;
   std::string node_name;
-  std::string host_id;      // An aggregator's that is equal is not reached over the link. "": none.
+  // An aggregator with the same `host_id` is reached through memory, not over the link. "": none.
+  std::string host_id;
   uint32_t rank_count = 1;  // On this node.
 
-  // No more is used of what an aggregator grants.
+  // The limit on credit that is used; an aggregator may grant more.
   uint64_t credit_bytes_max = ~uint64_t{0};
   uint32_t tensors_max = 65536;
   uint64_t tensor_bytes_max = 16 * kGiB;
-  // Bytes that may be in the hands of the reducer at once: small keeps preemption quick.
+  // Bytes that the reducer may hold at once. A small limit keeps preemption quick.
   uint64_t reduce_bytes_max = 2 * kMiB;
   int64_t waiting_first_ns = 1'000'000'000;
   int64_t waiting_max_ns = 60'000'000'000;
   int64_t reconnect_first_ns = 50'000'000;
   int64_t reconnect_max_ns = 2'000'000'000;
-  // An aggregator of the view that does not answer for so long, while the scheduler says nothing
-  // of it either, ends the job here; so does a member that has no connection for so long, and the
-  // scheduler where its word is waited for, when the scheduler is silent for so long. 0: never.
+  // Ends the job here after this time if an aggregator of the view does not answer and the
+  // scheduler does not replace it, or if the scheduler is silent and its word is needed, or if the
+  // scheduler is silent and a member has no connection. 0: never.
   int64_t unreachable_ns = 0;
-  // A round that ranks here have pushed and that waits for others for so long ends the job; 0: it
-  // waits as long as it takes.
+  // Ends the job if a round that ranks here have pushed waits for others for this time. 0: never.
   int64_t stall_ns = 0;
-  // A view of this job is the last while a round is open. So the caller's memory may hold a round's
-  // result where it holds what the node contributes to it, and to the next round.
+  // A round to which this node has contributed is not done again in a new view: the job fails
+  // instead. The caller may therefore keep a round's result in the same memory as this node's
+  // contribution to it, and to the next round.
   bool one_view = false;
 
-  // When to tell again of somebody who is waited for since `since_ns`.
+  // When to report again somebody for whom this agent has waited since `since_ns`.
   int64_t NextNoticeNs(int64_t since_ns, int64_t now_ns) const {
     return now_ns + std::clamp(now_ns - since_ns, waiting_first_ns, waiting_max_ns);
   }
@@ -57,7 +57,8 @@ struct AgentCoreCounters {
   uint64_t contribution_bytes_sent = 0;
   uint64_t results_taken = 0;
   uint64_t result_bytes_taken = 0;
-  uint64_t result_bytes_written = 0;  // Those of them that are not inside frames.
+  uint64_t result_bytes_written = 0;  // The part of `result_bytes_taken` that did not come inside
+                                      // frames.
   uint64_t results_ignored = 0;  // Duplicates, other epochs, other rounds: never shown to a rank.
   uint64_t frames_ignored = 0;   // From unknown connections, or out of place.
   uint64_t rounds_completed = 0;

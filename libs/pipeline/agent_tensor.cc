@@ -104,7 +104,7 @@ void AgentTensor::CheckInvariants() const {
   slice_states.CheckInvariants();
   const auto have = std::count(partial.have.begin(), partial.have.end(), true);
   TALWEG_CHECK(partial.have_count == static_cast<uint32_t>(have));
-  // Results only of rounds that this node has contributed to, so that its slot was filled.
+  // The owner sends a result only after this node's contribution has filled its slot.
   TALWEG_CHECK(slice_states.done_count() == 0 || contributed || finish);
   TALWEG_CHECK(awaits_decision == report.has_value());
   TALWEG_CHECK(!(awaits_decision && finish));

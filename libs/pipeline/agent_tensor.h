@@ -15,23 +15,23 @@
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
-// What an agent knows of one tensor. Plain state: the core's parts change it, tests look at it.
+// What an agent knows of one tensor. Plain state: the core's parts change it, tests read it.
 namespace talweg::pipeline {
 
 enum class SliceState : uint8_t {
-  kIdle = 0,      // Not on its way: the round is not contributed, or its owner is not ready.
+  kIdle = 0,      // Not queued: the round is not contributed, or an owner is not ready.
   kQueued = 1,    // Waits for credit.
-  kReducing = 2,  // Charged; the node's ranks are being combined.
-  kReduced = 3,   // Charged and combined: leaves at the next Flush.
+  kReducing = 2,  // Credit is charged; the node's ranks are being reduced.
+  kReduced = 3,   // Credit is charged, the slice is reduced: it leaves at the next Flush.
   kSent = 4,
-  kDone = 5,    // Its result is here (or, in a Finish, acknowledged).
+  kDone = 5,    // Its result is here, or acknowledged if this is a Finish of the held round.
   kExempt = 6,  // This node has nothing to do with it.
 };
 
-// The states of a round's slices, and how many of them are over.
+// The states of a round's slices, with counts of those that are over.
 class SliceStates {
  public:
-  // All are kIdle.
+  // Sets `count` slices to kIdle.
   void Reset(size_t count);
   void Set(size_t slice, SliceState state);
 
@@ -39,9 +39,9 @@ class SliceStates {
   size_t size() const { return states_.size(); }
   auto begin() const { return states_.begin(); }
   auto end() const { return states_.end(); }
-  // How many are kDone.
+  // How many slices are kDone.
   uint32_t done_count() const { return done_count_; }
-  // Each is kDone or kExempt.
+  // Whether each slice is kDone or kExempt.
   bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
   // CHECKs the counts.
   void CheckInvariants() const;
@@ -54,39 +54,39 @@ class SliceStates {
 
 // Which slices travel to an owner.
 enum class Travel : uint8_t {
-  kNone = 1,    // This node is the whole job, without aggregators.
-  kShared = 2,  // Those in which another member takes part.
-  kAll = 3,     // The job is of one node, and has aggregators to use them.
+  kNone = 1,    // This node is the whole job, and there are no aggregators.
+  kShared = 2,  // Slices in which another member takes part.
+  kAll = 3,     // All: the job has one node, and has aggregators so that they are used.
 };
 
 enum class TensorState : uint8_t {
   kAllocating = 1,
-  kDeclaring = 2,  // Memory is there; not all owners of the present view have agreed.
+  kDeclaring = 2,  // Memory is allocated; not all owners of the present view have agreed.
   kOpen = 3,
   kFailed = 4,
 };
 
-// A declaration of one rank that has not been answered.
+// A rank's declaration that has not been answered.
 struct PendingDeclare {
   LocalRank local_rank;
   uint32_t request = 0;
 };
 
-// What an owner of the present view has answered.
+// The answer of an owner of the present view.
 struct OwnerAgreement {
   bool agreed = false;
   wire::RemoteRef slot;  // Where slot offset 0 of our contributions goes.
 };
 
-// A result that is complete here: the round that it is of lies in the buffer of its parity.
+// The newest round that has ended here. Its result lies in the buffer of the round's parity.
 struct HeldRound {
   Round round;
-  Epoch sum_epoch;  // 0: it was aborted, there are no bytes.
+  Epoch sum_epoch;  // 0: the round was aborted, and there are no bytes.
   uint32_t ranks_summed = 0;
-  std::vector<uint64_t> lengths;  // By part, in bytes: as much of each as is here.
+  std::vector<uint64_t> lengths;  // By part, how many bytes of it are here.
 };
 
-// The slices of round held + 1 whose results are here, and what sums they are of.
+// The slices of round held + 1 whose results are here, and the epoch and ranks of their sums.
 struct Partial {
   Epoch sum_epoch;
   uint32_t ranks_summed = 0;
@@ -95,19 +95,19 @@ struct Partial {
   std::vector<uint64_t> lengths;  // By part, in bytes: where the last slice that is here ends.
 };
 
-// What the ranks here say of the open round.
+// What the ranks here contribute to the open round.
 struct OpenContribution {
   RoundSignature signature = 0;
-  std::vector<uint64_t> lengths;  // By part, in bytes; those of parts that none here gives are 0.
-  LocalRank by;                   // Who said so first.
-  std::string disagreement;       // Not empty: another one says something else.
+  std::vector<uint64_t> lengths;  // By part, in bytes; 0 for a part that no rank here gives.
+  LocalRank by;                   // The rank that said so first.
+  std::string disagreement;       // Not empty: another rank says something else.
 };
 
-// The nodes that an owner waits for, as people were last told of them.
+// The nodes that an owner waits for, as last reported to people.
 struct NodesNamed {
   Round round;
   std::vector<uint32_t> nodes;
-  int64_t until_ns = 0;  // The same is no news before.
+  int64_t until_ns = 0;  // Until then the same nodes are not reported again.
 };
 
 struct AgentTensor {
@@ -118,14 +118,14 @@ struct AgentTensor {
   bool staged = false;  // See AgentCore::StageContributions.
 
   TensorState state = TensorState::kAllocating;
-  // Not kOk: the ranks have been told that it is of no use any more. While `state` is not kFailed
-  // this node still gives others the round that it holds.
+  // If not kOk, the ranks have been told that the tensor has failed. While `state` is not kFailed,
+  // this node still gives other nodes the round that it holds.
   Status failed_status = Status::kOk;
   std::string failed_text;
   std::vector<PendingDeclare> pending;
-  bool announced = false;  // Some rank has been told that it may push.
+  bool announced = false;  // Whether any rank has been told that it may push.
 
-  // Who takes part, by the first view of this member. Resolved when it is first placed.
+  // Who takes part, by the ranks' numbers when the tensor is first placed. Never resolved again.
   bool resolved = false;
   view::Group group;           // Empty: all ranks.
   std::vector<bool> in_group;  // By local rank.
@@ -137,38 +137,38 @@ struct AgentTensor {
   view::Participation participation;
   MemberIndex self;
   Travel travel = Travel::kShared;
-  // Somebody is gone without whom it means nothing. Also after views in which somebody else holds
-  // the place: others may have given the tensor up before.
+  // The tensor has lost a member that it cannot do without. It stays dead in later views in which
+  // another member takes that place, because other nodes may have given the tensor up already.
   bool is_dead = false;
-  // Whom the group had when the tensor was first placed, where it needs every rank.
+  // If the tensor needs every rank: its group's members when it was first placed.
   std::vector<view::MemberIdentity> needed_members;
 
-  // The present view's.
+  // In the present view.
   AggregatorIndex primary;
   std::vector<view::Slice> slices;
-  std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary and the slices' owners.
+  std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary owner and the slices' owners.
 
   HeldRound held;
-  // The first of the rounds up to `held` that were aborted one after another; 0: `held` was not.
-  // A rank may come to them when all of them are over.
+  // The first round of the unbroken series of aborted rounds up to `held`. A rank may push these
+  // rounds late. 0: there is none, or every rank has pushed them.
   Round aborted_from;
 
-  // Round held + 1.
+  // The state of round held + 1.
   std::vector<bool> pushed;  // By local rank.
   uint32_t pushed_count = 0;
-  bool contributed = false;  // All local ranks of the group have pushed it.
+  bool contributed = false;  // Whether all local ranks of the group have pushed the round.
   OpenContribution given;
   int32_t priority = 0;
-  uint64_t order = 0;  // In which tensors became ready.
+  uint64_t order = 0;  // The order in which tensors became ready.
   int64_t first_push_ns = 0;
   int64_t next_notice_ns = 0;
   NodesNamed named;
 
   Partial partial;
 
-  // The active round: usually held + 1; in a Finish of a round that is held here, held.
+  // The slices of the active round: usually held + 1; in a Finish of the held round, held.
   SliceStates slice_states;
-  // What the result of the first slice says that the ranks do not agree on.
+  // How the ranks disagree, as the result of the first slice says it.
   struct Disagreement {
     SliceIndex slice;
     std::string text;
@@ -177,32 +177,33 @@ struct AgentTensor {
 
   bool awaits_decision = false;
   std::optional<wire::Report> report;    // As frozen, while awaits_decision.
-  std::optional<wire::Decision> finish;  // The copy round that is being done.
+  std::optional<wire::Decision> finish;  // The copy round that is under way.
 
   Round open_round() const { return held.round.Next(); }
   Round active_round() const { return finish ? finish->round : open_round(); }
-  // All owners of the present view have agreed to it.
+  // Whether all owners of the present view have agreed to the tensor.
   bool agreed() const;
-  // Contributions are combined, or copied, here before they leave.
+  // Whether contributions are reduced, or copied, on this node before they leave.
   bool reduces() const { return pushed.size() > 1 || staged; }
-  // Something of it cannot end without a word of `owner`.
+  // Whether something of the tensor cannot end without an answer of `owner`.
   bool WaitsFor(AggregatorIndex owner) const;
-  // Those of the tensor's group here that have not pushed round held + 1.
+  // The tensor's local ranks that have not pushed round held + 1.
   std::vector<LocalRank> MissingRanks() const;
-  // For whom the active round waits, as far as its owners have said it lately.
+  // The nodes for which the active round waits, as its owners last said.
   std::vector<uint32_t> MissingNodes() const;
 
   // --- Changes.
 
-  // No slice of the active round is on its way.
+  // Sets all slices of the active round to kIdle, and those that do not concern this node to
+  // kExempt.
   void ResetSlices();
-  // What ranks have pushed, and what has come, is over.
+  // Forgets what the ranks have pushed and which results have come.
   void OpenNextRound();
-  // The connection to `owner` broke: it has to agree anew, and each slice there whose result has
+  // The connection to `owner` broke. It has to agree again, and each of its slices whose result has
   // not come is contributed again.
   void LoseOwner(AggregatorIndex owner);
 
-  // CHECKs what must hold between events.
+  // CHECKs the invariants that hold between events.
   void CheckInvariants() const;
 };
 

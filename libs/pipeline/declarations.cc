@@ -101,7 +101,7 @@ void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effec
   tensor->state = TensorState::kDeclaring;
   if (!text.empty()) {
     failures_->FailTensor(*tensor, Status::kOverBudget, text, out);
-    // The other nodes would wait for this one's contribution for ever.
+    // Otherwise the other nodes would wait for this node's contribution for ever.
     if (!views_->standalone()) {
       failures_->ReportAndFail("node " + std::to_string(config_->self.node.value()) +
                                    " has no memory for tensor '" + tensor->spec.name + "': " + text,
@@ -109,7 +109,7 @@ void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effec
     }
     return;
   }
-  if (!views_->is_past_fences()) return;  // The view that comes will place it.
+  if (!views_->is_past_fences()) return;  // The coming view will place the tensor.
   if (const std::string problem = PlaceTensor(*views_, *tensor); !problem.empty()) {
     failures_->FailTensor(*tensor, Status::kInvalid, problem, out);
   }
@@ -131,7 +131,7 @@ void Declarations::Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec&
 }
 
 void Declarations::Follow(const view::View& view, Effects& out) {
-  // What was declared keeps its places; only what ranks call them changes.
+  // A declared tensor keeps its places; only the ranks' numbers for them change.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
     if (tensor->state == TensorState::kFailed) continue;
     if (const std::string problem = ResolveRanks(*views_, *tensor); !problem.empty()) {
@@ -167,7 +167,7 @@ void Declarations::SendDue(const Owner& owner, Effects& out) {
     if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
     entries.push_back(EntryOf(tensor));
     send.tensors.push_back(tensor.index);
-    // This node contributes to it no more, and the others may not have heard why.
+    // This node contributes no more to the tensor, and the others may not know why.
     if (tensor.state == TensorState::kFailed) {
       failed.push_back(
           {.key = tensor.key, .code = CodeOf(tensor.failed_status), .text = tensor.failed_text});
@@ -210,8 +210,8 @@ void Declarations::OnDeclared(AggregatorIndex from, const wire::Declared& entry,
     return;
   }
   tensor.owners[from] = {.agreed = true, .slot = entry.slot};
-  // Until a rank here has been told, each view's primary says anew which round comes first: the
-  // others may have had one aborted meanwhile.
+  // Until a rank here has been told of the tensor, the primary of each view says which round comes
+  // first. The others may have had a round aborted meanwhile.
   if (from == tensor.primary && !tensor.announced) {
     tensor.held = {.round = entry.held, .sum_epoch = Epoch{0}, .ranks_summed = 0};
   }

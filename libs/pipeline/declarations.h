@@ -18,7 +18,7 @@
 
 namespace talweg::pipeline {
 
-// What a tensor is: the ranks of this node agree on it first, then its owners
+// How a tensor is declared: the ranks of this node agree on it first, then its owners do
 // (docs/protocol.md, section 4).
 //
 //   kAllocating --memory is there--> kDeclaring --all owners agreed--> kOpen
@@ -45,25 +45,25 @@ class Declarations {
   void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
   void OnAllocated(TensorIndex index, const std::string& text, Effects& out);
   void Stage(TensorIndex index);
-  // Ranks here mean the numbers of `view` from now on.
+  // From now on the ranks here use the numbers of `view`.
   void Follow(const view::View& view, Effects& out);
 
   // --- To owners, and from them.
 
-  // What is due, or every tensor, if the owner is ready.
+  // If the owner is ready: declares the tensors that are due, or every tensor.
   void SendDue(const Owner& owner, Effects& out);
   void SendAll(const Owner& owner, Effects& out);
   void OnDeclared(AggregatorIndex from, const wire::Declared& entry, Effects& out);
-  // It has failed at an owner.
+  // An owner says that the tensor has failed.
   void OnFailed(const wire::Failed& entry, Effects& out);
   // The tensor opens if all owners have agreed.
   void OpenIfAgreed(AgentTensor& tensor, Effects& out);
 
  private:
   void Add(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
-  // Two ranks of this node do not agree.
+  // Two ranks of this node declare the tensor differently.
   void Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
-  // With the next Flush.
+  // Declares it with the next Flush.
   void DeclareAtOwners(const AgentTensor& tensor);
   wire::Declare EntryOf(const AgentTensor& tensor) const;
 

@@ -17,10 +17,10 @@
 
 namespace talweg::pipeline {
 
-// How a tensor, or the whole job, ends here. Nothing leads back.
+// How a tensor, or the whole job, fails here. A failure is final.
 class Failures {
  public:
-  // What ends with the job. All outlive this.
+  // The parts that end with the job. All outlive this.
   struct Parts {
     ViewState* views;
     TensorTable* tensors;
@@ -38,23 +38,24 @@ class Failures {
   // --- Of a tensor.
 
   void FailTensor(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
-  // For the ranks alone: the others may need the round that is held here.
+  // Fails the tensor for this node's ranks only. Other nodes may still need the round that is held
+  // here.
   void GiveUp(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
-  // A rank or a member that the open round needs has left: the job's failure, or that of a tensor
-  // which only some ranks have.
+  // The open round needs a rank or a member that has left. Fails the job; or the tensor alone, if
+  // only some ranks have it.
   void FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out);
 
-  // --- Of the job. Ignored when it has failed.
+  // --- Of the job. Ignored if it has failed already.
 
   void FailJob(const std::string& text, Effects& out);
-  // Tells the scheduler, too.
+  // Also tells the scheduler.
   void ReportAndFail(const std::string& text, Effects& out,
                      std::optional<Rank> rank = std::nullopt);
-  // For a reason of this node's own.
+  // As ReportAndFail; the text says that this node cannot go on.
   void CannotGoOn(const std::string& text, Effects& out);
 
  private:
-  // Answers the declarations that wait.
+  // Answers the pending declarations with the failure.
   void RefusePending(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
 
   const Parts parts_;

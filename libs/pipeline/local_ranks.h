@@ -11,7 +11,7 @@
 
 namespace talweg::pipeline {
 
-// The ranks of this node: who has come, and who has left.
+// The ranks of this node: which have joined, and which have left.
 //
 //   kAbsent --Join--> kJoined --Leave--> kLeft
 class LocalRanks {
@@ -19,15 +19,15 @@ class LocalRanks {
   // `views` outlives this.
   LocalRanks(uint32_t count, const ViewState* views) : views_(views), ranks_(count) {}
 
-  // False: the rank has left before, and no new process takes its place.
+  // Returns false if the rank has left before: no new process takes its place.
   bool Join(LocalRank rank, uint32_t pid);
-  // False: it is not here.
+  // Returns false if the rank is not here.
   bool Leave(LocalRank rank);
 
   uint32_t count() const { return static_cast<uint32_t>(ranks_.size()); }
   bool Has(LocalRank rank) const { return rank.value() < ranks_.size(); }
   bool HasLeft(LocalRank rank) const { return ranks_[rank.value()].state == State::kLeft; }
-  // Whether all have left. Those that have never come are waited for unless the job has failed.
+  // Whether all ranks have left. One that has never joined is waited for unless the job has failed.
   bool AreDone() const;
   // "rank 5 (local rank 1 of node 2, pid 77)".
   std::string Text(LocalRank rank) const;

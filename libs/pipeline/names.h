@@ -12,11 +12,11 @@
 // How errors name those for whom a round waits.
 namespace talweg::pipeline {
 
-// "a, b, c", and how many more there are than an error can name.
+// "a, b, c", and how many more there are if an error cannot name them all.
 std::string Listed(const std::vector<std::string>& names);
 
-// "ranks 2, 3 of node 1": those that take part in the tensor. "node 1" where the view, which may be
-// null, has none of them.
+// "ranks 2, 3 of node 1": the node's ranks that take part in the tensor. "node 1" if `view` is
+// null, or has none of them.
 std::string RanksOfNode(const view::View* view, const TensorSpec& spec, NodeRank node);
 
 }  // namespace talweg::pipeline

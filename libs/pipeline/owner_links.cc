@@ -28,7 +28,7 @@ void OwnerLinks::OnView(int64_t now_ns, Effects& out) {
       SendBare(owner, wire::FrameType::kFence, out);
     }
     owner.index = AggregatorIndex{i};
-    // Each view begins the time afresh: the scheduler has spoken.
+    // Each view begins the time afresh, because the scheduler has spoken.
     owner.unready_since_ns = now_ns;
     owner.trouble.clear();
     owners_.emplace(owner.index, std::move(owner));
@@ -94,7 +94,7 @@ OwnerLinks::Answer OwnerLinks::OnWelcome(ConnectionId connection, const wire::Fr
       break;
     case wire::WelcomeStatus::kUnknownJob:
     case wire::WelcomeStatus::kNotInView:
-      // It may not have heard of the view yet.
+      // The aggregator may not have heard of the view yet.
       owner.trouble = "it refused this agent: " + welcome.text;
       out.push_back(Log{true, who + " refused this agent for now: " + welcome.text});
       break;

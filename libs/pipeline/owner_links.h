@@ -23,7 +23,7 @@ enum class OwnerState : uint8_t {
   kConnecting = 2,
   kGreeting = 3,  // Hello sent.
   kFencing = 4,   // Fence sent.
-  kReady = 5,     // Welcomed, or fenced: nothing of an older epoch can land through it.
+  kReady = 5,     // Welcomed, or fenced: nothing of an older epoch can land any more.
 };
 
 // An aggregator of the newest view, and the connection to it.
@@ -36,8 +36,9 @@ struct Owner {
   int64_t retry_at_ns = 0;
   int64_t backoff_ns = 0;
   int64_t unready_since_ns = 0;      // While not kReady.
-  std::string trouble;               // How the last connection broke while it was not.
-  std::set<TensorIndex> undeclared;  // While kReady: what the next Flush declares.
+  std::string trouble;               // How the last connection broke while the owner was not
+                                     // kReady.
+  std::set<TensorIndex> undeclared;  // While kReady: the tensors that the next Flush declares.
 };
 
 // The connections to the aggregators of the newest view (docs/protocol.md, section 6).
@@ -49,7 +50,7 @@ struct Owner {
 //      +---- broken --------+--- broken, or refused ---+----- broken ----- kFencing
 //
 //   new view: an owner that is kReady or kFencing, and goes on in it --> kFencing
-//             every other connection is closed, and made anew --> kConnecting
+// every other connection is closed, and a new one is opened --> kConnecting
 class OwnerLinks {
  public:
   using Owners = std::map<AggregatorIndex, Owner>;
@@ -60,27 +61,27 @@ class OwnerLinks {
 
   // --- Transitions.
 
-  // The newest view is another one.
+  // There is a newer view.
   void OnView(int64_t now_ns, Effects& out);
   void OnConnected(ConnectionId connection, Effects& out);
-  // The owner that was kReady until now, if one was.
+  // Returns the owner if it was kReady until now.
   std::optional<AggregatorIndex> OnDisconnected(ConnectionId connection, const std::string& reason,
                                                 int64_t now_ns, Effects& out);
   enum class Answer : uint8_t {
-    kIgnored = 1,  // It means nothing here.
+    kIgnored = 1,  // The answer does not fit this owner's state.
     kReady = 2,    // The owner is ready now.
-    kLater = 3,    // It did not take this agent in; another attempt follows.
-    kNever = 4,    // It never will.
+    kLater = 3,    // The owner refused for now; another attempt follows.
+    kNever = 4,    // The owner will never accept this agent.
   };
   Answer OnWelcome(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out);
   Answer OnFenceAck(ConnectionId connection, Epoch epoch);
-  // Makes the attempts that are due.
+  // Makes the connection attempts that are due.
   void Reconnect(int64_t now_ns, Effects& out);
-  // There are none any more; the text, or Goodbye, for those that are connected.
+  // Removes all owners. Those that are connected get Close with `text`, or Goodbye.
   void CloseAll(const std::string& text, Effects& out);
   void SayGoodbye(Effects& out);
 
-  // --- What the next Flush declares to an owner that is ready; nothing to another.
+  // --- What the next Flush declares. Only owners that are ready have such tensors.
 
   void AddUndeclared(AggregatorIndex owner, TensorIndex tensor);
   std::set<TensorIndex> TakeUndeclared(AggregatorIndex owner);
@@ -89,12 +90,12 @@ class OwnerLinks {
 
   const Owners& all() const { return owners_; }
   const Owner& At(AggregatorIndex owner) const { return owners_.at(owner); }
-  // Null: there is none.
+  // Returns null if no owner has this connection.
   const Owner* Find(ConnectionId connection) const;
   bool AreReady() const;
-  // The first that has not been ready for `unreachable_ns`, or null.
+  // Returns the first owner that has not been ready for `unreachable_ns`, or null.
   const Owner* FindUnreachable(int64_t now_ns) const;
-  // Also when there are no owners any more.
+  // Works also after the owners have been removed.
   const std::string& NameOf(AggregatorIndex owner) const;
   schedule::Reach ReachOf(AggregatorIndex owner) const;
 

@@ -18,8 +18,8 @@
 
 namespace talweg::pipeline {
 
-// What the ranks of this node contribute. When all of a tensor's ranks have pushed a round, the
-// round is contributed, and its slices are queued.
+// What the ranks of this node contribute. When all of a tensor's local ranks have pushed a round,
+// the round is contributed and its slices are queued.
 class Pushes {
  public:
   // All outlive this.
@@ -36,17 +36,18 @@ class Pushes {
         timer_(timer) {}
 
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
-  // A rank has left: rounds that wait for it have failed.
+  // A rank has left: fails the rounds that wait for it.
   void OnRankLeft(Effects& out);
-  // Tells of the ranks that others here wait for.
+  // Reports the ranks that other ranks here wait for.
   void OnTick(int64_t now_ns, Effects& out);
 
  private:
-  // The round is over before this rank came to it: the answer, or false.
+  // Answers a push of a round that was aborted before this rank came to it. Returns false for any
+  // other push.
   bool AnswerOver(const AgentTensor& tensor, const Push& push, Effects& out) const;
-  // What the rank did wrong, or "".
+  // Returns what the rank did wrong, or "".
   std::string Problem(const Push& push) const;
-  // Takes what the rank says of the round, and notes on what ranks do not agree.
+  // Notes what the rank contributes, and where ranks disagree.
   void TakeGiven(AgentTensor& tensor, const Push& push);
   void CheckLeftRanks(AgentTensor& tensor, Effects& out);
 

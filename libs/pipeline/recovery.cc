@@ -19,7 +19,7 @@ bool SameCut(const std::vector<view::Slice>& a, const std::vector<view::Slice>& 
                     });
 }
 
-// Which slices of `to` consist of bytes of slices of `from` that are had.
+// Returns which slices of `to` lie wholly within slices of `from` that this node has.
 std::vector<bool> Recut(const std::vector<view::Slice>& from, const std::vector<bool>& have,
                         const std::vector<view::Slice>& to) {
   if (SameCut(from, to)) return have;
@@ -38,7 +38,7 @@ std::vector<bool> Recut(const std::vector<view::Slice>& from, const std::vector<
   return result;
 }
 
-// What is had of the open round, when the tensor is cut anew.
+// Returns the part of `partial` that remains when the tensor is cut anew.
 Partial Recut(const Partial& partial, const std::vector<view::Slice>& from,
               const std::vector<view::Slice>& to) {
   if (partial.have_count == 0) return {};
@@ -58,7 +58,7 @@ wire::Report ReportOf(const AgentTensor& tensor) {
   report.held = tensor.held.round;
   report.held_epoch = tensor.held.sum_epoch;
   report.contributed = tensor.contributed ? tensor.open_round() : tensor.held.round;
-  // Else nobody has for others what they get.
+  // In other collectives no member has the results that another member gets.
   const bool has_for_all = tensor.spec.collective.all_get_all();
   if (has_for_all && tensor.partial.have_count > 0) {
     report.partial_epoch = tensor.partial.sum_epoch;
@@ -78,8 +78,8 @@ void Recovery::FreezeAll(Effects& out) {
 
 void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   if (tensor.state == TensorState::kAllocating) return;
-  // Acknowledgements of a Finish of what is held here mean nothing in another epoch; of a Finish
-  // of the open round `partial` has what came.
+  // A Finish ends with its epoch. If it was of the held round, its acknowledgements mean nothing in
+  // another epoch. If it was of the open round, `partial` has the slices that came.
   tensor.finish.reset();
   const std::vector<view::Slice> old_slices = std::move(tensor.slices);
   const Partial old_partial = std::exchange(tensor.partial, Partial{});
@@ -91,10 +91,10 @@ void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   }
   if (tensor.state == TensorState::kFailed) return;
   tensor.state = TensorState::kDeclaring;
-  if (views_->standalone()) return;  // Nobody else has any of the open round: it is done again.
+  if (views_->standalone()) return;  // No other node has any of the open round: it is done again.
   tensor.partial = Recut(old_partial, old_slices, tensor.slices);
-  // No rank here has been told which round comes first, so this member holds nothing of it: it goes
-  // on from the others' round, which `Declared` names.
+  // No rank here has been told which round comes first, so this member holds nothing of the tensor.
+  // It goes on from the others' round, which `Declared` names.
   if (!tensor.announced) return;
   tensor.awaits_decision = true;
   tensor.report = ReportOf(tensor);
@@ -220,8 +220,8 @@ void Recovery::CarryOut(AgentTensor& tensor, const wire::Decision& decision, Eff
       if (decision.round == tensor.open_round()) {
         rounds_->Abort(tensor, Status::kAborted, decision.text, out);
       } else {
-        // It is over here already. What this node has of the next, of slices that only it has to do
-        // with, is done again.
+        // The round is over here already. Slices of the next round that concern only this node may
+        // be done: they are done again.
         tensor.partial = {};
       }
       break;

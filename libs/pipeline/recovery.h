@@ -17,9 +17,9 @@
 
 namespace talweg::pipeline {
 
-// What becomes of the open rounds in a new view (docs/protocol.md, section 6). Each tensor is
-// frozen and reported to its primary owner, which decides: do the round again, finish it, or abort
-// it. The member is kActive when all its tensors are decided.
+// Recovers the open rounds in a new view (docs/protocol.md, section 6). Each tensor is frozen and
+// reported to its primary owner. The owner decides: do the round again, finish it, or abort it. The
+// member becomes kActive when all its tensors are decided.
 class Recovery {
  public:
   // All outlive this.
@@ -35,20 +35,20 @@ class Recovery {
         failures_(failures),
         counters_(counters) {}
 
-  // The view is another one, and nothing of an older one can come any more.
+  // The member is in a new view, and nothing of an older one can come any more.
   void FreezeAll(Effects& out);
-  // To an owner that is ready: the tensors that it decides on and has not.
+  // Reports to a ready owner the tensors that it has yet to decide on.
   void SendReport(const Owner& owner, Effects& out) const;
   void OnDecision(AggregatorIndex from, const wire::Decision& decision, Effects& out);
-  // kActive if all is decided, and then perhaps quiesced.
+  // If all is decided: enters kActive, and answers a quiesce if it can.
   void Settle(Effects& out);
 
  private:
   void Freeze(AgentTensor& tensor, Effects& out);
-  // What is wrong with a decision, or "".
+  // Returns what is wrong with a decision, or "".
   std::string Problem(const AgentTensor& tensor, const wire::Decision& decision) const;
   std::string FinishProblem(const AgentTensor& tensor, const wire::Decision& decision) const;
-  // Whether the decision asks for bytes that are given up, where the job has one view.
+  // Whether the decision needs bytes that a job of one view has given up.
   bool AsksForGivenUp(const AgentTensor& tensor, const wire::Decision& decision) const;
   void CarryOut(AgentTensor& tensor, const wire::Decision& decision, Effects& out);
 

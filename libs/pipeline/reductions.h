@@ -12,38 +12,38 @@
 
 namespace talweg::pipeline {
 
-// One slice whose ranks are combined on this node.
+// One slice that is reduced on this node.
 struct Reduction {
   TensorIndex tensor;
   Round round;
   SliceIndex slice;
   AggregatorIndex owner;
   uint32_t length_bytes = 0;
-  uint32_t cost_bytes = 0;  // What it holds of the owner's credit.
-  bool is_final = false;    // It makes the round's result, and does not leave.
+  uint32_t cost_bytes = 0;  // How much of the owner's credit the slice holds.
+  bool is_final = false;    // The reduction makes the round's result, and the slice does not leave.
 };
 
-// The slices that are in the reducer's hands, and those that it has given back and that leave with
-// the next Flush.
+// The slices that the reducer holds, and those that it has returned and that leave with the next
+// Flush.
 class Reductions {
  public:
-  // The ticket by which the reducer gives it back.
+  // Returns the ticket with which the reducer gives the slice back.
   uint64_t Begin(const Reduction& reduction);
-  // nullopt: it is not wanted any more.
+  // Returns nullopt if the slice is not wanted any more.
   std::optional<Reduction> End(uint64_t ticket);
   bool IsWanted(uint64_t ticket) const { return in_hand_.contains(ticket); }
-  // Bytes in the reducer's hands.
+  // Bytes that the reducer holds.
   uint64_t bytes() const { return bytes_; }
 
   void AddReady(const Reduction& reduction) { ready_.push_back(reduction); }
   std::vector<Reduction> TakeReady();
 
-  // The connection to `owner` broke.
+  // The connection to `owner` broke: forgets its slices.
   void Forget(AggregatorIndex owner);
   void Clear();
 
   bool is_idle() const { return in_hand_.empty(); }
-  // CHECKs that `bytes` is the sum of what is in hand.
+  // CHECKs that `bytes` is the sum of the slices in hand.
   void CheckInvariants() const;
 
  private:

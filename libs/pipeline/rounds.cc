@@ -28,7 +28,7 @@ void Rounds::Queue(AgentTensor& tensor, Effects& out) {
     return;
   }
   const ActiveRound round(tensor);
-  // Nobody else would hear of it.
+  // No other node takes part, so no owner would end the round.
   if (!tensor.finish && !tensor.given.disagreement.empty() && round.IsPrivate()) {
     return Abort(tensor, Status::kMismatch,
                  "round " + std::to_string(tensor.open_round().value()) + " of tensor '" +
@@ -107,7 +107,7 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
     return SliceOver(tensor, entry.slice, out);
   }
   const ActiveRound round(tensor);
-  // What this node has given to a sum, or gets back, is as long as it was.
+  // A sum to which this node contributed is as long as its contribution.
   const bool is_known = !tensor.finish && round.GivingRanks(entry.slice) > 0;
   if (is_known && entry.length_bytes != round.GivenLength(entry.slice)) return ignore();
   if (tensor.partial.ranks_summed > 0 && tensor.partial.ranks_summed != entry.rank_count) {
@@ -157,7 +157,8 @@ void Rounds::SliceOver(AgentTensor& tensor, SliceIndex slice, Effects& out) {
 
 void Rounds::RoundDone(AgentTensor& tensor, Effects& out) {
   if (tensor.finish && tensor.finish->round == tensor.held.round) {
-    // The others have it now too; our contribution to the next may overwrite its slots.
+    // The other nodes have the result now. Our contribution to the next round may overwrite its
+    // slots.
     tensor.finish.reset();
     tensor.ResetSlices();
     Queue(tensor, out);
@@ -183,7 +184,7 @@ void Rounds::RoundDone(AgentTensor& tensor, Effects& out) {
 
 void Rounds::Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
-  // A mismatch is known once every rank here has pushed the round: none comes to it late.
+  // A mismatch is known only when every rank here has pushed the round: no rank pushes it late.
   if (status == Status::kMismatch) {
     tensor.aborted_from = Round{0};
   } else if (tensor.aborted_from == Round{0}) {

@@ -19,8 +19,8 @@
 
 namespace talweg::pipeline {
 
-// The rounds of tensors: what enters the queue, and what ends a slice and a round
-// (docs/protocol.md, sections 5 and 7). SliceSender has a slice from the queue to its owner.
+// The rounds of tensors: how slices enter the queue, and how a slice and a round end
+// (docs/protocol.md, sections 5 and 7). SliceSender takes slices from the queue to their owners.
 class Rounds {
  public:
   // All outlive this.
@@ -37,28 +37,28 @@ class Rounds {
 
   // Whether slices of the active round may leave.
   bool MaySend(const AgentTensor& tensor) const;
-  // Queues those that are idle, if they may leave; a round that can have no result ends.
+  // Queues the idle slices, if they may leave. Ends a round that can have no result.
   void Queue(AgentTensor& tensor, Effects& out);
 
   void OnResult(AggregatorIndex from, Incarnation incarnation, const wire::Result& entry,
                 uint32_t position, Effects& out);
-  // A slice has its result, of so many ranks and bytes.
+  // A slice has its result: the sum of `ranks_summed` ranks, of `length_bytes`.
   void SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,
                  uint32_t length_bytes, Effects& out);
-  // A slice is over without one.
+  // A slice is over without a result.
   void SliceOver(AgentTensor& tensor, SliceIndex slice, Effects& out);
   // The open round is over without a result.
   void Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
 
  private:
-  // Whether it is an answer to what was sent, and fits it.
+  // Whether `entry` is a result of a slice that this node has sent, and fits it.
   bool IsExpected(const AgentTensor& tensor, Incarnation incarnation,
                   const wire::Result& entry) const;
-  // False: it is not what was asked for.
+  // Returns false if the entry's bytes are not what this node wants.
   bool TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
                  Effects& out);
   void RoundDone(AgentTensor& tensor, Effects& out);
-  // What the sums of the active round are of.
+  // The epoch of the sums of the active round.
   Epoch SumEpoch(const AgentTensor& tensor) const;
 
   const ViewState* const views_;

@@ -6,7 +6,7 @@
 namespace talweg::pipeline {
 namespace {
 
-// What a process that runs notices of time at the latest, while the scheduler is silent.
+// While the scheduler is silent, a running process notices time at least this often.
 constexpr int64_t kTickNs = 1'000'000'000;
 static_assert(2 * kTickNs <= AwakeTime::kGapMaxNs, "a tick may come late");
 

@@ -9,35 +9,35 @@
 
 namespace talweg::pipeline {
 
-// For how long the scheduler could not say who is dead (docs/protocol.md, section 8).
+// For how long the scheduler has not been able to say who is dead (docs/protocol.md, section 8).
 //
 //   kDecides  --silent-->  kSilent    --answers-->  kReturned
 //   kReturned --silent-->  kRelapsed  --answers-->  kUnsteady  --silent-->  kRelapsed
 //   kReturned, kUnsteady  --two leases later-->  kDecides
 //
-// Whoever has come back has given all fresh leases: by the end of a second one it has noticed that
-// the first has lapsed. A scheduler that falls silent before that could not decide anything, so its
-// silence counts from its first.
+// A scheduler that comes back renews all leases. Only at the end of a second lease can it have
+// noticed that a first one has lapsed. If it falls silent before that, it could not decide
+// anything, so the silence counts from the beginning of the series.
 class SchedulerSilence {
  public:
-  // `unreachable_ns` is too long; 0: nothing ever is. `timer` outlives this.
+  // A silence of `unreachable_ns` is too long; 0: none is. `timer` outlives this.
   SchedulerSilence(int64_t unreachable_ns, TickTimer* timer)
       : unreachable_ns_(unreachable_ns), timer_(timer) {}
 
   void OnSilent(int64_t now_ns);
   void OnAnswers(int64_t lease_ns, int64_t now_ns);
-  // Counts the time until now, and asks for the next tick. What passes while this process is
-  // stopped is nobody's silence.
+  // Counts the time until now, and asks for the next tick. Time in which this process was stopped
+  // does not count.
   void Count(int64_t now_ns);
 
   bool is_silent() const { return state_ == State::kSilent || state_ == State::kRelapsed; }
-  // It comes and goes.
+  // Whether the scheduler comes and goes.
   bool has_relapsed() const { return state_ == State::kRelapsed || state_ == State::kUnsteady; }
-  // The present silence, by itself, is too long.
+  // Whether the present silence alone is too long.
   bool IsTooLong() const {
     return is_silent() && unreachable_ns_ > 0 && silent_ns_ >= unreachable_ns_;
   }
-  // For too long it could not have said who is dead.
+  // Whether the scheduler has been unable to say who is dead for too long.
   bool CannotDecide() const {
     return (is_silent() || has_relapsed()) && unreachable_ns_ > 0 &&
            undecided_ns_ >= unreachable_ns_;
@@ -56,9 +56,9 @@ class SchedulerSilence {
   TickTimer* const timer_;
   State state_ = State::kDecides;
   int64_t silent_ns_ = 0;     // The present silence.
-  int64_t undecided_ns_ = 0;  // Since the first of the silences between which it relapsed.
+  int64_t undecided_ns_ = 0;  // Since the current series of silences began.
   int64_t answers_since_ns_ = 0;
-  int64_t decides_from_ns_ = 0;  // If it answers until then.
+  int64_t decides_from_ns_ = 0;  // If the scheduler answers until then.
   AwakeTime time_;
 };
 

@@ -15,11 +15,11 @@
 namespace talweg::pipeline {
 namespace {
 
-// As many written slices are announced at once as the link carries in a millisecond, so that their
-// owner may sum them while later ones are still on their way; fewer share a frame with what leaves
-// after them. A frame wakes its receiver: over a fast link, or none, that is what costs.
+// A frame announces as many written slices as the link carries in a millisecond, so that their
+// owner can sum them while later ones are still on their way. Fewer share a frame with what leaves
+// after them. A frame wakes its receiver, and over a fast link, or none, that is what costs.
 constexpr uint64_t kAnnounceBytesMax = kMiB;
-constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link is not known.
+constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link's speed is not known.
 
 uint64_t AnnounceBytes(schedule::Reach reach, uint64_t link_bytes_per_ms) {
   if (reach == schedule::Reach::kMemory) return kAnnounceBytesMax;
@@ -70,10 +70,10 @@ bool SliceSender::IsIn(SliceState state, const AgentTensor& tensor, Round round,
 
 bool SliceSender::IsWanted(const schedule::QueuedSlice& queued) {
   AgentTensor& tensor = tensors_->At(queued.tensor);
-  // Not of a round that has ended without it.
+  // The slice's round may have ended without it.
   if (!IsIn(SliceState::kQueued, tensor, queued.round, queued.slice)) return false;
   if (rounds_->MaySend(tensor)) return true;
-  // Another owner of the tensor is away: this slice is queued again when all have agreed again.
+  // Another owner of the tensor is away. The slice is queued again when all have agreed again.
   tensor.slice_states.Set(queued.slice.value(), SliceState::kIdle);
   return false;
 }
@@ -177,7 +177,7 @@ void SliceSender::SendSlice(AgentTensor& tensor, SliceIndex slice, Sends& sends,
   wire::RemoteRef target = tensor.owners.at(place.owner).slot;
   target.address += place.slot_offset_bytes;
   out.push_back(WriteSlice{owner.connection, source, target});
-  // Would another one like this be too much?
+  // Announce them now if another slice of this length would be too much.
   if (WrittenBytes(send) + entry.length_bytes <=
       AnnounceBytes(links_->ReachOf(place.owner), queue_->LinkBytesPerMs())) {
     return;
@@ -197,7 +197,7 @@ void SliceSender::OnRefused(AggregatorIndex from, const wire::Refused& entry, Ef
   ++counters_->refused[static_cast<size_t>(entry.reason)];
   const std::string text = "aggregator '" + links_->NameOf(from) + "' refused a contribution (" +
                            wire::RefusedReasonName(entry.reason) + "): " + entry.text;
-  // A newer view is on its way, or the tensor's Failed: the contribution is dealt with there.
+  // A newer view, or the tensor's Failed, is on its way and deals with the contribution.
   const bool is_dealt_with = entry.reason == wire::RefusedReason::kWrongEpoch ||
                              entry.reason == wire::RefusedReason::kNotAMember ||
                              entry.reason == wire::RefusedReason::kPoisoned ||
@@ -205,11 +205,12 @@ void SliceSender::OnRefused(AggregatorIndex from, const wire::Refused& entry, Ef
   const AgentTensor* const tensor = tensors_->Find(entry.key);
   const bool is_open =
       tensor != nullptr && IsIn(SliceState::kSent, *tensor, entry.round, entry.slice);
-  if (is_dealt_with || !is_open) {  // Not open: a repetition of what was taken before.
+  if (is_dealt_with || !is_open) {  // The refused one was a repetition of a contribution that was
+                                    // taken.
     out.push_back(Log{true, text});
     return;
   }
-  // Its round would never end.
+  // Otherwise the round would never end.
   failures_->ReportAndFail(text, out);
 }
 

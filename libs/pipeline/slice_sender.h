@@ -20,8 +20,8 @@
 
 namespace talweg::pipeline {
 
-// Has slices from the queue to their owners, through the local reduction where there is one. What
-// is ready at one time leaves together.
+// Takes slices from the queue to their owners, through the local reduction if there is one. Slices
+// that are ready at the same time leave together.
 class SliceSender {
  public:
   // All outlive this.
@@ -38,19 +38,19 @@ class SliceSender {
         failures_(failures),
         counters_(counters) {}
 
-  // Lets slices leave that may. Past the fences only.
+  // Sends the slices that may leave. Call it only when the view's fences are passed.
   void Flush(int64_t now_ns, Effects& out);
   void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
-  // The connection to `owner` broke: what it has not answered is idle again.
+  // The connection to `owner` broke: slices that it has not answered become idle again.
   void ForgetOwner(AggregatorIndex owner);
   void OnRefused(AggregatorIndex from, const wire::Refused& entry, Effects& out);
 
  private:
   using Sends = std::map<ConnectionId, Send>;  // What leaves with the present Flush.
 
-  // A slice that was taken from the queue leaves, is reduced, or is done.
+  // A slice was taken from the queue: sends it, has it reduced, or ends it.
   void Dispatch(AgentTensor& tensor, SliceIndex slice, Sends& sends, Effects& out);
-  // Whether a queued slice is still worth it.
+  // Whether a queued slice is still wanted.
   bool IsWanted(const schedule::QueuedSlice& queued);
   bool IsIn(SliceState state, const AgentTensor& tensor, Round round, SliceIndex slice) const;
   void StartReduction(AgentTensor& tensor, SliceIndex slice, Effects& out);

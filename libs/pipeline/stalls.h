@@ -15,11 +15,10 @@
 
 namespace talweg::pipeline {
 
-// Says whom a round waits for. Ends the job when one that ranks here have pushed waits for others
-// for stall_ns.
+// Says whom a round waits for. Ends the job when a round that ranks here have pushed waits for
+// others for `stall_ns`.
 //
-// A round that ranks have pushed with kNobodyWaits alone may wait for ever, and so may one of a
-// side tensor.
+// A round may wait for ever if it is of a side tensor, or if all pushes here have kNobodyWaits.
 class Stalls {
  public:
   // All outlive this.
@@ -35,7 +34,7 @@ class Stalls {
   // A rank here has pushed.
   void OnPush(int64_t now_ns);
   void OnTick(int64_t now_ns, Effects& out);
-  // Names those for whom the round waits; "": nobody that is known.
+  // Names those for whom the round waits. Returns "" if none is known.
   std::string WhomItWaitsFor(const AgentTensor& tensor, Round round) const;
 
  private:
@@ -45,7 +44,7 @@ class Stalls {
   const TensorTable* const tensors_;
   Failures* const failures_;
   TickTimer* const timer_;
-  // When to look at the open rounds; kNever: none is open.
+  // When to look at the open rounds; kNever if none is open.
   int64_t due_ns_ = TickTimer::kNever;
 };
 

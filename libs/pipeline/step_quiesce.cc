@@ -8,7 +8,7 @@ namespace talweg::pipeline {
 
 void StepQuiesce::Ask(uint64_t id, uint64_t step, Effects& out) {
   asked_ = Asked{.id = id, .step = step};
-  // A step is of all ranks of the job; ranks here have counted since they came.
+  // `step` counts for the whole job; ranks here have counted since they joined.
   const uint64_t own_steps = step - std::min(step, views_->steps_base());
   out.push_back(StopRanks{own_steps});
   for (std::optional<uint64_t>& ended : at_boundary_) {
@@ -21,7 +21,7 @@ void StepQuiesce::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) 
   if (!asked_ || asked_->step != 0 || asked_->is_answered) return;
   uint64_t latest = 0;
   for (uint32_t i = 0; i < ranks_->count() && i < ended.size(); ++i) {
-    // Who has just ended one may have begun the next.
+    // A rank that has just ended a step may have begun the next.
     if (!ranks_->HasLeft(LocalRank{i})) latest = std::max(latest, ended[i]);
   }
   asked_->is_answered = true;
@@ -48,7 +48,7 @@ void StepQuiesce::TryAnswer(Effects& out) {
   if (views_->phase() != Phase::kActive || !AllHaveEnded(asked_->step)) return;
   // Other nodes' ranks may still be on their way to the end of the step.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
-    // Whoever enters is in no side tensor that there is, so that its rounds may be open.
+    // A member that enters has no part in existing side tensors, so their rounds may stay open.
     if ((tensor->pushed_count > 0 && !tensor->spec.collective.side) || tensor->finish) return;
   }
   asked_->is_answered = true;

@@ -14,7 +14,7 @@
 
 namespace talweg::pipeline {
 
-// The ends of steps, where joiners enter and ranks take the numbers of a new view.
+// Stops ranks at the end of a step, where joiners enter and ranks take the numbers of a new view.
 //
 //   none --Ask--> asked --TryAnswer, OnRanksStop--> answered
 //    ^              |                                  |
@@ -25,24 +25,24 @@ class StepQuiesce {
   StepQuiesce(const ViewState* views, const LocalRanks* ranks, const TensorTable* tensors)
       : views_(views), ranks_(ranks), tensors_(tensors), at_boundary_(ranks->count()) {}
 
-  // With step 0, for the latest step that a rank here is in; with another, for its end.
+  // With step 0, asks for the latest step that a rank here is in; with another step, for its end.
   void Ask(uint64_t id, uint64_t step, Effects& out);
-  // To step 0: how many steps each rank has ended.
+  // Answers step 0: `ended` says how many steps each rank has ended.
   void OnRanksStop(const std::vector<uint64_t>& ended, Effects& out);
-  // A rank waits, and has ended so many steps since it came.
+  // The rank waits, and has ended `steps` steps since it joined.
   void OnRankAtBoundary(LocalRank rank, uint64_t steps, Effects& out);
-  // Says that all have ended the step, if they have and no round is open.
+  // Sends Quiesced if all ranks here have ended the step and no round is open.
   void TryAnswer(Effects& out);
 
   void OnResume(uint64_t id, Effects& out);
-  // What was asked is over: ranks go on.
+  // Ends the request: ranks go on.
   void LetGo(Effects& out);
-  // No rank goes on: the job has failed.
+  // The job has failed: ends the request, and no rank goes on.
   void Forget() { asked_.reset(); }
 
   bool is_asked() const { return asked_.has_value(); }
   bool AnyRankWaits() const;
-  // The step of the job at whose end the rank waits.
+  // The job's step at whose end the rank waits.
   std::optional<uint64_t> StepEndedBy(LocalRank rank) const;
 
  private:
@@ -58,7 +58,8 @@ class StepQuiesce {
   const LocalRanks* const ranks_;
   const TensorTable* const tensors_;
   std::optional<Asked> asked_;
-  std::vector<std::optional<uint64_t>> at_boundary_;  // By local rank: it waits, after so many.
+  std::vector<std::optional<uint64_t>> at_boundary_;  // By local rank: the steps that it has ended,
+                                                      // if it waits.
 };
 
 }  // namespace talweg::pipeline

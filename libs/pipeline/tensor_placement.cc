@@ -14,7 +14,7 @@
 namespace talweg::pipeline {
 namespace {
 
-// Where the ranks belong that `numbers` counts so; up to the first that it does not know.
+// Returns the places of `ranks` by `numbers`, up to the first rank that `numbers` does not have.
 view::Group PlacesOf(const view::View& numbers, const std::vector<Rank>& ranks,
                      bool with_standbys) {
   view::Group group;
@@ -32,7 +32,7 @@ Travel TravelIn(const ViewState& views) {
   return views.present()->members.size() > 1 ? Travel::kShared : Travel::kAll;
 }
 
-// Who of the ranks is there in the present view, and who is gone.
+// Finds which of the ranks are in the present view, and which are gone.
 void ResolveInView(const ViewState& views, AgentTensor& tensor) {
   const view::View& view = *views.present();
   std::optional<view::Place> root;
@@ -67,7 +67,7 @@ std::string ResolveRanks(const ViewState& views, AgentTensor& tensor) {
   if (tensor.group.size() < tensor.spec.ranks.size()) {
     return problem(tensor.spec.ranks[tensor.group.size()]);
   }
-  // Standbys have the highest numbers, whatever their places.
+  // Sorts because standbys have the highest numbers, whatever their places.
   std::sort(tensor.group.begin(), tensor.group.end());
   tensor.in_group.assign(tensor.pushed.size(), tensor.group.empty());
   for (const view::Place& place : tensor.group) {
@@ -115,7 +115,7 @@ std::string PlaceTensor(const ViewState& views, AgentTensor& tensor) {
   return "";
 }
 
-// Numbers of ranks that are gone are no rank's.
+// Ranks that are gone get numbers that no rank has.
 void Renumber(const view::View& numbers, AgentTensor& tensor) {
   uint32_t gone = wire::kNoRank - static_cast<uint32_t>(tensor.group.size()) - 1;
   const auto number_of = [&](const view::Place& place) {
@@ -125,7 +125,7 @@ void Renumber(const view::View& numbers, AgentTensor& tensor) {
   };
   for (size_t i = 0; i < tensor.group.size(); ++i)
     tensor.spec.ranks[i] = number_of(tensor.group[i]);
-  // Standbys have the highest numbers, whatever their places.
+  // Sorts because standbys have the highest numbers, whatever their places.
   std::sort(tensor.spec.ranks.begin(), tensor.spec.ranks.end());
   if (!tensor.spec.collective.has_root()) return;
   tensor.spec.root_rank = numbers.IndexOf(tensor.root_member)

@@ -11,16 +11,16 @@
 // Where a tensor's slices are summed in the present view, and whose ranks take part in it.
 namespace talweg::pipeline {
 
-// Whose ranks take part: by the view that the ranks' numbers are of, once and for all. Why there
-// are no such ranks, or "".
+// Finds the group and the root by the numbers that the ranks use, once and for all. Returns "", or
+// which rank does not exist.
 std::string ResolveRanks(const ViewState& views, AgentTensor& tensor);
 
-// Cuts the tensor as the present view does; all its slices are idle, and no owner has agreed. Why
-// it cannot be used, or "". Then it still has its primary owner, so that others who declare the
-// name hear of it there.
+// Cuts the tensor into slices as the present view does. All its slices are idle then, and no owner
+// has agreed. Returns "", or why the tensor cannot be used. It then still has its primary owner,
+// from which others who declare the name hear of the failure.
 std::string PlaceTensor(const ViewState& views, AgentTensor& tensor);
 
-// The ranks here follow `numbers`: what they call the ranks of a tensor that is resolved changes.
+// The ranks here follow `numbers`: changes the rank numbers in the spec of a resolved tensor.
 void Renumber(const view::View& numbers, AgentTensor& tensor);
 
 }  // namespace talweg::pipeline

@@ -67,7 +67,7 @@ std::string SpecProblem(const TensorSpec& spec, const ViewState& views,
     return tensor + "a group has at most " + std::to_string(wire::kGroupRanksMax) + " ranks, not " +
            std::to_string(spec.ranks.size());
   }
-  // A part is bounded first, so that the product stays in range.
+  // Checks one part first, so that the product below cannot overflow.
   if (spec.collective.element_count > config.tensor_bytes_max / DTypeSize(spec.collective.dtype) ||
       spec.bytes() > config.tensor_bytes_max) {
     return tensor + Describe(spec) + " is larger than " + FormatBytes(config.tensor_bytes_max) +
@@ -94,11 +94,11 @@ std::string Describe(const TensorSpec& spec) {
 
 TensorSpec Normalized(TensorSpec spec, const ViewState& views) {
   if (!spec.collective.has_root()) spec.root_rank = 0;
-  if (spec.collective.side) return spec;  // It goes on naming them.
+  if (spec.collective.side) return spec;  // A side tensor keeps naming its ranks.
   std::vector<Rank> all;
   const view::View* const numbers = views.numbers();
   for (uint32_t i = 0; numbers != nullptr && i < numbers->RankCount(); ++i) all.push_back(Rank{i});
-  // All ranks have no names where it does not matter which there are: joiners are among them.
+  // A collective that works with any ranks does not name them, because "all" includes joiners.
   if (!spec.collective.needs_every_rank() && spec.ranks == all) spec.ranks.clear();
   if (spec.collective.needs_every_rank() && spec.ranks.empty()) spec.ranks = std::move(all);
   return spec;

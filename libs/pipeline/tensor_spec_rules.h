@@ -15,10 +15,10 @@ namespace talweg::pipeline {
 // "f32[100] broadcast from rank 3 among ranks 0, 3, 4".
 std::string Describe(const TensorSpec& spec);
 
-// Without what does not matter, with what is meant.
+// Returns the one form of equal specs: clears fields that do not matter, and fills in "all ranks".
 TensorSpec Normalized(TensorSpec spec, const ViewState& views);
 
-// Why `rank` cannot declare the normalized `spec`, or "".
+// Returns why `rank` cannot declare the normalized `spec`, or "".
 std::string Problem(const TensorSpec& spec, LocalRank rank, const ViewState& views,
                     const AgentCoreConfig& config);
 

@@ -14,26 +14,26 @@
 
 namespace talweg::pipeline {
 
-// The tensors that ranks of this node have declared, in order of their first declarations, and
-// which of them some ranks have pushed.
+// The tensors that ranks of this node have declared, in order of first declaration, and those of
+// them that only some ranks have pushed.
 class TensorTable {
  public:
   explicit TensorTable(uint32_t rank_count) : rank_count_(rank_count) {}
 
-  // There is none of its name.
+  // The table must not have a tensor of this name.
   AgentTensor& Add(const TensorSpec& spec, LocalRank declared_by);
 
-  // Null: there is none.
+  // Return null if there is no such tensor.
   AgentTensor* Find(TensorIndex index) const;
   AgentTensor* Find(TensorKey key) const;
   AgentTensor& At(TensorIndex index) const { return *tensors_[index.value()]; }
   AgentTensor& At(TensorKey key) const { return At(index_by_key_.at(key)); }
   const std::vector<std::unique_ptr<AgentTensor>>& all() const { return tensors_; }
-  // Some, not all, local ranks have pushed these.
+  // Tensors that some local ranks have pushed, but not all.
   const std::set<TensorIndex>& half_pushed() const { return half_pushed_; }
   bool AnyAwaitsDecision() const;
 
-  // A rank of its group pushes the open round, for the first time.
+  // `rank`, which is in the tensor's group, pushes the open round for the first time.
   void AddPush(AgentTensor& tensor, LocalRank rank);
   void OpenNextRound(AgentTensor& tensor);
 

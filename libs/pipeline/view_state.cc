@@ -10,7 +10,7 @@
 namespace talweg::pipeline {
 namespace {
 
-// Ranks agree on one of them at the end of a step: views rarely follow one another faster.
+// Ranks agree on one of these views at the end of a step. Views rarely follow one another faster.
 constexpr size_t kRecentViews = 16;
 
 }  // namespace
@@ -104,7 +104,7 @@ Rank ViewState::GlobalRank(LocalRank rank) const {
 
 uint32_t ViewState::RootInView(uint32_t root_rank) const {
   const std::optional<MemberIndex> told = numbers_->MemberOfRank(Rank{root_rank});
-  // One that is there for nobody, so that they hear of it.
+  // A number that no rank has, so that the others hear of the error.
   if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->NumberCount());
   const std::optional<MemberIndex> member = view_->IndexOf(numbers_->members[told->value()].id);
   if (!member) return wire::kNoRank;

@@ -10,11 +10,11 @@ namespace {
 
 std::string MillisecondsText(uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
-// An owner that has heard no goodbye of a node believes after this time that it has left.
+// A missing node that has had no connection to the owner for this time counts as one that left.
 constexpr uint64_t kLeftUnheardNs = 10'000'000'000;
 
-// Whether the owner knew that this node, which is missing, had left. It may have said what it says
-// before the node gave its part and left. Then the result is the next that comes.
+// Whether the owner knew that this missing node had left. An owner that did not know may have sent
+// `entry` before the node contributed and left; then the result comes next.
 bool HadLeft(const wire::Waiting& entry, size_t missing) {
   const bool has_said_goodbye = std::count(entry.left_nodes.begin(), entry.left_nodes.end(),
                                            entry.missing_nodes[missing]) > 0;
@@ -40,8 +40,8 @@ void Waits::CheckSilence(int64_t now_ns, Effects& out) {
   if (!views_->has_failed()) CheckUnreachable(now_ns, out);
 }
 
-// Running steps do not need the scheduler. A first view, the end of a quiesce, and the view that
-// lets a standby into the steps nobody else can give.
+// Running steps do not need the scheduler. Only the scheduler can give a first view, end a quiesce,
+// or let a standby into the steps.
 std::string Waits::NeededOfScheduler() const {
   const std::string job = "job '" + config_->job_name + "'";
   if (views_->phase() == Phase::kForming) return job + " has not begun";
@@ -52,7 +52,7 @@ std::string Waits::NeededOfScheduler() const {
   return quiesce_->AnyRankWaits() ? "a member is about to join " + job : "";
 }
 
-// While it answers, it may.
+// A scheduler that answers may still decide.
 void Waits::CheckScheduler(int64_t now_ns, Effects& out) {
   silence_.Count(now_ns);
   if (!silence_.is_silent() || !silence_.CannotDecide()) return;
@@ -62,8 +62,8 @@ void Waits::CheckScheduler(int64_t now_ns, Effects& out) {
       what + (silence_.has_relapsed() ? ", and the scheduler comes and goes" : ""), out);
 }
 
-// Who is dead is the scheduler's to say, for as long as it may take to say it. Whoever hears from
-// neither must not wait for both.
+// The scheduler says who is dead, and may take `unreachable_ns` to say it. A member that hears from
+// neither the aggregator nor the scheduler must not wait for ever.
 void Waits::CheckUnreachable(int64_t now_ns, Effects& out) {
   const Owner* const owner = links_->FindUnreachable(now_ns);
   if (owner == nullptr) return;
@@ -75,7 +75,8 @@ void Waits::CheckUnreachable(int64_t now_ns, Effects& out) {
       out);
 }
 
-// The scheduler could go on without the member. One that is connected is alive: it is waited for.
+// The scheduler could decide to go on without the member. A connected member is alive: it is waited
+// for.
 bool Waits::CheckAbsent(AggregatorIndex from, const wire::Waiting& entry, const std::string& what,
                         Effects& out) {
   if (!silence_.CannotDecide()) return false;
@@ -105,7 +106,7 @@ bool Waits::NamesThisNode(const wire::Waiting& entry) const {
                     config_->self.node.value()) > 0;
 }
 
-// Owners say it more often than people want to read it.
+// Owners repeat themselves more often than people want to read it.
 bool Waits::IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const {
   if (named.round == entry.round && named.nodes == entry.missing_nodes && now_ns < named.until_ns) {
     return false;
@@ -121,7 +122,7 @@ void Waits::OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wir
   const bool is_open = entry.round == tensor.active_round();
   const std::string round =
       "round " + std::to_string(entry.round.value()) + " of tensor '" + tensor.spec.name + "'";
-  // A side tensor ends with the view that follows, and the job does not.
+  // A side tensor ends with the next view, and the job goes on.
   const std::string left = is_open && !tensor.spec.collective.side ? LeftText(entry, round) : "";
   if (!left.empty()) return failures_->FailForLeft(tensor, left, out);
   if (NamesThisNode(entry)) return;
@@ -137,8 +138,8 @@ void Waits::OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wir
                            .absent_ns = entry.absent_ns});
 }
 
-// An aggregator that has a newer view than this member says so, too: it sums nothing more in this
-// epoch, though others may.
+// An aggregator that has a newer view than this member also says this: it sums nothing more in this
+// epoch, though other aggregators may.
 void Waits::OnEpochWaiting(AggregatorIndex from, const wire::Waiting& entry, int64_t now_ns,
                            Effects& out) {
   if (views_->phase() == Phase::kFencing) return;  // That epoch is over.

@@ -21,13 +21,13 @@
 
 namespace talweg::pipeline {
 
-// It knows whom this member waits for, and for how long (docs/protocol.md, sections 7 and 8):
+// Tracks whom this member waits for, and for how long (docs/protocol.md, sections 7 and 8):
 //
-//   an aggregator that does not answer        unreachable_ns; the scheduler could have told before
-//   the scheduler, where its word is needed   unreachable_ns of its silence
-//   a member that has no connection           unreachable_ns, if the scheduler is as long silent
-//   a member that is connected                as long as it takes
-//   a member that has left                    not at all
+//   an aggregator that does not answer      unreachable_ns; the scheduler has as long to replace it
+//   the scheduler, where its word is needed unreachable_ns of its silence
+//   a member that has no connection         unreachable_ns, if the scheduler is silent as long
+//   a member that is connected              for ever
+//   a member that has left                  not at all
 class Waits {
  public:
   // All outlive this.
@@ -46,14 +46,14 @@ class Waits {
 
   SchedulerSilence& scheduler() { return silence_; }
   void OnMemberLeft(NodeRank node, const std::string& text) { left_members_[node] = text; }
-  // Members that are not in the view are not waited for.
+  // Forgets left members that are not in the view.
   void OnView(const view::View& view);
-  // The member waits for its view's aggregators to answer, or to decide.
+  // The member begins to wait for the view's aggregators to answer, or to decide.
   void OnPhase(int64_t now_ns);
-  // Whether ranks here could take part in steps at once.
+  // Whether this node's ranks could take part in steps at once.
   void OnRanksReady(bool ready) { ranks_ready_ = ready; }
 
-  // --- What owners say: a round of a tensor waits, or the epoch's reports do (no tensor).
+  // --- What owners say: a tensor's round waits, or the epoch waits for reports (no tensor).
 
   void OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wire::Waiting& entry,
                        int64_t now_ns, Effects& out);
@@ -62,24 +62,24 @@ class Waits {
 
   // --- Ticks.
 
-  // Fails the job if somebody is waited for too long.
+  // Fails the job if somebody has been waited for too long.
   void CheckSilence(int64_t now_ns, Effects& out);
-  // Tells of the aggregators that are waited for.
+  // Reports the aggregators that this member waits for.
   void TellAggregators(int64_t now_ns, Effects& out);
 
  private:
-  // Whether people have not been told of these nodes lately.
+  // Whether `named` does not already report these nodes.
   bool IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const;
-  // What of this job only the scheduler can bring about now, or "".
+  // Returns what only the scheduler can bring about for this job now, or "".
   std::string NeededOfScheduler() const;
   void CheckScheduler(int64_t now_ns, Effects& out);
   void CheckUnreachable(int64_t now_ns, Effects& out);
-  // Whether the job has failed: `what` needs a member that has been away for too long.
+  // Fails the job if `what` needs a member that has been away for too long. Returns whether it did.
   bool CheckAbsent(AggregatorIndex from, const wire::Waiting& entry, const std::string& what,
                    Effects& out);
-  // Which of the missing has left, if one has: `what` needs it.
+  // Names a missing member that has left, if there is one: `what` needs it.
   std::string LeftText(const wire::Waiting& entry, const std::string& what) const;
-  // Whether something here cannot end without a word of `owner`.
+  // Whether something here cannot end without an answer of `owner`.
   bool WaitFor(AggregatorIndex owner) const;
   bool NamesThisNode(const wire::Waiting& entry) const;
 
@@ -92,7 +92,7 @@ class Waits {
   TickTimer* const timer_;
   SchedulerSilence silence_;
   bool ranks_ready_ = true;
-  std::map<NodeRank, std::string> left_members_;  // And what they said.
+  std::map<NodeRank, std::string> left_members_;  // And their texts.
   NodesNamed epoch_named_;
   int64_t phase_since_ns_ = 0;
   int64_t phase_notice_ns_ = 0;

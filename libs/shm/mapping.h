@@ -30,8 +30,8 @@ class Mapping {
   }
   ~Mapping() { Reset(); }
 
-  // Maps the first `bytes` of `fd`, shared. Where a huge page may hold a part of it, that part lies
-  // at one's boundary here. Not valid() when the kernel refuses; errno says why.
+  // Maps the first `bytes` of `fd`, shared, so that huge pages of the file lie at huge page
+  // boundaries here. Not valid() if the kernel refuses; errno says why.
   static Mapping Map(int fd, size_t bytes, Access access) {
     const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
     Mapping room = bytes >= kHugePageBytes ? Reserve(bytes + kHugePageBytes) : Mapping();
@@ -47,7 +47,7 @@ class Mapping {
     return mapping;
   }
 
-  // Takes over what the caller has mapped.
+  // Takes over a mapping that the caller has made.
   static Mapping Adopt(void* data, size_t bytes) {
     Mapping mapping;
     mapping.data_ = static_cast<std::byte*>(data);
@@ -55,20 +55,20 @@ class Mapping {
     return mapping;
   }
 
-  // Owns nothing any more; what was mapped stays.
+  // Gives up ownership; the mapping stays.
   void Release() {
     data_ = nullptr;
     bytes_ = 0;
   }
 
-  // Memory of this process alone, zeroed.
+  // Maps zeroed memory for this process alone.
   static Mapping MapPrivate(size_t bytes) {
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     Mapping mapping;
     if (data != MAP_FAILED) {
       mapping.data_ = static_cast<std::byte*>(data);
       mapping.bytes_ = bytes;
-      ::madvise(data, bytes, MADV_HUGEPAGE);  // Or not: it only costs time.
+      ::madvise(data, bytes, MADV_HUGEPAGE);  // If the kernel refuses, this only costs time.
     }
     return mapping;
   }
@@ -95,7 +95,7 @@ class Mapping {
     }
     return mapping;
   }
-  // Gives back what `inner`, which was mapped over a part of this, has left of it.
+  // Unmaps what is left of this around `inner`, which was mapped over a part of it.
   void ResetAround(const Mapping& inner) {
     std::byte* const end = data_ + bytes_;
     std::byte* const rest = inner.data_ + RoundUp(inner.bytes_, kPageBytes);

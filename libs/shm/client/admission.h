@@ -16,8 +16,8 @@
 
 namespace talweg::shm {
 
-// The agent's answer to this rank's Hello. The thread that connects begins it, reads the socket
-// until it is answered, and ends it. All other parts find the outcome constant.
+// The agent's answer to this rank's Hello. The thread that connects calls Begin, reads the socket
+// until is_answered(), and calls End. For all other parts the outcome is constant.
 class Admission {
  public:
   Admission(AgentLink& link, ClientHealth& health, ClientIdentity& identity, Streaming& streaming,
@@ -29,13 +29,13 @@ class Admission {
         memory_(memory),
         tensors_(tensors) {}
 
-  // `cache_bytes`: as Streaming takes it. `error` is borrowed until End.
+  // `cache_bytes`: as for Streaming::Begin. `error` must stay valid until End.
   void Begin(uint64_t cache_bytes, ErrorText& error);
   bool is_answered() const { return answered_.load(); }
-  // kOk, or why the rank is not admitted; the text is in what Begin was given.
+  // Returns kOk, or why the rank is not admitted; the text is in the `error` that Begin got.
   RankStatus End();
 
-  // The reader's. It drops every Welcome but the first, and one that nobody waits for.
+  // Called by the reader. Drops every Welcome except the first, and one that nobody waits for.
   void Take(const Welcome& welcome);
 
  private:

@@ -19,7 +19,7 @@ void AgentBell::Ring(Sleeping sleeping) {
     const bool until_awaited = line.sleeps_until_awaited.load(std::memory_order_seq_cst) == sleep;
     if (until_awaited != (sleeping == Sleeping::kUntilAwaited)) return;
   }
-  // One ring for each of its sleeps. If the socket is full the agent has something to read anyway.
+  // Rings once for each sleep. If the socket is full, the agent has something to read anyway.
   if ((sleep & 1) != 0 && rung_.exchange(sleep, std::memory_order_relaxed) != sleep) {
     link_.socket().Send({.body = Doorbell{}});
   }

@@ -9,26 +9,26 @@
 
 namespace talweg::shm {
 
-// Whoever polls in a loop asks the kernel now and then, not every time.
+// A thread that polls in a loop makes a system call at most this often.
 inline constexpr int64_t kLookEveryNs = 1'000'000;
 
-// Ends the agent's sleep when that is due (docs/shared_memory.md, "Pushing, completing, sleeping").
-// Any thread may call anything; nothing blocks.
+// Rings the doorbell, which ends the agent's sleep when a rank needs it (docs/shared_memory.md,
+// "Pushing, completing, sleeping"). Any thread may call any function; none blocks.
 class AgentBell {
  public:
   explicit AgentBell(AgentLink& link) : link_(link) {}
 
-  // Which sleep of the agent is to end: any; one that pushes end; one that lasts until somebody
-  // waits.
+  // Which sleep of the agent to end: any sleep; one that ends at a push; one that lasts until a
+  // thread waits.
   enum class Sleeping : uint8_t { kAnyhow, kUntilRung, kUntilAwaited };
   void Ring(Sleeping sleeping);
-  // For a thread that polls, which no count includes. It rings also where ranks can tell each other
-  // of rounds, because one of them may be too old to tell.
+  // For a thread that polls, which no count of waiters includes. Rings also if ranks can see each
+  // other's pushes, because one of them may be too old to show its own.
   void RingForPoll(bool needs_agent);
 
  private:
   AgentLink& link_;
-  std::atomic<uint32_t> rung_{0};  // The sleep of the agent that the last Doorbell was for.
+  std::atomic<uint32_t> rung_{0};  // The agent's sleep that the last Doorbell was for.
   std::atomic<int64_t> poll_rang_ns_{0};
 };
 

@@ -15,11 +15,12 @@
 namespace talweg::shm {
 
 // What a rank and its agent share: the socket, and the control segment that comes with the Welcome.
-// One thread connects and takes the Welcome; then the link is constant, but for what lies in its
-// parts: AgentSocket and ControlView say which thread may use what. Needs libc only.
+// One thread connects and takes the Welcome. After that the link is constant, except for the
+// contents of its parts: AgentSocket and ControlView say which thread may use what. Needs libc
+// only.
 class AgentLink {
  public:
-  // Waits up to `agent_wait` for somebody to listen at `path`. kNoAgent, kPermissionDenied, ...
+  // Waits up to `agent_wait` for an agent to listen at `path`. kNoAgent, kPermissionDenied, ...
   RankStatus Connect(const char* path, const Deadline& agent_wait, ErrorText& error);
   // Maps the control segment. kProtocol, kOutOfMemory, kVersionMismatch.
   RankStatus MapControl(const Welcome& welcome, ErrorText& error);
@@ -30,7 +31,7 @@ class AgentLink {
   // Whether the agent has admitted this rank; until then there is no control segment.
   bool is_admitted() const { return is_admitted_; }
   const ControlView& control() const { return control_; }
-  // The version of its messages.
+  // The minor version of the agent's messages.
   uint32_t minor() const { return minor_; }
 
  private:

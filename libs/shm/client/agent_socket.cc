@@ -87,7 +87,7 @@ RankStatus AgentSocket::Connect(const char* path, const Deadline& agent_wait, Er
       return RankStatus::kOk;
     }
     const int number = errno;
-    // EAGAIN: the agent is there, and more ranks connect at once than it accepts in one turn.
+    // EAGAIN: an agent listens, but more ranks connect at once than it accepts in one turn.
     const bool again =
         number == EAGAIN || number == EINTR || number == ENOENT || number == ECONNREFUSED;
     if (!again || agent_wait.Passed(MonotonicNs())) return ConnectFailed(path, number, error);
@@ -101,8 +101,8 @@ AgentSocket::Sent AgentSocket::Send(const Message& message) {
   if (count == 0) return Sent::kBroken;
   for (;;) {
     const ssize_t sent = ::send(socket_.get(), bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
-    // A message is far shorter than what the kernel takes in one piece: it takes all or nothing,
-    // and never mixes the messages of two threads.
+    // A message is much shorter than what the kernel takes in one piece. The kernel takes all or
+    // nothing, and never mixes the messages of two threads.
     if (sent == static_cast<ssize_t>(count)) return Sent::kSent;
     if (sent >= 0) return Sent::kBroken;
     if (errno == EINTR) continue;
@@ -191,8 +191,8 @@ void AgentSocket::Shutdown() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 void AgentSocket::CloseInChild() {
   const int fd = socket_.Release();
-  // A child that became a daemon may have closed everything, and the number may be another file's
-  // by now.
+  // A child that became a daemon may have closed every descriptor, and the number may belong to
+  // another file now.
   if (fd >= 0 && cookie_ != 0 && CookieOf(fd) == cookie_) ::close(fd);
 }
 

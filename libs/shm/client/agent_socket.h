@@ -12,42 +12,43 @@
 
 namespace talweg::shm {
 
-// The rank's end of the socket. Sending: any thread. Receiving: one thread at a time (the caller
-// sees to it). Needs libc only.
+// The rank's end of the socket. Any thread may send. One thread at a time may receive; the caller
+// ensures this. Needs libc only.
 class AgentSocket {
  public:
   AgentSocket() = default;
   ~AgentSocket();
 
-  // Waits up to `agent_wait` for somebody to listen at `path`. kNoAgent, kPermissionDenied, ...
+  // Waits up to `agent_wait` for an agent to listen at `path`. kNoAgent, kPermissionDenied, ...
   RankStatus Connect(const char* path, const Deadline& agent_wait, ErrorText& error);
 
   enum class Sent { kSent, kFull, kBroken };
-  // Never blocks: kFull when the agent has yet to read what is there; nothing was sent then.
+  // Never blocks. Returns kFull, and sends nothing, while the socket's buffer is full.
   Sent Send(const Message& message);
-  // Until the socket takes more, or the deadline.
+  // Blocks until the socket takes more, or until the deadline.
   void WaitWritable(const Deadline& deadline);
 
-  // Sleeps until something can be read, the other end is closed, or the deadline; a signal ends it
-  // too.
+  // Sleeps until something can be read, the other end is closed, or the deadline has passed. A
+  // signal also ends the sleep.
   void WaitReadable(const Deadline& deadline);
 
   enum class Received {
     kMessage,
-    kNothing,  // No whole message now.
+    kNothing,  // No whole message has come yet.
     kEnded,    // The other end is closed, and everything has been read.
-    kInvalid,  // What came is no message; *reason says why.
+    kInvalid,  // The bytes that came are not a message; *reason says why.
   };
-  // The next message; never blocks. Strings of `message` are valid until the next call.
+  // Takes the next message; never blocks. Strings of `message` are valid until the next call.
   Received Next(Message* message, const char** reason);
-  // The next of the descriptors that came, in order. Not valid when there is none.
+  // Takes the next of the descriptors that came, in order. Not valid if there is none.
   Descriptor TakeDescriptor();
 
   int fd() const { return socket_.get(); }
-  // Both directions; wakes who waits. The descriptor itself stays until destruction.
+  // Shuts both directions down, and wakes threads that wait. The descriptor stays open until
+  // destruction.
   void Shutdown();
-  // In a forked child: closes the child's copy, unless the child has put something else in its
-  // place.
+  // In a forked child: closes the child's copy of the descriptor, unless the child has put another
+  // file in its place.
   void CloseInChild();
 
  private:
@@ -58,7 +59,7 @@ class AgentSocket {
   Read ReadSome(const char** reason);
 
   Descriptor socket_;
-  uint64_t cookie_ = 0;         // The kernel's name for this socket; 0: it gave none.
+  uint64_t cookie_ = 0;         // The kernel's name for this socket; 0: none was given.
   std::byte* input_ = nullptr;  // kInputBytes.
   size_t begin_ = 0;
   size_t end_ = 0;

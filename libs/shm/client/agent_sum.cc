@@ -33,15 +33,15 @@ ArrivingResult AgentSum::Arriving(const RoundCall& call) const {
   const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
   const uint64_t round = call.opened.round;
-  // What a contribution is overwritten with cannot be contributed again, should that be needed; and
-  // what a broadcast that is aborted would have replaced is of use still.
+  // Results are not copied early over the contribution, because it may have to be contributed
+  // again; nor for a broadcast, because if it is aborted the old bytes are still of use.
   if (tensor.arrivals == nullptr || taking.out == nullptr || !taking.takes ||
       taking.out_bytes < tensor.bytes ||
       Overlap(tensor.contribution, tensor.bytes, taking.out, tensor.bytes) ||
       tensor.collective.copies()) {
     return {};
   }
-  // They tell of the tensor as a whole.
+  // Arrivals tell of the tensor as a whole.
   if (call.opened.is_short || tensor.buffer.part_count != 1 || tensor.gets.count != 1) return {};
   return {tensor.arrivals,
           tensor.bytes,
@@ -54,7 +54,7 @@ ArrivingResult AgentSum::Arriving(const RoundCall& call) const {
 RankStatus AgentSum::Find(const RoundCall& call, CompleteRound* complete, ErrorText&) const {
   const RankTensor& tensor = call.tensor;
   complete->lengths = RoundLengths(tensor.buffer);
-  // All ranks have pushed the same lengths to a reduction, or it would not have come to this.
+  // All ranks have pushed the same lengths to a reduction; otherwise the round would have failed.
   if (tensor.has_tables && (call.opened.is_short || tensor.collective.copies())) {
     complete->lengths = RoundLengths(
         tensor.buffer, reinterpret_cast<const uint32_t*>(tensor.result[complete->round & 1] +
@@ -69,7 +69,7 @@ RankStatus AgentSum::Take(RoundCall& call, const CompleteRound& complete, uint64
   const RankTensor& tensor = call.tensor;
   const Taking& taking = call.taking;
   const bool stays = call.is_in_place && taking.out == nullptr;
-  if (stays && tensor.one_place) return RankStatus::kOk;  // It is there.
+  if (stays && tensor.one_place) return RankStatus::kOk;  // The result is already there.
   void* const out = stays ? tensor.ContributionOf(complete.round) : taking.out;
   const Target target{static_cast<std::byte*>(out), bytes, taking.places, taking.rooms};
   const RankStatus status = parts_.Copy(tensor, complete, target, error);

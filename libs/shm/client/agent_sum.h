@@ -17,8 +17,8 @@
 namespace talweg::shm {
 
 // The agent sums, or receives, the result and writes it to the node's result arena. A rank copies
-// it from there, a large one while it comes (docs/shared_memory.md, "Taking what has come"). Any
-// thread; result_way.h says what each function does.
+// it from there; it copies a large one while it arrives (docs/shared_memory.md, "Taking what has
+// come"). Any thread; result_way.h says what each function does.
 class AgentSum {
  public:
   static constexpr bool kInHostMemory = true;
@@ -36,7 +36,7 @@ class AgentSum {
     return tensor.in_place.load(std::memory_order_relaxed);
   }
   Awaited Await(RoundCall& call, RankStatus* over);
-  // There are none.
+  // There are no inputs to wait for.
   Awaited AwaitInputs(RoundCall&, RankStatus*) { return Awaited::kDone; }
   RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const;
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
@@ -44,7 +44,7 @@ class AgentSum {
                   ErrorText& error);
 
  private:
-  // What may be copied of a round before it is complete.
+  // The part of the round that may be copied before the round is complete.
   ArrivingResult Arriving(const RoundCall& call) const;
 
   AgentLink& link_;

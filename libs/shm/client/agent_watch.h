@@ -9,19 +9,19 @@
 
 namespace talweg::shm {
 
-// Whether an agent that has not ended still runs: if it does, it counts AgentLine::beats up. Only
-// time counts in which its rank looks, and is awake.
+// Whether the agent still runs: a running agent counts AgentLine::beats up. Only time counts in
+// which the rank looks and is awake.
 class AgentWatch {
  public:
   static constexpr int64_t kLookEveryNs = 1'000'000'000;
   static_assert(2 * kLookEveryNs <= AwakeTime::kGapMaxNs, "a look may come late");
 
-  // From the header; 0: an agent that does not count, which is not watched.
+  // `silence_ms` is from the header. 0: the agent does not count, and is not watched.
   void Begin(uint32_t silence_ms) { limit_ns_ = int64_t{silence_ms} * 1'000'000; }
   bool watches() const { return limit_ns_ > 0; }
   int64_t limit_ns() const { return limit_ns_; }
 
-  // A look at the word. True: it has stood still for the limit.
+  // Looks at `beats`. Returns true if they have stood still for the limit.
   bool IsSilent(uint32_t beats, int64_t now_ns) {
     const int64_t gap_ns = awake_.Take(now_ns);
     if (std::exchange(beats_, beats) != beats)

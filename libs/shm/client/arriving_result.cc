@@ -8,8 +8,8 @@
 namespace talweg::shm {
 namespace {
 
-// A thread that sleeps is woken for so many, and for a sixteenth of the tensor: a wake-up costs as
-// much as copying 100 KiB.
+// A sleeping thread is woken at most once for this many bytes, and once for a sixteenth of the
+// tensor: a wake-up costs as much as copying 100 KiB.
 constexpr uint64_t kStepBytesMin = kMiB;
 constexpr uint64_t kStepsMax = 16;
 
@@ -37,14 +37,14 @@ void ArrivingResult::GoOnBehind(const Copied& copied) {
 void ArrivingResult::AwaitMore() {
   const uint64_t step = std::max(kStepBytesMin, bytes_ / kStepsMax);
   awaited_bytes_ = copied_bytes_ + step;
-  // What little would be left then is copied when the round is complete.
+  // If little would be left after that step, it is copied when the round is complete.
   if (awaited_bytes_ + step / 2 > bytes_) awaited_bytes_ = 0;
 }
 
 uint64_t ArrivingResult::Arrivals() const {
   if (line_->round.load(std::memory_order_acquire) != round_) return 0;
   const uint64_t count = line_->count.load(std::memory_order_acquire);
-  // The count of a later round is stored after that round.
+  // A later round's count is stored after that round's number.
   if (line_->round.load(std::memory_order_relaxed) != round_) return 0;
   return std::min(count, ArrivalsCapacity(bytes_));
 }
@@ -57,7 +57,7 @@ void ArrivingResult::CopyUpTo(uint64_t bytes_max) {
     const uint64_t offset = arrival.offset_bytes.load(std::memory_order_relaxed);
     const uint64_t length = arrival.length_bytes.load(std::memory_order_relaxed);
     if (length > bytes_ || offset > bytes_ - length) {
-      copied_bytes_ = bytes_ + 1;  // An agent's mistake: never whole.
+      copied_bytes_ = bytes_ + 1;  // The agent made a mistake: never whole.
       return;
     }
     Copy(out_ + offset, result_ + offset, length, streaming_);
@@ -70,10 +70,10 @@ void ArrivingResult::CopyNew() {
   const uint64_t before = copied_;
   CopyUpTo(kCopyBytesMax);
   if (copied_ == before || copied_bytes_ > bytes_) {
-    // What is told in bytes and not in arrivals, or twice, is no reason to look again and again.
+    // Bytes that no arrival covers, or that come twice, are no reason to look again.
     awaited_bytes_ = 0;
   } else if (copied_ == Arrivals()) {
-    AwaitMore();  // Else there is more already, and it stays Ready.
+    AwaitMore();  // Otherwise there is more already, and Ready() stays true.
   }
 }
 
@@ -88,7 +88,7 @@ uint64_t ArrivingResult::ToldBytes() const {
 }
 
 bool ArrivingResult::Finish() {
-  // All of it is copied once more if it is not exactly the whole: no more before that.
+  // Do not copy more if the arrivals are not exactly the whole: all of it is then copied again.
   if (copied_ == 0 || ToldBytes() != bytes_) return false;
   CopyUpTo(bytes_);
   return copied_bytes_ == bytes_ && copied_ < ArrivalsCapacity(bytes_);

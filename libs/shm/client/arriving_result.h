@@ -9,18 +9,18 @@
 
 namespace talweg::shm {
 
-// One round's result, copied while it comes (docs/shared_memory.md, "Taking what has come"): by the
-// time its last bytes are there the others are where they belong. One thread's, for one wait.
+// Copies one round's result while it arrives (docs/shared_memory.md, "Taking what has come"). When
+// the last bytes arrive, the others have been copied already. One thread uses it, for one wait.
 class ArrivingResult {
  public:
-  // Nothing is told, so nothing is copied early.
+  // Copies nothing early, because nothing is told.
   ArrivingResult() = default;
-  // `line` and what follows it is of a tensor of `bytes`; the round's result lies at `result` and
-  // goes to `out`, which must not be where it was contributed from.
+  // `line` and the arrivals after it belong to a tensor of `bytes`. The round's result lies at
+  // `result` and is copied to `out`, which must not be where it was contributed from.
   ArrivingResult(const std::byte* line, uint64_t bytes, uint64_t round, const std::byte* result,
                  std::byte* out, bool streaming);
 
-  // What has been copied where.
+  // How much has been copied, and where to.
   struct Copied {
     uint64_t round = 0;
     const std::byte* out = nullptr;
@@ -28,32 +28,33 @@ class ArrivingResult {
     uint64_t bytes = 0;
   };
   Copied copied() const { return {round_, out_, copied_, copied_bytes_}; }
-  // Goes on from there, if it is of this round and buffer.
+  // Goes on after `copied`, if that is of this round and buffer.
   void GoOnBehind(const Copied& copied);
 
-  // How many bytes must have come before it is worth looking again; 0: all.
+  // How many bytes must have arrived before CopyNew is worth a call; 0: all.
   uint64_t awaited_bytes() const { return awaited_bytes_; }
-  // Whether they have.
+  // Whether that many have arrived.
   bool Ready() const {
     return awaited_bytes_ != 0 && line_->round.load(std::memory_order_acquire) == round_ &&
            line_->bytes.load(std::memory_order_seq_cst) >= awaited_bytes_;
   }
-  // Copies what has come since, kCopyBytesMax and an arrival of it at most: then it is time to look
-  // at what else may have happened.
+  // Copies what has arrived since the last call: whole arrivals, until kCopyBytesMax are copied.
+  // The caller can then look at what else has happened.
   static constexpr uint64_t kCopyBytesMax = 4 * kMiB;
   void CopyNew();
-  // When the round is complete: copies the rest. False: what has come is not exactly the whole, so
-  // that something came twice and may have been copied too early; copy the result.
+  // Call it when the round is complete. Copies the rest. Returns false if the arrivals are not
+  // exactly the whole result: then something came twice and may have been copied too early. Copy
+  // the whole result in that case.
   bool Finish();
-  // Since it was made.
+  // Since this object was made.
   uint64_t bytes_copied() const { return bytes_copied_; }
 
  private:
   void AwaitMore();
   void CopyUpTo(uint64_t bytes_max);
-  // Arrivals that there are by now; none when the log is another round's.
+  // How many arrivals there are now; 0 if the log belongs to another round.
   uint64_t Arrivals() const;
-  // How long they are together, of which copied_bytes_ are copied.
+  // The bytes of all arrivals; copied_bytes_ of them are copied.
   uint64_t ToldBytes() const;
 
   const ArrivalsLine* line_ = nullptr;

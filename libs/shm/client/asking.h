@@ -18,8 +18,8 @@ class Asking {
   Asking(AgentLink& link, ClientHealth& health, Questions& questions)
       : link_(link), health_(health), questions_(questions) {}
 
-  // `text`, with room for `text_bytes` (at least 1), gets the answer, cut if it is longer; "" where
-  // nobody is known, or the agent is too old to say.
+  // Writes the answer to `text`, which has room for `text_bytes` (at least 1); a longer answer is
+  // cut. The answer is "" if nobody is known, or if the agent is too old to say.
   RankStatus Whom(uint32_t tensor, uint64_t round, char* text, size_t text_bytes,
                   int64_t timeout_ns, ErrorText& error);
 

@@ -18,17 +18,17 @@
 namespace talweg::shm {
 namespace {
 
-// Describes a place that a tensor is attached to.
+// The size of a place that a tensor is attached to.
 uint64_t PlaceBytes(uint64_t tensor_bytes) { return RoundUp(tensor_bytes, kPageBytes); }
 
-// The same pages, elsewhere. Not valid() when the kernel refuses: with EINVAL what is not shared,
-// with EFAULT what is not mapped.
+// Maps the same pages elsewhere. Not valid() if the kernel refuses: EINVAL for memory that is not
+// shared, EFAULT for memory that is not mapped.
 Mapping MapOnceMore(void* data, uint64_t bytes) {
   void* const again = ::mremap(data, 0, bytes, MREMAP_MAYMOVE);
   return again == MAP_FAILED ? Mapping() : Mapping::Adopt(again, bytes);
 }
 
-// In place of what is mapped at `address`, which is never unmapped.
+// Replaces the mapping at `address`, which is never unmapped.
 bool PutAt(void* address, Mapping& mapping) {
   if (::mremap(mapping.data(), mapping.bytes(), mapping.bytes(), MREMAP_MAYMOVE | MREMAP_FIXED,
                address) == MAP_FAILED) {
@@ -90,7 +90,7 @@ RankStatus Attaching::Attach(RankTensor& tensor, void* address, ErrorText& error
     ::madvise(shared.data(), bytes, MADV_POPULATE_WRITE);
     std::memcpy(tensor.contribution, address, tensor.bytes);
     if (PutAt(address, shared)) {
-      // Nothing is lost where it cannot be filled again without fear of SIGBUS: it stays full.
+      // Frees the replaced memory only if it can be filled again without a risk of SIGBUS.
       if (::madvise(replaced.data(), bytes, MADV_POPULATE_WRITE) == 0) {
         ::madvise(replaced.data(), bytes, MADV_REMOVE);
       }
@@ -106,7 +106,7 @@ RankStatus Attaching::Attach(RankTensor& tensor, void* address, ErrorText& error
 RankStatus Attaching::Detach(RankTensor& tensor, ErrorText& error) {
   const MutexLock lock(state_mutex_);
   const RankStatus rest = CheckAtRest(tensor, "detached", error);
-  // A round that is open at the goodbye is the other ranks', and the place is this one's.
+  // A round that is open at the goodbye belongs to the other ranks; the place belongs to this one.
   const bool may_go = rest == RankStatus::kBusy && health_.is_closed(std::memory_order_relaxed);
   if (rest != RankStatus::kOk && !(may_go && tensor.place != nullptr)) return rest;
   return tensor.place != nullptr ? DetachPlace(tensor, error) : DetachBuffer(tensor, error);
@@ -129,7 +129,7 @@ RankStatus Attaching::DetachPlace(RankTensor& tensor, ErrorText& error) {
 }
 
 RankStatus Attaching::DetachBuffer(RankTensor& tensor, ErrorText& error) {
-  // The same pages once more, elsewhere; then a copy of its own over the place they had.
+  // Maps the same pages elsewhere; then puts a private copy at the place that they had.
   const uint64_t bytes = tensor.home_bytes();
   const bool has_room = memory_.Reserve();
   Mapping shared = MapOnceMore(tensor.contribution, bytes);
@@ -148,7 +148,7 @@ RankStatus Attaching::DetachBuffer(RankTensor& tensor, ErrorText& error) {
 }
 
 void Attaching::ReplaceInChild() {
-  // Unless something else is there by now.
+  // Replaces nothing if something else is there by now.
   const auto replace = [](void* place, uint64_t bytes) {
     ::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
            -1, 0);

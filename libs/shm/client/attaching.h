@@ -11,29 +11,29 @@
 
 namespace talweg::shm {
 
-// Where the buffers of tensors that are summed in place lie: at addresses of the caller's too, or
-// elsewhere than they did (docs/shared_memory.md, "In place"). Any thread, while the tensor has no
+// Moves the buffers of tensors that are summed in place: to an address of the caller's as well, or
+// away from where they lie (docs/shared_memory.md, "In place"). Any thread, while the tensor has no
 // open round. No address is ever unmapped.
 class Attaching {
  public:
   Attaching(ClientHealth& health, RankMemory& memory, TensorTable& tensors, Mutex& state_mutex)
       : health_(health), memory_(memory), tensors_(tensors), state_mutex_(state_mutex) {}
 
-  // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
-  // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
+  // Maps the tensor's buffer at `address` as well, over a shared mapping of the caller's. null: the
+  // buffer is at no such place any more, and the last place is left as it is.
   RankStatus Attach(RankTensor& tensor, void* address, ErrorText& error);
-  // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
-  // Else the memory that the contribution had keeps its bytes and is the caller's, until the client
-  // is freed; the buffer lies elsewhere from now on.
+  // If the tensor is attached, gives that place its own memory back, with the buffer's bytes.
+  // Otherwise the memory of the contribution keeps its bytes and belongs to the caller until the
+  // client is freed; the buffer lies elsewhere from now on.
   RankStatus Detach(RankTensor& tensor, ErrorText& error);
 
-  // In a forked child: maps zeros where the parent's tensors in place lie, for who still refers to
-  // one.
+  // In a forked child: maps zeros where the parent's in-place tensors lie, for code that still
+  // refers to one.
   void ReplaceInChild();
 
  private:
-  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused. With
-  // the state mutex locked.
+  // Refuses `purpose` unless the tensor is summed in place and has no open round. Call with the
+  // state mutex locked.
   RankStatus CheckAtRest(const RankTensor& tensor, const char* purpose, ErrorText& error) const;
   RankStatus DetachPlace(RankTensor& tensor, ErrorText& error);
   RankStatus DetachBuffer(RankTensor& tensor, ErrorText& error);

@@ -10,7 +10,7 @@
 namespace talweg::shm {
 namespace {
 
-constexpr int kCachesMax = 16;  // That a CPU has.
+constexpr int kCachesMax = 16;  // The most caches that a CPU has.
 
 // A file of one line.
 struct Line {
@@ -26,7 +26,7 @@ struct Line {
   char text[1024] = "";
 };
 
-// Counts what "0-7,64-71" lists.
+// Counts the CPUs that a list such as "0-7,64-71" names.
 uint64_t CountOf(const char* list) {
   uint64_t count = 0;
   for (const char* at = list; *at >= '0' && *at <= '9';) {

@@ -26,8 +26,8 @@ RankStatus Client::Connect(const ClientOptions& options, Client** out, ErrorText
 void Client::Free(Client* client) {
   if (client == nullptr) return;
   if (client->fork_guard_.Forked()) {
-    // The rest stays: what the kernel left out of the child may be something else's addresses by
-    // now.
+    // The rest stays: addresses that the kernel left out of the child may be used for something
+    // else by now.
     client->link_.socket().CloseInChild();
     return;
   }

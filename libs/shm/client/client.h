@@ -43,13 +43,13 @@ namespace talweg::shm {
 // One rank's view of docs/shared_memory.md. Needs libc only: no exceptions, no operator new, no
 // state outside the object.
 //
-// Every function may be called by any thread at any time (Free: by the last one). Functions that
-// wait take a timeout as in talweg.h, and end at once when the job fails, the agent is gone, or the
+// Any thread may call any function at any time (Free: only the last thread). Functions that wait
+// take a timeout as in talweg.h, and end at once when the job fails, the agent is gone, or the
 // client is shut down. After a fork every function returns kForked in the child.
 //
-// It is a facade: a call looks whether this is a forked child, finds its tensor, and goes to the
-// part that it is for. The parts' headers say what each promises; a part knows those above it in
-// the list of members, and none below.
+// It is a facade. Each call checks for a forked child, finds its tensor, and goes to the part that
+// does the work. The parts' headers say what each promises. A part knows only those above it in the
+// list of members.
 class Client {
  public:
   static RankStatus Connect(const ClientOptions& options, Client** out, ErrorText& error);
@@ -59,31 +59,32 @@ class Client {
   const ClientIdentity& identity() const { return identity_; }
   RankStatus Health(ErrorText& error);
 
-  // Many of them are under way together. An error is the first one's that has failed; others may
-  // have been declared all the same. `tensors` has room for as many as `declares`.
+  // Declares many tensors at once. The error is that of the first declaration that failed; others
+  // may have succeeded. `tensors` has room for as many as `declares`.
   RankStatus DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
                             uint32_t* tensors, ErrorText& error);
-  // 0, nullptr for no tensor of this client.
+  // These return 0 or nullptr if this client has no such tensor.
   uint64_t TensorBytes(uint32_t tensor) const;
   // How many parts of the tensor this rank gives, and gets.
   uint32_t PartsGiven(uint32_t tensor) const;
   uint32_t PartsGot(uint32_t tensor) const;
-  // How many parts its contribution has room for.
+  // How many parts the rank's contribution has room for.
   uint32_t PartsHeld(uint32_t tensor) const;
-  // Where the next push is taken from.
+  // Where the next push takes its bytes from.
   void* Contribution(uint32_t tensor) const;
-  // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
+  // Whether the ranks sum the tensor in place: its result is where its contribution was, without a
+  // copy.
   bool SumsInPlace(uint32_t tensor) const;
-  // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
-  // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
+  // Maps the tensor's buffer at `address` as well, over a shared mapping of the caller's. null: the
+  // buffer is at no such place any more, and the last place is left as it is.
   RankStatus Attach(uint32_t tensor, void* address, ErrorText& error);
-  // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
-  // Else the memory that Contribution gave keeps its bytes and is the caller's, until Free; the
-  // buffer lies elsewhere from now on.
+  // If the tensor is attached, gives that place its own memory back, with the buffer's bytes.
+  // Otherwise the memory that Contribution gave keeps its bytes and belongs to the caller until
+  // Free; the buffer lies elsewhere from now on.
   RankStatus Detach(uint32_t tensor, ErrorText& error);
 
   // `data`: the parts that the rank gives, one after another; null: they lie in the contribution
-  // buffer. `declared_priority`: the tensor's own counts.
+  // buffer. `declared_priority`: use the tensor's own priority.
   RankStatus Push(uint32_t tensor, const void* data, const PushedParts& parts,
                   bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
                   ErrorText& error);
@@ -92,11 +93,11 @@ class Client {
   RankStatus ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
                           uint64_t* bytes, ErrorText& error);
   RankStatus UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
-  // The tensor's events, to be opened by the caller.
+  // Returns the tensor's events; the caller opens them.
   RankStatus PlaceTensor(uint32_t tensor, uint32_t buffer, RoundSignature signature,
                          int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
                          ErrorText& error);
-  // As Push, of what lies in a buffer at `offset`; the tensor's event was recorded before.
+  // As Push, for bytes in a GPU buffer at `offset`. The tensor's event was recorded before.
   RankStatus PushOnDevice(uint32_t tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
                           int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
 
@@ -106,28 +107,28 @@ class Client {
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
 
-  // Rounds that are told of by a descriptor. The client's first one, or another
-  // one; in what follows, a negative `fd` is the first one.
+  // Descriptors that tell of rounds. The client has a first one, and can open others. In what
+  // follows, a negative `fd` means the first one.
   RankStatus CompletionFd(int* fd, ErrorText& error);
   RankStatus AnotherCompletionFd(int* fd, ErrorText& error);
   RankStatus Watch(int fd, uint32_t tensor, uint64_t round, uint64_t tag, ErrorText& error);
-  // An error comes only where there is nothing left to tell.
+  // Returns an error only if there is no round left to tell.
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
   uint64_t RanksSummed(uint32_t tensor) const;
 
   // Steps and views: docs/elastic.md. One thread at a time ends steps.
-  // kTimeout: the next call goes on waiting, and ends no second one.
+  // kTimeout: the next call goes on waiting for the same end of a step.
   RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
   uint64_t StepsEnded() const { return steps_.ended(); }
-  // The epoch of the agent's newest view. 0: it is too old to say.
+  // The epoch of the agent's newest view. 0: the agent is too old to say.
   uint64_t NewestEpoch() const { return steps_.NewestEpoch(); }
-  // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
-  // `members_max`; the answer's member_count says how many there are.
+  // Returns the view of `epoch` if it is among the agent's latest; 0: the newest view. `members`
+  // has room for `members_max`; the answer's member_count says how many there are.
   RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   RankStatus LookAtView(uint64_t epoch, RankMembership* view, MembershipMember* members,
                         uint32_t members_max, int64_t timeout_ns, ErrorText& error);
-  // identity() changes.
+  // Changes identity().
   RankStatus FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
   // Says whom an open round waits for, for people: Asking::Whom.
   RankStatus WaitsFor(uint32_t tensor, uint64_t round, char* text, size_t text_bytes,
@@ -141,22 +142,23 @@ class Client {
   Client() = default;
   ~Client() = default;
 
-  // The first call of a forked child closes its copy of the socket.
+  // In a forked child, the first call closes the child's copy of the socket.
   RankStatus FailForked(ErrorText& error);
   // Calls `call` with the tensor; kForked, or kInvalidArgument if there is none.
   template <typename Call>
   RankStatus With(uint32_t tensor, ErrorText& error, const Call& call);
 
   ForkGuard fork_guard_;
-  bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
+  bool child_closed_ = false;  // The child has dealt with its copy of the socket.
 
-  // What changes with a call: a tensor's open round, segments, questions, who sleeps for what.
+  // Guards what changes with calls: a tensor's open round, segments, questions, who sleeps for
+  // what.
   Mutex state_mutex_;
   ClientIdentity identity_;
   ClientStatistics statistics_;
-  Streaming streaming_;  // Its rounds are opened and ended under state_mutex_.
+  Streaming streaming_;  // Rounds are opened and ended under state_mutex_.
 
-  // What the rank and its agent share, and what each of them has said there.
+  // What the rank and its agent share, and what each has said there.
   AgentLink link_;
   ClientHealth health_{link_, state_mutex_};
   AgentBell bell_{link_};

@@ -45,7 +45,7 @@ RankStatus ClientHealth::FailOver(RankStatus status, const char* what, ErrorText
 void ClientHealth::Lose(RankStatus status, const char* format, const char* detail) {
   const MutexLock lock(state_mutex_);
   if (lost_.load() != 0) return;
-  // The socket's path says which agent; `detail` may be the agent's own words.
+  // The socket's path names the agent; `detail` may be the agent's own words.
   std::snprintf(lost_text_, sizeof(lost_text_), format, link_.path(), detail);
   lost_.store(static_cast<uint32_t>(status), std::memory_order_release);
 }
@@ -60,7 +60,7 @@ void ClientHealth::LookAtBeats() {
        "the agent at '%s' is stopped, or hangs: it has shown no sign of life for %s (its "
        "silence_ms)",
        limit);
-  link_.socket().Shutdown();  // Should it go on, it finds this rank gone.
+  link_.socket().Shutdown();  // If the agent goes on, it finds this rank gone.
 }
 
 }  // namespace talweg::shm

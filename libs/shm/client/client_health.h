@@ -13,34 +13,35 @@
 
 namespace talweg::shm {
 
-// Whether anything can go on: the job may have failed, the agent may be lost, the client may have
-// been shut down. It ends once and never comes back. Any thread may call anything, but what says
-// that it is the reader's (waiting.h).
+// Whether the client can go on: the job may have failed, the agent may be lost, the client may have
+// been shut down. Such an end is final. Any thread may call any function, except those marked as
+// the reader's (waiting.h).
 class ClientHealth {
  public:
   ClientHealth(AgentLink& link, Mutex& state_mutex) : link_(link), state_mutex_(state_mutex) {}
 
-  // Whether nothing can go on any more; *status says why, FailOver says it in words.
+  // Whether nothing can go on any more. *status says why; FailOver says it in words.
   bool Over(RankStatus* status) const;
   RankStatus FailOver(RankStatus status, const char* what, ErrorText& error) const;
 
-  // The agent cannot be talked to. The first call counts. `format` takes the socket's path, then
-  // `detail`.
+  // The agent cannot be talked to. Only the first call counts. `format` takes the socket's path,
+  // then `detail`.
   void Lose(RankStatus status, const char* format, const char* detail);
   bool is_lost(std::memory_order order = std::memory_order_seq_cst) const {
     return lost_.load(order) != 0;
   }
 
-  // The client is shut down. False: it was before.
+  // Shuts the client down. Returns false if that had happened before.
   bool Close() { return !closed_.exchange(true); }
   bool is_closed(std::memory_order order = std::memory_order_seq_cst) const {
     return closed_.load(order);
   }
 
-  // From the Welcome on: how long the agent may show no sign of life; 0: it is not watched.
+  // `silence_ms`, from the Welcome: how long the agent may show no sign of life; 0: it is not
+  // watched.
   void WatchAgent(uint32_t silence_ms) { agent_watch_.Begin(silence_ms); }
   bool watches_agent() const { return agent_watch_.watches(); }
-  // The reader's: the agent is lost if it has shown none for so long.
+  // The reader's. The agent is lost if it has shown no sign of life for that long.
   void LookAtBeats();
 
  private:

@@ -8,12 +8,12 @@
 
 namespace talweg::shm {
 
-// Who a rank is in its job. Written before the client is its caller's; a rank that follows a view
+// Who a rank is in its job. Written before the caller gets the client. A rank that follows a view
 // (steps.h) gets other numbers then.
 struct ClientIdentity {
   uint32_t rank = 0;
   uint32_t size = 0;
-  uint32_t number = 0;  // What declarations call it; `rank`, but for a standby's.
+  uint32_t number = 0;  // The rank's number in declarations: `rank`, except for a standby.
   bool is_standby = false;
   uint32_t local_rank = 0;
   uint32_t local_size = 0;

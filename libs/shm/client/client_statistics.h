@@ -7,7 +7,7 @@
 
 namespace talweg::shm {
 
-// What talweg_get_statistics tells. Any thread counts.
+// The numbers that talweg_get_statistics returns. Any thread counts.
 struct ClientStatistics {
   std::atomic<uint64_t> tensors{0};
   std::atomic<uint64_t> pushes{0};

@@ -20,7 +20,8 @@ RankStatus Completions::Watch(int fd, const RankTensor& tensor, uint64_t round, 
     watch.others = memory_.FindPushedRounds(tensor);
   }
   const MutexLock lock(watches->mutex());
-  // With the lock: whoever is told that the client's health has ended has been told of all watches.
+  // With the lock: a caller that is told that the client's health has ended has been told of all
+  // watches.
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
   const bool is_first = watches->empty();
@@ -36,7 +37,7 @@ RankStatus Completions::Watch(int fd, const RankTensor& tensor, uint64_t round, 
     link_.control().rank_line().awaited.store(0, std::memory_order_seq_cst);
   }
   waiting_.RingToAwait(place);
-  // After it is counted: the agent has seen the count, or its round is seen here.
+  // After the watch is counted: either the agent has seen the count, or the round is seen here.
   if (watchers_.IsOver(watch)) watches->Signal();
   return RankStatus::kOk;
 }

@@ -16,9 +16,9 @@
 
 namespace talweg::shm {
 
-// Rounds that are told of by a descriptor (docs/shared_memory.md, "A descriptor that tells of
-// rounds"). To the agent a descriptor with watches is a thread that sleeps. Any thread may call
-// anything; nothing blocks.
+// Rounds that a descriptor tells of (docs/shared_memory.md, "A descriptor that tells of rounds").
+// For the agent a descriptor with watches is a sleeping thread. Any thread may call any function;
+// none blocks.
 class Completions {
  public:
   Completions(AgentLink& link, ClientHealth& health, const RankMemory& memory, Watchers& watchers,
@@ -33,7 +33,7 @@ class Completions {
   // A negative `fd` is the client's first descriptor.
   RankStatus Watch(int fd, const RankTensor& tensor, uint64_t round, uint64_t tag,
                    ErrorText& error);
-  // An error comes only where there is nothing left to tell.
+  // Returns an error only if there is no round left to tell.
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
  private:

@@ -19,7 +19,7 @@ Awaited Contributions::AwaitMemory(const RankTensor& tensor, const Deadline& dea
                                    RankStatus* over) {
   std::byte* arenas[kSummingRanksMax];
   if (memory_.FindArenas(tensor, arenas)) return Awaited::kDone;
-  // They came before the round was complete: a look at the socket usually is enough.
+  // The arenas came before the round was complete, so one look at the socket is usually enough.
   waiting_.ReadSocket(0);
   return waiting_.Await([&] { return memory_.FindArenas(tensor, arenas); }, deadline,
                         {waiting_.uncounted()}, over);

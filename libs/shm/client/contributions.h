@@ -16,8 +16,8 @@
 
 namespace talweg::shm {
 
-// What all ranks of the node have contributed to a round that they sum, as one of them finds it in
-// its neighbours' memory (docs/shared_memory.md, "Ranks that sum"). Any thread.
+// What all ranks of the node have contributed to a round that they sum; one of them finds it in its
+// neighbours' memory (docs/shared_memory.md, "Ranks that sum"). Any thread.
 class Contributions {
  public:
   Contributions(AgentLink& link, const ClientIdentity& identity, const RankMemory& memory,
@@ -29,21 +29,21 @@ class Contributions {
         parts_(parts),
         waiting_(waiting) {}
 
-  // Until the round is complete.
+  // Waits until the round is complete.
   Awaited Await(const RoundCall& call, RankStatus* over);
-  // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
-  // complete.
+  // Waits until the other ranks' memory is mapped here. It comes by the socket before its first
+  // round is complete.
   Awaited AwaitMemory(const RankTensor& tensor, const Deadline& deadline, RankStatus* over);
-  // Where the contributions to complete->round lie, and how long its parts are. kMismatch: the
-  // ranks have said different things of it.
+  // Finds where the contributions to complete->round lie, and how long its parts are. kMismatch:
+  // the ranks have said different things about the round.
   RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const;
 
  private:
   RankStatus FindArenas(const RankTensor& tensor, std::byte** arenas, ErrorText& error) const;
-  // The lengths that rank `rank` says; null: all parts are full.
+  // The lengths that `rank` has pushed; null: all parts are full.
   static const uint32_t* PushedTable(const RankTensor& tensor, const CompleteRound& complete,
                                      uint32_t rank);
-  // Whether all ranks have said the same of a round.
+  // Compares what the ranks have said about a round.
   RankStatus Compare(const RankTensor& tensor, const CompleteRound& complete,
                      ErrorText& error) const;
 
@@ -55,7 +55,7 @@ class Contributions {
   Waiting& waiting_;
 };
 
-// What RankSum and InPlaceSum have in common; result_way.h says what each function does.
+// What RankSum and InPlaceSum share; result_way.h says what each function does.
 class SummedByRanks {
  public:
   static constexpr bool kInHostMemory = true;

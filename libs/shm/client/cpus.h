@@ -10,7 +10,7 @@ namespace talweg::shm {
 // The CPUs that a process may run on; 0: this process.
 struct Cpus {
   explicit Cpus(pid_t pid) {
-    cpu_set_t cpus[8];  // The kernel refuses a set that is too small for it.
+    cpu_set_t cpus[8];  // The kernel refuses a set that is too small.
     if (::sched_getaffinity(pid, sizeof(cpus), cpus) != 0) return;
     count = CPU_COUNT_S(sizeof(cpus), cpus);
     while (first < kCpusMax - 1 && !CPU_ISSET_S(first, sizeof(cpus), cpus)) ++first;

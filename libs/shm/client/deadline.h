@@ -20,7 +20,7 @@ inline timespec ToTimespec(int64_t ns) {
   return {static_cast<time_t>(ns / kNsPerSecond), static_cast<long>(ns % kNsPerSecond)};
 }
 
-// When a call's time is over. Never, for a negative timeout.
+// When a call's time is over. A negative timeout means never.
 class Deadline {
  public:
   explicit Deadline(int64_t timeout_ns) {

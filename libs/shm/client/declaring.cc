@@ -14,8 +14,8 @@
 namespace talweg::shm {
 namespace {
 
-// Declarations that are under way together: as many as keep the agent and the owners busy, and
-// whose answers it can queue for a rank that does not read yet.
+// How many declarations are under way at once: enough to keep the agent and the owners busy, and
+// few enough that the agent can queue the answers for a rank that does not read yet.
 constexpr size_t kDeclaresAtOnce = 256;
 
 }  // namespace
@@ -114,7 +114,7 @@ RankStatus Declaring::DeclareSome(std::span<const Declare> declares, PendingAnsw
     in_time = questions_.Post(declares[posted], pending, deadline);
     ++posted;
   }
-  // The last first: answers mostly come in order, and then this thread sleeps once for all.
+  // Awaits the last one first: answers mostly come in order, so this thread sleeps only once.
   RankStatus over = RankStatus::kOk;
   Awaited awaited = in_time ? Awaited::kDone : Awaited::kTimeout;
   for (size_t i = posted; i-- > 0 && awaited == Awaited::kDone;) {

@@ -17,8 +17,8 @@
 
 namespace talweg::shm {
 
-// Declares tensors: checks what the caller wants, asks the agent, and makes what was agreed ready
-// to be pushed. Any thread; it waits for the agent.
+// Declares tensors: checks the caller's request, asks the agent, and prepares the agreed tensors
+// for pushes. Any thread; it waits for the agent.
 class Declaring {
  public:
   Declaring(AgentLink& link, ClientHealth& health, const ClientIdentity& identity,
@@ -29,15 +29,15 @@ class Declaring {
         tensors_(tensors),
         questions_(questions) {}
 
-  // Many of them are under way together. An error is the first one's that has failed; others may
-  // have been declared all the same. `tensors` has room for as many as `declares`.
+  // Declares many tensors at once. The error is that of the first declaration that failed; others
+  // may have succeeded. `tensors` has room for as many as `declares`.
   RankStatus DeclareAll(std::span<const Declare> declares, int64_t timeout_ns, uint32_t* tensors,
                         ErrorText& error);
 
  private:
   RankStatus Check(const Declare& declare, ErrorText& error) const;
   RankStatus CheckGroup(const Declare& declare, ErrorText& error) const;
-  // As DeclareAll, of no more than may be under way together. `answers`: memory for as many.
+  // As DeclareAll, for no more than may be under way together. `answers` has room for as many.
   RankStatus DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
                          const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
                          ErrorText& error);

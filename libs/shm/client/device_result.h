@@ -13,9 +13,9 @@
 
 namespace talweg::shm {
 
-// The result is where the gradient was, on a GPU, before the round is complete (docs/gpu.md). A
-// rank only waits. If the round loses its events, it is not complete until it is pushed again. Any
-// thread; result_way.h says what each function does.
+// The agent writes the result over the gradient, on a GPU, before the round is complete
+// (docs/gpu.md). The rank only waits. A round that loses its events is not complete until it is
+// pushed again. Any thread; result_way.h says what each function does.
 class DeviceResult {
  public:
   static constexpr bool kInHostMemory = false;

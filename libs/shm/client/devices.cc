@@ -36,7 +36,7 @@ RankStatus Devices::Place(RankTensor& tensor, uint32_t buffer, RoundSignature si
                           int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
                           ErrorText& error) {
   const uint32_t asked_at =
-      states_.EventsLost();  // What is lost from here on may be what is answered.
+      states_.EventsLost();  // A loss from here on may affect the events in the answer.
   PendingAnswer pending;
   const RankStatus status =
       Ask(shm::Place{tensor.index, buffer, signature}, NameOf(tensor), timeout_ns, pending, error);

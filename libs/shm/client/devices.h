@@ -15,8 +15,8 @@
 
 namespace talweg::shm {
 
-// Memory of GPUs: what this rank tells its agent of it. docs/gpu.md says who may do what when.
-// Nothing here calls a driver. Any thread may call anything; all of it waits for the agent.
+// GPU memory: what this rank tells its agent about it. docs/gpu.md says who may do what when.
+// Nothing here calls a driver. Any thread may call any function; each waits for the agent.
 class Devices {
  public:
   Devices(AgentLink& link, ClientHealth& health, const RoundStates& states, Questions& questions,
@@ -30,13 +30,13 @@ class Devices {
   RankStatus Export(const shm::Export& exported, int64_t timeout_ns, uint32_t* buffer,
                     uint64_t* bytes, ErrorText& error);
   RankStatus Unexport(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
-  // The tensor's events, to be opened by the caller.
+  // Returns the tensor's events; the caller opens them.
   RankStatus Place(RankTensor& tensor, uint32_t buffer, RoundSignature signature,
                    int64_t timeout_ns, GpuHandleBytes* pushed, GpuHandleBytes* taken,
                    ErrorText& error);
 
  private:
-  // Asks, with every outcome but kOk made an error. `what` is asked for.
+  // Asks for `what`. Turns every outcome except kOk into an error.
   RankStatus Ask(const MessageBody& question, const char* what, int64_t timeout_ns,
                  PendingAnswer& pending, ErrorText& error);
 

@@ -10,14 +10,14 @@
 
 namespace talweg::shm {
 
-// Where a call leaves the reason of its failure. Fixed size, no allocation; one thread.
+// Where a call leaves the reason for its failure. Fixed size, no allocation; one thread.
 class ErrorText {
  public:
-  static constexpr size_t kBytesMax = 3072;  // A text of the agent, and what we say around it.
+  static constexpr size_t kBytesMax = 3072;  // Room for a text of the agent, and ours around it.
 
   const char* text() const { return text_; }
 
-  // Sets the text, returns `status`: `return error.Fail(RankStatus::kBusy, "tensor '%s' ...",
+  // Sets the text and returns `status`: `return error.Fail(RankStatus::kBusy, "tensor '%s' ...",
   // name);`
   [[gnu::format(printf, 3, 4)]] RankStatus Fail(RankStatus status, const char* format, ...) {
     va_list arguments;
@@ -31,7 +31,7 @@ class ErrorText {
   char text_[kBytesMax] = "";
 };
 
-// For "%.*s".
+// The two arguments of "%.*s".
 #define TALWEG_SHM_PRINTED(text) static_cast<int>((text).size()), (text).data()
 
 }  // namespace talweg::shm

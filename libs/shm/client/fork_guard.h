@@ -10,8 +10,8 @@
 
 namespace talweg::shm {
 
-// Tells a client that it is in a forked child of its process (docs/shared_memory.md, "Forks").
-// Begin comes first; any thread may ask.
+// Tells a client that it runs in a forked child of its process (docs/shared_memory.md, "Forks").
+// Call Begin first; then any thread may ask.
 class ForkGuard {
  public:
   ForkGuard() = default;
@@ -30,7 +30,8 @@ class ForkGuard {
  private:
   static constexpr uint32_t kAlive = 0x76697661;
 
-  // A page that is zeroed in a forked child; null: the kernel has no such thing, compare pids.
+  // A page that the kernel zeroes in a forked child; null: the kernel cannot do this, so pids are
+  // compared.
   std::atomic<uint32_t>* page_ = nullptr;
   pid_t pid_ = 0;
 };

@@ -19,15 +19,16 @@
 namespace talweg::shm {
 namespace {
 
-// This much of all contributions stays in a core's first cache between a sum and its copies.
+// A tile of all contributions stays in a core's first-level cache between a sum and its copies.
 constexpr uint64_t kTileBytes = 8 * kKiB;
-// A piece takes some ten microseconds, and its rank may only need this CPU.
+// A piece takes some ten microseconds, and the rank that sums it may need just this CPU.
 constexpr int64_t kYieldNs = 100'000;
-// Who has begun a piece and runs has done it by then, also where many processes share a CPU.
+// A running thread that has begun a piece ends it in this time, even if many processes share a CPU.
 constexpr int64_t kGraceNs = 500'000'000;
 constexpr int64_t kSleepNs = 50'000'000;
 
-// The next piece of the round that nobody has begun, now begun; `pieces` if there is none.
+// Begins the next piece of the round that nobody has begun, and returns it; returns `pieces` if
+// there is none.
 uint64_t BeginPiece(InPlaceLine& line, uint64_t round, uint64_t pieces) {
   uint64_t word = line.begun.load(std::memory_order_relaxed);
   for (;;) {
@@ -50,7 +51,7 @@ void FinishPiece(InPlaceLine& line, uint64_t round, uint64_t pieces) {
   uint64_t done = 0;
   do {
     done = InPlaceLine::Pieces(word, round) + 1;
-    // Sequentially consistent, as what a sleeper does: one of the two sees the other.
+    // Sequentially consistent, like the sleeper's operations: one of the two sees the other.
   } while (!line.done.compare_exchange_weak(word, InPlaceLine::Pack(round, done),
                                             std::memory_order_seq_cst));
   if (done < pieces || line.sleepers.load(std::memory_order_seq_cst) == 0) return;
@@ -69,7 +70,7 @@ void SleepUntilDone(InPlaceLine& line, uint64_t round, uint64_t pieces) {
   line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// Writes over `count` contributions what they come to.
+// Writes the result over `count` contributions.
 class Combining {
  public:
   Combining(DType dtype, Op op, uint32_t root, uint32_t count, std::byte* const* contributions)
@@ -79,7 +80,7 @@ class Combining {
         is_sum_(op != Op::kCopy),
         count_(count),
         contributions_(contributions) {
-    spec_.stores = reduce::Stores::kCached;  // Just read.
+    spec_.stores = reduce::Stores::kCached;  // They have just been read.
   }
 
   void operator()(uint64_t begin, uint64_t end) const {
@@ -129,7 +130,7 @@ RankStatus InPlaceSum::Show(RoundCall& call, const CompleteRound& complete, uint
 RankStatus InPlaceSum::Sum(const RankTensor& tensor, const CompleteRound& complete, uint64_t bytes,
                            const Deadline& deadline, ErrorText& error) {
   const uint32_t count = tensor.rank_count;
-  if (count == 1) return RankStatus::kOk;  // It is its own sum.
+  if (count == 1) return RankStatus::kOk;  // A single contribution is its own sum.
   const uint64_t round = complete.round;
   auto& line = *reinterpret_cast<InPlaceLine*>(complete.arenas[0] + tensor.shape.line_offset());
   const uint64_t pieces = (bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;

@@ -18,7 +18,7 @@
 
 namespace talweg::shm {
 
-// Each piece of a round is summed once, by whichever rank begins it, over the contributions of all
+// Each piece of a round is summed once, over all contributions, by the rank that begins it first
 // (docs/shared_memory.md, "In place"). Any thread; result_way.h says what each function does.
 class InPlaceSum : public SummedByRanks {
  public:
@@ -35,12 +35,12 @@ class InPlaceSum : public SummedByRanks {
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
                   ErrorText& error);
 
-  // When the client is closed: begins no piece any more, and returns when those that it has begun
-  // are done.
+  // Call it when the client is closed. Begins no more pieces, and returns when those that were
+  // begun are done.
   void FinishPieces();
 
  private:
-  // Returns when the result, of `bytes`, lies over this rank's contribution.
+  // Returns when the result, of `bytes`, lies where this rank's contribution was.
   RankStatus Sum(const RankTensor& tensor, const CompleteRound& complete, uint64_t bytes,
                  const Deadline& deadline, ErrorText& error);
   RankStatus AwaitPieces(const RankTensor& tensor, uint64_t round, uint64_t pieces,
@@ -50,7 +50,7 @@ class InPlaceSum : public SummedByRanks {
   const Streaming& streaming_;
   Waiting& waiting_;
   ClientStatistics& statistics_;
-  std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds.
+  std::atomic<uint32_t> summing_{0};  // How many threads begin pieces of rounds now.
 };
 
 static_assert(ResultWay<InPlaceSum>);

@@ -47,11 +47,12 @@ void Inbox::Read() {
       goodbye_.store(true);
     } else if (std::holds_alternative<Wake>(message.body)) {
       if (!link_.is_admitted()) continue;
-      // Before the caller looks at the tensors again: the agent sends the next Wake only after
-      // this.
+      // Before the caller looks at the tensors again: only after this the agent sends the next
+      // Wake.
       link_.control().rank_line().wakes_seen.store(++wakes_seen_, std::memory_order_seq_cst);
     } else if (const auto* lost = std::get_if<Lost>(&message.body)) {
-      // The control segment says the same. The socket is read on: a goodbye is still answered.
+      // The control segment says the same. The socket is still read, because a goodbye is still
+      // answered.
       RankStatus over = RankStatus::kOk;
       if (link_.is_admitted() && health_.Over(&over)) continue;
       char text[kTextBytesMax + 1];
@@ -72,7 +73,7 @@ void Inbox::TakeDeclared(const Message& message, const Declared& declared) {
     for (uint32_t i = 0; i < declared.segment_count && wrong == nullptr; ++i) {
       wrong = memory_.AdoptSegment(declared.segments[i]);
     }
-    // Who has given up waiting for it asks again.
+    // A caller that has given up waiting asks again.
     if (pending != nullptr && wrong == nullptr) {
       if (declared.status == RankStatus::kOk) {
         wrong = pending->declare == nullptr ? "the question was another"

@@ -16,8 +16,8 @@
 
 namespace talweg::shm {
 
-// Hands each message of the agent to the part that it is for. The reader's (waiting.h), but for
-// what says otherwise.
+// Hands each message of the agent to the part that it is for. The reader (waiting.h) calls it,
+// except where a comment says otherwise.
 class Inbox {
  public:
   Inbox(AgentLink& link, ClientHealth& health, Admission& admission, Answers& answers,
@@ -30,7 +30,8 @@ class Inbox {
         tensors_(tensors),
         state_mutex_(state_mutex) {}
 
-  // Everything that the socket holds. Does not wait. Garbage, and the socket's end, lose the agent.
+  // Handles everything that the socket holds. Does not wait. Invalid bytes, and the end of the
+  // socket, lose the agent.
   void Read();
   // Whether the agent has answered this rank's goodbye. Any thread.
   bool has_goodbye() const { return goodbye_.load(); }

@@ -6,7 +6,8 @@
 
 namespace talweg::shm {
 
-// std::mutex may throw, which would drag the C++ runtime into the client; this needs libc only.
+// A mutex that needs libc only: std::mutex may throw, which would bring the C++ runtime into the
+// client.
 class Mutex {
  public:
   Mutex() = default;

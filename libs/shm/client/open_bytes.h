@@ -8,12 +8,13 @@
 
 namespace talweg::shm {
 
-// How many bytes the rounds take that a rank has open at once. So much passes through the caches
-// between the writing of one byte and its reading.
+// How many bytes the open rounds of a rank take at once. That many pass through the caches between
+// the writing of a byte and its reading.
 //
-// A burst is the time from one moment without an open round to the next, such as a training step.
-// Its first rounds do not tell what follows, so the largest burst counts until as many bytes have
-// gone in smaller ones. So a single value that is pushed between two steps changes nothing.
+// A burst is the time between two moments without an open round, such as a training step. The first
+// rounds of a burst do not tell how large it becomes. Therefore the largest burst counts until as
+// many bytes have gone in smaller ones. A single value that is pushed between two steps changes
+// nothing.
 class OpenBytes {
  public:
   void Begin(uint64_t bytes) {
@@ -25,7 +26,7 @@ class OpenBytes {
   }
   void End(uint64_t bytes) { open_ -= bytes; }
 
-  // By any thread; Begin and End by one at a time.
+  // Any thread may call AtOnce. One thread at a time may call Begin or End.
   uint64_t AtOnce() const { return at_once_.load(std::memory_order_relaxed); }
 
  private:
@@ -42,8 +43,8 @@ class OpenBytes {
   uint64_t open_ = 0;
   uint64_t burst_peak_ = 0;
   uint64_t burst_bytes_ = 0;
-  uint64_t largest_ = 0;  // Burst's peak before this burst.
-  uint64_t since_ = 0;    // Bytes of the bursts after that one, and the largest one's peak.
+  uint64_t largest_ = 0;  // The largest peak of a burst before this one.
+  uint64_t since_ = 0;    // Bytes of the bursts after that one, and the largest peak of these.
   uint64_t since_peak_ = 0;
   std::atomic<uint64_t> at_once_{0};
 };

@@ -31,19 +31,19 @@ int Advise(const std::byte* begin, uint64_t bytes, int advice) {
   return ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
 }
 
-// Has the kernel back what it can of `begin` with huge pages, whatever it does by itself for shared
-// memory: they come in half the time, and the sums need no walks of page tables. Kernels before 6.1
-// refuse; then, or without a free huge page, it stays as it was.
+// Has the kernel back what it can of `begin` with huge pages, whatever its policy for shared memory
+// is. Huge pages come in half the time, and the sums need no walks of page tables. Kernels before
+// 6.1 refuse. Then, or without a free huge page, nothing changes.
 void BackWithHugePages(std::byte* begin, uint64_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
   const uintptr_t first = RoundUp(address, Mapping::kHugePageBytes);
   const uintptr_t end = (address + bytes) / Mapping::kHugePageBytes * Mapping::kHugePageBytes;
   if (end <= first) return;
   for (uintptr_t at = first; at < end; at += Mapping::kHugePageBytes) {
-    // One that is empty is refused.
+    // The kernel refuses a huge page that is empty.
     if (::madvise(reinterpret_cast<void*>(at), kPageBytes, MADV_POPULATE_WRITE) != 0) return;
   }
-  // In one call, since each waits for every CPU.
+  // In one call, because each call waits for every CPU.
   ::madvise(reinterpret_cast<void*>(first), end - first, MADV_COLLAPSE);
 }
 
@@ -52,7 +52,7 @@ void BackWithHugePages(std::byte* begin, uint64_t bytes) {
 bool Populate(RankTensor& tensor) {
   if (tensor.populated.exchange(true)) return true;
   if (tensor.ranks_sum) {
-    // Nobody else sets these pages aside.
+    // Nobody else has the kernel back these pages.
     const uint64_t bytes = tensor.shape.bytes();
     BackWithHugePages(tensor.contribution, bytes);
     if (Advise(tensor.contribution, bytes, MADV_POPULATE_WRITE) == 0) return true;
@@ -66,8 +66,8 @@ bool Populate(RankTensor& tensor) {
     return true;
   }
   if (tensor.bytes < kPopulateBytesMin) return true;
-  // Kernels before 5.14 do not know it; pages come one by one then.
-  if (tensor.contribution == nullptr) {  // On a GPU, and so are its results.
+  // Kernels before 5.14 do not know it; there pages come one by one.
+  if (tensor.contribution == nullptr) {  // The tensor is on a GPU, and so are its results.
     tensor.populated.store(false);
     return true;
   }

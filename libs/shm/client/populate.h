@@ -6,8 +6,8 @@
 
 namespace talweg::shm {
 
-// Has the kernel set the pages of a tensor's buffers aside, once; any thread. False: there is no
-// memory for the contributions of this rank. errno says why, and the next call tries again.
+// Has the kernel back the pages of a tensor's buffers, once. Any thread. Returns false if there is
+// no memory for this rank's contributions; errno says why, and the next call tries again.
 bool Populate(RankTensor& tensor);
 
 }  // namespace talweg::shm

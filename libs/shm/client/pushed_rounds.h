@@ -11,12 +11,12 @@
 namespace talweg::shm {
 
 // What the other ranks of a node say that they have pushed of one tensor (docs/shared_memory.md,
-// "Rounds that the ranks see complete"). Borrows their lines.
+// "Rounds that the ranks see complete"). Their lines are borrowed.
 class PushedRounds {
  public:
-  // Nothing can be seen of them: the agent tells.
+  // The other ranks cannot be seen: the agent tells.
   PushedRounds() = default;
-  // No other rank is known so far.
+  // They can be seen; none is known so far.
   static PushedRounds Visible() {
     PushedRounds rounds;
     rounds.visible_ = true;
@@ -25,7 +25,7 @@ class PushedRounds {
   void Add(const PushedLine& line) { lines_[count_++] = &line; }
 
   bool visible() const { return visible_; }
-  // Reads with acquire: what the ranks have contributed can be read afterwards.
+  // Reads with acquire, so that the ranks' contributions can be read afterwards.
   bool AllReach(uint64_t round) const {
     return visible_ && std::all_of(lines_, lines_ + count_, [round](const PushedLine* line) {
              return line->round.load(std::memory_order_acquire) >= round;

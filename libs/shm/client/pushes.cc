@@ -27,7 +27,8 @@ void ForEachGiven(const Parts& gives, const BufferShape& shape, const std::byte*
 
 void* Pushes::Contribution(const RankTensor& tensor) const {
   const MutexLock lock(state_mutex_);
-  // Part p of several lies p strides from there, also where there is room for the rank's alone.
+  // If there are several parts, part p lies p strides from this address, even if only the rank's
+  // own parts have room.
   return reinterpret_cast<void*>(
       reinterpret_cast<uintptr_t>(tensor.ContributionOf(tensor.pushed + 1)) -
       tensor.bytes_before());
@@ -61,7 +62,7 @@ RankStatus Pushes::Push(RankTensor& tensor, const void* data, const PushedParts&
       push.own = OwnPlace(tensor, static_cast<const std::byte*>(data), parts);
       CopyIn(tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
     }
-    // An older agent knows neither; it compares nothing.
+    // An older agent knows neither lengths nor signatures; it compares nothing.
     if (says_more && link_.minor() >= kCollectivesMinor) {
       push.entry.flags = kPushInParts;
       push.entry.device_offset = parts.signature;
@@ -190,7 +191,9 @@ void Pushes::CopyIn(const RankTensor& tensor, const std::byte* data, const Pushe
 
 void Pushes::CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
-  if (tensor.collective.gets == Share::kWhole) return;  // It went there with the others' copy.
+  if (tensor.collective.gets == Share::kWhole)
+    return;  // The part went there with the others'
+             // copy.
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
                [&](uint32_t part, const std::byte* from, uint64_t bytes) {
                  if (!tensor.Gets(part) || own == from) return;
@@ -231,7 +234,8 @@ RankStatus Pushes::Begin(RankTensor& tensor, const void* data, std::byte** contr
                       static_cast<unsigned long long>(tensor.pushed + (tensor.pushing ? 1 : 0)));
   }
   tensor.pushing = true;
-  // Nobody will sum it; and the buffer may still be read for the last round that was.
+  // Nobody will sum this round, and the buffer may still be read for the last round that was
+  // summed.
   *nobody_sums = tensor.failed && tensor.ranks_sum;
   *contribution = tensor.ContributionOf(tensor.pushed + 1);
   const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.is_a_home() ? 1 : 2;
@@ -244,7 +248,7 @@ RankStatus Pushes::Begin(RankTensor& tensor, const void* data, std::byte** contr
 void Pushes::Abandon(RankTensor& tensor) {
   const MutexLock lock(state_mutex_);
   tensor.pushing = false;
-  if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
+  if (tensor.pushed > tensor.taken) return;  // A repeated push: its round stays open.
   streaming_.EndRound(tensor.open_bytes);
   tensor.open_bytes = 0;
 }
@@ -259,7 +263,7 @@ RankStatus Pushes::Finish(RankTensor& tensor, Pushing push, bool declared_priori
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
   statistics_.bytes_pushed.fetch_add(push.bytes, std::memory_order_relaxed);
-  // Where the ranks sum nobody needs the push before somebody waits, for it or for room.
+  // If the ranks sum, nobody needs the push before a thread waits for it or for room.
   const bool waits = tensor.ranks_sum && !RingFills();
   bell_.Ring(waits ? AgentBell::Sleeping::kUntilRung : AgentBell::Sleeping::kAnyhow);
   return RankStatus::kOk;
@@ -297,10 +301,10 @@ RankStatus Pushes::RingPush(RankTensor& tensor, Pushing push, const Deadline& de
         }
         link_.control().ring_entry(sequence) = entry;
         submitted_.store(sequence + 1, std::memory_order_relaxed);
-        // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
-        // it sleeps.
+        // Sequentially consistent: either an agent that goes to sleep sees it, or Ring sees that
+        // the agent sleeps.
         link_.control().rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
-        // After it: what another rank has seen here the agent finds there.
+        // Stored after it: what another rank sees here, the agent finds in the ring.
         if (line != nullptr) line->round.store(*round, std::memory_order_release);
         return RankStatus::kOk;
       }

@@ -23,10 +23,10 @@
 
 namespace talweg::shm {
 
-// How a rank contributes to a round: it copies its bytes to where they are contributed, and puts
-// the push into the ring (docs/shared_memory.md, "Pushing, completing, sleeping"). Any thread may
-// call anything. It waits only while the ring is full. The ring has a lock of its own, under which
-// the client's state mutex may be taken.
+// How a rank contributes to a round: it copies its bytes into the contribution buffer, and puts the
+// push into the ring (docs/shared_memory.md, "Pushing, completing, sleeping"). Any thread may call
+// any function. A call waits only while the ring is full. The ring has its own lock; a thread that
+// holds it may take the client's state mutex.
 class Pushes {
  public:
   Pushes(AgentLink& link, ClientHealth& health, AgentBell& bell, const RoundStates& states,
@@ -42,14 +42,14 @@ class Pushes {
         statistics_(statistics),
         state_mutex_(state_mutex) {}
 
-  // Where the next push is taken from.
+  // Where the next push takes its bytes from.
   void* Contribution(const RankTensor& tensor) const;
   // `data`: the parts that the rank gives, one after another; null: they lie in the contribution
-  // buffer. `declared_priority`: the tensor's own counts.
+  // buffer. `declared_priority`: use the tensor's own priority.
   RankStatus Push(RankTensor& tensor, const void* data, const PushedParts& parts,
                   bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
                   ErrorText& error);
-  // Pushes what lies in a buffer at `offset`; the tensor's event was recorded before.
+  // Pushes bytes in a GPU buffer at `offset`. The tensor's event was recorded before.
   RankStatus PushOnDevice(RankTensor& tensor, uint32_t buffer, uint64_t offset,
                           bool declared_priority, int32_t priority, int64_t timeout_ns,
                           uint64_t* round, ErrorText& error);
@@ -58,40 +58,40 @@ class Pushes {
   // A push on its way into the ring.
   struct Pushing {
     RingEntry entry;
-    bool is_short = false;     // Some part is not full.
-    uint64_t bytes = 0;        // What the rank gives.
-    std::byte* own = nullptr;  // Where the part goes that it gives itself.
+    bool is_short = false;     // Whether some part is not full.
+    uint64_t bytes = 0;        // How many bytes the rank gives.
+    std::byte* own = nullptr;  // Where the part goes that the rank gives to itself.
   };
 
-  // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
-  // bytes go.
+  // Marks the tensor as being pushed, from `data` unless that is null. *contribution is where bytes
+  // in host memory go.
   RankStatus Begin(RankTensor& tensor, const void* data, std::byte** contribution,
                    bool* nobody_sums, ErrorText& error);
-  // Puts it into the ring, and rings.
+  // Puts the push into the ring, and rings the doorbell.
   RankStatus Finish(RankTensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
                     uint64_t* round, ErrorText& error);
-  // This push has not been made.
+  // Undoes Begin: the push is not made.
   void Abandon(RankTensor& tensor);
-  // Whether what is pushed now is the round that is open; it is being pushed then.
+  // Whether this push repeats the open round. If it does, the tensor is marked as being pushed.
   bool PushesAgain(RankTensor& tensor);
 
-  // Whether `data` is what Contribution has given.
+  // Whether `data` is the address that Contribution returned.
   static bool IsContribution(const RankTensor& tensor, const void* data,
                              const std::byte* contribution);
-  // How many bytes the push has, by its lengths.
+  // Computes how many bytes the push has, from its lengths.
   static RankStatus CheckParts(const RankTensor& tensor, const PushedParts& parts, Pushing* push,
                                ErrorText& error);
-  // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.
+  // Where the rank's part for itself may go now, without overwriting what the rank gives.
   static std::byte* OwnPlace(const RankTensor& tensor, const std::byte* data,
                              const PushedParts& parts);
-  // Copies the parts that the rank gives to where they are contributed; the one that it gives
-  // itself also, or only, to `own`.
+  // Copies the parts that the rank gives to the contribution buffer. The part that it gives to
+  // itself goes to `own` as well, or only there.
   void CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
               std::byte* contribution, std::byte* own);
-  // Copies the part that nobody else gets, after the push.
+  // Copies the part that no other rank gets, after the push.
   void CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                std::byte* own);
-  // Writes their lengths into the contribution's table.
+  // Writes the parts' lengths into the contribution's table.
   void SayParts(RankTensor& tensor, const uint64_t* lengths);
 
   RankStatus RingPush(RankTensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
@@ -112,7 +112,7 @@ class Pushes {
   ClientStatistics& statistics_;
   Mutex& state_mutex_;
   Mutex ring_mutex_;
-  std::atomic<uint64_t> submitted_{0};  // What the ring's tail is.
+  std::atomic<uint64_t> submitted_{0};  // The ring's tail.
 };
 
 }  // namespace talweg::shm

@@ -7,7 +7,7 @@ bool Questions::Post(const MessageBody& question, PendingAnswer& pending,
                      const Deadline& deadline) {
   answers_.Await(pending);
   const Message message{.request = pending.request, .body = question};
-  // A broken socket ends the wait that follows, with what the agent said last.
+  // If the socket is broken, the wait that follows ends, with the agent's last words.
   while (link_.socket().Send(message) == AgentSocket::Sent::kFull) {
     if (deadline.Passed(MonotonicNs())) return false;
     link_.socket().WaitWritable(deadline);

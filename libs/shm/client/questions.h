@@ -16,13 +16,13 @@ class Questions {
   Questions(AgentLink& link, Answers& answers, Waiting& waiting)
       : link_(link), answers_(answers), waiting_(waiting) {}
 
-  // Sends the question, which waits for its answer until it is withdrawn. False: the socket has
-  // taken nothing before the deadline.
+  // Sends the question; `pending` waits for its answer until it is withdrawn. Returns false if the
+  // socket has taken nothing before the deadline.
   bool Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline);
   void Withdraw(PendingAnswer& pending) { answers_.Withdraw(pending); }
-  // Until a question that was posted is answered.
+  // Waits until a posted question is answered.
   Awaited AwaitAnswer(const PendingAnswer& pending, const Deadline& deadline, RankStatus* over);
-  // All of it.
+  // Posts the question, waits for the answer, and withdraws it.
   Awaited Ask(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline,
               RankStatus* over);
 

@@ -35,7 +35,7 @@ const char* RankMemory::AdoptSegment(const SegmentInfo& info) {
     return "a segment cannot be mapped: see this process's limits of memory (ulimit -v) and of "
            "mappings";
   }
-  // A forked child must not write into this rank's contributions, nor keep them alive after it.
+  // A forked child must not write into this rank's contributions, nor keep them alive longer.
   if (writes) ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
   if (!Reserve()) return "no memory for a segment";
   Keep(info.segment, info.kind, std::move(mapping));
@@ -54,7 +54,7 @@ const char* RankMemory::AdoptPeer(const Peer& peer) {
   if (!mapping.valid()) return "it cannot be mapped: see this process's limits of memory";
   ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
   PeerPart& known = peers_[peer.local_rank * kPartsMax + peer.part];
-  // What was there before, of a rank that has left, stays mapped: somebody may be reading it.
+  // An older mapping, of a rank that has left, stays: a thread may be reading it.
   if (!Reserve()) return "no memory for a segment";
   known.bytes = peer.bytes;
   known.base.store(mapping.data(), std::memory_order_release);
@@ -95,7 +95,7 @@ bool RankMemory::FindArenas(const RankTensor& tensor, std::byte** arenas) const 
     }
     const PeerPart& part = peers_[i * kPartsMax + tensor.part];
     std::byte* const base = part.base.load(std::memory_order_acquire);
-    // One that is too short for this tensor is an agent's mistake, and never ready.
+    // A segment that is too short for this tensor is an agent's mistake, and never ready.
     if (base == nullptr || part.bytes < bytes || tensor.offset > part.bytes - bytes) return false;
     arenas[i] = base + tensor.offset;
   }

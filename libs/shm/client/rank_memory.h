@@ -16,10 +16,10 @@
 
 namespace talweg::shm {
 
-// The memory that the agent has handed to this rank: the segments of its own tensors, and where the
-// ranks sum also those of its neighbours' contributions. Everything stays mapped until the client
-// is freed. Any thread may look for arenas; the rest is called with the client's state mutex
-// locked, but for what says otherwise.
+// The memory that the agent has handed to this rank: the segments of its own tensors and, if the
+// ranks sum, those of its neighbours' contributions. Everything stays mapped until the client is
+// freed. Any thread may look for arenas. Call the other functions with the client's state mutex
+// locked, except where a comment says otherwise.
 class RankMemory {
  public:
   RankMemory(AgentLink& link, const ClientIdentity& identity, Mutex& state_mutex)
@@ -28,29 +28,32 @@ class RankMemory {
   RankMemory& operator=(const RankMemory&) = delete;
   ~RankMemory();
 
-  // With the Welcome, by its thread alone. False: no memory.
+  // The thread that takes the Welcome calls it, alone. Returns false if there is no memory.
   bool Begin();
 
-  // Maps the next of the descriptors that came. null, or what is wrong.
+  // Maps the next of the descriptors that came. Returns null, or what is wrong.
   const char* AdoptSegment(const SegmentInfo& info);
-  // Locks the state mutex.
+  // Locks the state mutex itself.
   const char* AdoptPeer(const Peer& peer);
 
-  // Room for one more; false: there is no memory. Keep then takes it.
+  // Makes room for one more segment, which Keep takes. Returns false if there is no memory.
   bool Reserve();
   void Keep(uint32_t id, SegmentKind kind, Mapping mapping);
-  // Null: it does not lie in a segment of that kind.
+  // Returns null if `location` does not lie in a segment of that kind.
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
-  // Part `part` of every rank is summed in place: neighbours' are mapped writable.
+  // Tensors in part `part` of every rank's arena are summed in place: maps the neighbours' part
+  // writable.
   void MapWritable(uint32_t part) { in_place_parts_ |= uint64_t{1} << part; }
 
-  // Where the tensor lies in each rank's arena; false: not all are known. Lock-free.
+  // Finds where the tensor lies in each rank's arena. Returns false if not all are known.
+  // Lock-free.
   bool FindArenas(const RankTensor& tensor, std::byte** arenas) const;
-  // What the others say of it; nothing where the agent alone can tell of this rank's open round.
+  // What the other ranks say about the tensor; nothing if only the agent can tell about this rank's
+  // open round.
   PushedRounds FindPushedRounds(const RankTensor& tensor) const;
 
  private:
-  // A segment of another rank's contributions. `bytes` before `base`, with release.
+  // A segment of another rank's contributions. `bytes` is written before `base`, with release.
   struct PeerPart {
     std::atomic<std::byte*> base{nullptr};
     uint64_t bytes = 0;
@@ -66,7 +69,7 @@ class RankMemory {
   Mutex& state_mutex_;
   MappedSegment* segments_ = nullptr;
   uint32_t segment_count_ = 0;
-  PeerPart* peers_ = nullptr;    // By local rank, then part.
+  PeerPart* peers_ = nullptr;    // By local rank, then by part.
   uint64_t in_place_parts_ = 0;  // Bit p: part p.
 };
 

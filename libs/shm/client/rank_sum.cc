@@ -14,13 +14,13 @@
 namespace talweg::shm {
 namespace {
 
-// Neither loads nor stores pass it, nor such as go around the caches.
+// Neither loads nor stores pass it, not even those that go around the caches.
 void FullFence() { __sync_synchronize(); }
 
-// One round of one part of a tensor, as one thread of one rank sums it.
+// One round of one part of a tensor, as one thread of a rank sums it.
 class Summing {
  public:
-  // Sums the `bytes` at `offset` of the contributions. What is said of shares is for a single part.
+  // Sums the `bytes` at `offset` of the contributions. Only a single part has shares.
   Summing(const Collective& collective, uint32_t ranks, const RankSumShape& shape, uint64_t offset,
           uint64_t bytes, uint64_t round, const std::byte* const* arenas, std::byte* out,
           bool streaming)
@@ -38,8 +38,8 @@ class Summing {
   bool IsShared() const { return share_bytes_ != 0; }
   void All() { Sum(0, bytes_, out_); }
 
-  // This rank's share, for all: each piece becomes visible when it is there. Where the result goes
-  // into the next round's contribution the others copy it from there, until Withdraw.
+  // Sums this rank's share for all: each piece becomes visible when it is done. If the result goes
+  // into the next round's contribution buffer, the others copy it from there until Withdraw.
   void OwnShare(uint32_t own, std::byte* arena) {
     using Place = ShareLine::Place;
     const bool in_next = out_ == arenas_[own] + NextOffset();
@@ -64,7 +64,7 @@ class Summing {
     line_in_next_ = in_next ? &line : nullptr;
   }
 
-  // Before the caller may write into its next contribution.
+  // Call it before the caller may write into its next contribution.
   void Withdraw() {
     if (line_in_next_ == nullptr) return;
     line_in_next_->progress.store(ShareLine::Pack(round_, ShareLine::Place::kWithdrawn, 0),
@@ -72,8 +72,8 @@ class Summing {
     FullFence();
   }
 
-  // What its rank has summed is copied, from the front; what it has not is summed here, from the
-  // back: whoever has not come yet, or has gone on, is not waited for.
+  // Copies, from the front, the pieces that the share's rank has summed; sums the others here, from
+  // the back. A rank that has not begun, or has gone on, is not waited for.
   void ShareOf(uint32_t rank) {
     const ShareLine& line = LineOf(rank);
     uint64_t front = 0;
@@ -111,7 +111,7 @@ class Summing {
     const uint64_t end = std::min((rank + 1) * share_bytes_, bytes_);
     return {begin, std::min(kSharePieceBytes, end - begin)};
   }
-  // False: it was withdrawn meanwhile, and what has been copied may be something else.
+  // Returns false if the piece was withdrawn meanwhile: the copied bytes may be something else.
   bool CopyPiece(uint32_t rank, uint64_t piece, uint64_t progress) {
     const Range range = PieceOf(rank, piece);
     if (ShareLine::PlaceOf(progress) == ShareLine::Place::kKept) {
@@ -141,7 +141,7 @@ class Summing {
   reduce::ReduceSpec spec_;
   const uint32_t ranks_;
   const RankSumShape shape_;
-  const uint64_t share_bytes_;  // As all ranks cut it, since they give the same length.
+  const uint64_t share_bytes_;  // As all ranks cut it, since all give the same length.
   const uint64_t offset_;
   const uint64_t bytes_;
   const uint64_t round_;
@@ -212,7 +212,7 @@ void RankSum::SumShared(RankTensor& tensor, const CompleteRound& complete, std::
                   out, streaming_.Streams(bytes));
   if (!summing.IsShared()) return summing.All();
   uint32_t first = 0;
-  // The first of several threads that wait for one round shares what it sums.
+  // If several threads wait for one round, the first shares what it sums.
   const bool shares =
       !summing.Begun(own) && !tensor.sharing.exchange(true, std::memory_order_acquire);
   if (shares && !summing.Begun(own)) {
@@ -221,7 +221,7 @@ void RankSum::SumShared(RankTensor& tensor, const CompleteRound& complete, std::
   }
   for (uint32_t i = first; i < count; ++i) {
     const uint32_t rank = (own + i) % count;
-    // With more ranks than CPUs its rank may only need this one to begin.
+    // With more ranks than CPUs, that rank may need just this CPU to begin.
     if (i > 0 && !summing.Begun(rank)) ::sched_yield();
     summing.ShareOf(rank);
   }

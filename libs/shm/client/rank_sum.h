@@ -17,9 +17,9 @@
 
 namespace talweg::shm {
 
-// Each rank sums all contributions straight into its caller's buffer, and shares the work of large
-// ones (docs/shared_memory.md, "Ranks that sum"). Any thread; result_way.h says what each function
-// does.
+// Each rank sums all contributions straight into its caller's buffer. The ranks share the work of
+// large tensors (docs/shared_memory.md, "Ranks that sum"). Any thread; result_way.h says what each
+// function does.
 class RankSum : public SummedByRanks {
  public:
   RankSum(Contributions& contributions, const RoundParts& parts, const Streaming& streaming,
@@ -31,7 +31,7 @@ class RankSum : public SummedByRanks {
 
   static bool GoesInPlace(const RankTensor&) { return false; }
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
-  // Sums into memory of the rank's own.
+  // Sums into memory of this rank's own.
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
                   ErrorText& error);
 

@@ -12,28 +12,27 @@
 
 namespace talweg::shm {
 
-// A way in which a round's result comes to a rank. There are four: AgentSum, RankSum, InPlaceSum,
-// DeviceResult. Rounds (rounds.h) takes a round by one of them, in this order.
+// A way by which a round's result comes to a rank. There are four: AgentSum, RankSum, InPlaceSum,
+// DeviceResult. Rounds (rounds.h) calls the functions of one way in this order.
 template <typename Way>
 concept ResultWay =
     requires(Way& way, RoundCall& call, CompleteRound* found, const CompleteRound& complete,
              uint64_t bytes, const void** data, RankStatus* over, ErrorText& error) {
-      // Whether the result is in host memory, where it has a length that must fit.
+      // Whether the result is in host memory: only then it has a length that must fit.
       { Way::kInHostMemory } -> std::convertible_to<bool>;
-      // Whether a result that the caller wants nowhere else goes to where the rank's contribution
-      // was.
+      // Whether the result replaces the rank's contribution if the caller wants it nowhere else.
       { Way::GoesInPlace(call.tensor) } -> std::same_as<bool>;
       // Waits until the round is complete, or never will be.
       { way.Await(call, over) } -> std::same_as<Awaited>;
-      // Then until everything is mapped that the result is made of.
+      // Then waits until everything is mapped that the result is made of.
       { way.AwaitInputs(call, over) } -> std::same_as<Awaited>;
       // Finds what the result is made of, and how long its parts are. kMismatch: the ranks have
-      // said different things of the round.
+      // said different things about the round.
       { way.Find(call, found, error) } -> std::same_as<RankStatus>;
       // Brings the parts, of `bytes` together, to where the caller wants them. kTimeout: the round
       // stays open.
       { way.Take(call, complete, bytes, error) } -> std::same_as<RankStatus>;
-      // Says where the one part is that a rank gets, of `bytes`, until its next push.
+      // Returns where the rank's one part lies, of `bytes`, until the rank's next push.
       { way.Show(call, complete, bytes, data, error) } -> std::same_as<RankStatus>;
     };
 

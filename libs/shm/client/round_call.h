@@ -15,16 +15,16 @@
 
 namespace talweg::shm {
 
-// A round that this rank has pushed, as it has said.
+// A round that this rank has pushed, as the rank has described it.
 struct OpenedRound {
   uint64_t round = 0;
   bool on_device = false;               // Its result goes to a GPU.
   bool is_short = false;                // Some part is not full.
-  bool compares = false;                // It and the other ranks tell what they have said.
+  bool compares = false;                // This rank and the others show what they have said.
   const std::byte* own_part = nullptr;  // RankTensor::own_part.
-  PushedRounds others;                  // What these have pushed, where it can be seen.
+  PushedRounds others;                  // What the other ranks have pushed, if it can be seen.
 
-  // The tensor's last round. With the state mutex locked.
+  // The tensor's last round. Call with the state mutex locked.
   static OpenedRound Of(const RankTensor& tensor) {
     return {.round = tensor.pushed,
             .on_device = tensor.on_device,
@@ -38,7 +38,7 @@ struct OpenedRound {
 struct CompleteRound {
   uint64_t round = 0;
   RoundLengths lengths;
-  std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in them, if the ranks sum.
+  std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in each, if the ranks sum.
   const std::byte* own_part = nullptr;       // RankTensor::own_part.
 };
 
@@ -47,11 +47,11 @@ struct RoundCall {
   RankTensor& tensor;
   const Taking& taking;
   Deadline deadline;
-  bool only_looks = false;  // And has no time to copy what is not all of the result.
+  bool only_looks = false;  // The timeout is 0: copies nothing before all has arrived.
   OpenedRound opened;
-  bool is_in_place = false;             // Without another place the result goes where it came from.
-  ArrivingResult::Copied copied_early;  // By the call before this one.
-  ArrivingResult arriving;              // What is copied before the round is complete.
+  bool is_in_place = false;             // If `taking` has no place: over the contribution.
+  ArrivingResult::Copied copied_early;  // Copied by the call before this one.
+  ArrivingResult arriving;              // Copies before the round is complete.
 };
 
 }  // namespace talweg::shm

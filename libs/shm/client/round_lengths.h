@@ -10,24 +10,24 @@
 
 namespace talweg::shm {
 
-// How long the parts of one round are. Borrows the tables that say so, which others may write at
-// any time: a length is looked at once, and checked.
+// How long the parts of one round are. The tables with the lengths are borrowed. Others may write
+// them at any time, so each length is read once and checked.
 class RoundLengths {
  public:
   RoundLengths() = default;
   // All parts are full.
   explicit RoundLengths(const BufferShape& shape) : shape_(shape) {}
-  // One table has all of them.
+  // One table has the lengths of all parts.
   RoundLengths(const BufferShape& shape, const uint32_t* table) : shape_(shape) {
     std::fill(tables_, tables_ + kSummingRanksMax, table);
   }
-  // Each part's is in the table of the rank that gives it.
+  // Each part's length is in the table of the rank that gives it.
   RoundLengths(const BufferShape& shape, Share gives, uint32_t rank_count, uint32_t root)
       : shape_(shape), gives_(gives), rank_count_(rank_count), root_(root) {}
-  // null: what `rank` gives is full.
+  // null: all that `rank` gives is full.
   void SetTable(uint32_t rank, const uint32_t* table) { tables_[rank] = table; }
 
-  // False: it is no length that a part can have.
+  // Returns false if it is not a length that a part can have.
   bool Get(uint32_t part, uint64_t* bytes) const {
     const uint32_t* table =
         tables_[rank_count_ == 0 ? 0 : GiverOf(gives_, part, rank_count_, root_)];
@@ -39,7 +39,7 @@ class RoundLengths {
  private:
   BufferShape shape_;
   Share gives_ = Share::kUnspecified;
-  uint32_t rank_count_ = 0;  // 0: the first table is all there is.
+  uint32_t rank_count_ = 0;  // 0: the first table has all lengths.
   uint32_t root_ = 0;
   const uint32_t* tables_[kSummingRanksMax] = {};
 };

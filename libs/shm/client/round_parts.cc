@@ -41,7 +41,7 @@ RankStatus RoundParts::Copy(const RankTensor& tensor, const CompleteRound& compl
   for (uint32_t i = 0; i < tensor.gets.count; ++i) {
     const uint32_t part = tensor.gets[i];
     uint64_t length = 0;
-    // It may have been changed since they were added up.
+    // The length may have been changed since the lengths were added up.
     if (!complete.lengths.Get(part, &length) || length > target.bytes - copied ||
         (target.places != nullptr && length > target.rooms[i])) {
       return FailLength(tensor, length, error);

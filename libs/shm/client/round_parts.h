@@ -15,7 +15,7 @@
 namespace talweg::shm {
 
 // Where a rank wants the parts that it gets, of `bytes` together: one after another at `out`, or
-// each at a place of its own.
+// each at its own place.
 struct Target {
   std::byte* out = nullptr;
   uint64_t bytes = 0;
@@ -23,22 +23,23 @@ struct Target {
   const uint64_t* rooms = nullptr;
 };
 
-// The parts that this rank gets of a round that is complete. What says how long they are may be
-// changed by others at any time: every length is checked where it is used. Any thread.
+// The parts that this rank gets of a complete round. Others may change the lengths at any time, so
+// each length is checked where it is used. Any thread.
 class RoundParts {
  public:
   RoundParts(const AgentLink& link, const Streaming& streaming)
       : link_(link), streaming_(streaming) {}
 
-  // Says their lengths, unless `lengths` is null, and their sum.
+  // Writes the parts' lengths to `lengths`, unless that is null, and their sum to `bytes`.
   RankStatus SayLengths(const RankTensor& tensor, const CompleteRound& complete, uint64_t* lengths,
                         uint64_t* bytes, ErrorText& error) const;
-  // Whether there is room for each, of `bytes` together; kInvalidArgument: not so, and the round
-  // may stay open. `has_own_place`: they need none of the caller's.
+  // Checks that there is room for the parts, of `bytes` together. kInvalidArgument: there is not,
+  // and *stays_open says whether the round stays open. `has_own_place`: the parts need no room of
+  // the caller's.
   RankStatus CheckRoom(const RankTensor& tensor, const CompleteRound& complete,
                        const Taking& taking, bool has_own_place, uint64_t bytes, bool* stays_open,
                        ErrorText& error) const;
-  // Copies them, from the result or from who gives them.
+  // Copies the parts, from the result or from the ranks that give them.
   RankStatus Copy(const RankTensor& tensor, const CompleteRound& complete, const Target& target,
                   ErrorText& error) const;
   RankStatus FailLength(const RankTensor& tensor, uint64_t length, ErrorText& error) const;

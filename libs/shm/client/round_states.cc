@@ -6,7 +6,7 @@
 namespace talweg::shm {
 namespace {
 
-// Copies the text of a failed round, if it is still there. Returns its length.
+// Copies the text of a failed round, if the text is still there. Returns its length.
 size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
   out[0] = '\0';
   if (ticket == 0) return 0;
@@ -39,7 +39,7 @@ RankStatus RoundStates::Status(const RankTensor& tensor, uint64_t round, ErrorTe
 
 bool RoundStates::Succeeded(const RankTensor& tensor, uint64_t round) const {
   const TensorState& state = link_.control().tensor_state(tensor.index);
-  // What the ranks have seen complete before the agent has all of them.
+  // The ranks may have seen the round complete before the agent has taken all pushes.
   return state.completed_round.load(std::memory_order_acquire) < round ||
          state.status.load(std::memory_order_relaxed) == 0;
 }

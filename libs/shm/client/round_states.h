@@ -13,7 +13,7 @@
 
 namespace talweg::shm {
 
-// What the agent says of rounds in the control segment. Any thread may ask.
+// What the agent says about rounds in the control segment. Any thread may ask.
 class RoundStates {
  public:
   explicit RoundStates(const AgentLink& link) : link_(link) {}
@@ -26,12 +26,12 @@ class RoundStates {
     return Of(tensor).completed_round.load(std::memory_order_seq_cst);
   }
 
-  // Whether a round is: the agent says so, or the other ranks do, where they can be seen.
+  // Whether the round is complete: the agent says so, or the other ranks do, if they can be seen.
   bool IsComplete(const RankTensor& tensor, uint64_t round, const PushedRounds& others) const {
     return Completed(tensor) >= round || others.AllReach(round);
   }
 
-  // For a round that is complete: kOk, or why it has no result.
+  // For a complete round. Returns kOk, or why the round has no result.
   RankStatus Status(const RankTensor& tensor, uint64_t round, ErrorText& error) const;
   bool Succeeded(const RankTensor& tensor, uint64_t round) const;
 

@@ -44,7 +44,7 @@ RankStatus Rounds::Wait(RankTensor& tensor, uint64_t round, const Taking& taking
   const RankStatus status = InItsWay(
       call, [&](auto& way) { return WaitIn(way, call, begin_ns, timeout_ns, &ending, error); });
   statistics_.bytes_copied.fetch_add(call.arriving.bytes_copied(), std::memory_order_relaxed);
-  // Who needs the agent for nothing must still learn that it is gone.
+  // A caller that does not need the agent must still learn that it is gone.
   if (call.opened.others.visible()) waiting_.ReadSocket(kLookEveryNs);
   const MutexLock lock(state_mutex_);
   --tensor.readers;
@@ -56,7 +56,7 @@ RankStatus Rounds::Wait(RankTensor& tensor, uint64_t round, const Taking& taking
 
 RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error) {
   RankTensor& tensor = call.tensor;
-  // Who is too late for a round must not wait for one that nobody has pushed.
+  // A caller that is too late for a round must not wait for one that nobody has pushed.
   const MutexLock lock(state_mutex_);
   if (round == 0 || round != tensor.pushed) {
     return error.Fail(RankStatus::kInvalidArgument,
@@ -67,8 +67,8 @@ RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error)
   if (tensor.on_device && call.taking.out != nullptr) return FailOnDevice(tensor, error);
   call.opened = OpenedRound::Of(tensor);
   call.opened.others = memory_.FindPushedRounds(tensor);
-  // Two waits for one round: the second must not lose its result to a push after the first. From
-  // here on a push is kBusy.
+  // If two threads wait for one round, the second must not lose its result to a push after the
+  // first. From here on a push is kBusy.
   ++tensor.readers;
   if (call.taking.again) call.copied_early = tensor.copied_early;
   tensor.copied_early = {};
@@ -82,10 +82,10 @@ RankStatus Rounds::WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t t
   const OpenedRound& opened = call.opened;
   RankStatus over = RankStatus::kOk;
   Awaited awaited = way.Await(call, &over);
-  // Only a round whose events are lost is neither complete nor awaited any more.
+  // Only a round whose events are lost ends its wait without being complete.
   const bool events_lost =
       awaited == Awaited::kDone && !states_.IsComplete(tensor, opened.round, opened.others);
-  // Looked at once: another thread may declare the tensor in place meanwhile.
+  // Read only once: another thread may declare the tensor in place meanwhile.
   call.is_in_place = Way::GoesInPlace(tensor);
   const bool reads = call.taking.NeedsLengths() || call.is_in_place;
   if (awaited == Awaited::kDone && (reads || opened.compares) &&
@@ -139,7 +139,7 @@ RankStatus Rounds::TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending,
   if (room != RankStatus::kOk) return room;
   if (taking.out == nullptr && taking.places == nullptr && !goes_in_place) return RankStatus::kOk;
   const RankStatus status = way.Take(call, complete, bytes, error);
-  // Other ranks have not done their pieces of it.
+  // Other ranks have not done their pieces of the round.
   if (status == RankStatus::kTimeout) ending->is_taken = false;
   return status;
 }
@@ -214,7 +214,7 @@ uint64_t Rounds::RanksSummed(const RankTensor& tensor) const {
     const MutexLock lock(state_mutex_);
     if (tensor.disagreed != 0 && tensor.disagreed == tensor.taken) return 0;
     if (state.completed_round.load(std::memory_order_acquire) < tensor.taken) {
-      return identity_.local_size;  // The ranks have seen it complete.
+      return identity_.local_size;  // The ranks have seen the round complete.
     }
   }
   if (state.status.load(std::memory_order_relaxed) != 0) return 0;

@@ -28,8 +28,9 @@
 
 namespace talweg::shm {
 
-// The rounds that this rank has pushed. A wait finds its round, has the way in which the result
-// comes (result_way.h) wait for it and take it, and ends the round. Any thread may call anything.
+// The rounds that this rank has pushed. A wait finds its round, lets the way by which the result
+// comes (result_way.h) wait for it and take it, and ends the round. Any thread may call any
+// function.
 class Rounds {
  public:
   Rounds(AgentLink& link, ClientHealth& health, AgentBell& bell, const ClientIdentity& identity,
@@ -51,32 +52,34 @@ class Rounds {
         in_place_sum_(health, contributions_, streaming, waiting, statistics),
         device_result_(link, states, waiting) {}
 
-  // Does not wait. kOk: the round is over; kPending.
+  // Does not wait. Returns kOk if the round is over, or kPending.
   RankStatus Poll(const RankTensor& tensor, uint64_t round, ErrorText& error);
   RankStatus Wait(RankTensor& tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
                   ErrorText& error);
-  // Shows the result of the round that was taken last.
+  // Returns the result of the round that was taken last.
   RankStatus Result(RankTensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
   uint64_t RanksSummed(const RankTensor& tensor) const;
   // The round that was pushed and not taken; 0 if there is none.
   uint64_t OpenRound(const RankTensor& tensor) const;
 
-  // When the client is closed: returns when no thread sums anything that other ranks wait for.
+  // Call it when the client is closed. Returns when no thread sums anything that other ranks wait
+  // for.
   void FinishPieces() { in_place_sum_.FinishPieces(); }
 
  private:
   // How a wait ends.
   struct Ending {
-    bool is_late = false;  // Its time was over first.
+    bool is_late = false;  // The deadline passed first.
     bool is_taken = false;
     bool ranks_disagree = false;
   };
 
-  // The round, if it is the last that was pushed, or was taken; it has a reader more then.
+  // Find the round, if it is the last that was pushed, or taken. The tensor has one more reader
+  // then.
   RankStatus FindPushed(RoundCall& call, uint64_t round, ErrorText& error);
   RankStatus FindTaken(RoundCall& call, uint64_t round, ErrorText& error);
-  // Calls `take` with the way in which the round's result comes.
+  // Calls `take` with the way by which the round's result comes.
   template <typename Take>
   RankStatus InItsWay(const RoundCall& call, const Take& take) {
     if (call.opened.on_device) return take(device_result_);
@@ -87,13 +90,13 @@ class Rounds {
   template <ResultWay Way>
   RankStatus WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t timeout_ns, Ending* ending,
                     ErrorText& error);
-  // For a round that is complete, and has a result. `reads`: lengths are wanted.
+  // For a complete round that has a result. `reads`: the lengths are wanted.
   template <ResultWay Way>
   RankStatus TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending, ErrorText& error);
   template <ResultWay Way>
   RankStatus ShowIn(Way& way, RoundCall& call, const void** data, uint64_t* bytes,
                     ErrorText& error);
-  // The round is over for this rank. With the state mutex locked.
+  // The round is over for this rank. Call with the state mutex locked.
   void End(RankTensor& tensor, uint64_t round);
 
   ClientHealth& health_;

@@ -6,8 +6,8 @@
 
 namespace talweg::shm {
 
-// Why `fd`, which the agent gives as a segment of `bytes`, cannot be mapped without fear of SIGBUS;
-// null: it can.
+// Returns why `fd`, which the agent gives as a segment of `bytes`, cannot be mapped without a risk
+// of SIGBUS; null if it can.
 const char* SegmentError(int fd, uint64_t bytes);
 
 }  // namespace talweg::shm

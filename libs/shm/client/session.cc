@@ -19,7 +19,7 @@ RankStatus Session::Begin(const ClientOptions& options, pid_t pid, ErrorText& er
                     .client_name = options.client_name,
                     .flags = options.standby ? kHelloStandby : 0};
   if (link_.socket().Send({.body = hello}) == AgentSocket::Sent::kBroken) {
-    // The agent may have said why before it closed: read on.
+    // The agent may have said why before it closed the socket: read on.
   }
   admission_.Begin(options.cache_bytes, error);
   RankStatus over = RankStatus::kOk;
@@ -42,7 +42,7 @@ RankStatus Session::Begin(const ClientOptions& options, pid_t pid, ErrorText& er
 RankStatus Session::End(int64_t timeout_ns, ErrorText& error) {
   if (!health_.Close()) return RankStatus::kOk;
   const Deadline deadline(timeout_ns);
-  rounds_.FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
+  rounds_.FinishPieces();  // Otherwise others would wait for the pieces of this rank.
   if (!health_.is_lost()) {
     AgentSocket::Sent sent;
     while ((sent = link_.socket().Send({.body = Goodbye{}})) == AgentSocket::Sent::kFull &&
@@ -50,8 +50,8 @@ RankStatus Session::End(int64_t timeout_ns, ErrorText& error) {
       link_.socket().WaitWritable(deadline);
     }
   }
-  // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
-  // answer.
+  // Waits of other threads end with kClosed. The agent's answer wakes the thread that reads the
+  // socket.
   waiting_.WakeFollowers();
   watchers_.SignalAll();
   const Awaited awaited =

@@ -18,8 +18,8 @@
 
 namespace talweg::shm {
 
-// A rank's time at its agent: from its hello to its goodbye. Begin is the first call, by one
-// thread; then any thread may end it.
+// A rank's session with its agent, from hello to goodbye. One thread calls Begin first. Then any
+// thread may call End.
 class Session {
  public:
   Session(AgentLink& link, ClientHealth& health, Admission& admission, const Inbox& inbox,
@@ -34,8 +34,8 @@ class Session {
 
   // Connects and waits until the agent admits this rank, which is process `pid`.
   RankStatus Begin(const ClientOptions& options, pid_t pid, ErrorText& error);
-  // Says goodbye and waits for the agent's answer. Waits of other threads end with kClosed.
-  // kTimeout: it is closed all the same. A second call does nothing.
+  // Says goodbye and waits for the agent's answer. Other threads' waits end with kClosed. kTimeout:
+  // the session is closed nevertheless. A second call does nothing.
   RankStatus End(int64_t timeout_ns, ErrorText& error);
 
  private:

@@ -26,7 +26,7 @@ RankStatus Steps::Ask(const Boundary& question, const char* what, int64_t timeou
 RankStatus Steps::End(int64_t timeout_ns, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, "the end of a step", error);
-  if (link_.minor() < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
+  if (link_.minor() < kStepsMinor) return RankStatus::kOk;  // Such an agent lets no node in.
   if (identity_.is_standby) {
     return error.Fail(RankStatus::kInvalidArgument,
                       "the end of a step: node %u is a standby, which takes part in no step; say "
@@ -67,7 +67,7 @@ RankStatus Steps::Look(uint64_t epoch, RankMembership* view, MembershipMember* m
     const RankStatus status = Ask(question, "the job's view", timeout_ns, pending, error);
     if (status != RankStatus::kOk) return status;
     *view = pending.membership;
-    epoch = view->epoch;  // All of it is of one view.
+    epoch = view->epoch;  // All answers must be of one view.
     if (pending.membership.members.size() == 0) break;
     known += pending.membership.members.size();
   } while (known < view->member_count && known < members_max);
@@ -79,7 +79,7 @@ RankStatus Steps::Look(uint64_t epoch, RankMembership* view, MembershipMember* m
 RankStatus Steps::Ready(int64_t timeout_ns, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, "a rank that is ready", error);
-  if (link_.minor() < kStandbyMinor) return RankStatus::kOk;  // No node is a standby.
+  if (link_.minor() < kStandbyMinor) return RankStatus::kOk;  // It knows no standbys.
   PendingAnswer pending;
   const Boundary question{.question = BoundaryQuestion::kReady};
   return Ask(question, "a rank that is ready", timeout_ns, pending, error);

@@ -15,31 +15,31 @@
 namespace talweg::shm {
 
 // The ends of steps, and the views that a rank hears of there (docs/elastic.md). One thread at a
-// time ends steps; the rest is any thread's.
+// time ends steps; any thread may call the other functions.
 class Steps {
  public:
   Steps(AgentLink& link, ClientHealth& health, ClientIdentity& identity, Questions& questions)
       : link_(link), health_(health), identity_(identity), questions_(questions) {}
 
-  // kTimeout: the next call goes on waiting, and ends no second one.
+  // kTimeout: the next call goes on waiting for the same end of a step.
   RankStatus End(int64_t timeout_ns, ErrorText& error);
   uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
-  // Whether a thread waits in End: nothing is pushed then.
+  // Whether a thread waits in End: then nothing may be pushed.
   bool at_boundary() const { return at_boundary_.load(std::memory_order_relaxed); }
 
-  // The newest view's that the agent has; 0: it is too old to say.
+  // The epoch of the agent's newest view; 0: the agent is too old to say.
   uint64_t NewestEpoch() const;
-  // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
-  // `members_max`; the answer's member_count says how many there are.
+  // Returns the view of `epoch` if it is among the agent's latest; 0: the newest view. `members`
+  // has room for `members_max`; the answer's member_count says how many there are.
   RankStatus Look(uint64_t epoch, RankMembership* view, MembershipMember* members,
                   uint32_t members_max, int64_t timeout_ns, ErrorText& error);
-  // The rank can take part in steps; returns when the agent has heard.
+  // Says that the rank can take part in steps; returns when the agent has heard.
   RankStatus Ready(int64_t timeout_ns, ErrorText& error);
-  // The rank's identity changes.
+  // Changes the rank's identity.
   RankStatus Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
 
  private:
-  // `pending` has the answer.
+  // `pending` gets the answer.
   RankStatus Ask(const Boundary& question, const char* what, int64_t timeout_ns,
                  PendingAnswer& pending, ErrorText& error);
 

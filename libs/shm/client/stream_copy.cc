@@ -14,8 +14,9 @@ namespace {
 
 constexpr size_t kLineBytes = 64;
 
-// Each copies `lines` lines to an aligned place. A store of a whole line leaves the processor as it
-// is; narrower ones have to meet in a buffer first, and where memory is busy a quarter slower.
+// Each function copies `lines` lines to an aligned place. A store of a whole line leaves the
+// processor directly. Narrower stores are first combined in a buffer, which is a quarter slower
+// when memory is busy.
 
 __attribute__((target("avx512f"))) void CopyLines512(std::byte* to, const std::byte* from,
                                                      size_t lines) {

@@ -8,17 +8,18 @@
 
 namespace talweg::shm {
 
-// As memcpy, around the caches. Visible to others before whatever is published after it.
+// Copies as memcpy does, but around the caches. The bytes become visible before anything that is
+// published later.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
 inline void Copy(void* to, const void* from, size_t bytes, bool streaming) {
   streaming ? StreamCopy(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
 }
 
-// To both places, reading once.
+// Copies to both places, but reads once.
 inline void CopyTwice(std::byte* to, std::byte* also, const std::byte* from, size_t bytes,
                       bool streaming) {
-  constexpr size_t kPieceBytes = 16 * 1024;  // It is still in the first cache at the second copy.
+  constexpr size_t kPieceBytes = 16 * 1024;  // Stays in the first-level cache for the second copy.
   for (size_t at = 0; at < bytes; at += kPieceBytes) {
     const size_t piece = bytes - at < kPieceBytes ? bytes - at : kPieceBytes;
     Copy(to + at, from + at, piece, streaming);

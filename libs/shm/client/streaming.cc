@@ -12,8 +12,8 @@
 namespace talweg::shm {
 namespace {
 
-// Counts the CPUs of all `ranks`. Each may have been given its own, out of those of what started
-// it.
+// Counts the CPUs of all `ranks`. Each rank may have its own, out of those of the process that
+// started it.
 uint64_t DefaultCacheBytes(uint32_t ranks) {
   const Cpus own(0);
   const auto all = static_cast<uint64_t>(std::max(own.count, Cpus(::getppid()).count));

@@ -9,27 +9,27 @@
 
 namespace talweg::shm {
 
-// Whether a rank's copies and sums go around the caches. Begin comes before all else; Streams may
-// be called by any thread, OpenRound and EndRound by one at a time.
+// Whether a rank's copies and sums go around the caches. Call Begin before all else. Any thread may
+// call Streams; one thread at a time may call OpenRound or EndRound.
 class Streaming {
  public:
-  // `cache_bytes`: what of the last cache the buffers of all `ranks` may take; 0: half of what the
-  // machine says.
+  // `cache_bytes`: how much of the last-level cache the buffers of all `ranks` may take; 0: half of
+  // what the machine says.
   void Begin(uint64_t cache_bytes, uint32_t ranks);
 
-  // A round takes `bytes` from its push to the end of its wait: buffers, and callers' memory.
+  // A round takes `bytes` of buffers and callers' memory, from its push to the end of its wait.
   void OpenRound(uint64_t bytes) { open_bytes_.Begin(bytes); }
   void EndRound(uint64_t bytes) { open_bytes_.End(bytes); }
 
-  // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of the rounds
-  // that are open at once, and their callers', do not fit there, so that what is written now is
-  // gone before it is read.
+  // Whether a copy or a sum of `bytes` goes around the caches. It does if the buffers of all ranks'
+  // open rounds, with their callers' memory, do not fit into the cache: bytes that are written now
+  // would be gone from it before they are read.
   bool Streams(uint64_t bytes) const {
     return bytes >= kStreamBytesMin && open_bytes_.AtOnce() * ranks_ > cache_bytes_;
   }
 
  private:
-  // A store around the caches costs more than it spares where so little is written.
+  // For fewer bytes a store around the caches costs more than it saves.
   static constexpr uint64_t kStreamBytesMin = 64 * kKiB;
 
   OpenBytes open_bytes_;

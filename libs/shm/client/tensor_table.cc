@@ -51,7 +51,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
   const uint64_t buffer_bytes = has_tables ? buffer.total_bytes() : buffer.data_bytes;
   if (RankTensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
     if (known->collective != collective) return "the tensor is another";
-    // Declared on a GPU first, then in host memory: by then its thread has not pushed.
+    // It was declared on a GPU first, and now in host memory: its thread has not pushed yet.
     if (known->contribution == nullptr && declared.contribution.segment != 0) {
       known->contribution =
           memory_.Locate(declared.contribution, SegmentKind::kContribution, buffer_bytes);
@@ -59,7 +59,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
     }
     return nullptr;
   }
-  // None: the tensor is pushed from a GPU.
+  // No contribution: the tensor is pushed from a GPU.
   const bool has_contribution = declared.contribution.segment != 0;
   const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
   const RankSumShape shape =

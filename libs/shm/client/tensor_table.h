@@ -16,7 +16,7 @@
 namespace talweg::shm {
 
 // The tensors that this rank has declared, by the agent's numbers. A tensor stays until the client
-// is freed. Looking is lock-free, for any thread.
+// is freed. Any thread may look a tensor up; that is lock-free.
 class TensorTable {
  public:
   TensorTable(const AgentLink& link, const ClientIdentity& identity, RankMemory& memory,
@@ -26,10 +26,10 @@ class TensorTable {
   TensorTable& operator=(const TensorTable&) = delete;
   ~TensorTable();
 
-  // With the Welcome, by its thread alone. False: no memory.
+  // The thread that takes the Welcome calls it, alone. Returns false if there is no memory.
   bool Begin(uint32_t max);
 
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   RankTensor* Find(uint32_t tensor) const;
   static RankStatus FailNoTensor(uint32_t tensor, ErrorText& error);
   template <typename Visit>
@@ -39,13 +39,13 @@ class TensorTable {
     }
   }
 
-  // Whether it is of some of the job's ranks only.
+  // Whether the tensor is of only some of the job's ranks.
   bool IsGroup(const Declare& declare) const {
     return !declare.ranks.empty() &&
            (declare.collective().side || declare.ranks.size() != identity_.size);
   }
-  // Finds the buffers of what was declared. null, or what is wrong. With the client's state mutex
-  // locked.
+  // Finds the buffers of a declared tensor. Returns null, or what is wrong. Call with the client's
+  // state mutex locked.
   const char* Adopt(const Declared& declared, const Declare& declare);
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 int64_t DefaultSpinNs() {
   const int count = Cpus(0).count;
-  // Who spins on few cores keeps the agent from running.
+  // On few cores, a thread that spins keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
 }
 
@@ -32,15 +32,16 @@ void Waiting::Begin(int64_t spin_ns) { spin_ns_ = spin_ns >= 0 ? spin_ns : Defau
 
 void Waiting::WakeFollowers() {
   reads_.fetch_add(1, std::memory_order_seq_cst);
-  // A thread that registers after this looks at reads_ after it, too, and does not sleep.
+  // A thread that registers later also looks at reads_ later, and does not sleep.
   if (followers_.load(std::memory_order_seq_cst) == 0) return;
   ::syscall(SYS_futex, &reads_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void Waiting::StopReading() {
-  // Sequentially consistent, as who finds it taken: one of the two sees the other.
+  // Sequentially consistent, as the exchange of a thread that finds it taken: one of the two sees
+  // the other.
   reading_.store(false, std::memory_order_seq_cst);
-  WakeFollowers();  // One of them reads on if this thread is done.
+  WakeFollowers();  // One of them becomes the reader if this thread is done.
   if (unread_.load(std::memory_order_seq_cst) &&
       unread_.exchange(false, std::memory_order_seq_cst)) {
     watchers_.SignalAll();
@@ -52,7 +53,7 @@ void Waiting::Enter(const WaitingPlace& place) {
     place.sleepers.fetch_add(1, std::memory_order_seq_cst);
     return;
   }
-  // One at a time: two must not both take themselves for the only one.
+  // One thread at a time: two must not both count as the only one.
   const MutexLock lock(state_mutex_);
   const bool is_only = place.sleepers.load(std::memory_order_seq_cst) == 0;
   link_.control().rank_line().awaited_bytes.store(place.awaited_bytes, std::memory_order_seq_cst);
@@ -62,7 +63,7 @@ void Waiting::Enter(const WaitingPlace& place) {
 }
 
 void Waiting::RingToAwait(const WaitingPlace& place) {
-  // What comes by the socket needs no push.
+  // An answer that comes by the socket needs no push.
   if (&place.sleepers != &uncounted_) bell_.Ring(AgentBell::Sleeping::kUntilAwaited);
 }
 
@@ -94,7 +95,7 @@ void Waiting::ReadAgent() {
 void Waiting::ReadSocketOrBeTold(const Watches* own) {
   if (reading_.exchange(true, std::memory_order_seq_cst)) {
     unread_.store(true, std::memory_order_seq_cst);
-    // Its reader may have stopped meanwhile, and not have seen that.
+    // The reader may have stopped meanwhile without seeing `unread_`.
     if (reading_.exchange(true, std::memory_order_seq_cst)) return;
   }
   ReadAgent();

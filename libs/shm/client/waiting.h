@@ -21,23 +21,24 @@
 
 namespace talweg::shm {
 
-// Where the agent sees that it must wake a thread: counted in `sleepers` (Waiting::uncounted() for
-// what comes by the socket anyway), and, if it waits for a tensor, in `awaited` if it is the only
-// one.
+// Where the agent sees that it must wake a thread. The thread is counted in `sleepers`; in
+// Waiting::uncounted() if it waits for something that comes by the socket anyway. A thread that
+// waits for a tensor is also named in `awaited` if it is the only one.
 struct WaitingPlace {
   std::atomic<uint32_t>& sleepers;
   std::optional<uint32_t> tensor = std::nullopt;
-  uint64_t awaited_bytes = 0;  // Its result's, before it is complete.
-  bool needs_agent = true;     // Else ranks that run may be all it takes.
+  uint64_t awaited_bytes = 0;  // Of the result; it is woken for them before the round is complete.
+  bool needs_agent = true;     // Otherwise running ranks may bring about what it waits for.
 };
 
-// How a wait has ended: what was waited for is there; nothing can go on any more; not yet.
+// How a wait has ended: its condition holds; nothing can go on any more; or not yet.
 enum class Awaited { kDone, kOver, kTimeout };
 
 // How a rank's threads wait, and who reads the socket meanwhile (docs/shared_memory.md, "Waiting").
-// Any thread may call anything. At most one at a time is the reader: it reads the socket, asleep on
-// it if need be, hands out what has come, and looks whether the agent still runs. Others that sleep
-// do so until the reader stops; then each looks for itself, and one of them reads on.
+// Any thread may call any function. At most one thread at a time is the reader. The reader reads
+// the socket, sleeping on it if need be, hands out the messages, and watches whether the agent
+// still runs. Other sleeping threads sleep until the reader stops. Then each checks its own
+// condition, and one of them becomes the reader.
 class Waiting {
  public:
   Waiting(AgentLink& link, ClientHealth& health, AgentBell& bell, Inbox& inbox, Watchers& watchers,
@@ -50,47 +51,48 @@ class Waiting {
         statistics_(statistics),
         state_mutex_(state_mutex) {}
 
-  // Before anything is waited for. Negative: by the number of CPUs.
+  // Call it before anything is waited for. Negative: chosen by the number of CPUs.
   void Begin(int64_t spin_ns);
 
-  // Waits until done(), or nothing can go on, or the deadline. With a null `status` only done() and
-  // the deadline count.
+  // Waits until done(), until nothing can go on, or until the deadline. With a null `status`, only
+  // done() and the deadline count.
   template <typename Done>
   Awaited Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
                 RankStatus* status);
-  // kTimeout: not yet.
+  // Checks without waiting. kTimeout: not yet.
   template <typename Done>
   Awaited Look(const Done& done, RankStatus* status) const;
 
-  // Where those are counted that the agent need not know of.
+  // Counts the threads that the agent need not know of.
   std::atomic<uint32_t>& uncounted() { return uncounted_; }
   // Counts a thread at its place.
   void Enter(const WaitingPlace& place);
-  // Ends a sleep of the agent that lasts until somebody waits.
+  // Ends a sleep of the agent that lasts until a thread waits.
   void RingToAwait(const WaitingPlace& place);
 
-  // Reads the socket without waiting, unless another thread is at it. At most every `every_ns`.
+  // Reads the socket without waiting, unless another thread reads it. Does so at most every
+  // `every_ns`.
   void ReadSocket(int64_t every_ns);
-  // Reads the socket, unless another thread is at it: then the client's descriptors become readable
-  // when that one stops. `own`: the caller looks at these itself.
+  // Reads the socket, unless another thread reads it: then the client's descriptors become readable
+  // when that thread stops. `own`: the caller looks at these watches itself.
   void ReadSocketOrBeTold(const Watches* own);
-  // Threads that sleep look again.
+  // Makes sleeping threads look again.
   void WakeFollowers();
 
  private:
-  // Until the place's spinning is over, or done().
+  // Spins until its time is over, or done().
   template <typename Done>
   bool Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const;
   template <typename Done>
   Awaited Sleep(const Done& done, const Deadline& deadline, RankStatus* status);
-  // Until the next change of reads_ from `reads`.
+  // Sleeps until reads_ changes from `reads`.
   void SleepAsFollower(uint32_t reads, const Deadline& deadline);
 
-  // The reader's: handles what the socket holds, looks whether the agent runs; and tells those that
-  // poll a descriptor what has come of it.
+  // The reader's. Handles what the socket holds, and watches whether the agent runs. Then tells the
+  // descriptors what has come of it.
   void LookAtAgent();
   void ReadAgent();
-  // The thread is the reader no more.
+  // This thread stops being the reader.
   void StopReading();
 
   AgentLink& link_;
@@ -101,16 +103,17 @@ class Waiting {
   ClientStatistics& statistics_;
   Mutex& state_mutex_;
   int64_t spin_ns_ = 0;
-  std::atomic<bool> reading_{false};  // There is a reader.
-  std::atomic<uint32_t> reads_{0};    // Moved on by a reader that stops.
+  std::atomic<bool> reading_{false};  // Whether there is a reader.
+  std::atomic<uint32_t> reads_{0};    // Increased by a reader that stops.
   std::atomic<uint32_t> followers_{0};
-  std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last did.
-  // A thread that wanted to read the socket has found another at it.
+  std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last read.
+  // A thread wanted to read the socket while another was reading it.
   std::atomic<bool> unread_{false};
   std::atomic<uint32_t> uncounted_{0};
 };
 
-// A rank that runs comes sooner than the agent can be woken, and wake.
+// A running rank comes sooner than this. The agent would have to be woken first, and then wake this
+// thread.
 inline constexpr int64_t kYieldForRanksNs = 50'000;
 
 inline void SpinPause() {
@@ -125,7 +128,7 @@ template <typename Done>
 Awaited Waiting::Look(const Done& done, RankStatus* status) const {
   if (done()) return Awaited::kDone;
   if (status == nullptr || !health_.Over(status)) return Awaited::kTimeout;  // Not yet.
-  // It may have been done before it was over.
+  // done() may have become true before the client's end.
   return done() ? Awaited::kDone : Awaited::kOver;
 }
 
@@ -140,7 +143,7 @@ bool Waiting::Spin(const Done& done, const Deadline& deadline, const WaitingPlac
     }
   }
   if (place.needs_agent || spin_ns_ == 0) return false;
-  // With more ranks than CPUs the one that is waited for may only need this one.
+  // With more ranks than CPUs, the awaited rank may need just this CPU.
   for (; now_ns - begin_ns < kYieldForRanksNs && !deadline.Passed(now_ns); now_ns = MonotonicNs()) {
     ::sched_yield();
     if (done()) return true;
@@ -153,17 +156,18 @@ Awaited Waiting::Await(const Done& done, const Deadline& deadline, const Waiting
                        RankStatus* status) {
   Awaited seen = Look(done, status);
   if (seen != Awaited::kTimeout) return seen;
-  if (place.needs_agent) RingToAwait(place);  // So that it runs while this thread spins.
+  if (place.needs_agent) RingToAwait(place);  // The agent then runs while this thread spins.
   if (Spin(done, deadline, place)) return Awaited::kDone;
   if (deadline.Passed(MonotonicNs())) {
-    // Who never waits must still learn that the agent is gone, and be told what only it knows.
+    // A caller that never waits must still learn that the agent is gone, and hear what only the
+    // agent knows.
     if (!place.needs_agent) bell_.RingForPoll(false);
     ReadSocket(kLookEveryNs);
     return Look(done, status);
   }
   Enter(place);
-  // Sequentially consistent, like the count: an agent that has gone to sleep meanwhile has seen the
-  // count, or is seen.
+  // Sequentially consistent, like the count: an agent that has gone to sleep meanwhile has either
+  // seen the count, or its sleep is seen here.
   RingToAwait(place);
   statistics_.waits_slept.fetch_add(1, std::memory_order_relaxed);
   seen = Sleep(done, deadline, status);
@@ -179,7 +183,7 @@ Awaited Waiting::Sleep(const Done& done, const Deadline& deadline, RankStatus* s
     if (seen != Awaited::kTimeout || deadline.Passed(MonotonicNs())) return seen;
     if (!reading_.exchange(true, std::memory_order_seq_cst)) {
       LookAtAgent();
-      // Look again: the reader before this one may have read the Wake that was meant for us.
+      // Look again: the previous reader may have read the Wake that was meant for this thread.
       seen = Look(done, status);
       if (seen == Awaited::kTimeout) {
         link_.socket().WaitReadable(

@@ -21,7 +21,8 @@ bool Watchers::IsOver(const Watches::Watch& watch) const {
   if (watch.others.AllReach(watch.round)) return true;
   const RankTensor& tensor = *tensors_.Find(watch.tensor);
   if (states_.Completed(tensor) >= watch.round) {
-    // The other ranks' memory may still lie in the socket: who reads it there looks here again.
+    // The other ranks' memory may still lie in the socket. The thread that reads it there looks
+    // here again.
     std::byte* arenas[kSummingRanksMax];
     return !tensor.ranks_sum || watch.others.visible() || !states_.Succeeded(tensor, watch.round) ||
            memory_.FindArenas(tensor, arenas);
@@ -35,7 +36,7 @@ RankStatus Watchers::Open(Watches& watches, int* fd, ErrorText& error) {
       link_.socket().fd(), health_.watches_agent() ? AgentWatch::kLookEveryNs : 0, error);
   if (status != RankStatus::kOk) return status;
   *fd = watches.fd();
-  // What has ended before it was asked for is told, too.
+  // An end before the descriptor was opened is told, too.
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) watches.Signal();
   return RankStatus::kOk;
@@ -59,7 +60,7 @@ RankStatus Watchers::OpenAnother(int* fd, ErrorText& error) {
   Watches* last = &first_;
   while (last->next() != nullptr) last = last->next();
   last->Append(watches);
-  // What has happened since it was opened.
+  // Tells what has happened since it was opened.
   watches->Signal();
   return RankStatus::kOk;
 }

@@ -14,8 +14,8 @@
 namespace talweg::shm {
 
 // The client's descriptors that tell of rounds, and when each becomes readable
-// (docs/shared_memory.md, "A descriptor that tells of rounds"). Any thread may call anything. They
-// stay open until the client is freed.
+// (docs/shared_memory.md, "A descriptor that tells of rounds"). Any thread may call any function.
+// The descriptors stay open until the client is freed.
 class Watchers {
  public:
   Watchers(AgentLink& link, ClientHealth& health, const RankMemory& memory,
@@ -30,18 +30,19 @@ class Watchers {
   Watchers& operator=(const Watchers&) = delete;
   ~Watchers();
 
-  // The client's first one, the same at every call; another one. kLimit, kOutOfMemory.
+  // The client's first descriptor, the same at every call; and another one. kLimit, kOutOfMemory.
   RankStatus OpenFirst(int* fd, ErrorText& error);
   RankStatus OpenAnother(int* fd, ErrorText& error);
-  // A negative `fd` is the first one. Null: there is no such descriptor.
+  // A negative `fd` means the first one. Returns null if there is no such descriptor.
   Watches* Find(int fd);
   static RankStatus FailNoDescriptor(int fd, ErrorText& error);
 
   bool IsOver(const Watches::Watch& watch) const;
-  // Those become readable that have a watch which is over, and all when the client's health has
-  // ended. For who has read the socket. `but`: its caller looks at these itself.
+  // Makes readable each descriptor with a watch that is over; makes all readable if the client's
+  // health has ended. For the thread that has read the socket. `but`: the caller looks at these
+  // watches itself.
   void Tell(const Watches* but = nullptr);
-  // All become readable.
+  // Makes all descriptors readable.
   void SignalAll() const;
 
  private:

@@ -35,7 +35,8 @@ RankStatus Watches::Open(int socket, int64_t tick_ns, ErrorText& error) {
   Descriptor event(epoll.valid() ? ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1);
   Descriptor timer(event.valid() ? ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)
                                  : -1);
-  // The socket may hold what another thread is about to read: only what is new is told.
+  // Edge-triggered: another thread may be about to read what the socket holds, so only new input
+  // counts.
   if (!timer.valid() || !AddTo(epoll.get(), socket, EPOLLIN | EPOLLRDHUP | EPOLLET) ||
       !AddTo(epoll.get(), event.get(), EPOLLIN) || !AddTo(epoll.get(), timer.get(), EPOLLIN)) {
     return error.Fail(RankStatus::kLimit,
@@ -53,7 +54,7 @@ RankStatus Watches::Open(int socket, int64_t tick_ns, ErrorText& error) {
 void Watches::Signal() const {
   if (!is_open()) return;
   const uint64_t one = 1;
-  // It fails when the count is at its end: then it is readable.
+  // It fails if the counter is full; the descriptor is readable then.
   [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof(one));
 }
 
@@ -67,7 +68,7 @@ void Watches::Drain() {
     const int fd = events[i].data.fd;
     if (fd != event_.get() && fd != timer_.get()) continue;
     uint64_t times = 0;
-    // Another thread may have read it.
+    // Another thread may have read it already.
     const bool read = ::read(fd, &times, sizeof(times)) == sizeof(times);
     if (read && fd == timer_.get()) ticked_.store(true, std::memory_order_relaxed);
   }

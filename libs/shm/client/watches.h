@@ -14,12 +14,12 @@
 
 namespace talweg::shm {
 
-// The rounds that a client has been asked to tell of by one descriptor, which becomes readable when
-// one of them may be over (docs/shared_memory.md, "A descriptor that tells of rounds"). Needs libc
-// only. Any thread may call anything; what says so is called with mutex() locked.
+// The rounds that a client watches through one descriptor. The descriptor becomes readable when one
+// of them may be over (docs/shared_memory.md, "A descriptor that tells of rounds"). Needs libc
+// only. Any thread may call any function; some need mutex() locked, as their comments say.
 class Watches {
  public:
-  // One round, and what its caller knows it by.
+  // One round, and the caller's tag for it.
   struct Watch {
     uint32_t tensor = 0;
     uint64_t round = 0;
@@ -31,29 +31,29 @@ class Watches {
   Watches() = default;
   ~Watches();
 
-  // Makes the descriptor: readable when `socket` is, after Signal, and every `tick_ns` while
-  // something is watched (0: not so). A second call does nothing. kLimit: no descriptor is left.
-  // With mutex() locked.
+  // Makes the descriptor. It is readable when `socket` is, after Signal, and every `tick_ns` while
+  // something is watched (0: never). A second call does nothing. kLimit: no descriptor is left.
+  // Call with mutex() locked.
   RankStatus Open(int socket, int64_t tick_ns, ErrorText& error);
   bool is_open() const { return is_open_.load(std::memory_order_acquire); }
   int fd() const { return epoll_.get(); }
 
-  // Makes the descriptor readable until the next Drain. Nothing before Open.
+  // Makes the descriptor readable until the next Drain. Does nothing before Open.
   void Signal() const;
-  // The descriptor is not readable after this, unless something new happens.
+  // Makes the descriptor unreadable until something new happens.
   void Drain();
 
-  // Those of the client's next descriptor; null: there is none.
+  // The watches of the client's next descriptor; null if this is the last.
   Watches* next() const { return next_.load(std::memory_order_acquire); }
-  // Which is the last one's.
+  // Appends to the last one.
   void Append(Watches* watches) { next_.store(watches, std::memory_order_release); }
 
   Mutex& mutex() { return mutex_; }
-  // The rest with mutex() locked.
+  // Call the rest with mutex() locked.
   bool empty() const { return count_ == 0; }
-  // False: no memory.
+  // Returns false if there is no memory.
   bool Add(const Watch& watch);
-  // Whether one is over.
+  // Whether a watch is over.
   template <typename IsOver>
   bool Any(const IsOver& is_over) const {
     for (size_t i = 0; i < count_; ++i) {
@@ -61,8 +61,8 @@ class Watches {
     }
     return false;
   }
-  // Ends the watches that are over, and says their tags, in the order in which they were added; no
-  // more than `capacity`. *more: others are over as well. Returns how many.
+  // Ends the watches that are over, at most `capacity`, and writes their tags in the order in which
+  // they were added. *more: others are over as well. Returns how many it has ended.
   template <typename IsOver>
   size_t Take(const IsOver& is_over, uint64_t* tags, size_t capacity, bool* more) {
     size_t taken = 0;
@@ -84,8 +84,8 @@ class Watches {
 
  private:
   void SetTimer(int64_t every_ns) const;
-  // Nothing is watched. A timer that has run since is stopped, so that most watches cost no call of
-  // the kernel for it.
+  // Nothing is watched any more. Stops a timer that has run meanwhile; most watches therefore cost
+  // no system call for it.
   void Rest();
 
   Mutex mutex_;

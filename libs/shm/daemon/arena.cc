@@ -11,7 +11,7 @@
 namespace talweg::shm {
 namespace {
 
-// Memory of small buffers is asked of the kernel for many at a time.
+// Has the kernel back memory for many small buffers at a time.
 constexpr uint64_t kBackBytes = 256 * kKiB;
 
 }  // namespace
@@ -28,12 +28,12 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
                        FormatBytes(bytes_max) + ", of which " + FormatBytes(all_used) +
                        " are used; raise the agent's arena_bytes_max, or declare less"};
   }
-  // A rank maps the pages of what is in one place once more (talweg_attach).
+  // A rank maps the pages of such a buffer once more (talweg_attach).
   const uint64_t rounded =
       RoundUp(bytes, config_.use == SegmentUse::kOnePlace ? kPageBytes : kCacheLineBytes);
   if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {
-    // As large as all before it together: few descriptors, whatever the model's size. What is not
-    // cut into buffers takes no memory, but for the beginning of it.
+    // As large as all segments before it together, so that there are few descriptors, whatever the
+    // model's size. What is not cut into buffers takes no memory, except at its beginning.
     const uint64_t segment_bytes =
         RoundUp(std::max({rounded, config_.segment_bytes_min, used_}), kPageBytes);
     Outcome<Segment> segment = CreateSegment(config_.use, segment_bytes);
@@ -55,14 +55,14 @@ Outcome<bool> Arena::Back(Part& part, uint64_t end) {
   if (end <= part.backed) return true;
   uint64_t ahead = std::max(end, part.backed + kBackBytes);
   if (end - part.backed >= Mapping::kHugePageBytes / 2) {
-    ahead = RoundUp(ahead, Mapping::kHugePageBytes);  // The next buffer has the rest.
+    ahead = RoundUp(ahead, Mapping::kHugePageBytes);  // The next buffer uses the rest.
   }
   ahead = std::min(ahead, part.segment.bytes);
   if (BackWithMemory(part.segment, part.backed, ahead - part.backed).ok()) {
     part.backed = ahead;
     return true;
   }
-  // What is needed now may be there still.
+  // There may still be enough memory for this buffer alone.
   Outcome<bool> backed = BackWithMemory(part.segment, part.backed, end - part.backed);
   if (backed.ok()) part.backed = end;
   return backed;

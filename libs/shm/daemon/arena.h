@@ -14,14 +14,14 @@
 
 namespace talweg::shm {
 
-// What the buffers of one owner may take together, of all its arenas.
+// What the buffers of one owner may take together, over all its arenas.
 struct ArenaBudget {
   uint64_t bytes_max = 0;
   uint64_t used = 0;
 };
 
-// Buffers for tensors, cut one after the other from a chain of segments; given back all at once.
-// One owner thread.
+// Buffers for tensors, cut one after the other from a chain of segments, and all given back at
+// once. One owner thread.
 class Arena {
  public:
   struct Config {
@@ -31,36 +31,36 @@ class Arena {
   };
   struct Buffer {
     Location location;
-    std::span<std::byte> bytes;  // Not writable when the segments are contributions.
+    std::span<std::byte> bytes;  // Not writable if the segments are contributions.
   };
   struct Part {
     uint32_t id = 0;
     Segment segment;
     uint64_t used = 0;
-    uint64_t backed = 0;  // So far it has memory.
+    uint64_t backed = 0;  // Up to here it has memory.
   };
 
-  // Takes segment ids from *next_segment. That and the budget outlive the arena.
+  // Takes segment ids from *next_segment. `next_segment` and `budget` outlive the arena.
   Arena(Config config, ArenaBudget* budget, uint32_t* next_segment);
 
-  // Aligned to 64 bytes, or on pages of its own (kOnePlace); zeroed, backed by memory. kOutOfMemory
-  // or kLimit.
+  // The buffer is aligned to 64 bytes, or has its own pages (kOnePlace); it is zeroed and backed by
+  // memory. kOutOfMemory or kLimit.
   Outcome<Buffer> Allocate(uint64_t bytes);
 
-  // nullptr when the arena has no such segment. Valid until the next Allocate or Clear.
+  // Returns nullptr if the arena has no such segment. Valid until the next Allocate or Clear.
   Part* Find(uint32_t segment);
 
-  // No buffer is needed any more.
+  // Gives all buffers back.
   void Clear();
 
  private:
-  // Sees to it that `part` has memory up to `end`.
+  // Backs `part` with memory up to `end`.
   static Outcome<bool> Back(Part& part, uint64_t end);
 
   Config config_;
   ArenaBudget* budget_;
   uint32_t* next_segment_;
-  uint64_t used_ = 0;  // How much of the budget.
+  uint64_t used_ = 0;  // How much of the budget this arena uses.
   std::vector<Part> parts_;
 };
 

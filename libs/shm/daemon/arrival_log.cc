@@ -16,7 +16,7 @@ void ArrivalLog::Begin(Round round) {
   round_ = round;
   count_ = bytes_ = 0;
   if (line_ == nullptr) return;
-  // Who sees the round sees nothing of the one before.
+  // A rank that sees the round's number sees nothing of the round before.
   line_->bytes.store(0, std::memory_order_relaxed);
   line_->count.store(0, std::memory_order_relaxed);
   line_->round.store(round.value(), std::memory_order_release);
@@ -31,7 +31,7 @@ uint64_t ArrivalLog::Add(Round round, uint64_t offset_bytes, uint64_t length_byt
   arrival.length_bytes.store(length_bytes, std::memory_order_relaxed);
   bytes_ += length_bytes;
   line_->count.store(++count_, std::memory_order_release);
-  // Sequentially consistent, as what is looked at next: whether a rank sleeps for it.
+  // Sequentially consistent, as the later look at whether a rank sleeps for these bytes.
   line_->bytes.store(bytes_, std::memory_order_seq_cst);
   return bytes_;
 }

@@ -12,18 +12,18 @@
 namespace talweg::shm {
 
 // The agent's side of libs/shm/layout/arrivals.h: tells ranks which bytes of a round's result have
-// come. One owner thread. What ranks see is written only, never read back.
+// arrived. One owner thread. It writes the memory that ranks see, and never reads it back.
 class ArrivalLog {
  public:
   ArrivalLog() = default;
-  // `memory` outlives it: ArrivalsBytes of the tensor, aligned to 64, zeroed. If that is none
+  // `memory` outlives this: ArrivalsBytes of the tensor, aligned to 64, zeroed. If it is empty,
   // nothing is told.
   explicit ArrivalLog(std::span<std::byte> memory);
 
   bool valid() const { return line_ != nullptr; }
 
-  // These bytes of the round's result have come, perhaps once more. Returns how many the round has
-  // been told of.
+  // These bytes of the round's result have arrived, perhaps not for the first time. Returns how
+  // many bytes have been told of in this round.
   uint64_t Add(Round round, uint64_t offset_bytes, uint64_t length_bytes);
 
  private:

@@ -23,7 +23,7 @@
 
 namespace talweg::shm {
 
-// What a rank contributes to a tensor, by what it has declared.
+// The parts of a tensor that a rank contributes, by its declaration.
 struct GivenParts {
   BufferShape shape;
   Parts parts;
@@ -35,17 +35,17 @@ struct TensorOfRank {
   uint64_t completed = 0;
   DeclaredData data;
   GivenParts given;
-  const std::byte* contribution = nullptr;  // Read only. null: it has none in host memory.
+  const std::byte* contribution = nullptr;  // Read only. null: not in host memory.
 };
 
-// What the server knows of one rank. Each of its parts writes what is named below it here, and
+// What the server knows of one rank. Each part of the server writes the members below its name, and
 // reads the rest.
 struct Connection {
   enum class State {
     kSilent,  // Accepted; no hello yet.
     kAsking,  // Said hello; the agent has not answered.
     kActive,
-    kDraining,  // Over; what is left to send is being sent.
+    kDraining,  // Over; the remaining output is being sent.
     kGone,      // Over; memory is kept until Release.
   };
 
@@ -58,36 +58,36 @@ struct Connection {
   uid_t uid = 0;
   LocalRank local_rank;
   std::optional<RankControl> control;
-  bool released = false;       // The agent needs the memory no more.
+  bool released = false;       // The agent no longer needs the rank's memory.
   bool writes_wanted = false;  // EPOLLOUT is on.
 
   // --- RankMessages, from the rank's hello on
   std::string client_name;
-  bool rings_to_await = false;  // By its version, as the next.
+  bool rings_to_await = false;  // By the rank's version, like the three below.
   bool knows_in_place = false;
   bool knows_own_parts = false;
   bool knows_one_place = false;
-  bool said_goodbye = false;  // Which counts when its ring is empty.
+  bool said_goodbye = false;  // It counts once the rank's ring is empty.
 
-  // --- RankServerImpl, by the agent's word
-  uint32_t number = 0;  // As declarations call it.
+  // --- RankServerImpl, from what the agent says
+  uint32_t number = 0;  // The rank's number in declarations.
   uint32_t job_size = 0;
-  uint32_t number_count = 0;  // With those of standbys.
-  uint64_t peer_parts = 0;    // Bit p: it has been given part p of all other ranks.
+  uint32_t number_count = 0;  // With the numbers of standbys.
+  uint64_t peer_parts = 0;    // Bit p: the rank has been given part p of all other ranks.
 
   // --- NodeMemory
-  ArenaBudget budget;  // What the next two may have together.
+  ArenaBudget budget;  // For the next two together.
   std::optional<Arena> contributions;
   std::optional<Arena> one_places;
   SharedArena shared;
 
-  // --- Declarations; Rings and completions count the rounds of each tensor
+  // --- Declarations; Rings and completions also count each tensor's rounds
   std::vector<TensorOfRank> tensors;      // By TensorIndex.
-  std::map<RequestId, GivenParts> asked;  // Declarations that are not answered yet.
+  std::map<RequestId, GivenParts> asked;  // Declarations without an answer yet.
   std::set<uint32_t> known_segments;
 
   // --- Rings
-  // Its ring's next entry is a push of this tensor that came before the open round is complete.
+  // The ring's next entry is a push of this tensor that came before its open round was complete.
   std::optional<uint32_t> early;
 
   bool over() const { return state == State::kDraining || state == State::kGone; }

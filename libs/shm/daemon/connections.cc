@@ -14,7 +14,7 @@
 namespace talweg::shm {
 namespace {
 
-// Connections that have not said hello yet; the oldest makes room.
+// The most connections that have not said hello; then the oldest is dropped.
 constexpr size_t kSilentMax = 64;
 
 }  // namespace
@@ -43,7 +43,7 @@ void Connections::Add(RankListener::Peer peer) {
            std::string("the agent cannot watch another socket: ") + std::strerror(errno));
     return;
   }
-  // With more than the owner in the socket's mode, the kernel has let in whom the mode means.
+  // If the mode admits more than the owner, the kernel lets in only those whom it admits.
   const bool allowed = peer.uid == ::geteuid() || (config_->socket_mode & 0022) != 0;
   if (!allowed) {
     Refuse(connection, RankStatus::kPermissionDenied,
@@ -103,7 +103,7 @@ bool Connections::TakeLocalRank(Connection& connection, uint32_t wanted) {
   connection.state = Connection::State::kAsking;
   holders_[local_rank] = connection.id;
   if (connection.pid > 0) {
-    // glibc 2.36 has a wrapper; older ones have the number.
+    // glibc 2.36 has a wrapper; older releases have only the number.
     connection.pidfd = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, connection.pid, 0)));
     epoll_event event{.events = EPOLLIN, .data = {.u64 = ProcessKey(connection.id)}};
     if (connection.pidfd.valid()) {
@@ -132,7 +132,7 @@ void Connections::Flush(Connection& connection) {
 void Connections::AfterOutput(Connection& connection, RankSocket::Output output) {
   if (!connection.socket) return;
   if (output == RankSocket::Output::kBroken) {
-    // Ends the socket in both directions: the end is then read, and handled, where all others are.
+    // Shuts both directions down. The end is then read, and handled where all ends are.
     ::shutdown(connection.socket->fd(), SHUT_RDWR);
     if (connection.state == Connection::State::kDraining) Close(connection);
     return;
@@ -214,7 +214,7 @@ void Connections::Close(Connection& connection) {
   if (connection.state == Connection::State::kGone) return;
   FreeLocalRank(connection);
   connection.state = Connection::State::kGone;
-  // Closing a descriptor removes it from epoll: nobody else holds these.
+  // Closing a descriptor removes it from epoll, because nobody else holds it.
   connection.socket.reset();
   connection.pidfd.Reset();
   connection.control.reset();
@@ -222,7 +222,7 @@ void Connections::Close(Connection& connection) {
 }
 
 void Connections::FreeLocalRank(Connection& connection) {
-  // One that has said no hello holds none.
+  // A connection that has not said hello holds no local rank.
   std::optional<RankConnectionId>& holder = holders_[connection.local_rank.value()];
   if (holder == connection.id) holder.reset();
 }
@@ -251,7 +251,7 @@ void Connections::FailAll(RankStatus status, std::string_view text) {
       Refuse(*connection, status, text);
     } else if (connection->state == Connection::State::kActive) {
       connection->control->PublishFailure(status, text);
-      // Not disconnected: the rank may still say goodbye, and its death is still told.
+      // The rank is not disconnected: it may still say goodbye, and its death is still reported.
       Send(*connection, {.body = Lost{status, text}});
     }
   }

@@ -21,7 +21,7 @@
 
 namespace talweg::shm {
 
-// The ranks' connections, from the moment that they are accepted until nobody needs their memory:
+// The ranks' connections, from accept until nobody needs their memory:
 //
 //   kSilent --TakeLocalRank--> kAsking --Activate--> kActive
 //      |                          |                     |
@@ -30,13 +30,13 @@ namespace talweg::shm {
 // A rank that ends by itself goes to kGone at once. One owner thread.
 class Connections {
  public:
-  // What epoll gives back of a connection: its id, the lowest bit telling its process.
+  // What epoll returns for a connection: its id, and in the lowest bit whether it is the process.
   static uint64_t SocketKey(RankConnectionId id) { return id.value() << 1; }
   static uint64_t ProcessKey(RankConnectionId id) { return id.value() << 1 | 1; }
   static RankConnectionId IdOf(uint64_t key) { return RankConnectionId(key >> 1); }
   static bool IsProcess(uint64_t key) { return (key & 1) != 0; }
 
-  // All outlive it. `epoll`: where it watches sockets and processes.
+  // All outlive this. `epoll` watches the sockets and processes.
   Connections(const RankServerConfig* config, int epoll, RankServerCounters* counters)
       : config_(config), epoll_(epoll), counters_(counters), holders_(config->local_rank_count) {}
 
@@ -44,52 +44,52 @@ class Connections {
   const std::map<RankConnectionId, std::unique_ptr<Connection>>& all() const {
     return connections_;
   }
-  // The active ones, in order of their Activate. Those that end stay in the list until Sweep.
+  // The active connections, in the order in which they became active. One that ends stays in the
+  // list until Sweep.
   const std::vector<Connection*>& active() const { return active_; }
   Connection* Find(RankConnectionId id);
-  // The connection while it is neither over nor unknown.
+  // Returns null if the connection is over or unknown.
   Connection* FindOpen(RankConnectionId id);
 
   // --- Beginning
-  // A peer whom the socket's mode does not mean is refused.
+  // Refuses a peer that the socket's mode does not let in.
   void Add(RankListener::Peer peer);
-  // Gives it the local rank, or any for kAnyLocalRank, and watches its process. False: it has been
-  // refused.
+  // Gives the connection the local rank `wanted`, or any for kAnyLocalRank, and watches its
+  // process. Returns false if it was refused.
   bool TakeLocalRank(Connection& connection, uint32_t wanted);
   void Activate(Connection& connection, RankControl control);
 
   // --- Output
   void Send(Connection& connection, const Message& message, std::vector<int> borrowed = {},
             std::vector<Descriptor> owned = {});
-  // Goes on with what is queued.
+  // Sends what is queued.
   void Flush(Connection& connection);
-  // Threads that wait for `tensor`, if only its completion was published.
+  // Wakes threads that wait; for `tensor` only, if only its completion was published.
   void Wake(Connection& connection, RankControl::Waiter waiter,
             std::optional<uint32_t> tensor = std::nullopt);
   void SendWake(Connection& connection);
 
   // --- Ending
-  // Ends a connection that has not been welcomed.
+  // Ends a connection that has not been welcomed yet.
   void Refuse(Connection& connection, RankStatus status, std::string_view text);
-  // Ends it; the rank's waits end with this.
+  // Ends the connection. The rank's waits end with `status` and `text`.
   void Fail(Connection& connection, RankStatus status, std::string_view text);
-  // The rank sent `why`: it is told, and gone.
+  // The rank sent `why`: tells it, and reports it to `sink` as gone.
   void Garbage(Connection& connection, const std::string& why, RankEventSink& sink);
   void SayGoodbye(Connection& connection, RankEventSink& sink);
   // Nothing can be sent any more.
   void Close(Connection& connection);
-  // The agent needs its memory no more.
+  // The agent no longer needs the rank's memory.
   void Release(RankConnectionId id);
-  // Forgets those that are gone and released.
+  // Forgets connections that are gone and released.
   void Sweep();
 
-  // The job has failed: every rank is told, and who comes later is refused. Only the first call
-  // counts.
+  // The job has failed: tells every rank, and refuses later ones. Only the first call counts.
   void FailAll(RankStatus status, std::string_view text);
   const std::optional<Failure>& job_failure() const { return job_failure_; }
 
  private:
-  // Connections that have not said hello are bounded: the oldest makes room.
+  // Bounds the connections that have not said hello: drops the oldest.
   void DropOldestSilent();
   void AfterOutput(Connection& connection, RankSocket::Output output);
   // Ends the conversation: sends what is queued, then closes.

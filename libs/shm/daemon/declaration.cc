@@ -34,7 +34,7 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-// Why the ranks of a declaration, or its root, are none; "" if they are.
+// Returns why the ranks of a declaration, or its root, do not exist; "" if they do.
 std::string GroupError(const Declare& declare, uint32_t rank, uint32_t job_size) {
   const RankList& ranks = declare.ranks;
   for (uint32_t i = 0; i < ranks.size(); ++i) {
@@ -74,7 +74,7 @@ std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job
   const std::string tensor = "tensor '" + std::string(declare.name) + "': ";
   const Collective collective = declare.collective();
   if (const std::string problem = Problem(collective); !problem.empty()) return tensor + problem;
-  // Where a standby's rank declares another tensor the agent says what it has to wait for.
+  // If a standby's rank declares another tensor, the agent says what it has to wait for.
   const bool is_standby = rank >= job_size;
   const uint32_t numbers = collective.side || is_standby ? number_count : job_size;
   if (const std::string problem = GroupError(declare, rank, numbers); !problem.empty()) {

@@ -10,12 +10,12 @@
 
 namespace talweg::shm {
 
-// Why a declaration by rank `rank` makes no sense in itself, for a job of `job_size` ranks; "" when
-// it does. `number_count`: with those of standbys, whom a side tensor may name.
+// Returns why the declaration is invalid in itself for rank `rank` in a job of `job_size` ranks, or
+// "". `number_count`: ranks with standbys, which a side tensor may name.
 std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size,
                              uint32_t number_count);
 
-// A rank's words for our texts: no control characters, no broken UTF-8.
+// A rank's text, made safe for our texts: no control characters, no broken UTF-8.
 std::string Printable(std::string_view text);
 
 }  // namespace talweg::shm

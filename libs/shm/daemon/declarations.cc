@@ -70,7 +70,7 @@ void Declarations::Reply(RankConnectionId id, RequestId request, const DeclaredD
   const uint32_t index = data.tensor.value();
   TALWEG_CHECK(index < config_->tensors_max);
   const auto asked = connection->asked.find(request);
-  if (asked == connection->asked.end()) return;  // A rank that had this place before has asked.
+  if (asked == connection->asked.end()) return;  // An earlier rank at this place has asked.
   if (data.shared && data.shared->in_place && !connection->knows_in_place) {
     Refuse(id, request, RankStatus::kVersionMismatch,
            "the other ranks of this node sum this tensor in place, which " + connection->Name() +

@@ -13,24 +13,24 @@
 
 namespace talweg::shm {
 
-// What ranks declare, and the answers. One owner thread.
+// Tensor declarations of ranks, and their answers. One owner thread.
 class Declarations {
  public:
-  // All outlive it.
+  // All outlive this.
   Declarations(const RankServerConfig* config, Connections* connections, NodeMemory* memory)
       : config_(config), connections_(connections), memory_(memory) {}
 
-  // An active rank asks.
+  // An active rank declares.
   void OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
                  RankEventSink& sink);
-  // RankServer::ReplyDeclared, RefuseDeclaration.
+  // As RankServer::ReplyDeclared and RefuseDeclaration.
   void Reply(RankConnectionId id, RequestId request, const DeclaredData& data);
   void Refuse(RankConnectionId id, RequestId request, RankStatus status, std::string_view text);
 
  private:
-  // Null: the rank is over, or has not been welcomed.
+  // Returns null if the rank is over, or has not been welcomed.
   Connection* FindActive(RankConnectionId id);
-  // Tells the rank of its tensor, and hands it the segments that are new to it.
+  // Tells the rank about its tensor, and hands over the segments that are new to it.
   void SendDeclared(Connection& connection, RequestId request, const TensorOfRank& tensor);
 
   const RankServerConfig* const config_;

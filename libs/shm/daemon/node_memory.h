@@ -16,28 +16,28 @@
 
 namespace talweg::shm {
 
-// The memory that an agent shares with its ranks: the results of the node, and the arenas of each
-// rank. It gives all segments of the node their ids. One owner thread.
+// The memory that an agent shares with its ranks: the node's results, and the arenas of each rank.
+// It numbers all segments of the node. One owner thread.
 class NodeMemory {
  public:
   explicit NodeMemory(const RankServerConfig& config);
 
-  // The rank has got its place: from here on it may have memory.
+  // The rank has got its local rank: from now on it may have memory.
   void MakeArenas(Connection& connection);
 
-  // For these see RankMemory. A connection that is null, or has no arenas, is gone.
+  // As in RankMemory. A connection that is null, or has no arenas, is gone.
   Outcome<ContributionBuffer> AllocateContribution(Connection* connection, uint64_t bytes);
   Outcome<ResultBuffer> AllocateOnePlace(Connection* connection, uint64_t bytes);
   Outcome<ResultBuffer> AllocateResult(uint64_t bytes);
   Outcome<SharedPlace> Plan(const BufferShape& shape, bool in_place) {
     return plan_.Place(shape, in_place);
   }
-  // `*is_new`: the part was not there before.
+  // `*is_new`: the part did not exist before.
   Outcome<Location> Place(Connection& connection, const SharedPlace& place, bool* is_new);
-  // Results and places go.
+  // Drops results and places.
   void Clear();
 
-  // A segment that the rank may be told of; null: there is none.
+  // Returns a segment that the rank may be told of, or null.
   const Segment* FindSegment(Connection& connection, uint32_t id, SegmentKind* kind);
   // Notes where the rank's contribution lies in this process, if it has one in host memory.
   void FindContribution(Connection& connection, TensorOfRank& tensor);

@@ -11,8 +11,8 @@
 
 namespace talweg::shm {
 
-// Why something did not happen: a status for the rank, and a text that names thing, value and
-// remedy. (absl::Status would do, but libs/shm uses the standard library only.)
+// Why something failed: a status for the rank, and a text that names thing, value and remedy.
+// (absl::Status would do, but libs/shm uses the standard library only.)
 struct Failure {
   RankStatus status = RankStatus::kInternal;
   std::string text;

@@ -12,7 +12,7 @@
 namespace talweg::shm {
 namespace {
 
-// How much of `text` fits into `bytes_max` without cutting a UTF-8 sequence.
+// Returns how much of `text` fits into `bytes_max` without cutting a UTF-8 sequence.
 size_t CutBytes(std::string_view text, size_t bytes_max) {
   if (text.size() <= bytes_max) return text.size();
   size_t bytes = bytes_max;
@@ -26,7 +26,7 @@ Outcome<RankControl> RankControl::Create(ControlShape shape, const Identity& ide
   TALWEG_CHECK(shape.Valid());
   Outcome<Segment> segment = CreateSegment(SegmentUse::kControl, shape.total_bytes());
   if (!segment.ok()) return segment.failure();
-  // The states of tensors are backed when they are declared; this is what every rank uses.
+  // This backs what every rank uses. The tensors' states are backed when tensors are declared.
   if (Outcome<bool> backed = BackWithMemory(segment.value(), 0, shape.states_offset());
       !backed.ok()) {
     return backed.failure();
@@ -59,8 +59,7 @@ RankControl::Next RankControl::NextEntry(RingEntry* entry) const {
   const uint64_t waiting = submitted - consumed_;
   if (waiting == 0) return Next::kEmpty;
   if (waiting > view_.shape().ring_capacity) return Next::kGarbage;
-  // Word by word: a rank that writes at the same time gets what it deserves, but we read each word
-  // once.
+  // Reads each word once. A rank that writes at the same time only harms itself.
   auto* source = reinterpret_cast<uint64_t*>(&view_.ring_entry(consumed_));
   std::array<uint64_t, sizeof(RingEntry) / 8> words;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -94,7 +93,7 @@ void RankControl::PublishState(uint32_t tensor, uint64_t round, RankStatus statu
       uint64_t word = 0;
       if (i * 8 < bytes)
         std::memcpy(&word, text.data() + i * 8, std::min<size_t>(8, bytes - i * 8));
-      // With release: a reader that sees a new word also sees that the ticket is gone.
+      // With release: a reader that sees a new word also sees that the ticket has changed.
       slot.words[i].store(word, std::memory_order_release);
     }
     slot.ticket.store(ticket, std::memory_order_release);
@@ -120,7 +119,7 @@ void RankControl::PublishFailure(RankStatus status, std::string_view text) {
 
 void RankControl::PublishSleepSequence(uint32_t sequence, bool until_awaited) {
   AgentLine& line = view_.agent_line();
-  // First: who sees the sleep sees of which kind it is. 0 is the sequence of no sleep.
+  // Stored first: a rank that sees the sleep also sees which kind it is. 0 belongs to no sleep.
   line.sleeps_until_awaited.store(until_awaited ? sequence : 0, std::memory_order_seq_cst);
   line.sleep_sequence.store(sequence, std::memory_order_seq_cst);
 }
@@ -136,7 +135,7 @@ void RankControl::PublishEventsLost() {
 }
 
 uint64_t RankControl::PublishStop(uint64_t stop_at) {
-  // Either the rank sees this when it has ended a step, or that is seen here.
+  // Either the rank sees this when it has ended a step, or its ended step is seen here.
   view_.agent_line().stop_at.store(stop_at, std::memory_order_seq_cst);
   return StepsEnded();
 }
@@ -154,14 +153,14 @@ void RankControl::PublishBeat() {
 }
 
 bool RankControl::WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const {
-  // Sequentially consistent, like what was published before and like the rank's "register, look
-  // again": either the rank sees what was published, or its registration is seen here. (Not fences:
-  // TSan does not know them.)
+  // Sequentially consistent, like the earlier publication and like the rank's "register, look
+  // again". Either the rank sees the publication, or its registration is seen here. (Fences would
+  // not do: TSan does not know them.)
   const RankLine& line = view_.rank_line();
   const std::atomic<uint32_t>& sleepers =
       waiter == Waiter::kForRound ? line.waiters : line.push_waiters;
   if (sleepers.load(std::memory_order_seq_cst) == 0) return false;
-  // After the count: whoever was in it and waits for this tensor has been seen to say so.
+  // Read after the count: a counted thread that waits for this tensor has already said so.
   const uint32_t awaited = line.awaited.load(std::memory_order_seq_cst);
   if (tensor && awaited != 0 && awaited != *tensor + 1) return false;
   return line.wakes_seen.load(std::memory_order_seq_cst) == wakes_sent_;

@@ -13,8 +13,8 @@
 
 namespace talweg::shm {
 
-// The agent's side of one control segment. One owner thread. Everything that decides anything is
-// kept in this object: from the segment it reads only the rank's line and the ring, each value
+// The agent's side of one control segment. One owner thread. This object keeps everything that
+// decides anything. From the segment it reads only the rank's line and the ring, and each value
 // once.
 class RankControl {
  public:
@@ -33,41 +33,41 @@ class RankControl {
 
   const ControlShape& shape() const { return view_.shape(); }
   uint64_t bytes() const { return segment_.bytes; }
-  // The descriptor for the rank; this side needs it no more.
+  // Returns the descriptor for the rank; this side no longer needs it.
   Descriptor TakeDescriptor() { return std::move(segment_.fd); }
 
   enum class Next { kEntry, kEmpty, kGarbage };
-  // Copies the ring's next entry, which stays there until it is taken. kGarbage: the rank's tail is
+  // Copies the ring's next entry, which stays there until TakeEntry. kGarbage: the rank's tail is
   // impossible.
   Next NextEntry(RingEntry* entry) const;
   void TakeEntry() { ++consumed_; }
   bool RingEmpty() const;
-  // Makes the room of taken entries known to the rank.
+  // Tells the rank that the room of taken entries is free.
   void PublishConsumed();
 
-  // `goes_on`: as in TensorState.
+  // `goes_on`: see TensorState.
   void PublishState(uint32_t tensor, uint64_t round, RankStatus status, std::string_view text,
                     uint64_t ranks_summed, uint64_t sum_epoch, bool goes_on = false);
   // Only the first call counts.
   void PublishFailure(RankStatus status, std::string_view text);
-  // `until_awaited`: this sleep lasts until somebody waits.
+  // `until_awaited`: this sleep lasts until a thread waits.
   void PublishSleepSequence(uint32_t sequence, bool until_awaited = false);
   // Whether a thread of the rank sleeps, or is about to.
   bool Awaits() const;
   void PublishEventsLost();
-  // As in AgentLine. Returns how many steps the rank has ended, by its own word.
+  // See AgentLine. Returns how many steps the rank says it has ended.
   uint64_t PublishStop(uint64_t stop_at);
   uint64_t StepsEnded() const;
   void PublishEpoch(uint64_t epoch);
   void PublishBeat();
 
   enum class Waiter { kForRound, kForRoom };
-  // Whether a Wake has to be sent after something was published, of one tensor or of whichever may
-  // be waited for. Says true once for each Wake that the rank reads: one is under way at a time.
-  // Tell OnWakeSent.
+  // Whether a Wake must be sent after something was published, of `tensor` or of any tensor.
+  // Returns true once for each Wake that the rank reads, because only one is under way at a time.
+  // Call OnWakeSent after sending one.
   bool WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const;
-  // The same after `bytes` of its open round's result had come: only the rank's one thread that
-  // sleeps, and asks for so many.
+  // The same after `bytes` of the tensor's open result have arrived. It is true only if a single
+  // thread of the rank sleeps, and has asked for that many bytes.
   bool WakeNeededForBytes(uint32_t tensor, uint64_t bytes) const;
   void OnWakeSent() { ++wakes_sent_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a sink does not get whose server takes no devices.
+// The functions that a sink need not have if its server takes no devices.
 #include "libs/base/check.h"
 #include "libs/shm/daemon/rank_server.h"
 

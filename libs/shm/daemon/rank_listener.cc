@@ -18,7 +18,7 @@ namespace talweg::shm {
 namespace {
 
 constexpr int kBacklog = 256;
-// So many ranks are refused in a turn for want of descriptors.
+// How many ranks are refused in one turn because no descriptor is left.
 constexpr int kRefusedMax = 64;
 constexpr char kDescriptors[] = "; raise the limit of open files (ulimit -n)";
 
@@ -45,13 +45,13 @@ sockaddr_un AddressOf(const std::string& path) {
 ucred PeerOf(int socket) {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
-  // A socket that has no credentials is nobody's: pid 0 and a uid that no list allows.
+  // A socket without credentials belongs to nobody: pid 0 and a uid that no list allows.
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return {0, uid_t(-1), 0};
   return peer;
 }
 
-// Two agents that start at once for one path take turns. The lock is on the directory, so that no
-// file stays behind; a directory that others can lock too (/tmp) is not locked.
+// Makes agents that start at once for one path take turns. The lock is on the directory, so that no
+// file stays. A directory that others can lock too (/tmp) is not locked.
 Descriptor LockDirectory(const std::string& directory) {
   Descriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status {};
@@ -63,7 +63,7 @@ Descriptor LockDirectory(const std::string& directory) {
   return fd;
 }
 
-// Makes room at `path`, or says why not.
+// Makes room at `path`, or returns why it cannot.
 std::optional<Failure> RemoveDeadSocket(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
@@ -84,7 +84,7 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
                        std::to_string(PeerOf(probe.get()).pid) +
                        " listens there already; stop it or choose another path"};
   }
-  if (errno == EAGAIN) {  // Its backlog is full: it is alive.
+  if (errno == EAGAIN) {  // Its backlog is full, so it is alive.
     return Failure{RankStatus::kRankTaken,
                    "agent socket '" + path +
                        "': a busy agent listens there already; stop it or choose another path"};
@@ -108,7 +108,7 @@ void SayNoDescriptors(int socket) {
       "(ulimit -n)";
   std::array<std::byte, kEncodedBytesMax> bytes;
   const size_t count = EncodeMessage({.body = welcome}, bytes);
-  // Best effort: the rank learns of the hang-up anyway.
+  // Best effort: the rank notices the hang-up anyway.
   [[maybe_unused]] const ssize_t sent =
       ::send(socket, bytes.data(), count, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
@@ -138,7 +138,7 @@ Outcome<RankListener> RankListener::Create(Spec spec) {
   RankListener listener;
   listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listener.socket_.valid()) return SystemFailure("socket", path, errno, kDescriptors);
-  // Before bind: the file appears with these bits, nobody gets in in between.
+  // Before bind: the file appears with these bits, so nobody gets in before the mode is set.
   if (::fchmod(listener.socket_.get(), 0600) != 0)
     return SystemFailure("fchmod", path, errno, "; choose another path");
   const sockaddr_un address = AddressOf(path);

@@ -13,7 +13,7 @@
 
 namespace talweg::shm {
 
-// The socket that ranks find their agent by. One owner thread; nothing blocks.
+// The socket at which ranks find their agent. One owner thread; nothing blocks.
 class RankListener {
  public:
   struct Spec {
@@ -23,12 +23,12 @@ class RankListener {
   };
   struct Peer {
     Descriptor socket;  // Non-blocking, closed on exec.
-    pid_t pid = 0;      // 0: in a foreign pid namespace.
+    pid_t pid = 0;      // 0: the peer is in a foreign pid namespace.
     uid_t uid = 0;
   };
 
-  // Binds and listens. A socket at `path` that nobody listens on is replaced; everything else there
-  // stays and is an error: kRankTaken names the living agent's pid.
+  // Binds and listens. Replaces a socket at `path` on which nobody listens. Anything else there
+  // stays and is an error; kRankTaken names the living agent's pid.
   static Outcome<RankListener> Create(Spec spec);
 
   RankListener(RankListener&&) = default;
@@ -39,8 +39,8 @@ class RankListener {
   int fd() const { return socket_.get(); }
   const std::string& path() const { return path_; }
 
-  // nullopt when nobody waits. When this process has no descriptor left the peer is told so and
-  // dropped.
+  // Returns nullopt if nobody waits. If this process has no descriptor left, tells the peer so and
+  // drops it.
   std::optional<Peer> Accept();
 
  private:

@@ -10,8 +10,8 @@
 namespace talweg::shm {
 namespace {
 
-constexpr int kReceivesMax = 4;       // That one rank may make in one turn.
-constexpr int kLastReceivesMax = 64;  // From a rank that has ended: its goodbye may be among them.
+constexpr int kReceivesMax = 4;       // How many receives one rank may have in one turn.
+constexpr int kLastReceivesMax = 64;  // For an ended rank: one may be its goodbye.
 
 constexpr std::string_view kNoDevices =
     "this agent takes no memory of GPUs: none is there, or it was started with --gpu=off; go "
@@ -25,7 +25,7 @@ int RankMessages::OnSocketReady(Connection& connection, RankEventSink& sink) {
   for (int i = 0; i < kReceivesMax && connection.state != Connection::State::kGone; ++i) {
     const RankSocket::Input input = connection.socket->Receive();
     if (connection.over()) {
-      connection.socket->DiscardInput();  // Only its end is still of interest.
+      connection.socket->DiscardInput();  // Only the end of the socket still matters.
     } else {
       handled += HandleAll(connection, sink);
     }
@@ -39,7 +39,7 @@ int RankMessages::OnSocketReady(Connection& connection, RankEventSink& sink) {
 }
 
 int RankMessages::OnProcessEnded(Connection& connection, RankEventSink& sink) {
-  // A forked child may keep the socket open, so that no end comes from there. What the rank itself
+  // A forked child may keep the socket open, so that the socket has no end. What the rank itself
   // sent before it ended counts.
   for (int i = 0; i < kLastReceivesMax && !connection.over(); ++i) {
     const RankSocket::Input input = connection.socket->Receive();
@@ -117,16 +117,16 @@ void RankMessages::OnHello(Connection& connection, const Hello& hello, RankEvent
                                    connection.client_name, (hello.flags & kHelloStandby) != 0});
 }
 
-// What a rank says of steps and views (docs/elastic.md).
+// Handles a question about steps and views (docs/elastic.md).
 void RankMessages::OnBoundary(Connection& connection, RequestId request, const Boundary& question,
                               RankEventSink& sink) {
   if (job_failed()) return;  // The rank has been told.
-  // What it has pushed belongs to the step that it has ended.
+  // The rank's pushes belong to the step that it has ended.
   parts_.rings->Drain(connection, sink);
   if (!connection.over()) sink.OnRankBoundary(connection.id, request, question);
 }
 
-// It asks whom a round waits for.
+// The rank asks whom a round waits for.
 void RankMessages::OnAsk(Connection& connection, RequestId request, const Ask& question,
                          RankEventSink& sink) {
   if (job_failed()) return;  // The rank has been told.
@@ -142,7 +142,7 @@ void RankMessages::OnAsk(Connection& connection, RequestId request, const Ask& q
   sink.OnRankAsk(connection.id, request, TensorIndex(question.tensor), Round{question.round});
 }
 
-// A sink whose server takes devices has its own of these.
+// A sink whose server takes devices implements these.
 bool RankMessages::HandleOfDevices(Connection& connection, const Message& message,
                                    RankEventSink& sink) {
   const RequestId request(message.request);
@@ -188,7 +188,7 @@ void RankMessages::OnGoodbye(Connection& connection, RankEventSink& sink) {
     parts_.rings->Drain(connection, sink);
     if (connection.over()) return;
     connection.said_goodbye = true;
-    if (!connection.control->RingEmpty()) return;  // PollRings goes on.
+    if (!connection.control->RingEmpty()) return;  // PollRings continues.
   }
   parts_.connections->SayGoodbye(connection, sink);
 }
@@ -205,7 +205,7 @@ int RankMessages::OnEnded(Connection& connection, RankEventSink& sink) {
       parts_.connections->Close(connection);
       return 1;
     }
-    if (connection.said_goodbye) return 0;  // PollRings goes on; this is seen again.
+    if (connection.said_goodbye) return 0;  // PollRings continues; this function is called again.
   }
   const RankGone gone{connection.local_rank, connection.pid, false,
                       connection.Name() +

@@ -14,11 +14,11 @@
 
 namespace talweg::shm {
 
-// What ranks say on their sockets, and that they end. What a rank has pushed before a message is
-// taken before the message. One owner thread.
+// What ranks say on their sockets, and how their connections end. Takes what a rank has pushed
+// before it handles a later message of that rank. One owner thread.
 class RankMessages {
  public:
-  // All outlive it.
+  // All outlive this.
   struct Parts {
     const RankServerConfig* config = nullptr;
     Connections* connections = nullptr;
@@ -36,14 +36,14 @@ class RankMessages {
  private:
   int HandleAll(Connection& connection, RankEventSink& sink);
   void Handle(Connection& connection, const Message& message, RankEventSink& sink);
-  // Whether the message was about memory of GPUs.
+  // Handles messages about GPU memory. Returns whether `message` was one.
   bool HandleOfDevices(Connection& connection, const Message& message, RankEventSink& sink);
   void OnHello(Connection& connection, const Hello& hello, RankEventSink& sink);
   void OnBoundary(Connection& connection, RequestId request, const Boundary& question,
                   RankEventSink& sink);
   void OnAsk(Connection& connection, RequestId request, const Ask& question, RankEventSink& sink);
   void OnGoodbye(Connection& connection, RankEventSink& sink);
-  // 0: it is not over before its pushes are taken.
+  // Returns 0 if the connection goes on until the rank's pushes are taken.
   int OnEnded(Connection& connection, RankEventSink& sink);
   bool job_failed() const { return parts_.connections->job_failure().has_value(); }
 

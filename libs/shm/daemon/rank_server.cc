@@ -19,7 +19,7 @@
 namespace talweg::shm {
 namespace {
 
-// What epoll gives back of the listening socket. No connection has it: their ids begin with 1.
+// What epoll returns for the listening socket. No connection has this key: ids begin with 1.
 constexpr uint64_t kListenerKey = 0;
 constexpr int kEventsMax = 64;
 constexpr int kAcceptsMax = 16;  // In one turn.
@@ -146,7 +146,7 @@ Outcome<Location> RankServerImpl::PlaceContribution(RankConnectionId id, const S
 }
 
 void RankServerImpl::DropTensorMemory() {
-  // What still waits to be sent to a rank that has ended may carry descriptors of results.
+  // Output that waits for an ended rank may carry descriptors of results.
   for (auto& [id, connection] : connections_.all()) {
     TALWEG_CHECK(connection->over() || connection->tensors.empty());
     if (connection->over()) connections_.Close(*connection);
@@ -214,18 +214,18 @@ void RankServerImpl::IntroducePeers(Connection& connection, uint32_t part) {
   const uint64_t bit = uint64_t{1} << part;
   if ((connection.peer_parts & bit) != 0) return;
   connection.peer_parts |= bit;
-  // Also those that have left: the round holds what they pushed.
+  // Includes ranks that have left: the round holds what they pushed.
   for (auto& [id, peer] : connections_.all()) {
     const SharedArena::Part* theirs = peer->shared.FindPart(part);
     if (peer.get() == &connection || peer->released || theirs == nullptr ||
         !connection.known_segments.insert(theirs->id).second) {
       continue;
     }
-    // All have pushed a round of this part, so each has mapped its own.
+    // All ranks have pushed a round of this part, so each has mapped its own segment.
     if (!theirs->in_place) SealAgainstWriters(theirs->segment);
     Descriptor copy(::fcntl(theirs->segment.fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!copy.valid()) {
-      ::shutdown(connection.socket->fd(), SHUT_RDWR);  // Its end is handled where all ends are.
+      ::shutdown(connection.socket->fd(), SHUT_RDWR);  // Its end is handled later.
       return;
     }
     std::vector<Descriptor> owned;

@@ -25,10 +25,10 @@
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/mapping.h"
 
-// The agent's side beside ranks that are spoken by hand.
+// The agent's side against ranks that a test spells out byte by byte.
 namespace talweg::shm {
 
-// Admits everybody, agrees to everything, remembers.
+// Admits every rank, agrees to everything, and records it.
 class RecordingSink final : public RankEventSink {
  public:
   RankServer* server = nullptr;
@@ -36,13 +36,13 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankConnectionId> connections;
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
-  std::vector<RoundSignature> placed_as;              // What tensors on GPUs are signed with.
-  std::vector<RoundSignature> signatures;             // Those of these pushes, and their lengths.
+  std::vector<RoundSignature> placed_as;              // The signatures of tensors on GPUs.
+  std::vector<RoundSignature> signatures;             // Of `pushes`, like `lengths`.
   std::vector<std::vector<uint32_t>> lengths;
   std::vector<DevicePlace> places;
   std::vector<RankGone> gone;
-  bool answers = true;                        // Declarations.
-  std::map<std::string, SharedPlace> shared;  // Tensors of ranks that sum, in order of their index.
+  bool answers = true;                        // Whether declarations get an answer.
+  std::map<std::string, SharedPlace> shared;  // Tensors that ranks sum, in order of their index.
 
   void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
     hellos.push_back(hello);
@@ -134,7 +134,7 @@ struct RankServerFixture {
     server = std::move(created).value();
     sink.server = server.get();
   }
-  // Everything that has come is handled.
+  // Handles everything that has come.
   void Settle() {
     while (server->Poll(sink) > 0) {
     }
@@ -147,7 +147,7 @@ struct RankServerFixture {
 
 inline constexpr Collective kOneFloat = Collective::Of(DType::kF32, Op::kSum, 1);
 
-// A rank whose every byte the test decides.
+// A rank whose every byte the test chooses.
 class RawRank {
  public:
   explicit RawRank(RankServerFixture& fixture) : fixture_(fixture) {
@@ -158,7 +158,7 @@ class RawRank {
     REQUIRE(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   }
 
-  // Whether the server has said anything that was not read.
+  // Whether the server has said anything that has not been read.
   bool IsAnswered() const {
     char byte = 0;
     return ::recv(socket_.get(), &byte, 1, MSG_PEEK) == 1;
@@ -174,8 +174,8 @@ class RawRank {
     SendBytes(bytes.data(), count);
   }
 
-  // Lets the server handle what was sent, and reads its next message. nullptr: it has closed the
-  // socket.
+  // Lets the server handle its input, and reads its next message. Returns nullptr if it has closed
+  // the socket.
   const Message* Receive() {
     for (int turns = 0; turns < 1000; ++turns) {
       fixture_.Settle();
@@ -192,7 +192,7 @@ class RawRank {
     return nullptr;
   }
 
-  // A hello and what comes of it: the control segment mapped.
+  // Says hello, reads the answer, and maps the control segment.
   void Join(uint16_t minor = kProtocolMinor) {
     Send({.body = Hello{.minor = minor, .client_name = "raw"}});
     const Message* message = Receive();
@@ -220,14 +220,14 @@ class RawRank {
     REQUIRE(declared->status == RankStatus::kOk);
     summed_by_ = declared->summed_by;
   }
-  // The last declared tensor's.
+  // Who sums the last declared tensor.
   SummedBy summed_by() const { return summed_by_; }
   void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
     control_.ring_entry(submitted_) = {
         .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
     control_.rank_line().submitted.store(++submitted_);
   }
-  // The first segment that came after the control segment.
+  // Maps the first segment that came after the control segment.
   void MapContribution() {
     REQUIRE(fds_.size() > 1);
     contribution_ = Mapping::Map(fds_[1].get(), kPageBytes, Mapping::Access::kReadWrite);
@@ -275,7 +275,7 @@ class RawRank {
   uint64_t submitted_ = 0;
 };
 
-// The text of the refusal or loss that the server sends, after which it closes.
+// Returns the text of the refusal or loss that the server sends before it closes.
 inline std::string LastWords(RawRank& rank, RankStatus expected) {
   const Message* message = rank.Receive();
   if (message == nullptr) return "nothing";

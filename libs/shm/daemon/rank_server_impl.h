@@ -18,9 +18,9 @@
 
 namespace talweg::shm {
 
-// RankServer of its parts. Connections has the ranks' connections from accept to end, RankMessages
-// hears what they say, Rings what they push, Declarations answers what they declare, NodeMemory has
-// what they share. This says what the agent says.
+// A RankServer made of parts. Connections keeps the ranks' connections from accept to end.
+// RankMessages handles what ranks say, Rings what they push, Declarations answers what they
+// declare, NodeMemory has what they share. This class sends what the agent says.
 class RankServerImpl final : public RankServer {
  public:
   RankServerImpl(RankServerConfig config, RankListener listener, Descriptor epoll)
@@ -101,9 +101,9 @@ class RankServerImpl final : public RankServer {
 
  private:
   int AcceptAll();
-  // To a connection that is not over.
+  // Sends to a connection that is not over.
   void Send(RankConnectionId id, const Message& message);
-  // Hands it part `part` of the other ranks' contributions.
+  // Hands the rank part `part` of the other ranks' contributions.
   void IntroducePeers(Connection& connection, uint32_t part);
 
   const RankServerConfig config_;
@@ -115,7 +115,7 @@ class RankServerImpl final : public RankServer {
   Rings rings_;
   Declarations declarations_;
   RankMessages messages_;
-  Epoch epoch_;  // The newest view's.
+  Epoch epoch_;  // The newest view's epoch.
 };
 
 }  // namespace talweg::shm

@@ -14,13 +14,13 @@ namespace talweg::shm {
 namespace {
 
 constexpr size_t kReceiveBytes = 64 * 1024;
-// A rank that declares without ever reading the answers ends here.
+// A rank that declares without ever reading the answers ends at this limit.
 constexpr size_t kOutboxBytesMax = 4 * 1024 * 1024;
 
 }  // namespace
 
 RankSocket::Input RankSocket::Receive() {
-  // What was parsed before is done with: its strings are not valid any more.
+  // Drops what was parsed before: its strings are no longer valid.
   input_.erase(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(parsed_));
   parsed_ = 0;
   std::array<std::byte, kReceiveBytes> bytes;
@@ -121,7 +121,7 @@ bool RankSocket::SendWake() {
   const ssize_t sent =
       ::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (sent <= 0 || static_cast<size_t>(sent) == bytes.size()) return sent > 0;
-  // The kernel took a part of it: the rest has to follow.
+  // The kernel took a part of the message: the rest must follow.
   Item item{{bytes.begin(), bytes.end()}, static_cast<size_t>(sent), {}, {}};
   outbox_bytes_ += item.bytes.size();
   outbox_.push_back(std::move(item));

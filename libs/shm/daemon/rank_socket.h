@@ -12,8 +12,8 @@
 
 namespace talweg::shm {
 
-// The agent's end of one rank's socket: messages out of bytes, bytes out of messages. One owner
-// thread; nothing blocks. Descriptors that a rank sends are discarded by the kernel.
+// The agent's end of one rank's socket: turns bytes into messages and messages into bytes. One
+// owner thread; nothing blocks. The kernel discards descriptors that a rank sends.
 class RankSocket {
  public:
   explicit RankSocket(Descriptor socket) : socket_(std::move(socket)) {}
@@ -23,32 +23,33 @@ class RankSocket {
   enum class Input {
     kTaken,    // Bytes came; there may be more.
     kNothing,  // Nothing was there.
-    kEnded,    // The rank's end is closed. What came before is still to be parsed.
+    kEnded,    // The rank's end is closed. Earlier bytes are still to be parsed.
   };
-  // Takes what has come, up to a bound: level-triggered epoll tells of the rest.
+  // Takes what has come, up to a bound. Level-triggered epoll reports the rest.
   Input Receive();
 
   enum class Next { kMessage, kNone, kGarbage };
   // Forgets what was received and not parsed.
   void DiscardInput() { parsed_ = input_.size(); }
 
-  // The next whole message. Its strings stay valid until the next call of Receive. With kGarbage
-  // `*error` says why; nothing after it can be read.
+  // Takes the next whole message. Its strings stay valid until the next call of Receive. With
+  // kGarbage `*error` says why, and nothing later can be read.
   Next NextMessage(Message* message, std::string* error);
 
   enum class Output {
     kSent,
-    kQueued,  // Something is left: call Flush when the socket is writable.
+    kQueued,  // Some output is left: call Flush when the socket is writable.
     kBroken,  // The rank is gone, or does not read and the queue is full.
   };
-  // `borrowed` descriptors stay valid until the message has left; `owned` ones are closed then.
+  // `borrowed` descriptors stay valid until the message has been sent; `owned` ones are closed
+  // then.
   Output Send(const Message& message, std::vector<int> borrowed = {},
               std::vector<Descriptor> owned = {});
   Output Flush();
   bool HasOutput() const { return !outbox_.empty(); }
 
-  // Sends a Wake if it can be sent now. A full socket needs none: the rank has yet to read what is
-  // in it.
+  // Sends a Wake if it can be sent now. A full socket needs none: the rank has not read its bytes
+  // yet.
   bool SendWake();
 
  private:
@@ -58,7 +59,7 @@ class RankSocket {
     std::vector<int> borrowed;
     std::vector<Descriptor> owned;
   };
-  // As sendmsg: bytes sent, or -1.
+  // As sendmsg: returns the bytes sent, or -1.
   long SendItem(const Item& item);
 
   Descriptor socket_;

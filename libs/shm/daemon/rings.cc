@@ -10,7 +10,7 @@
 namespace talweg::shm {
 namespace {
 
-constexpr int kPushesMax = 256;  // That one rank may make in one turn.
+constexpr int kPushesMax = 256;  // How many pushes one rank may make in one turn.
 
 std::string OpenRoundText(uint32_t tensor, uint64_t round) {
   return "a push of tensor " + std::to_string(tensor) + " while its round " +
@@ -39,7 +39,7 @@ int Rings::Poll(RankEventSink& sink) {
     }
   }
   int pushes = 0;
-  // By index: the sink may welcome ranks. Those that end stay in the list until Sweep.
+  // By index, because the sink may welcome ranks. Ranks that end stay in the list until Sweep.
   const std::vector<Connection*>& active = connections_->active();
   for (size_t i = 0; i < active.size(); ++i) {
     if (active[i]->is_active()) pushes += Drain(*active[i], kPushesMax, sink);
@@ -63,12 +63,13 @@ bool Rings::PrepareToSleep(RankServer::Until until) {
     if (!connection->is_active()) continue;
     connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
     // After the store, in the one order of all sequentially consistent operations: a push that is
-    // not seen here sees that we sleep, and rings.
+    // not seen here sees that the agent sleeps, and rings.
     idle = idle && connection->control->RingEmpty();
   }
-  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
-  // been told before any is looked at, since the one that waits may wait for another's push.
-  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
+  // The same holds for a thread that begins to wait: if it is not seen here, it sees which sleep
+  // this is, and rings. All ranks are told before any is looked at, since one rank may wait for
+  // another's push.
+  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings publishes that.
 }
 
 bool Rings::AnybodyAwaits() const {
@@ -84,7 +85,7 @@ int Rings::Drain(Connection& connection, RankEventSink& sink) {
 }
 
 void Rings::DrainAll(RankEventSink& sink) {
-  // By index: the sink may welcome ranks.
+  // By index, because the sink may welcome ranks.
   const std::vector<Connection*>& active = connections_->active();
   for (size_t i = 0; i < active.size(); ++i) {
     if (active[i]->is_active()) Drain(*active[i], sink);
@@ -141,7 +142,7 @@ void Rings::CheckEarlyPushes(RankEventSink& sink) {
     if (!connection->is_active() || connection->control->RingEmpty()) {
       continue;
     }
-    // Something else has come since; or its open round is about to be complete.
+    // Something else has come since, or the open round is about to be complete.
     if (!connection->early) return;
     const uint64_t open_round = connection->tensors[*connection->early].pushed;
     if (AllHavePushed(*connection->early, open_round)) return;
@@ -163,7 +164,7 @@ std::string Rings::TakePush(Connection& connection, const RingEntry& entry, Rank
   if (!on_device && !in_parts && entry.flags != 0) {
     return "a push with unknown flags " + std::to_string(entry.flags);
   }
-  if (connections_->job_failure()) return "";  // It has been told, or is about to see it.
+  if (connections_->job_failure()) return "";  // The rank has been told, or is about to see it.
   TensorOfRank& tensor = connection.tensors[entry.tensor];
   if (!on_device && config_->takes_devices && tensor.data.contribution.segment == 0) {
     return "a push from host memory of tensor " + std::to_string(entry.tensor) +
@@ -181,7 +182,7 @@ std::string Rings::TakePush(Connection& connection, const RingEntry& entry, Rank
   }
   tensor.pushed = entry.round;
   if (!again) ++counters_->pushes;
-  // A round that ended before this rank pushed it (aborted for all) is over for it too.
+  // A round that ended before this rank pushed it (aborted for all) is over for this rank too.
   if (tensor.completed >= entry.round) return "";
   if (on_device) {
     sink.OnRankPushOnDevice(
@@ -202,7 +203,7 @@ std::string Rings::TakeLengths(const TensorOfRank& tensor, const RingEntry& entr
                                                                 tensor.data.shared->in_place)
                                                    .table_offset(entry.round)
                                              : shape.table_offset();
-  // The rank can write there at any time: each word is read once.
+  // The rank can write there at any time, so each word is read once.
   auto* table = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(tensor.contribution + offset));
   lengths_.resize(shape.part_count);
   bool is_full = true;

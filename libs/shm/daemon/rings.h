@@ -13,20 +13,21 @@
 
 namespace talweg::shm {
 
-// What ranks push: their rings, and when the agent may sleep though they push. One owner thread.
+// The ranks' rings: takes what ranks push, and says when the agent may sleep although they push.
+// One owner thread.
 class Rings {
  public:
-  // All outlive it.
+  // All outlive this.
   Rings(const RankServerConfig* config, Connections* connections, RankServerCounters* counters)
       : config_(config), connections_(connections), counters_(counters) {}
 
-  // RankServer::PollRings, PrepareToSleep.
+  // As RankServer::PollRings and PrepareToSleep.
   int Poll(RankEventSink& sink);
   bool PrepareToSleep(RankServer::Until until);
-  // A rank that comes is told of it.
+  // A rank that joins is told it.
   uint32_t sleep_sequence() const { return sleep_sequence_; }
 
-  // Takes all that the rank has pushed, or all ranks have.
+  // Takes all that the rank, or every rank, has pushed.
   int Drain(Connection& connection, RankEventSink& sink);
   void DrainAll(RankEventSink& sink);
 
@@ -35,16 +36,16 @@ class Rings {
 
  private:
   int Drain(Connection& connection, int pushes_max, RankEventSink& sink);
-  // Whether the rank may have seen its tensor's open round complete before this agent.
+  // Whether the rank may have seen its tensor's open round complete before this agent did.
   bool IsEarly(const Connection& connection, const RingEntry& entry) const;
   bool AllHavePushed(uint32_t tensor, uint64_t round) const;
-  // After a look at all rings that took nothing.
+  // Call it after a look at all rings that took nothing.
   void CheckEarlyPushes(RankEventSink& sink);
   bool AnybodyAwaits() const;
-  // Why the entry makes no sense, or "".
+  // Returns why the entry is invalid, or "".
   std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);
-  // Copies the lengths of the parts that the rank has pushed to lengths_. Why they make no sense,
-  // or "".
+  // Copies the lengths of the parts that the rank has pushed to lengths_. Returns why they are
+  // invalid, or "".
   std::string TakeLengths(const TensorOfRank& tensor, const RingEntry& entry);
 
   const RankServerConfig* const config_;

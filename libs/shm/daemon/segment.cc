@@ -46,10 +46,10 @@ Failure KernelRefused(SegmentUse use, uint64_t bytes, const char* call) {
   return failure;
 }
 
-// Has the kernel back the whole huge pages of that range as such, whatever it does by itself for
-// shared memory. They come in a third of the time, and every process that maps them has them at
-// once: pages of 4 KiB cost each of them as much again. Kernels before 6.1 refuse; then, or without
-// a free huge page, what is left is fallocate's.
+// Has the kernel back the whole huge pages of the range as such, whatever its policy for shared
+// memory is. Huge pages come in a third of the time, and all processes that map them have them at
+// once; 4 KiB pages would cost each process as much again. Kernels before 6.1 refuse. Then, or
+// without a free huge page, fallocate backs the rest.
 void BackWithHugePages(const Segment& segment, uint64_t offset, uint64_t bytes) {
   constexpr uint64_t kHuge = Mapping::kHugePageBytes;
   constexpr uint64_t kPage = 4096;
@@ -57,10 +57,10 @@ void BackWithHugePages(const Segment& segment, uint64_t offset, uint64_t bytes) 
   const uint64_t end = (offset + bytes) / kHuge * kHuge;
   if (end <= begin) return;
   for (uint64_t at = begin; at < end; at += kHuge) {
-    // One that is empty is refused.
+    // The kernel refuses a huge page that is empty.
     if (::fallocate(segment.fd.get(), 0, static_cast<off_t>(at), kPage) != 0) return;
   }
-  // In one call, since each waits for every CPU.
+  // In one call, because each call waits for every CPU.
   ::madvise(segment.mapping.data() + begin, end - begin, MADV_COLLAPSE);
 }
 
@@ -68,8 +68,8 @@ void BackWithHugePages(const Segment& segment, uint64_t offset, uint64_t bytes) 
 
 Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  // Kernels since 6.3 may insist on being told that memory is not for execution; older ones do not
-  // know it.
+  // Kernels since 6.3 may insist on knowing that memory is not executable. Older ones do not know
+  // the flag.
   Descriptor fd(::memfd_create(UseName(use), flags | MFD_NOEXEC_SEAL));
   if (!fd.valid() && errno == EINVAL) fd = Descriptor(::memfd_create(UseName(use), flags));
   if (!fd.valid()) return KernelRefused(use, bytes, "memfd_create");
@@ -83,7 +83,7 @@ Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
   if (!mapping.valid()) return KernelRefused(use, bytes, "mmap");
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;
   if (use != SegmentUse::kSharedContribution) seals |= F_SEAL_SEAL;
-  // After our own writable mapping, which stays.
+  // After our own writable mapping, which stays writable.
   if (use == SegmentUse::kResult) seals |= F_SEAL_FUTURE_WRITE;
   if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
     return KernelRefused(use, bytes, "fcntl(F_ADD_SEALS), which needs Linux 5.1");

@@ -12,13 +12,13 @@ namespace talweg::shm {
 
 enum class SegmentUse {
   kControl,             // Both sides write.
-  kContribution,        // The rank writes, this process maps it read only.
-  kSharedContribution,  // Likewise; other ranks map it, read only after SealAgainstWriters.
-  kOnePlace,            // The rank and this process write, by turns; nobody else maps it.
+  kContribution,        // The rank writes; this process maps it read only.
+  kSharedContribution,  // The same; other ranks map it, read only after SealAgainstWriters.
+  kOnePlace,            // The rank and this process write by turns; nobody else maps it.
   kResult,  // This process writes; nobody else can ever map it writable (F_SEAL_FUTURE_WRITE).
 };
 
-// A piece of anonymous memory that other processes can map: no name, gone with its last holder,
+// Anonymous memory that other processes can map. It has no name, goes with its last holder, and is
 // sealed against shrinking, growing and further sealing.
 struct Segment {
   uint64_t bytes = 0;
@@ -26,15 +26,15 @@ struct Segment {
   Mapping mapping;
 };
 
-// kOutOfMemory or kLimit, with the kernel's reason. `bytes` > 0.
+// `bytes` > 0. kOutOfMemory or kLimit, with the kernel's reason.
 Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes);
 
-// From here on nobody can map the segment writable any more; its rank has done so. A rank that has
-// sealed its own segment already harms itself only.
+// From now on nobody can map the segment writable; its rank has done so before. A rank that has
+// already sealed its own segment harms only itself.
 void SealAgainstWriters(const Segment& segment);
 
-// Has the kernel set pages aside, zeroed, so that a later write cannot fail. kOutOfMemory if it has
-// none. Takes the time that this takes.
+// Has the kernel allocate zeroed pages, so that a later write cannot fail. Takes the time that the
+// kernel needs. kOutOfMemory if it has no pages.
 Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes);
 
 }  // namespace talweg::shm

@@ -22,7 +22,7 @@ Outcome<SharedPlace> SharedPlan::Place(const BufferShape& shape, bool in_place) 
             FormatBytes(bytes_max_) + ", of which " + FormatBytes(used_) +
             " are used; raise the agent's arena_bytes_max, or declare less"};
   }
-  // The newest of its kind, or another.
+  // Uses the newest part of its kind, or a new one.
   size_t index = parts_.size();
   while (index > 0 && parts_[index - 1].in_place != in_place) --index;
   if (index == 0 || parts_[index - 1].bytes - parts_[index - 1].used < bytes) {

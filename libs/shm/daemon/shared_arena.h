@@ -11,12 +11,12 @@
 #include "libs/shm/layout/parts.h"
 
 // Contributions that the ranks of a node read from each other (docs/shared_memory.md, "Ranks that
-// sum"): every rank has an arena of its own, and all arenas are cut alike, so that a rank that
-// knows where a tensor lies in its own knows where it lies in all.
+// sum"). Every rank has its own arena, and all arenas are cut alike: a rank that knows where a
+// tensor lies in its own arena knows where it lies in all.
 namespace talweg::shm {
 
-// Where a tensor lies in every rank's arena, cut as RankSumShape says. Those that are summed in
-// place have parts of their own.
+// Where a tensor lies in every rank's arena, cut as RankSumShape says. Tensors that are summed in
+// place have separate parts.
 struct SharedPlace {
   uint32_t part = 0;
   uint64_t part_bytes = 0;
@@ -31,10 +31,10 @@ class SharedPlan {
   SharedPlan(uint32_t ranks, uint64_t bytes_max, uint64_t part_bytes_min)
       : ranks_(ranks), bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
 
-  // kOutOfMemory with the figures.
+  // kOutOfMemory, with the figures.
   Outcome<SharedPlace> Place(const BufferShape& shape, bool in_place);
 
-  // No place is needed any more.
+  // Gives all places back.
   void Clear();
 
  private:
@@ -45,7 +45,7 @@ class SharedPlan {
   };
 
   const uint32_t ranks_;
-  const uint64_t bytes_max_;  // One rank's.
+  const uint64_t bytes_max_;  // For one rank.
   const uint64_t part_bytes_min_;
   uint64_t used_ = 0;
   std::vector<Part> parts_;
@@ -55,15 +55,15 @@ class SharedPlan {
 class SharedArena {
  public:
   struct Part {
-    uint32_t id = 0;  // 0: not made yet.
+    uint32_t id = 0;  // 0: it does not exist yet.
     Segment segment;
     bool in_place = false;  // The other ranks write it, too.
   };
 
-  // Makes the part, if it is not there. Its pages are the rank's to set aside. Takes segment ids
+  // Makes the part if it does not exist. The rank has the kernel back its pages. Takes segment ids
   // from *next_segment.
   Outcome<Location> At(const SharedPlace& place, uint32_t* next_segment);
-  // nullptr when there is none.
+  // These return nullptr if there is none.
   const Part* FindPart(uint32_t part) const;
   const Part* FindSegment(uint32_t id) const;
 

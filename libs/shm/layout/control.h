@@ -10,7 +10,7 @@
 // The control segment: one memfd between one rank and its agent (docs/shared_memory.md).
 //
 //   0x0000  ControlHeader    written once by the agent; `magic` last, with release
-//   0x0100  AgentLine        agent -> rank: has the job failed, does the agent sleep, does it run
+// agent -> rank: whether the job has failed, whether the agent sleeps, and that it runs
 //   0x0140  RankLine         rank -> agent: ring tail, who sleeps
 //   0x0180  ConsumedLine     agent -> rank: ring head
 //   0x0200  FailureText      written before AgentLine.state becomes kFailed
@@ -18,8 +18,9 @@
 //   ......  TensorState[tensors_max]     at ControlHeader.states_offset, page aligned
 //   ......  TextSlot[text_slots]         at ControlHeader.texts_offset, page aligned
 //
-// Little-endian, fixed width. The agent reads nothing but RankLine and the ring from it, copies a
-// value before it looks at it, and trusts none: the rank can write everywhere in here.
+// Little-endian, fixed width. From this segment the agent reads only RankLine and the ring. It
+// copies each value before it checks it, and trusts none: the rank can write anywhere in the
+// segment.
 namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
@@ -41,7 +42,7 @@ struct ControlHeader {
   uint64_t total_bytes;
   uint32_t ring_capacity;  // A power of two.
   uint32_t tensors_max;
-  uint64_t incarnation;  // The agent's.
+  uint64_t incarnation;  // The agent's incarnation.
   uint32_t rank;
   uint32_t size;
   uint32_t local_rank;
@@ -52,8 +53,8 @@ struct ControlHeader {
   uint64_t states_offset;
   uint64_t texts_offset;
   uint32_t text_slots;
-  // For how long AgentLine::beats may stand still before the agent counts as gone; 0: it does not
-  // count.
+  // How long AgentLine::beats may stand still before the agent counts as gone; 0: it does not count
+  // beats.
   uint32_t silence_ms;
   uint32_t reserved[42];
 };
@@ -61,42 +62,42 @@ struct ControlHeader {
 struct alignas(64) AgentLine {
   std::atomic<uint32_t> state;           // JobState.
   std::atomic<uint32_t> failure_status;  // RankStatus; before `state`.
-  // Odd: the agent sleeps, or is about to. The rank that has seen an odd value after its push sends
-  // one Doorbell for it, but see `sleeps_until_awaited`.
+  // Odd: the agent sleeps, or is about to. A rank that sees an odd value after its push sends one
+  // Doorbell for this value (but see `sleeps_until_awaited`).
   std::atomic<uint32_t> sleep_sequence;
-  // How often this rank's events on GPUs were lost; those of a tensor are good if it was placed
-  // since.
+  // How often this rank's GPU events were lost. A tensor's events are good if it was placed after
+  // the last loss.
   std::atomic<uint32_t> events_lost;
-  // Counted up every 2 s by the thread that serves the ranks.
+  // The thread that serves the ranks increases it every 2 s.
   std::atomic<uint32_t> beats;
-  // The value of `sleep_sequence` if nobody waited when it was published. For that sleep pushes of
-  // tensors that the ranks sum send no Doorbell: whoever begins to wait, or polls, does. (Since
-  // minor version 1; 0 before.)
+  // The value of `sleep_sequence` if nobody waited when it was published. During that sleep, pushes
+  // of tensors that the ranks sum send no Doorbell; a thread that begins to wait, or polls, sends
+  // it. (Since minor version 1; 0 before.)
   std::atomic<uint32_t> sleeps_until_awaited;
-  // A rank that has ended so many steps less one begins no further one before it has asked; 0: each
-  // may go on. The rank adds to RankLine::steps_ended, then looks here; the agent writes this, then
-  // looks there. (This and the next since minor version 4; 0 before.)
+  // A rank that has ended `stop_at` - 1 steps begins no further step before it has asked; 0: each
+  // may go on. The rank adds to RankLine::steps_ended, then looks here. The agent writes this, then
+  // looks there. (`stop_at` and `epoch` since minor version 4; 0 before.)
   std::atomic<uint64_t> stop_at;
-  std::atomic<uint64_t> epoch;  // The newest view's.
+  std::atomic<uint64_t> epoch;  // The newest view's epoch.
   uint32_t reserved[6];
 };
 
 struct alignas(64) RankLine {
-  std::atomic<uint64_t> submitted;     // Entries written to the ring, ever.
+  std::atomic<uint64_t> submitted;     // Entries ever written to the ring.
   std::atomic<uint32_t> waiters;       // Threads that sleep, or are about to, for a completion.
-  std::atomic<uint32_t> push_waiters;  // Likewise, for room in the ring.
-  std::atomic<uint32_t> wakes_seen;    // Wake messages read, ever; the agent sends one at a time.
-  // The tensor whose completion the only one of `waiters` sleeps for, plus 1; 0: any may be.
+  std::atomic<uint32_t> push_waiters;  // The same, for room in the ring.
+  std::atomic<uint32_t> wakes_seen;    // Wake messages ever read; the agent sends one at a time.
+  // If only one thread counts in `waiters`: the tensor that it waits for, plus 1. 0: any tensor.
   std::atomic<uint32_t> awaited;
-  // And with it: how many bytes of the open round's result it is to be woken for; 0: for all of
-  // them only. (Since minor version 2; 0 before.)
+  // How many bytes of the open round's result that thread is to be woken for; 0: only for all of
+  // them. (Since minor version 2; 0 before.)
   std::atomic<uint64_t> awaited_bytes;
   std::atomic<uint64_t> steps_ended;  // Ever. (Since minor version 4; 0 before.)
   uint32_t reserved[6];
 };
 
 struct alignas(64) ConsumedLine {
-  std::atomic<uint64_t> consumed;  // Entries taken from the ring, ever.
+  std::atomic<uint64_t> consumed;  // Entries ever taken from the ring.
   uint64_t reserved[7];
 };
 
@@ -104,19 +105,20 @@ struct FailureText {
   char text[kFailureTextBytes];  // NUL-terminated.
 };
 
-// RingEntry::flags: the contribution lies in a buffer of a GPU, whose number is the flags' upper
-// half, at offset `device_offset`; the tensor's event `pushed` was recorded after it. The result
-// goes there.
+// RingEntry::flags: the contribution lies in a GPU buffer, at offset `device_offset`. The buffer's
+// number is the upper half of the flags. The tensor's event `pushed` was recorded after the
+// contribution was written. The result goes to the same place.
 inline constexpr uint64_t kPushOnDevice = 1;
-// With it: the round that is open once more, since the event after which it was pushed was lost.
+// With kPushOnDevice: pushes the open round once more, because the event of the first push was
+// lost.
 inline constexpr uint64_t kPushAgain = 2;
 inline constexpr uint32_t kPushBufferShift = 32;
-// From host memory: the lengths of the parts that the rank gives stand in the contribution's table
-// (libs/shm/layout/parts.h), and `device_offset` is the round's signature. Without it all parts are
-// full, and the signature is 0. (Since minor version 5 of the messages.)
+// From host memory: the contribution's table has the lengths of the parts that the rank gives
+// (libs/shm/layout/parts.h), and `device_offset` is the round's signature. Without this flag all
+// parts are full, and the signature is 0. (Since minor version 5 of the messages.)
 inline constexpr uint64_t kPushInParts = 4;
 
-// One push. Plain words: the agent takes them after it has seen `submitted`, with acquire.
+// One push. Plain words: the agent reads them after it has read `submitted` with acquire.
 struct RingEntry {
   uint32_t tensor;
   int32_t priority;
@@ -128,17 +130,17 @@ struct RingEntry {
 struct alignas(64) TensorState {
   std::atomic<uint64_t> completed_round;  // Written last, with release.
   std::atomic<uint32_t> status;           // RankStatus of completed_round.
-  // For a tensor that the ranks sum, whose round has no result: 1, all ranks have pushed the round,
-  // and the next one may have a result. (Since minor version 3; 0 before.)
+  // For a tensor that the ranks sum, if its round has no result. 1: all ranks have pushed the
+  // round, and the next one may have a result. (Since minor version 3; 0 before.)
   std::atomic<uint32_t> goes_on;
   std::atomic<uint64_t> ranks_summed;
   std::atomic<uint64_t> sum_epoch;
-  std::atomic<uint64_t> text_ticket;  // TextSlot with the reason; 0: none.
+  std::atomic<uint64_t> text_ticket;  // The ticket of the TextSlot with the reason; 0: none.
   uint64_t reserved1[3];
 };
 
-// Why a round failed. Slot `ticket % text_slots` belongs to a ticket until a later one takes it; a
-// reader copies the words and then looks at the ticket again.
+// Why a round failed. Slot `ticket % text_slots` belongs to a ticket until a later one takes it. A
+// reader copies the words and then checks the ticket again.
 inline constexpr size_t kTextSlotWords = 127;
 inline constexpr size_t kTextSlotBytes = kTextSlotWords * 8;  // With the NUL.
 struct alignas(64) TextSlot {
@@ -192,7 +194,7 @@ inline constexpr uint64_t kConsumedLineOffset = 0x180;
 inline constexpr uint64_t kFailureTextOffset = 0x200;
 inline constexpr uint64_t kRingOffset = 0x1000;
 
-// Where the variable parts lie for given limits.
+// Where the variable parts lie for the given limits.
 struct ControlShape {
   uint32_t ring_capacity = 0;
   uint32_t tensors_max = 0;
@@ -218,8 +220,8 @@ struct ControlShape {
   }
 };
 
-// The parts of a mapped control segment. Borrows the mapping; `shape` is the holder's own copy,
-// never read back from the segment.
+// The parts of a mapped control segment. Borrows the mapping. `shape` is the holder's own copy,
+// never read from the segment.
 class ControlView {
  public:
   ControlView() = default;

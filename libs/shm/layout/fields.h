@@ -17,7 +17,7 @@ namespace talweg::shm {
 static_assert(std::endian::native == std::endian::little,
               "fields are copied as they lie in memory");
 
-// Reads fields from a body. After the first field that does not fit, everything reads as 0.
+// Reads fields from a body. After the first field that does not fit, every field reads as 0.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : next_(bytes.data()), left_(bytes.size()) {}
@@ -70,7 +70,7 @@ class Reader {
 
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
-  // A body of an earlier version has no more.
+  // True where the body of an earlier version ends.
   bool AtEnd() const { return left_ == 0; }
 
  private:
@@ -89,7 +89,7 @@ class Reader {
   bool too_long_ = false;
 };
 
-// Writes fields into a body. After the first one that does not fit, nothing is written.
+// Writes fields into a body. After the first field that does not fit, nothing is written.
 class Writer {
  public:
   explicit Writer(std::span<std::byte> out) : out_(out) {}
@@ -118,7 +118,7 @@ class Writer {
     Put(members.size());
     PutBytes(members.bytes().data(), members.bytes().size());
   }
-  // Cuts between characters: a UTF-8 sequence is whole or not there.
+  // Cuts between characters: a UTF-8 sequence is written whole or not at all.
   void PutText(std::string_view text) {
     size_t bytes = text.size();
     if (bytes > kTextBytesMax) {

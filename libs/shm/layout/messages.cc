@@ -22,12 +22,12 @@ void Put(Writer& out, const Location& location) {
   out.Put(location.offset);
 }
 
-// Each Take... returns why the body makes no sense, or null.
+// Each Take... returns why the body is invalid, or null.
 
 const char* Take(Reader& in, Hello& hello) {
   hello.major = in.Take<uint16_t>();
   hello.minor = in.Take<uint16_t>();
-  if (in.ok() && hello.major != kProtocolMajor) return nullptr;  // The rest is another version's.
+  if (in.ok() && hello.major != kProtocolMajor) return nullptr;  // The rest differs.
   hello.pid = in.Take<uint32_t>();
   hello.wanted_local_rank = in.Take<uint32_t>();
   hello.client_name = in.TakeString(kClientNameBytesMax);
@@ -390,7 +390,7 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
   return "the message is of an unknown type";
 }
 
-// The alternative of MessageBody is MessageType - 1; checked below.
+// A body's index in MessageBody is its MessageType - 1; checked below.
 MessageType TypeOf(const MessageBody& body) { return static_cast<MessageType>(body.index() + 1); }
 
 template <MessageType kType, typename Body>
@@ -439,7 +439,7 @@ void PutBody(Writer& out, const MessageBody& body) {
 ParseResult ParseMessage(std::span<const std::byte> bytes) {
   Reader header(bytes);
   const uint32_t magic = header.Take<uint32_t>();
-  // A stranger is recognised by its first four bytes, whatever it promises to send.
+  // Recognises a stranger by its first four bytes, whatever length it announces.
   if (bytes.size() >= sizeof(magic) && magic != kMessageMagic) {
     return Invalid("the bytes do not begin with the magic number of a message");
   }

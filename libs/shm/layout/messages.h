@@ -23,37 +23,37 @@
 //   | magic  | type | fd_count | body_bytes | request | body_bytes bytes |
 //   +--------+------+----------+------------+---------+------------------+
 //
-// Little-endian. A string is u32 length and its bytes. A body may be longer than its fields (a
-// newer minor version appends): the rest is skipped. Descriptors travel by SCM_RIGHTS with the
-// first byte.
+// Little-endian. A string is a u32 length and its bytes. A body may be longer than its known
+// fields, because a newer minor version appends some: the rest is skipped. Descriptors travel by
+// SCM_RIGHTS with the first byte.
 namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
 inline constexpr uint16_t kProtocolMinor = 10;
-// From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
+// Since this version a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
-// From this one on a rank knows SummedBy::kRanksInPlace.
+// Since this version a rank knows SummedBy::kRanksInPlace.
 inline constexpr uint16_t kInPlaceMinor = 2;
-// From this one on an agent leaves room for a PushedLine, and takes early pushes.
+// Since this version an agent leaves room for a PushedLine, and takes early pushes.
 inline constexpr uint16_t kTellsPushesMinor = 4;
-// From this one on an agent knows every collective, groups of ranks, and pushes in parts.
+// Since this version an agent knows every collective, groups of ranks, and pushes in parts.
 inline constexpr uint16_t kCollectivesMinor = 5;
-// From this one on a rank ends steps, and hears of views.
+// Since this version a rank ends steps, and hears of views.
 inline constexpr uint16_t kStepsMinor = 6;
-// From this one on a rank that sums has room for the parts that it gives, and no others.
+// Since this version a rank that sums has room only for the parts that it gives.
 inline constexpr uint16_t kOwnPartsMinor = 7;
-// From this one on agents and ranks know standbys and side tensors.
+// Since this version agents and ranks know standbys and side tensors.
 inline constexpr uint16_t kStandbyMinor = 8;
-// From this one on an agent says whom a round waits for.
+// Since this version an agent says whom a round waits for.
 inline constexpr uint16_t kTellsWaitsMinor = 9;
-// From this one on a rank knows tensors whose result comes to where their contribution lies.
+// Since this version a rank knows tensors whose result comes to where their contribution lies.
 inline constexpr uint16_t kOnePlaceMinor = 10;
-// From this one on an agent signs what a rank pushes from a GPU (Place::signature).
+// Since this version an agent signs what a rank pushes from a GPU (Place::signature).
 inline constexpr uint16_t kSignsDevicesMinor = 10;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
-// Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
+// No message of this version is longer; a buffer of this size takes any that EncodeMessage makes.
 inline constexpr size_t kEncodedBytesMax = 40 * 1024;
 inline constexpr size_t kTensorNameBytesMax = 1024;
 inline constexpr size_t kTextBytesMax = 2048;  // Longer texts are cut by Encode.
@@ -73,27 +73,27 @@ enum class MessageType : uint16_t {
   kWake = 8,      // agent -> rank: look at the control segment
   kPeer = 9,      // agent -> rank: what another rank of the node contributes
   // Memory of GPUs (docs/gpu.md).
-  kExport = 10,      // rank -> agent: an allocation, to be mapped
+  kExport = 10,      // rank -> agent: maps an allocation
   kExported = 11,    // agent -> rank
-  kUnexport = 12,    // rank -> agent: to be unmapped
-  kUnexported = 13,  // agent -> rank: it may be freed
+  kUnexport = 12,    // rank -> agent: unmaps it
+  kUnexported = 13,  // agent -> rank: the allocation may be freed
   kPlace = 14,       // rank -> agent: a tensor will be pushed from a GPU
   kPlaced = 15,      // agent -> rank
   // Steps and views (docs/elastic.md).
   kBoundary = 16,    // rank -> agent
   kMembership = 17,  // agent -> rank
-  // These say whom a round waits for.
+  // Whom a round waits for.
   kAsk = 18,   // rank -> agent
   kTold = 19,  // agent -> rank
 };
 
-// Hello::flags. (Since minor version 8, as all of standbys.)
-inline constexpr uint32_t kHelloStandby = 1;  // Its node may enter a running job as a standby.
+// Hello::flags. (Since minor version 8, as everything about standbys.)
+inline constexpr uint32_t kHelloStandby = 1;  // The node may enter a running job as a standby.
 
 struct Hello {
   uint16_t major = kProtocolMajor;
   uint16_t minor = kProtocolMinor;
-  uint32_t pid = 0;  // As the rank sees it; the agent goes by SO_PEERCRED.
+  uint32_t pid = 0;  // As the rank sees it; the agent uses SO_PEERCRED.
   uint32_t wanted_local_rank = kAnyLocalRank;
   std::string_view client_name;
   uint32_t flags = 0;
@@ -101,14 +101,14 @@ struct Hello {
 };
 
 // Welcome::flags
-inline constexpr uint32_t kWelcomeStandby = 1;  // The node is one.
+inline constexpr uint32_t kWelcomeStandby = 1;  // The node is a standby.
 
-// `status`, `major`, `minor` and `text` stand first in every major version.
+// `status`, `major`, `minor` and `text` come first in every major version.
 struct Welcome {
   RankStatus status = RankStatus::kOk;
   uint16_t major = kProtocolMajor;
   uint16_t minor = kProtocolMinor;
-  std::string_view text;  // Why not.
+  std::string_view text;  // Why the rank was refused.
   uint32_t rank = 0;
   uint32_t size = 0;
   uint32_t local_rank = 0;
@@ -120,14 +120,14 @@ struct Welcome {
   uint64_t control_bytes = 0;
   std::string_view job_name;
   uint32_t flags = 0;
-  uint32_t number = 0;  // What declarations call the rank; `rank`, but for a standby's.
+  uint32_t number = 0;  // The rank's number in declarations: `rank`, except for a standby.
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
 // Declare::flags
 inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
-// The first declaration on a node decides: where the ranks sum, in place; where the agent can have
-// contribution and result in one place, so.
+// The first declaration on a node decides. If the ranks sum, they sum in place. If the agent can
+// have contribution and result in one place, it does.
 inline constexpr uint32_t kDeclareInPlace = 2;
 inline constexpr uint32_t kDeclareSide = 4;  // Collective::side.
 
@@ -135,10 +135,10 @@ inline constexpr uint32_t kDeclareSide = 4;  // Collective::side.
 enum class SummedBy : uint32_t {
   kAgent = 0,
   kRanks = 1,         // Each rank, into a buffer of its own.
-  kRanksInPlace = 2,  // Each piece one of them, over all contributions.
+  kRanksInPlace = 2,  // Each piece by one of them, over all contributions.
 };
 
-// Numbers of ranks, borrowed from wherever they lie, at any alignment.
+// Numbers of ranks, borrowed, at any alignment.
 class RankList {
  public:
   RankList() = default;
@@ -154,7 +154,7 @@ class RankList {
     std::memcpy(&rank, bytes_ + uint64_t{i} * sizeof(rank), sizeof(rank));
     return rank;
   }
-  // The place of `rank` among them; size() if it is not there. They ascend.
+  // Returns the place of `rank` among the numbers, which ascend; size() if it is not there.
   uint32_t Find(uint32_t rank) const {
     uint32_t begin = 0;
     for (uint32_t end = size_; begin < end;) {
@@ -180,13 +180,13 @@ struct Declare {
   Op op = Op::kUnspecified;
   uint32_t root_rank = 0;
   int32_t priority = 0;
-  uint64_t element_count = 0;  // What one part has.
+  uint64_t element_count = 0;  // In one part.
   std::string_view name;
   uint32_t flags = 0;
-  // Since minor version 5; before, Collective::Of(dtype, op, element_count) of all ranks.
+  // Since minor version 5. Before: Collective::Of(dtype, op, element_count) of all ranks.
   Share gives = Share::kUnspecified;
   Share gets = Share::kUnspecified;
-  RankList ranks;  // As the job counts, ascending, at most kGroupRanksMax; none: all.
+  RankList ranks;  // By the job's numbers, ascending, at most kGroupRanksMax; none: all.
 
   static Declare Of(const Collective& collective, std::string_view name) {
     return {.dtype = collective.dtype,
@@ -221,7 +221,7 @@ struct SegmentInfo {
   friend bool operator==(const SegmentInfo&, const SegmentInfo&) = default;
 };
 
-inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared: one a location.
+inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared: one for each location.
 
 struct Declared {
   RankStatus status = RankStatus::kOk;
@@ -231,14 +231,14 @@ struct Declared {
   Location contribution;         // Segment 0: none, the tensor was declared with kDeclareOnDevice.
   Location result[2];            // By round & 1.
   std::string_view text;
-  uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
+  uint32_t segment_count = 0;  // Segments that are new to this rank, with one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
-  // Where the ranks sum there are no results. What lies at `contribution` is said in rank_sums.h;
-  // it lies in part `part` of every rank's arena, at the same offset.
+  // If the ranks sum, there are no results. rank_sums.h says what lies at `contribution`, in part
+  // `part` of every rank's arena, at the same offset.
   SummedBy summed_by = SummedBy::kAgent;
   uint32_t part = 0;
-  // Among the results: ArrivalsBytes(tensor_bytes) of arrivals.h. Segment 0: none. (Since minor
-  // version 3.)
+  // Where the tensor's arrivals lie, among the results: ArrivalsBytes(tensor_bytes) of arrivals.h.
+  // Segment 0: none. (Since minor version 3.)
   Location arrivals;
   friend bool operator==(const Declared&, const Declared&) = default;
 };
@@ -263,8 +263,8 @@ struct Wake {
 
 inline constexpr uint32_t kPartsMax = 64;
 
-// A segment of another local rank's contributions, to be read only, or, in a part of tensors that
-// are summed in place, written, too; one descriptor.
+// A segment of another local rank's contributions, with one descriptor. It is only read; in a part
+// of tensors that are summed in place it is written, too.
 struct Peer {
   uint32_t local_rank = 0;
   uint32_t part = 0;  // Below kPartsMax: the segment's place in that rank's arena.
@@ -275,7 +275,7 @@ struct Peer {
 using GpuUuidBytes = std::array<uint8_t, 16>;
 using GpuHandleBytes = std::array<uint8_t, 64>;  // As the GPU's driver made them.
 
-// An allocation of the rank's on a GPU. The rank keeps it until Unexported.
+// A rank's allocation on a GPU. The rank keeps it until Unexported.
 struct Export {
   GpuUuidBytes uuid = {};
   uint64_t buffer_id = 0;  // The driver's number for it, never reused in the rank's life.
@@ -285,7 +285,7 @@ struct Export {
 
 struct Exported {
   RankStatus status = RankStatus::kOk;
-  uint32_t buffer = 0;  // What pushes call it; from 0, not reused in the rank's life.
+  uint32_t buffer = 0;  // The buffer's number in pushes: from 0, not reused in the rank's life.
   uint64_t bytes = 0;   // As the agent's driver says.
   std::string_view text;
   friend bool operator==(const Exported&, const Exported&) = default;
@@ -306,13 +306,13 @@ struct Unexported {
 struct Place {
   uint32_t tensor = 0;
   uint32_t buffer = 0;
-  // What each of the rank's rounds is of that it pushes from a GPU, until it is placed again; 0: it
-  // does not say. (Since minor version 10; 0 before.)
+  // The signature of each round that the rank pushes from a GPU, until the tensor is placed again;
+  // 0: not said. (Since minor version 10; 0 before.)
   RoundSignature signature = 0;
   friend bool operator==(const Place&, const Place&) = default;
 };
 
-// The tensor's events, of the agent's making, for the rank to open.
+// The tensor's events, which the agent has made and the rank opens.
 struct Placed {
   RankStatus status = RankStatus::kOk;
   GpuHandleBytes pushed = {};  // Recorded by the rank before it pushes.
@@ -321,19 +321,19 @@ struct Placed {
   friend bool operator==(const Placed&, const Placed&) = default;
 };
 
-// What a rank asks at the end of a step, or at any time.
+// A rank's question at the end of a step, or at any time.
 enum class BoundaryQuestion : uint32_t {
-  kLook = 0,    // The newest view.
-  kWait = 1,    // The same, when the rank may begin the next step.
-  kFollow = 2,  // From now on the rank's numbers are those of the view of `epoch`.
-  kReady = 3,   // As kLook; and the rank can take part in steps.
+  kLook = 0,    // Asks for the newest view.
+  kWait = 1,    // The same; the answer comes when the rank may begin the next step.
+  kFollow = 2,  // From now on the rank's numbers are those of view `epoch`.
+  kReady = 3,   // As kLook; and says that the rank can take part in steps.
 };
 
 struct Boundary {
   BoundaryQuestion question = BoundaryQuestion::kLook;
   uint64_t steps_ended = 0;   // kWait.
-  uint64_t epoch = 0;         // kFollow; kLook: the view of this epoch, 0: the newest.
-  uint32_t first_member = 0;  // The answer lists members of the view from this one on.
+  uint64_t epoch = 0;         // kFollow. kLook: the view of this epoch; 0: the newest.
+  uint32_t first_member = 0;  // The answer lists the view's members from this one on.
   friend bool operator==(const Boundary&, const Boundary&) = default;
 };
 
@@ -351,7 +351,7 @@ static_assert(sizeof(MembershipMember) == 16);
 
 inline constexpr uint32_t kMembershipMembersMax = 2048;  // In one message.
 
-// Members, borrowed from wherever they lie, at any alignment.
+// Members, borrowed, at any alignment.
 class MemberList {
  public:
   MemberList() = default;
@@ -379,24 +379,24 @@ class MemberList {
 inline constexpr uint32_t kMembershipChanges = 1;  // Nodes may come and go.
 inline constexpr uint32_t kMembershipStandby = 2;  // The rank's node is a standby.
 
-// A view, as this rank is in it.
+// A view, as this rank sees itself in it.
 struct RankMembership {
   RankStatus status = RankStatus::kOk;
   uint32_t flags = 0;
   uint64_t epoch = 0;
-  uint64_t steps = 0;       // That ranks had ended where members last entered; View::steps.
-  uint64_t steps_base = 0;  // That others had ended when this rank's member came.
-  uint32_t rank = 0;        // In that view, as the next.
+  uint64_t steps = 0;       // Ended by the ranks where members last entered; View::steps.
+  uint64_t steps_base = 0;  // Ended by others when this rank's member joined the steps.
+  uint32_t rank = 0;        // `rank` and `size`: in that view.
   uint32_t size = 0;
-  uint32_t member_count = 0;  // The whole view's.
-  uint32_t first_member = 0;  // The list's place among them.
+  uint32_t member_count = 0;  // In the whole view.
+  uint32_t first_member = 0;  // The place of `members` among them.
   MemberList members;
-  std::string_view text;  // Why not.
-  uint32_t number = 0;    // What declarations call the rank, once it follows this view.
+  std::string_view text;  // Why there is no view.
+  uint32_t number = 0;    // The rank's number in declarations, once it follows this view.
   friend bool operator==(const RankMembership&, const RankMembership&) = default;
 };
 
-// Who has not contributed to the round yet?
+// Asks who has not contributed to the round yet.
 struct Ask {
   uint32_t tensor = 0;
   uint64_t round = 0;
@@ -405,7 +405,7 @@ struct Ask {
 
 struct Told {
   RankStatus status = RankStatus::kOk;
-  std::string_view text;  // For people; empty: nobody that the agent knows of. Or why not.
+  std::string_view text;  // For people; empty: nobody known. Or why there is no answer.
   friend bool operator==(const Told&, const Told&) = default;
 };
 
@@ -414,15 +414,15 @@ using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Los
                                  Boundary, RankMembership, Ask, Told>;
 
 struct Message {
-  uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.
+  uint32_t request = 0;  // Chosen by the one that asks, and repeated in the answer; otherwise 0.
   uint32_t fd_count = 0;
   MessageBody body;
 };
 
 enum class ParseOutcome : uint8_t {
-  kMessage,   // `message` is one; it took the first `bytes_used` bytes.
+  kMessage,   // `message` is set; it took the first `bytes_used` bytes.
   kNeedMore,  // The beginning of a message: at least `bytes_needed` bytes are needed in all.
-  kInvalid,   // No message; `error` says why. The stream cannot be followed any more.
+  kInvalid,   // Not a message; `error` says why. The stream cannot be read any further.
 };
 
 struct ParseResult {
@@ -433,11 +433,11 @@ struct ParseResult {
   const char* error = "";  // Static storage.
 };
 
-// Reads the first message of `bytes`. Any input is allowed; never reads past it, never allocates.
+// Reads the first message of `bytes`. Any input is allowed. Never reads past it, never allocates.
 ParseResult ParseMessage(std::span<const std::byte> bytes);
 
-// Writes one message; returns its length, or 0 when `out` is too small (kEncodedBytesMax never is)
-// or a name is too long. Texts are cut at kTextBytesMax.
+// Writes one message and returns its length. Returns 0 if a name is too long, or if `out` is too
+// small (kEncodedBytesMax is always enough). Texts are cut at kTextBytesMax.
 size_t EncodeMessage(const Message& message, std::span<std::byte> out);
 
 const char* MessageTypeName(MessageType type);

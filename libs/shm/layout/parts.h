@@ -8,12 +8,12 @@
 #include "libs/base/collective.h"
 
 // Where the parts of a tensor lie in a buffer, and which of them a rank gives or gets
-// (docs/shared_memory.md, "Parts"). For ranks and agents alike.
+// (docs/shared_memory.md, "Parts"). Ranks and agents both use this.
 namespace talweg::shm {
 
 // Larger tensors are refused.
 inline constexpr uint64_t kTensorBytesMax = 16 * kGiB;
-// More ranks do not fit into the message that declares a group of some of the job's ranks.
+// The message that declares a group of some of the job's ranks has room for this many.
 inline constexpr uint32_t kGroupRanksMax = 8192;
 
 // Some parts of a tensor, in ascending order. A value.
@@ -24,7 +24,7 @@ struct Parts {
 
   constexpr uint32_t operator[](uint32_t i) const { return first + i * step; }
 
-  // Those that rank `rank` of `rank_count` has by `share`, out of `part_count`.
+  // The parts that rank `rank` of `rank_count` has by `share`, out of `part_count`.
   static constexpr Parts Of(Share share, uint32_t rank, uint32_t rank_count, uint32_t root,
                             uint32_t part_count) {
     switch (share) {
@@ -39,7 +39,7 @@ struct Parts {
   }
 };
 
-// The one rank that gives `part`, where the collective copies.
+// The one rank that gives `part`, if the collective copies.
 constexpr uint32_t GiverOf(Share gives, uint32_t part, uint32_t rank_count, uint32_t root) {
   return gives == Share::kRoot ? root : gives == Share::kRow ? part / rank_count : part;
 }
@@ -49,19 +49,18 @@ constexpr uint32_t GiverOf(Share gives, uint32_t part, uint32_t rank_count, uint
 //   0             its parts, one every stride_bytes
 //   table_offset  u32 lengths[part_count]: the bytes of each part
 //
-// The table means something where a push says so (kPushInParts), and in results of rounds whose
-// parts may be shorter than what was declared. Clients and agents before minor version 5 know no
-// table.
+// The table counts if a push says so (kPushInParts), and in results of rounds whose parts may be
+// shorter than declared. Clients and agents before minor version 5 do not know it.
 struct BufferShape {
-  uint64_t data_bytes = 0;    // All parts.
-  uint64_t part_bytes = 0;    // One, at most.
+  uint64_t data_bytes = 0;    // In all parts.
+  uint64_t part_bytes = 0;    // In one part, at most.
   uint64_t stride_bytes = 0;  // From one part to the next.
   uint32_t part_count = 1;
-  // How many parts each rank gives, where every rank gives as many of its own, one after another;
-  // else all, whoever gives them.
+  // How many parts each rank gives, if every rank gives that many consecutive parts of its own;
+  // otherwise the number of all parts.
   uint32_t parts_given = 1;
   uint32_t element_bytes = 1;
-  // All ranks get the same, so ranks that sum a large one share the work.
+  // All ranks get the same, so ranks that sum a large tensor share the work.
   bool all_get_one = true;
 
   // Whether a buffer can have such a shape: nothing overflows, and it is not too large.
@@ -75,7 +74,7 @@ struct BufferShape {
     const uint64_t part = collective.stride_bytes() + sizeof(uint32_t);
     return collective.part_count(rank_count) <= (kTensorBytesMax + kCacheLineBytes) / part;
   }
-  // For what fits.
+  // For collectives that fit.
   static constexpr BufferShape Of(const Collective& collective, uint32_t rank_count) {
     return {.data_bytes = collective.bytes(rank_count),
             .part_bytes = collective.part_bytes(),
@@ -92,7 +91,7 @@ struct BufferShape {
   constexpr uint64_t table_offset() const { return RoundUp(data_bytes, kCacheLineBytes); }
   constexpr uint64_t table_bytes() const { return uint64_t{part_count} * sizeof(uint32_t); }
   constexpr uint64_t total_bytes() const { return table_offset() + table_bytes(); }
-  // A part that is too long for the table is always full.
+  // A part whose length does not fit into the table is always full.
   constexpr bool has_lengths() const { return part_bytes <= UINT32_MAX; }
   constexpr bool IsLength(uint64_t bytes) const {
     return bytes <= part_bytes && bytes % element_bytes == 0;

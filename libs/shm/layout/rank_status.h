@@ -6,12 +6,12 @@
 
 namespace talweg::shm {
 
-// What a call of a rank comes to. The values are part of shared memory, of the socket's messages
-// and of the C ABI (talweg_status in clients/c/talweg.h): never renumbered, only appended to.
+// The outcome of a rank's call. The values are part of shared memory, of the socket's messages and
+// of the C ABI (talweg_status in clients/c/talweg.h): new ones are appended, none is renumbered.
 enum class RankStatus : uint32_t {
   kOk = 0,
-  kTimeout = 1,            // The caller's deadline is over; the round stays open.
-  kInvalidArgument = 2,    // The call makes no sense; nothing has happened.
+  kTimeout = 1,            // The caller's deadline has passed; the round stays open.
+  kInvalidArgument = 2,    // The call makes no sense; it had no effect.
   kMismatch = 3,           // Ranks disagree on a tensor; the text names both sides.
   kBusy = 4,               // The tensor's last round has not been taken yet.
   kJobFailed = 5,          // The job is over; the text says why.
@@ -19,17 +19,17 @@ enum class RankStatus : uint32_t {
   kForked = 7,             // The client belongs to the parent process.
   kVersionMismatch = 8,    // The agent speaks another major version; the text names both.
   kOutOfMemory = 9,        // A limit of memory is reached; the text names it.
-  kUnsupported = 10,       // Defined, but not by this agent, dtype or operation.
-  kAborted = 11,           // The round was given up, for all ranks alike.
+  kUnsupported = 10,       // Known, but not to this agent, dtype or operation.
+  kAborted = 11,           // The round was given up for all ranks.
   kNoAgent = 12,           // Nobody listens at the socket's path.
   kPermissionDenied = 13,  // The agent does not serve this user, or the socket may not be opened.
   kRankTaken = 14,         // Another process holds the wanted local rank, or all are taken.
   kClosed = 15,            // The client has been shut down.
   kLimit = 16,             // A configured limit (tensors, ranks, descriptors); the text names it.
   kPending = 17,           // The round is not complete yet (poll).
-  kProtocol = 18,          // The other side sent what is no message.
+  kProtocol = 18,          // The other side sent something that is not a message.
   kInternal = 19,          // A defect of ours.
-  kEventsLost = 20,        // The tensor's events on a GPU: place it again, push what is open again.
+  kEventsLost = 20,        // GPU events were lost: place the tensor and push the round again.
 };
 
 inline constexpr uint32_t kRankStatusCount = 21;

@@ -23,33 +23,34 @@
 //   + 64        u32[part_count]     lengths of the parts of contributions to even rounds
 //   then        u32[part_count]     and to odd ones
 //
-// and one that they sum in place ("In place"), on pages of its own:
+// and for a tensor that they sum in place ("In place"), on its own pages:
 //
 //   0           the contribution, then the result
 //   stride      InPlaceLine         local rank 0's counts
 //   + 64        PushedLine, lengths as above
 namespace talweg::shm {
 
-// More ranks on a node than this do not sum themselves.
+// On a node with more ranks than this, the agent sums.
 inline constexpr uint32_t kSummingRanksMax = 8;
-// From so many on the sums of a share have a buffer of their own.
+// With this many ranks or more, the sums of a share have their own buffer.
 inline constexpr uint32_t kKeepingRanksMin = 3;
 inline constexpr uint64_t kSharedBytesMin = kMiB;
-// In such pieces a share is summed and becomes visible: all inputs of one lie in a core's cache.
+// A share is summed, and becomes visible, in pieces of this size: all inputs of a piece fit into a
+// core's cache.
 inline constexpr uint64_t kSharePieceBytes = 128 * kKiB;
-// As large are those of a round that is summed in place.
+// The same for a round that is summed in place.
 inline constexpr uint64_t kInPlacePieceBytes = kSharePieceBytes;
 
 struct alignas(64) ShareLine {
-  // The round that the rank sums, or has summed, where, and how many of its share's pieces are
-  // there. Written by one thread of the rank at a time, with release.
+  // The round that the rank sums, or has summed; where its sums are; and how many pieces of its
+  // share are done. One thread of the rank at a time writes it, with release.
   std::atomic<uint64_t> progress;
   uint64_t reserved[7];
 
   enum class Place : uint64_t {
     kKept = 0,  // In the share's own buffer, until the next round.
-    // In the buffer of the next round's contribution, until that is withdrawn: who has copied a
-    // piece looks again whether it was still there.
+    // In the next round's contribution buffer, until that is withdrawn. After copying a piece,
+    // check again that it was still there.
     kNextContribution = 1,
     kWithdrawn = 2,
   };
@@ -65,7 +66,7 @@ struct alignas(64) ShareLine {
   static constexpr Place PlaceOf(uint64_t progress) {
     return static_cast<Place>(progress >> kPieceBits & ((uint64_t{1} << kPlaceBits) - 1));
   }
-  // That can be copied.
+  // How many pieces can be copied.
   static constexpr uint64_t Pieces(uint64_t progress, uint64_t round) {
     return Begun(progress, round) && PlaceOf(progress) != Place::kWithdrawn
                ? progress & ((uint64_t{1} << kPieceBits) - 1)
@@ -74,12 +75,11 @@ struct alignas(64) ShareLine {
 };
 static_assert(sizeof(ShareLine) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 
-// Which pieces of a round that is summed in place have been begun, and how many are done: each word
-// is round << kPieceBits | pieces, and counts from 0 for a round that it does not name. Every rank
-// writes it.
+// Which pieces of a round that is summed in place have been begun, and how many are done. Each word
+// is round << kPieceBits | pieces; for any other round its count is 0. Every rank writes it.
 struct alignas(64) InPlaceLine {
   std::atomic<uint64_t> begun;
-  // Its lower half is what threads sleep on, as a futex that is shared between processes.
+  // Threads sleep on its lower half, as a futex that processes share.
   std::atomic<uint64_t> done;
   std::atomic<uint32_t> sleepers;
   uint32_t reserved[11];
@@ -95,12 +95,11 @@ struct alignas(64) InPlaceLine {
 };
 static_assert(sizeof(InPlaceLine) == 64);
 
-// Which round the rank whose arena it lies in has pushed last, from host memory: stored with
-// release after the push. A round that all ranks' lines have come to is complete. (Since minor
-// version 4.)
+// The last round that the arena's rank has pushed from host memory; stored with release after the
+// push. A round that all ranks' lines have reached is complete. (Since minor version 4.)
 //
-// The other fields are those of the last two rounds, by parity, and are written before `round`: a
-// rank pushes round r + 2 when all have taken round r. (Since minor version 5; 0 before.)
+// The other fields hold the last two rounds, by parity, and are written before `round`: a rank
+// pushes round r + 2 only when all ranks have taken round r. (Since minor version 5; 0 before.)
 struct alignas(64) PushedLine {
   std::atomic<uint64_t> round;
   uint64_t signature[2];    // RoundSignature.
@@ -110,19 +109,19 @@ struct alignas(64) PushedLine {
 static_assert(sizeof(PushedLine) == 64 && offsetof(PushedLine, signature) == 8 &&
               offsetof(PushedLine, has_lengths) == 24);
 
-// The same for agent and ranks.
+// The shape is the same for the agent and the ranks.
 struct RankSumShape {
   BufferShape buffer;  // Without its table, which lies further on.
   uint32_t parts_held =
       1;                // How many parts a buffer has room for: all, or those that a rank gives.
-  uint64_t stride = 0;  // From one buffer to the next, or to what stands after the only one.
-  uint64_t share_bytes = 0;  // Each rank's but the last's; 0: every rank sums everything.
-  bool keeps_sums = false;   // There is a buffer for the sums of a share.
+  uint64_t stride = 0;  // From one buffer to the next, or to what follows the only one.
+  uint64_t share_bytes = 0;  // Of each rank except the last; 0: every rank sums all.
+  bool keeps_sums = false;   // Whether there is a buffer for the sums of a share.
   bool in_place = false;
-  bool tells_pushes = false;  // There is a PushedLine.
-  bool has_tables = false;    // There are tables of lengths, and the line has signatures.
+  bool tells_pushes = false;  // Whether there is a PushedLine.
+  bool has_tables = false;    // Whether there are tables of lengths, and signatures in the line.
 
-  // `agent_minor`: of the rank protocol, as the agent speaks it.
+  // `agent_minor`: the agent's minor version of the rank protocol.
   static constexpr RankSumShape Of(const BufferShape& buffer, uint32_t ranks, bool in_place,
                                    uint16_t agent_minor = kProtocolMinor) {
     const uint32_t held = agent_minor >= kOwnPartsMinor ? buffer.parts_given : buffer.part_count;
@@ -140,21 +139,21 @@ struct RankSumShape {
     }
     return shape;
   }
-  // How much of a result of so many bytes each rank sums for all.
+  // How much of a result of `bytes` each rank sums for all.
   static constexpr uint64_t ShareBytes(uint64_t bytes, uint32_t ranks) {
     return ranks > 1 && bytes >= kSharedBytesMin ? RoundUp((bytes + ranks - 1) / ranks, 4 * kKiB)
                                                  : 0;
   }
-  // The contribution's to a round.
+  // Where the contribution to `round` begins.
   constexpr uint64_t buffer_offset(uint64_t round) const {
     return in_place ? 0 : (round & 1) * stride;
   }
-  // Where a part begins in the buffer of `giver`, whose number in the group that is.
+  // Where a part begins in the buffer of `giver`, a number in the group.
   constexpr uint64_t part_offset(uint32_t part, uint32_t giver) const {
     const uint32_t before = parts_held == buffer.part_count ? 0 : giver * parts_held;
     return (part - before) * buffer.stride_bytes;
   }
-  // How many of the ranks' bytes are read and written by turns.
+  // How many bytes all rounds' contributions take.
   constexpr uint64_t buffer_bytes() const { return in_place ? stride : 2 * stride; }
   constexpr uint64_t line_offset() const { return buffer_bytes(); }
   constexpr uint64_t sums_offset() const { return 2 * stride + sizeof(ShareLine); }
@@ -162,7 +161,7 @@ struct RankSumShape {
     if (in_place) return stride + sizeof(InPlaceLine);
     return share_bytes == 0 ? 2 * stride : sums_offset() + (keeps_sums ? share_bytes : 0);
   }
-  // Where the lengths of the parts of a contribution to a round lie.
+  // Where the lengths of the parts of a contribution to `round` lie.
   constexpr uint64_t table_offset(uint64_t round) const {
     return pushed_offset() + sizeof(PushedLine) + (round & 1) * table_stride();
   }

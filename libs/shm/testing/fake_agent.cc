@@ -125,7 +125,7 @@ void Reduce(DType dtype, Op op, const std::vector<std::span<const std::byte>>& i
   TALWEG_CHECK(false);
 }
 
-// Signed minimum and maximum need signed types; sums and products need wrapping ones.
+// Signed minimum and maximum need signed types; sums and products need types that wrap.
 void ReduceAny(DType dtype, Op op, const std::vector<std::span<const std::byte>>& inputs,
                std::span<std::byte> out) {
   const bool ordered = op == Op::kMin || op == Op::kMax;
@@ -146,7 +146,7 @@ struct FakeTensor {
   std::map<uint32_t, ContributionBuffer> contributions;  // By local rank.
   struct Push {
     RoundSignature signature = 0;
-    std::vector<uint32_t> lengths;  // By part; none: all are full.
+    std::vector<uint32_t> lengths;  // By part; empty: all are full.
   };
   std::map<uint32_t, Push> pushed;  // By local rank.
   Round completed;
@@ -388,8 +388,8 @@ class FakeAgent::Impl final : public RankEventSink {
     Publish(tensor, RankStatus::kOk, "");
   }
 
-  // The first two ranks that have said different things, and what; "" if none have. (Ranks that sum
-  // compare for themselves.)
+  // Returns the first two ranks that have said different things, and what; "" if none have. (Ranks
+  // that sum compare for themselves.)
   static std::string Difference(const FakeTensor& tensor) {
     const Collective& collective = tensor.declaration.collective;
     uint32_t first = tensor.RankAt(0);
@@ -413,7 +413,7 @@ class FakeAgent::Impl final : public RankEventSink {
     return "";
   }
 
-  // Each part as its collective says, and the table of their lengths.
+  // Sums each part as its collective says, and writes the table of lengths.
   static void SumInto(const FakeTensor& tensor, std::span<std::byte> out) {
     const RankDeclaration& declaration = tensor.declaration;
     const Collective& collective = declaration.collective;
@@ -463,7 +463,7 @@ class FakeAgent::Impl final : public RankEventSink {
       if (handled == 0 && (paused_ || server_->PrepareToSleep(until))) {
         std::array<pollfd, 2> fds = {pollfd{wake_.get(), POLLIN, 0},
                                      pollfd{server_->WaitDescriptor(), POLLIN, 0}};
-        // Where nobody counts beats nothing but a doorbell ends it: one that is missing must show.
+        // Without beats only a doorbell ends this wait, so a missing one shows.
         ::poll(fds.data(), paused_ ? 1 : 2, options_.server.silence_ms == 0 ? -1 : kBeatEveryMs);
       }
       DoWork();

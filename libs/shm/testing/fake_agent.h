@@ -13,52 +13,51 @@
 
 namespace talweg::shm {
 
-// An agent for tests: a job of one node, whose rounds are summed in rank order in a thread of its
-// own. Every collective, dtype and operation, any group; averages rounded once; no speed.
+// An agent for tests: it has a job of one node, and sums rounds in rank order in its own thread. It
+// knows every collective, dtype and operation, and any group. It rounds averages once, and is not
+// fast.
 //
-// The test thread owns it; everything below is called from there and takes effect before it
-// returns.
+// The test thread owns it, and makes all calls; each takes effect before it returns.
 class FakeAgent {
  public:
   struct Options {
     RankServerConfig server;  // socket_path and local_rank_count at least.
     std::string job_name = "test-job";
-    // Ranks are admitted when all have come; else each at once.
+    // Ranks are admitted when all have joined; otherwise each at once.
     bool waits_for_all = false;
-    // Tensors named so are declared by all, then the declaration of the last is never answered.
+    // All ranks declare tensors of this name, but the last declaration is never answered.
     std::string unanswered_name;
-    // The ranks sum what is of all of them; the agent only says when.
+    // The ranks sum tensors of all of them; the agent only says when.
     bool ranks_sum = false;
-    // As agents before there was such a thing: what is declared in place is not summed so.
+    // Like older agents: a tensor that is declared in place is not summed in place.
     bool knows_in_place = true;
     // A single rank that declares in place finds its results where it contributes.
     bool one_place = false;
-    // Rounds are complete when the test says so (ReleaseRounds), not before.
+    // Rounds are complete only when the test says so (ReleaseRounds).
     bool holds_rounds = false;
-    // Ranks may be told what has come of a result (Arrive).
+    // Ranks may be told which bytes of a result have arrived (Arrive).
     bool tells_arrivals = false;
   };
 
-  // Ends the process with a text when the server cannot be created.
+  // Ends the process with a text if the server cannot be created.
   explicit FakeAgent(Options options);
-  // As if the agent had been killed: no goodbye, sockets just close. (The socket's file is
-  // removed.)
+  // Acts like a killed agent: no goodbye, sockets just close. (The socket's file is removed.)
   ~FakeAgent();
 
   const std::string& socket_path() const;
 
-  // Completes what is held, and holds no more.
+  // Completes the rounds that are held, and holds no more.
   void ReleaseRounds();
-  // From now on they are held again.
+  // Holds rounds from now on.
   void HoldRounds();
-  // These bytes of a tensor's open round, which all have pushed, are summed, and ranks are told.
-  // `as`: instead of what they ought to be.
+  // Sums these bytes of a tensor's open round, which all have pushed, and tells the ranks. `as`:
+  // writes this byte instead of the sums.
   void Arrive(const std::string& tensor, uint64_t offset_bytes, uint64_t length_bytes,
               std::optional<std::byte> as = std::nullopt);
   // Ends the open round of a tensor for all ranks with `status` and `text`.
   void AbortRound(const std::string& tensor, RankStatus status, const std::string& text);
   void FailAll(RankStatus status, const std::string& text);
-  // Stops handling anything, as a stopped process does; the second ends that.
+  // Pause stops handling anything, like a stopped process. Resume ends that.
   void Pause();
   void Resume();
 

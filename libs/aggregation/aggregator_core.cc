@@ -3,7 +3,7 @@
 
 #include <utility>
 
-// Which part hears of which event, and in which order.
+// Which parts get each event, and in which order.
 namespace talweg::aggregation {
 
 AggregatorCore::AggregatorCore(AggregatorCoreConfig config, MemoryBudget* budget)
@@ -32,7 +32,7 @@ void AggregatorCore::OnView(const view::View& view, int64_t now_ns, Effects& out
   recovery_.OnView();
   notices_.OnView(now_ns);
   declarations_.OnView();
-  // Whoever is out writes nothing any more when their memory is released.
+  // Members outside the view must write nothing any more when their memory is released.
   sessions_.CloseWhoIsOut(out);
   for (auto& [key, tensor] : tensors_) memory_.ReleaseDeparted(tensor, out);
   sessions_.AnswerThoseThatWaited(now_ns, out);
@@ -81,7 +81,7 @@ void AggregatorCore::OnFrame(ConnectionId connection, const wire::Frame& frame, 
     sessions_.OnFence(connection, header.epoch, out);
     return;
   }
-  // What a member said in an older epoch it says again in this one.
+  // A member says again in this epoch what it said in an older one.
   if (!member || header.epoch != view_.epoch()) return;
   OnMemberFrame(connection, *member, frame, out);
 }

@@ -34,14 +34,14 @@ namespace talweg::aggregation {
 // waits for, and what becomes of open rounds in a new view (docs/protocol.md, sections 4 to 6).
 //
 // A pure state machine. Events go in with the time, effects are appended to `out`, and the caller
-// performs them in order, before the next event of the same connection. It knows no bytes. Equal
-// events give equal effects. Whatever a peer sends is answered, counted or ends its connection;
+// performs them in order, before the next event of the same connection. It knows no bytes. The same
+// events give the same effects. Each frame of a peer is answered, counted or ends its connection;
 // nothing in a frame reaches a CHECK.
 //
-// It hands each event to the parts that it is made of, in the order in which their effects must
-// come: Sessions, Declarations, TensorMemory, Rounds, Recovery, Notices.
+// It hands each event to its parts, in the order in which their effects must come: Sessions,
+// Declarations, TensorMemory, Rounds, Recovery, Notices.
 //
-// One owner thread. `budget` is shared with the other jobs of that thread and outlives this.
+// One owner thread. The other jobs of that thread share `budget`, which outlives this.
 class AggregatorCore {
  public:
   using Effects = aggregation::Effects;
@@ -50,28 +50,28 @@ class AggregatorCore {
   AggregatorCore(const AggregatorCore&) = delete;
   AggregatorCore& operator=(const AggregatorCore&) = delete;
 
-  // What this job may place, from now on. `tenant` is shared with the other jobs of quota.tenant;
-  // null without one. What is placed stays.
+  // Sets how much this job may place from now on; what is placed already stays. The other jobs of
+  // quota.tenant share `tenant`; null: the job has no tenant.
   void SetQuota(const view::JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
 
-  // A view of this job. Ignored unless its epoch is above the present one's.
+  // A view of this job. Ignored unless its epoch is above the present one.
   void OnView(const view::View& view, int64_t now_ns, Effects& out);
-  // The job is over, or this aggregator leaves it: everybody is told `text`. Connections are closed
-  // a little later, then the memory is released, and finished() is true.
+  // The job is over, or this aggregator leaves it: tells `text` to all members. A little later it
+  // closes the connections and releases the memory; then finished() is true.
   void OnClosed(const std::string& text, int64_t now_ns, Effects& out);
 
-  // A frame of any type from any connection; a connection's first must be a Hello.
+  // A frame of any type, from any connection. A connection's first frame must be a Hello.
   void OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out);
-  // Bytes that are no frame, from a connection that has said Hello here.
+  // Bytes that are not a frame, from a connection that has said Hello here.
   void OnUnreadable(ConnectionId connection, const std::string& text, Effects& out);
-  // The transport has lost it. Also for connections that never said Hello.
+  // The transport has lost the connection. Also called for connections that never said Hello.
   void OnDisconnect(ConnectionId connection, Effects& out);
 
   void OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out);
   void OnAllocationRefused(AllocationId id, const std::string& text, Effects& out);
   void OnSummed(const SumId& id, Effects& out);
   void OnWriteDone(WriteId id, Effects& out);
-  // A few times a second.
+  // Call it a few times a second.
   void OnTick(int64_t now_ns, Effects& out);
 
   // For people, tests and the simulation.
@@ -95,7 +95,7 @@ class AggregatorCore {
  private:
   void OnFirstFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns,
                     Effects& out);
-  // What a member says of the present epoch.
+  // A member's frame of the present epoch.
   void OnMemberFrame(ConnectionId connection, MemberIndex member, const wire::Frame& frame,
                      Effects& out);
   void OnLost(ConnectionId connection, std::optional<MemberIndex> member, Effects& out);

@@ -6,7 +6,7 @@
 
 #include "libs/aggregation/aggregator_core.h"
 
-// What people may ask.
+// The answers to people's questions.
 namespace talweg::aggregation {
 namespace {
 
@@ -33,7 +33,7 @@ TensorStatus StatusOf(const AggregatorTensor& tensor) {
   return status;
 }
 
-// nullopt: no round of it waits for anybody.
+// Returns nullopt if no round of the tensor waits for a member.
 std::optional<RoundStatus> OpenRoundOf(const AggregatorTensor& tensor, const view::View& view,
                                        int64_t now_ns) {
   const std::optional<Wait> wait = WaitOf(tensor, view.members.size());

@@ -60,7 +60,7 @@ std::string DeclareProblem(const wire::Declare& declare, const view::View& view)
     return who + "a side tensor needs the ranks that take part in it";
   }
   const Agreement agreement = AgreementOf(declare, view.epoch);
-  // A part is bounded first, so that the product stays in range.
+  // Checks one part first, so that the product cannot overflow.
   if (collective.element_count > kTensorBytesMax / DTypeSize(collective.dtype) ||
       agreement.Bytes() > kTensorBytesMax) {
     return who + std::to_string(collective.element_count) + " elements of " +

@@ -19,24 +19,24 @@
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
 
-// What an aggregator knows of one tensor of a job: docs/protocol.md, section 4.
+// What an aggregator knows of one tensor of a job (docs/protocol.md, section 4).
 namespace talweg::aggregation {
 
 inline constexpr uint64_t kTensorBytesMax = 16 * kGiB;
 
-// What all members must say of a tensor, and who said it first.
+// What all members must say about a tensor, and who said it first.
 struct Agreement {
   std::string name;
   Collective collective;
   view::Group group;
-  uint32_t root_rank = 0;  // In `root_epoch`, or kNoRank; 0 where there is no root.
+  uint32_t root_rank = 0;  // In `root_epoch`; kNoRank: it is gone; 0 if there is no root.
   Epoch root_epoch;
   uint32_t by_rank = 0;
 
-  // Where it does not matter how many there are, 1 stands for all.
+  // The size of the group. 1 for "all ranks": there the number does not matter.
   uint32_t RankCount() const { return group.empty() ? 1 : static_cast<uint32_t>(group.size()); }
   uint64_t Bytes() const { return collective.bytes(RankCount()); }
-  // It is of no use in the view of `root_epoch`, nor in a later one.
+  // Whether the tensor is useless in the view of `root_epoch`, and in later ones.
   bool IsDead() const { return root_rank == wire::kNoRank; }
 };
 
@@ -45,10 +45,11 @@ Agreement AgreementOf(const wire::Declare& declare, Epoch epoch);
 // "f32[100] sum", "f32[100] broadcast from rank 3", "f32[100] all_gather among 2 ranks (0.0, 1.0)".
 std::string Describe(const Agreement& agreement);
 
-// A text that names both sides if they differ, else "". Ranks of roots are compared in one epoch.
+// Returns a text that names both sides if they differ, or "". Ranks of roots are compared only
+// within one epoch.
 std::string Disagreement(const Agreement& first, const Agreement& other);
 
-// Why nobody can declare this, in this view, or "".
+// Returns why nobody can declare this in this view, or "".
 std::string DeclareProblem(const wire::Declare& declare, const view::View& view);
 
 // A slice that is summed here.
@@ -59,8 +60,8 @@ struct LocalSlice {
   uint32_t length_bytes = 0;
   uint64_t slot_offset_bytes = 0;
   SliceRound round;
-  // Writes from the result memory that is named by the tensor's `result`: it is not summed into
-  // meanwhile, also over a change of the view.
+  // How many writes read this slice in the memory that the tensor's `result` names. Nothing is
+  // summed into it meanwhile, even after a change of the view.
   uint32_t writes_under_way = 0;
 };
 
@@ -76,48 +77,48 @@ struct Declaration {
   std::array<wire::RemoteRef, 2> result;
 };
 
-// One member's room for contributions.
+// One member's memory for contributions.
 struct Slots {
   AllocationId id;  // 0: no bytes are placed here.
   uint64_t bytes = 0;
   std::optional<wire::RemoteRef> ref;  // Known once allocated.
 };
 
-// A record that the parts of the core read. Each of them writes what its name stands at.
+// A record that all parts of the core read. Each part writes only the fields under its name.
 struct AggregatorTensor {
   // Declarations.
   TensorKey key;
-  std::optional<Agreement> agreed;        // Stays over epochs.
-  std::optional<Poison> poison;           // Stays until the job's end.
-  std::vector<Declaration> declarations;  // By member index; empty before the epoch's first.
+  std::optional<Agreement> agreed;        // Kept over epochs.
+  std::optional<Poison> poison;           // Kept until the job's end.
+  std::vector<Declaration> declarations;  // By member index; empty before the first.
 
-  // TensorMemory. How the present view cuts it, and its memory. Slots of a member are kept over
-  // epochs when their size stays.
+  // TensorMemory: how the present view cuts the tensor, and its memory. A member's slots are kept
+  // over epochs while their size stays.
   uint32_t slice_count = 0;  // 0: not placed in this epoch.
   view::Participation participation;
   uint64_t reserved_bytes = 0;
-  bool is_placed = false;  // It counts among the tensors of its job. It may have no bytes here.
+  bool is_placed = false;  // It counts among its job's tensors. It may have no bytes here.
   AllocationId result;
   std::map<view::MemberIdentity, Slots> slots;
 
   // Rounds.
   std::vector<LocalSlice> local;  // By slice, ascending.
-  uint32_t slices_done = 0;       // Summed of the present round.
+  uint32_t slices_done = 0;       // How many are summed in the present round.
 
   // Recovery.
   std::optional<wire::Decision> decision;
-  Round held;  // What joiners continue from.
+  Round held;  // The round from which joiners continue.
 
   bool Placed() const { return slice_count > 0; }
   bool DeclaredBy(MemberIndex member) const;
-  // nullptr: no such slice, or it is summed elsewhere.
+  // Returns nullptr if there is no such slice, or if it is summed elsewhere.
   LocalSlice* FindLocal(SliceIndex slice);
-  // Cuts the tensor as `view` does. Rounds begin anew. True if the slices here lie where they lay
-  // before, so that the memory serves on; writes under way stay counted then.
+  // Cuts the tensor as `view` does. Rounds begin anew. Returns true if the slices here lie where
+  // they lay before: the memory is used on, and writes under way stay counted.
   bool Place(const view::View& view, AggregatorIndex self);
-  // Bytes of one member's slots here, in the present placement.
+  // How many bytes one member's slots take here, in the present placement.
   uint64_t SlotBytes() const;
-  // Forgets what belongs to an epoch.
+  // Forgets everything that belongs to one epoch.
   void LeaveEpoch();
 };
 

@@ -16,7 +16,7 @@ void Attendance::LeaveAll() {
 void Attendance::OnTick(int64_t now_ns) {
   const int64_t gone_ns = awake_.Take(now_ns);
   for (PresentMember& member : members_) {
-    // Who was there at the last tick has been away for less than what has passed since.
+    // A member that was here at the last tick has been away for less than the time since.
     const bool was_absent = std::exchange(member.absent_at_tick, !member.connection);
     if (was_absent && member.absent_at_tick) {
       member.absent_ns += gone_ns;

@@ -27,7 +27,7 @@ bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
 std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
                         const LocalSlice& slice, MemberIndex member,
                         const wire::Contribute& entry) {
-  // This is asked for every contribution, and there is hardly ever something to say.
+  // Built only when needed: this function runs for every contribution, and problems are rare.
   const auto who = [&] {
     return "tensor '" + tensor.agreed->name + "': " + view.MemberText(member);
   };
@@ -51,7 +51,7 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
     return collective.copies() ? "" : who() + " disagrees in a copy of what is summed";
   }
   if (entry.form == Form::kEmpty) return "";
-  if (entry.sum_epoch != Epoch{0}) return "";  // The source of a Finish.
+  if (entry.sum_epoch != Epoch{0}) return "";  // It is the source of a Finish.
   if (!collective.copies()) return who() + " copies bytes that are no result into a sum";
   if (giving_ranks == 0) {
     return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +

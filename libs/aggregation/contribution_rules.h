@@ -9,19 +9,20 @@
 #include "libs/base/ids.h"
 #include "libs/wire/frames.h"
 
-// What a contribution must be like, and what those of a round must have in common:
-// docs/protocol.md, section 5. Pure functions.
+// What a contribution must be like, and what the contributions to a round must have in common
+// (docs/protocol.md, section 5). Pure functions.
 namespace talweg::aggregation {
 
-// Whether it is longer than its slice, or says another length than it has, or no whole elements.
+// Whether the contribution is longer than its slice, has another length than it says, or ends
+// within an element.
 bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                    const wire::Contribute& entry);
 
-// Why its mode and form are not what this member may give to this slice, or "".
+// Returns why this member may not give this mode and form to this slice, or "".
 std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
                         const LocalSlice& slice, MemberIndex member, const wire::Contribute& entry);
 
-// What the members of a complete round do not agree on, naming both sides, or "".
+// Returns where the members of a complete round disagree, naming both sides, or "".
 std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& tensor,
                               const LocalSlice& slice);
 

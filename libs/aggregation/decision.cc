@@ -21,7 +21,8 @@ bool Has(const wire::Report& report, size_t slice) {
 
 std::string RoundText(Round round) { return "round " + std::to_string(round.value()); }
 
-// For every slice the lowest member that has it of epoch `sum_epoch`; empty unless all are had.
+// Returns, for every slice, the lowest member that has it from epoch `sum_epoch`; empty unless
+// every slice has one.
 std::vector<uint16_t> Cover(const DecideInput& input, Epoch sum_epoch) {
   std::vector<uint16_t> sources;
   sources.reserve(input.slice_count);
@@ -43,8 +44,8 @@ Contradiction OfDifferentEpochs(const MemberReport& one, const MemberReport& oth
           std::to_string(other.report.held_epoch.value())};
 }
 
-// Whether two have seen different results of one round, be it over for all. A round without data
-// (held_epoch 0) is a joiner's, or was aborted.
+// Whether two members have seen different results of one round, even of one that is over for all. A
+// round without data (held_epoch 0) is a joiner's, or was aborted.
 std::optional<Contradiction> HeldOfTwoEpochs(std::span<const MemberReport> reports) {
   std::map<Round, const MemberReport*> holders;
   for (const MemberReport& candidate : reports) {
@@ -57,7 +58,7 @@ std::optional<Contradiction> HeldOfTwoEpochs(std::span<const MemberReport> repor
   return std::nullopt;
 }
 
-// Somebody holds round `hi`, others do not yet.
+// Some members hold round `hi`, others do not yet.
 std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideInput& input,
                                                                   Round hi) {
   const MemberReport* holder = nullptr;

@@ -23,8 +23,8 @@ wire::DeclaredStatus StatusOf(wire::FailedCode code) {
 }
 
 Round HeldBy(const AggregatorTensor& tensor) {
-  // Where not all take part in each slice, those here may be summed without the one that asks. No
-  // round is over without it.
+  // If not all members take part in each slice, the slices here may be summed without this member.
+  // No round is over without it.
   if (tensor.local.empty() || tensor.agreed->collective.gives == Share::kRow) return tensor.held;
   Round summed = tensor.local.front().round.standing().round;
   for (const LocalSlice& slice : tensor.local) {
@@ -37,7 +37,7 @@ Round HeldBy(const AggregatorTensor& tensor) {
 
 void Declarations::OnView() {
   answers_ = false;
-  // Open rounds are dropped: their members hold the contributions.
+  // Drops open rounds: their members hold the contributions.
   for (auto& [key, tensor] : *tensors_) tensor.LeaveEpoch();
 }
 
@@ -91,7 +91,7 @@ void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
     return;
   }
   if (!tensor.agreed) tensor.agreed = said;
-  tensor.agreed->root_rank = said.root_rank;  // Ranks are counted anew in every view.
+  tensor.agreed->root_rank = said.root_rank;  // Ranks have new numbers in every view.
   tensor.agreed->root_epoch = view_->epoch();
   if (!tensor.Placed() && !PlaceOrPoison(tensor, out)) return;
   if (!tensor.participation.Includes(member)) {
@@ -108,8 +108,8 @@ void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
   Answer(tensor, member, out);
 }
 
-// Only who had been told of it knows, and it may be told by nobody else again: its owner may be
-// new.
+// Only a member that had heard of the failure knows of it. It may hear of it nowhere else, because
+// its owner may be new.
 void Declarations::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
   const auto found = tensors_->find(entry.key);
   if (found == tensors_->end() || !found->second.DeclaredBy(member) ||
@@ -172,7 +172,7 @@ void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::
   ++counters_->tensors_poisoned;
   wire::CutText(text);
   tensor.poison = aggregation::Poison{code, std::move(text)};
-  // Its memory stays until the next view: contributions may be under way to it.
+  // The tensor's memory stays until the next view: contributions may be on their way to it.
   for (uint32_t i = 0; i < tensor.declarations.size(); ++i) {
     AnswerPoisoned(tensor, MemberIndex{i}, StatusOf(code), out);
   }
@@ -180,7 +180,7 @@ void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::
 
 void Declarations::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
   const TensorMemory::Use* const use = memory_->Find(id);
-  if (use == nullptr || !use->member) return;  // Released, or a result.
+  if (use == nullptr || !use->member) return;  // It was released, or is a result's.
   AggregatorTensor& tensor = tensors_->at(use->tensor);
   TensorMemory::OnAllocated(tensor, *use, ref);
   const std::optional<MemberIndex> member = view_->IndexOf(*use->member);

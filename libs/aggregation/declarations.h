@@ -16,13 +16,14 @@
 
 namespace talweg::aggregation {
 
-// What the members agree on: which tensors there are, who has declared each, who has been answered,
-// and which have failed (docs/protocol.md, section 4). It alone makes tensors, and writes what is
-// agreed of them, their declarations and why they are poisoned.
+// What the members agree on: which tensors exist, who has declared each and has been answered, and
+// which have failed (docs/protocol.md, section 4). Only this class adds tensors, and writes their
+// agreement, their declarations and why they are poisoned.
 //
-// A declaration is answered when the tensor's open round is decided and its slots are there.
+// A declaration is answered when the tensor's open round is decided and the member's slots are
+// allocated.
 //
-// A pure class. One owner thread. What it is made of outlives it.
+// A pure class. One owner thread. The constructor's arguments outlive it.
 class Declarations {
  public:
   Declarations(const AggregatorCoreConfig* config, const PresentView* view,
@@ -35,9 +36,9 @@ class Declarations {
         tensors_(tensors),
         counters_(counters) {}
 
-  // A new view: everybody declares anew, and no declaration is answered before AnswerAll.
+  // A new view: all members declare again, and no declaration is answered before AnswerAll.
   void OnView();
-  // Every open round is decided. Memory that nobody has asked for again is released.
+  // Every open round is decided: answers, and releases memory that no member has asked for again.
   void AnswerAll(Effects& out);
 
   void OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
@@ -49,13 +50,13 @@ class Declarations {
   void OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out);
   void OnAllocationRefused(AllocationId id, const std::string& text, Effects& out);
 
-  // If it can be, and has not been.
+  // Answers the declaration if it can be answered, and has not been.
   void Answer(AggregatorTensor& tensor, MemberIndex member, Effects& out);
-  // The tensor is of no use any more: all who have declared it are told why.
+  // The tensor has failed: tells all members that have declared it why.
   void Poison(AggregatorTensor& tensor, wire::FailedCode code, std::string text, Effects& out);
 
  private:
-  // There is no tensor that the declaration could be about, or no room for its record.
+  // Whether the declaration fits no tensor, or its record has no room.
   bool IsRefused(ConnectionId connection, const wire::Declare& entry, const std::string& problem,
                  Effects& out);
   bool PlaceOrPoison(AggregatorTensor& tensor, Effects& out);
@@ -72,7 +73,7 @@ class Declarations {
   TensorMemory* const memory_;
   Tensors* const tensors_;
   Counters* const counters_;
-  bool answers_ = false;  // Since AnswerAll.
+  bool answers_ = false;  // AnswerAll was called in this view.
 };
 
 }  // namespace talweg::aggregation

@@ -15,17 +15,17 @@
 #include "libs/wire/frames.h"
 
 // What the aggregator core asks its caller to do. Values: no bytes, no pointers. The caller
-// performs them in the order in which they were given.
+// performs them in the given order.
 //
-// Memory is named by AllocationId, which the core draws and never uses again; offsets count from
+// An AllocationId names memory. The core draws each id and never uses it again. Offsets count from
 // an allocation's first byte.
 namespace talweg::aggregation {
 
 using AllocationId = StrongId<struct AllocationIdTag, uint64_t>;  // 0: none.
 using WriteId = StrongId<struct WriteIdTag, uint64_t>;            // 0: none.
 
-// One entry of a frame, to be sent to a connection after everything that was asked for it
-// before. Entries of one type and epoch may share a frame; nothing may overtake.
+// Sends one entry of a frame to a connection, after everything that was asked for it before.
+// Entries of one type and epoch may share a frame; nothing may overtake.
 struct Send {
   ConnectionId connection;
   Epoch epoch;  // For the frame's header.
@@ -34,17 +34,16 @@ struct Send {
       entry;
 };
 
-// Contribution bytes that have been received: to be told in the header of any frame. Credit that
-// has not been sent when a Welcome or a FenceAck is, is forgotten: after those nothing is in
-// flight.
+// Contribution bytes that have been received. The header of any frame may return them. Credit that
+// was not returned before a Welcome or a FenceAck is forgotten: after those nothing is in flight.
 struct ReturnCredit {
   ConnectionId connection;
   uint64_t bytes = 0;
 };
 
-// Memory for one member's contributions to a tensor (the peer writes it), or, without a member,
-// for the results of a tensor's slices (the peers never write it). Answered by OnAllocated or
-// OnAllocationRefused, at once or later.
+// Allocates memory for one member's contributions to a tensor (the peer writes it); or, without a
+// member, for the results of a tensor's slices (peers never write it). OnAllocated or
+// OnAllocationRefused answers, at once or later.
 struct AllocateMemory {
   AllocationId id;
   TensorKey tensor;
@@ -52,15 +51,15 @@ struct AllocateMemory {
   uint64_t bytes = 0;  // At least 1.
 };
 
-// No effect after this one names the memory, and no peer writes it any more; sums and writes
-// that were asked for before may still read it, so it is freed after them. Also for allocations
-// that have not been answered yet (an answer is ignored then).
+// Releases memory. No later effect names it, and no peer writes it any more. Earlier sums and
+// writes may still read it, so free it after them. Also sent for allocations that have not been
+// answered yet; their answer is then ignored.
 struct ReleaseMemory {
   AllocationId id;
 };
 
-// Copy the bytes of the contribution `entry_index` of the frame that is being handled to its
-// slot. Performed before the frame's bytes are gone.
+// Copies the bytes of contribution `entry_index` of the frame that is being handled to its slot,
+// while the frame's bytes are still there.
 struct StoreInline {
   AllocationId slots;
   uint64_t offset_bytes = 0;
@@ -85,14 +84,14 @@ struct SumInput {
   friend bool operator==(const SumInput&, const SumInput&) = default;
 };
 
-// Combine the inputs, in this order, in one pass, from `offset_bytes` of each to `offset_bytes`
-// of the result. Answered by OnSummed, at once or later. Sums and copies that name one result are
-// done in the order in which they were asked for, also when they have become stale meanwhile.
-// For averages reduce::LastHop has weights and divisor.
+// Reduces the inputs, in this order and in one pass, from `offset_bytes` of each to `offset_bytes`
+// of the result. OnSummed answers, at once or later. Sums and copies to one result are done in the
+// order in which they were asked for, even if they have become stale meanwhile. reduce::LastHop has
+// the weights and the divisor of averages.
 struct Sum {
   SumId id;
   DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;  // Never kBroadcast.
+  Op op = Op::kUnspecified;  // Never kCopy: see CopyResult.
   uint64_t offset_bytes = 0;
   uint32_t length_bytes = 0;  // May be 0; a multiple of the dtype's size.
   std::vector<SumInput> inputs;
@@ -100,7 +99,7 @@ struct Sum {
   AllocationId result;
 };
 
-// The source's bytes are the result. Answered as Sum.
+// The source's bytes are the result. OnSummed answers.
 struct CopyResult {
   SumId id;
   uint64_t offset_bytes = 0;
@@ -109,10 +108,10 @@ struct CopyResult {
   AllocationId result;
 };
 
-// Write a slice's result to a member (kWritten), then, after it, send the Result entry; or put
-// the bytes into the entry (kInline; they are read when the effect is performed; kDisagreement); or
-// send the entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not
-// read any more, unless the connection is closed or lost first.
+// kWritten: writes a slice's result to a member, then sends the Result entry. kInline and
+// kDisagreement: puts the bytes into the entry, and reads them when the effect is performed.
+// kEmpty: sends the entry alone. OnWriteDone answers kWritten when the result memory is no longer
+// read, unless the connection is closed or lost first.
 struct SendResult {
   ConnectionId connection;
   Epoch epoch;         // For the frame's header.
@@ -123,11 +122,11 @@ struct SendResult {
   wire::RemoteRef target;  // kWritten only.
   WriteId write;           // kWritten only.
   std::string text;        // kDisagreement only: the entry's bytes.
-  int32_t priority = 0;    // That the member gave its contribution.
+  int32_t priority = 0;    // The priority of the member's contribution.
 };
 
-// Close now: nothing of the peer lands, and nothing that is read for it is read, when this has
-// been performed. No event of the connection is told to the core afterwards.
+// Closes the connection now. Afterwards nothing from the peer lands, nothing is read for it, and
+// the core gets no event of the connection.
 struct CloseConnection {
   ConnectionId connection;
   std::string reason;
@@ -137,8 +136,8 @@ using Effect = std::variant<Send, ReturnCredit, AllocateMemory, ReleaseMemory, S
                             CopyResult, SendResult, CloseConnection>;
 using Effects = std::vector<Effect>;
 
-// Asks for one entry to be sent. Frames bound the length of texts, and those that quote two names
-// may be longer: they are cut.
+// Asks for one entry to be sent. Cuts a text that is too long for a frame, as one that quotes two
+// names may be.
 template <typename Entry>
 void SendEntry(ConnectionId connection, Epoch epoch, Entry entry, Effects& out) {
   if constexpr (requires { entry.text; }) wire::CutText(entry.text);

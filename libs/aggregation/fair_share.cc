@@ -18,7 +18,7 @@ size_t LevelOf(view::Priority priority) {
   return 1;
 }
 
-// The one with the earliest time of those with work; end when there is none.
+// Returns the flow with the earliest time among those with work, or the end.
 template <typename Map, typename FlowOf>
 auto Earliest(Map& flows, const FlowOf& flow_of) {
   auto best = flows.end();
@@ -121,7 +121,8 @@ void FairShare::Count(JobId job, uint64_t bytes, bool was_next) {
     level.now = std::max(level.now, tenant.flow.time);
     tenant.now = std::max(tenant.now, flow.time);
   }
-  // Whoever waits is after nobody that was next, so this changes those alone that do not wait.
+  // A waiting flow's time is not below that of any flow that was next, so this changes only flows
+  // that do not wait.
   Bound(level.flow, now_);
   Bound(tenant.flow, level.now);
   Bound(flow, tenant.now);

@@ -16,13 +16,13 @@
 
 namespace talweg::aggregation {
 
-// Whose piece of work is next where the pieces of several jobs wait: start-time fair queueing over
-// three levels, priorities, tenants, jobs (docs/quotas.md).
+// Chooses whose piece of work is next when pieces of several jobs wait: start-time fair queueing
+// over three levels, priorities, tenants and jobs (docs/quotas.md).
 //
-// At each level everybody has a time of its own, which goes on by cost / weight. The one whose time
-// is earliest is next. Who has had no work waiting is set to the time of whoever was last next, so
-// that idleness is no credit. Work that is done in another order, as what peers send, moves a time
-// on too, but by no more than kAheadBytesMax before that time.
+// At each level every flow has its own time, which advances by cost / weight. The flow with the
+// earliest time is next. A flow that had no work waiting is set to the time of the last one that
+// was next, so that idleness earns no credit. Work that is done in another order, such as what
+// peers send, also advances a flow's time, but by no more than kAheadBytesMax past that time.
 //
 // A pure class. Equal calls give equal answers. One owner thread.
 class FairShare {
@@ -31,43 +31,43 @@ class FairShare {
   FairShare(const FairShare&) = delete;
   FairShare& operator=(const FairShare&) = delete;
 
-  // What a piece costs besides its bytes.
+  // The cost of a piece besides its bytes.
   static constexpr uint64_t kPieceBytes = 4 * kKiB;
-  // As if a job had had so much more than others: no more is held against it.
+  // The most by which a job counts as ahead of the others.
   static constexpr uint64_t kAheadBytesMax = 64 * kMiB;
-  // How many times a priority's weight is that of the next lower one.
+  // The weight of a priority, divided by that of the next lower one.
   static constexpr uint64_t kPriorityRatio = 16;
 
-  // A job comes, or its rules change.
+  // A job begins, or its rules change.
   void Set(JobId job, const view::JobQuota& quota);
   void Remove(JobId job);
 
-  // Whether pieces of the job wait. Unknown jobs are ignored.
+  // Sets whether pieces of the job wait. Unknown jobs are ignored.
   void SetWaits(JobId job, bool waits);
-  // The job whose piece is next; nullopt: none waits.
+  // The job whose piece is next; nullopt if none waits.
   std::optional<JobId> Next() const;
-  // The next piece is done now: called before anything that it brings is charged.
+  // The job's piece is done now. Call this before charging anything that the piece causes.
   void Serve(JobId job, uint64_t bytes) { Count(job, bytes, true); }
-  // Something was done for the job that did not wait here.
+  // Charges work for the job that did not wait here.
   void Charge(JobId job, uint64_t bytes) { Count(job, bytes, false); }
 
-  // All that was counted for a job.
+  // How many bytes were counted for a job in all.
   uint64_t ServedBytes(JobId job) const;
 
  private:
-  // A member of a level.
+  // One entry of a level: a priority, a tenant or a job.
   struct Flow {
     uint64_t time = 0;
     uint64_t weight = 1;
-    size_t waits = 0;  // Jobs in it that have work waiting.
+    size_t waits = 0;  // How many of its jobs have work waiting.
 
     void Spend(uint64_t cost) { time += cost / weight + 1; }
   };
-  // Tenants by name. A job without one stands by its id.
+  // Tenants by name. A job without a tenant counts as its own, by its id.
   using TenantKey = std::pair<std::string, JobId>;
   struct Tenant {
     Flow flow;
-    uint64_t now = 0;  // The time of its job that was last next.
+    uint64_t now = 0;  // The time of the tenant's job that was last next.
     std::map<JobId, Flow> jobs;
   };
   struct Level {
@@ -84,13 +84,13 @@ class FairShare {
   };
 
   void Count(JobId job, uint64_t bytes, bool was_next);
-  // Work of the flow begins to wait, or ends.
+  // Work of the flow begins to wait, or none waits any more.
   static void SetFlowWaits(Flow& flow, uint64_t now, bool waits);
   static void Bound(Flow& flow, uint64_t now);
 
   std::map<JobId, Place> places_;
   uint64_t now_ = 0;
-  // By priority, the lowest first.
+  // By priority, lowest first.
   std::array<Level, 3> levels_ = {Level{.flow = {.weight = 1}},
                                   Level{.flow = {.weight = kPriorityRatio}},
                                   Level{.flow = {.weight = kPriorityRatio * kPriorityRatio}}};

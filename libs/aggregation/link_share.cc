@@ -12,12 +12,12 @@ namespace talweg::aggregation {
 namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
-// Sharing pays while the link carries so much of what it carried without.
+// Sharing pays if the link carries at least this part of what it carried without.
 constexpr uint64_t kPaysNumerator = 7;
 constexpr uint64_t kPaysDenominator = 8;
-// It takes two measurements to say that it does not, or one of less than the half.
+// Two measurements decide that it does not, or one below half.
 constexpr int kPoorMax = 2;
-// What a job sends and gets is compared over about so many bytes.
+// What a job sends and gets is compared over about this many recent bytes.
 constexpr uint64_t kLateBytes = 64 * kMiB;
 
 double PriorityWeight(view::Priority priority) {
@@ -99,7 +99,7 @@ uint64_t LinkShare::RoomBytes(JobId id, int64_t now_ns) {
   Advance(now_ns);
   Job* const job = FindSharing(id);
   if (job == nullptr) return kNoBound;
-  // Who waits here for others is not silent.
+  // A job that waits here for others is not silent.
   job->moved_at_ns = now_ns;
   const double ahead = job->account - LeastAccount(job);
   const double room = (static_cast<double>(SlackBytes()) - ahead) / CostOf(*job);
@@ -138,7 +138,7 @@ void LinkShare::Refresh(int64_t now_ns) {
     if (is_active) ++count;
     if (is_active == job.is_active) continue;
     has_changed = true;
-    // That it did not want the link is no credit.
+    // Earlier idleness earns no credit.
     if (is_active && active_count_ > 0) {
       const double least = LeastAccount(&job);
       const auto slack = static_cast<double>(SlackBytes());
@@ -151,14 +151,14 @@ void LinkShare::Refresh(int64_t now_ns) {
   SetParts();
 }
 
-// Three levels: priorities, tenants, jobs. Who does not want the link leaves it to the others of
-// its level.
+// Three levels: priorities, tenants, jobs. A job that does not want the link leaves its part to the
+// others of its level.
 void LinkShare::SetParts() {
   using TenantKey = std::pair<std::string, JobId>;
   struct Level {
     double weight = 0;
     std::map<TenantKey, std::pair<double, double>>
-        tenants;  // Their weight, and that of their jobs.
+        tenants;  // The tenant's weight, and the sum of its jobs' weights.
     double tenant_weights = 0;
   };
   const auto tenant_of = [](JobId id, const Job& job) {
@@ -203,7 +203,7 @@ void LinkShare::Advance(int64_t now_ns) {
   }
 }
 
-// Less than the half: more than chance.
+// Less than half is more than chance.
 bool LinkShare::IsIdle(uint64_t carried_per_ms) const {
   return carried_per_ms * 2 < carried_per_ms_;
 }
@@ -215,7 +215,7 @@ bool LinkShare::Pays(uint64_t sharing_per_ms, uint64_t without_per_ms) {
 void LinkShare::EndMeasurement() {
   const uint64_t carried_per_ms = std::exchange(measured_, {}).BytesPerMs();
   if (phase_ == Phase::kMeasuring) {
-    // The link carries no more without: it was not for the sharing.
+    // The link carries no more without sharing, so sharing was not the cause.
     if (pause_ns_ > 0 && Pays(poor_per_ms_, carried_per_ms)) {
       pause_ns_ = 0;
       next_pause_ns_ = kMeasureNs;

@@ -15,76 +15,79 @@ namespace talweg::aggregation {
 
 // Shares this host's link among the jobs that want more of it than they get (docs/quotas.md).
 //
-//   kAlone <--fewer than two jobs want the link, or two do--> kMeasuring or kSharing, as it was
-//   left kMeasuring --measured what the link carries while nothing is held back--> kSharing
-//   kSharing   --it carries much less than that, or its time is over--------> kMeasuring
+//   kAlone <--fewer than two jobs want the link, or two do--> kMeasuring or kSharing, as before
+//   kMeasuring --measured what the link carries while nothing is held back--> kSharing
+//   kSharing   --the link carries much less than that, or kSharingNs are over--> kMeasuring
 //
-// TCP gives each connection about as much as any other, in both directions. What a job sends is in
-// our hands: we give back the credit for what has come from it. And what it gets follows from what
-// it sends. So in kSharing each job has an account: the credit that it was given back, with what it
-// gets for so many bytes, over its part of the link. Nobody's account may be more than SlackBytes()
-// ahead of another's; credit waits until it is not. The job with the least account never waits.
+// TCP gives each connection about as much as any other, in both directions. This aggregator
+// controls what a job sends, by returning credit for what has come from it; what the job gets
+// follows from what it sends. In kSharing each job has an account: the credit that was returned to
+// it, with what it gets for those bytes, divided by its part of the link. No account may be more
+// than SlackBytes() ahead of another; credit waits until it is not. The job with the least account
+// never waits.
 //
 // This is weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM'89) with the virtual time of
-// start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM'96): an account is a job's finish tag,
-// and the least of them the virtual time. What is scheduled is credit, not packets, so a job may be
-// ahead by the slack, and the link is never idle for want of a word from here.
+// start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM'96). An account is a job's finish tag,
+// and the least account is the virtual time. Credit is scheduled, not packets: a job may be ahead
+// by the slack, so the link never idles while it waits for a message from here.
 //
-// A job may want the link and be slow for another reason: its members, their own links. Then the
-// others would wait for nothing. That shows in what the link carries, and we measure again, for
-// longer each time.
+// A job may want the link and be slow for another reason, such as its members or their own links.
+// Then the others would wait for nothing. The link then carries less, so this class measures again,
+// for longer each time.
 //
-// A pure class. Equal calls give equal answers. It knows no bytes and no connections. Jobs that it
-// was not told of have all the room there is. One owner thread. Times do not go back.
+// A pure class. Equal calls give equal answers. It knows no bytes and no connections. Jobs that
+// were not added with Set have no bound. One owner thread. Times do not go back.
 class LinkShare {
  public:
   enum class Phase : uint8_t { kAlone, kMeasuring, kSharing };
 
   static constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
-  // How far an account may be ahead: what the link carries in so long, and so much at least.
+  // How far an account may be ahead: what the link carries in kSlackNs, but at least
+  // kSlackBytesMin.
   static constexpr int64_t kSlackNs = 20'000'000;
   static constexpr uint64_t kSlackBytesMin = kMiB;
-  // A measurement takes so long, and so many bytes, but no longer than that.
+  // A measurement takes at least this time and these bytes, but never longer than kMeasureNsMax.
   static constexpr int64_t kMeasureNs = 200'000'000;
   static constexpr uint64_t kMeasureBytes = 16 * kMiB;
   static constexpr int64_t kMeasureNsMax = 1'000'000'000;
-  // So long nothing is held back after sharing has not paid: kMeasureNs, then longer each time.
+  // After sharing has not paid, nothing is held back for kMeasureNs, then for longer each time.
   static constexpr int64_t kPauseRatio = 4;
   static constexpr int64_t kPauseNsMax = 8'000'000'000;
-  // When sharing has paid for so long, what the link carries is measured anew.
+  // After sharing has paid for this time, the link is measured again.
   static constexpr int64_t kSharingNs = 10'000'000'000;
-  // Whoever has neither sent nor got anything for so long does not want the link.
+  // A job that has neither sent nor got anything for this time does not want the link.
   static constexpr int64_t kSilenceNs = 250'000'000;
 
   LinkShare() = default;
   LinkShare(const LinkShare&) = delete;
   LinkShare& operator=(const LinkShare&) = delete;
 
-  // A job comes, or its rules change.
+  // A job begins, or its rules change.
   void Set(JobId job, const view::JobQuota& quota);
   void Remove(JobId job);
-  // With fewer than two nothing is to be told.
+  // With fewer than two jobs, nobody need call the functions below.
   size_t job_count() const { return jobs_.size(); }
 
   // Whether more of the job waits, at its members or here, than is on its way.
   void SetWants(JobId job, bool wants, int64_t now_ns);
-  // What has come from the job's members, and what has left to them, over the link.
+  // Bytes that have come from the job's members, and that have been sent to them, over the link.
   void OnReceived(JobId job, uint64_t bytes, int64_t now_ns);
   void OnSent(JobId job, uint64_t bytes, int64_t now_ns);
 
-  // For so many bytes that have come from the job credit may go back now. Asked for a job that has
-  // credit to be given back.
+  // For how many bytes from the job credit may be returned now. Call it for a job that has credit
+  // to get back.
   uint64_t RoomBytes(JobId job, int64_t now_ns);
-  // As much as that ever is while others want the link, too. kNoBound: it has all the room.
+  // The most that RoomBytes returns while others want the link, too. kNoBound: the job has no
+  // bound.
   uint64_t MostRoomBytes(JobId job);
-  // It goes back.
+  // Credit for `bytes` is returned.
   void OnGiven(JobId job, uint64_t bytes);
 
   Phase phase() const { return active_count_ < 2 ? Phase::kAlone : phase_; }
-  // Its part of the link beside those that want it now. 0: it does not want it.
+  // The job's part of the link among the jobs that want it now. 0: it does not want it.
   double PartOf(JobId job) const;
   uint64_t SlackBytes() const;
-  // What the link carried, in both directions together, when it was last measured. 0: never.
+  // What the link carried, in both directions together, at the last measurement. 0: never measured.
   uint64_t BytesPerMs() const { return carried_per_ms_; }
 
  private:
@@ -93,13 +96,13 @@ class LinkShare {
     bool wants = false;
     bool is_active = false;
     int64_t moved_at_ns = 0;
-    // In both directions, of late.
+    // Recent bytes.
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     double part = 0;
     double account = 0;  // In bytes of the whole link.
   };
-  // What the link carries while several want it.
+  // What the link carries while several jobs want it.
   struct Measurement {
     uint64_t bytes = 0;
     int64_t ns = 0;
@@ -108,11 +111,11 @@ class LinkShare {
   };
 
   Job* Count(JobId job, uint64_t bytes, int64_t now_ns);
-  // nullptr: it has all the room there is.
+  // Returns nullptr if the job has no bound.
   Job* FindSharing(JobId job);
-  // What a byte that the job sends loads the link with, in the part that is the job's.
+  // The load on the link for each byte that the job sends, divided by the job's part.
   static double CostOf(const Job& job);
-  // Time goes on: who wants the link, and what has been measured.
+  // Updates who wants the link, and the measurement, to `now_ns`.
   void Advance(int64_t now_ns);
   void Refresh(int64_t now_ns);
   void SetParts();
@@ -128,12 +131,12 @@ class LinkShare {
   int64_t now_ns_ = 0;
   int64_t refreshed_at_ns_ = 0;
   Phase phase_ = Phase::kMeasuring;
-  int64_t phase_ns_ = 0;  // How long the phase has lasted; time in kAlone does not count.
-  int64_t pause_ns_ = 0;  // How long this kMeasuring lasts at least.
+  int64_t phase_ns_ = 0;  // How long the phase has lasted, without time in kAlone.
+  int64_t pause_ns_ = 0;  // The least time that this kMeasuring lasts.
   int64_t next_pause_ns_ = kMeasureNs;
   Measurement measured_;
-  int poor_count_ = 0;        // Measurements in a row that say that sharing does not pay.
-  uint64_t poor_per_ms_ = 0;  // The last one.
+  int poor_count_ = 0;        // How many measurements in a row say that sharing does not pay.
+  uint64_t poor_per_ms_ = 0;  // Their last result.
   uint64_t carried_per_ms_ = 0;
 };
 

@@ -9,12 +9,12 @@
 
 namespace talweg::aggregation {
 
-// Bytes that the jobs of one aggregator may take for slots and results. One owner thread.
+// How many bytes the jobs of one aggregator may take for slots and results. One owner thread.
 class MemoryBudget {
  public:
   explicit MemoryBudget(uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // False, and nothing taken, when less than `bytes` is left.
+  // Returns false, and takes nothing, if less than `bytes` is left.
   bool Reserve(uint64_t bytes) {
     if (bytes > limit_bytes_ - used_bytes_) return false;
     used_bytes_ += bytes;
@@ -33,8 +33,8 @@ class MemoryBudget {
   uint64_t used_bytes_ = 0;
 };
 
-// What a job, or all jobs of a tenant, have placed at one aggregator. The limit may change, also to
-// less than is used. One owner thread.
+// How much a job, or all jobs of a tenant, have placed at one aggregator. The limit may change,
+// even to less than is used. One owner thread.
 class PlaceBudget {
  public:
   enum class Verdict : uint8_t { kFits, kTooManyBytes, kTooManyTensors };

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMissingNodesMax = 64;
 
-// 1, 2, 4, ... seconds after the beginning, then at most `gap_max_ns` apart.
+// 1, 2, 4, ... times `first_ns` after the beginning, then at most `gap_max_ns` apart.
 int64_t NextNotice(int64_t since_ns, int64_t last_ns, int64_t first_ns, int64_t gap_max_ns) {
   const int64_t waited_ns = last_ns - since_ns;
   int64_t next_ns = first_ns;
@@ -96,7 +96,7 @@ bool Notices::NoticeTensor(const AggregatorTensor& tensor, int64_t now_ns, Effec
                           .round = wait->round,
                           .waited_ns = static_cast<uint64_t>(now_ns - wait->since_ns)};
   NameMissing(wait->missing, notice);
-  // Also to those that are missing: they may hold the round back without need.
+  // Missing members are told too: they may hold the round back without need.
   for (uint32_t i = 0; i < view_->member_count(); ++i) {
     const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(MemberIndex{i});
     if (!connection || !tensor.participation.Includes(MemberIndex{i})) continue;
@@ -122,7 +122,8 @@ void Notices::NoticeEpoch(int64_t now_ns, Effects& out) {
     ++counters_->waiting_notices;
     SendEntry(*connection, view_->epoch(), notice, out);
   }
-  // Whoever has not heard of this view learns, in the epoch that it holds, that it is missing here.
+  // A member that has not heard of this view learns, in the epoch that it holds, that it is missing
+  // here.
   for (const auto& [connection, epoch] : sessions_->ThoseBehind()) {
     ++counters_->waiting_notices;
     SendEntry(connection, epoch, notice, out);

@@ -20,21 +20,22 @@
 
 namespace talweg::aggregation {
 
-// The earliest round of a tensor that waits for somebody.
+// A tensor's earliest round that waits for a member.
 struct Wait {
   Round round;
   uint32_t slices = 0;
   int64_t since_ns = 0;
   std::vector<bool> missing;  // By member index.
-  std::vector<bool> waiting;  // Contributed to a slice that is not complete.
+  std::vector<bool> waiting;  // By member index: contributed to a slice that is not complete.
 };
 
-// nullopt: none waits. `member_count` is the view's that the tensor is placed in.
+// Returns nullopt if no round waits. `member_count`: of the view in which the tensor is placed.
 std::optional<Wait> WaitOf(const AggregatorTensor& tensor, size_t member_count);
 
-// Tells members, now and then, whom an epoch or a round waits for (docs/protocol.md, section 8).
+// Tells members, at growing intervals, whom an epoch or a round waits for (docs/protocol.md,
+// section 8).
 //
-// A pure class. One owner thread. What it is made of outlives it.
+// A pure class. One owner thread. The constructor's arguments outlive it.
 class Notices {
  public:
   Notices(const AggregatorCoreConfig* config, const PresentView* view, const Attendance* attendance,
@@ -51,7 +52,7 @@ class Notices {
   void OnView(int64_t now_ns);
   // A round may have begun to wait.
   void OnEvent() { none_waits_ = false; }
-  // A few times a second. A job at rest costs nothing, however many tensors it has.
+  // Call it a few times a second. A job at rest costs nothing, however many tensors it has.
   void OnTick(int64_t now_ns, Effects& out);
 
  private:
@@ -63,9 +64,9 @@ class Notices {
   };
 
   void NoticeEpoch(int64_t now_ns, Effects& out);
-  // Whether a round of it waits.
+  // Returns whether a round of the tensor waits.
   bool NoticeTensor(const AggregatorTensor& tensor, int64_t now_ns, Effects& out);
-  // When to tell again of those that are missing, by member index.
+  // When to tell again about the members in `missing`.
   int64_t DueNs(const std::vector<bool>& missing, int64_t since_ns, int64_t last_ns) const;
   void NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const;
 
@@ -76,7 +77,7 @@ class Notices {
   const Sessions* const sessions_;
   const Tensors* const tensors_;
   Counters* const counters_;
-  bool none_waits_ = false;  // As of the last tick, and nothing has happened since.
+  bool none_waits_ = false;  // No round waited at the last tick, and nothing has happened since.
   int64_t view_since_ns_ = 0;
   int64_t last_epoch_notice_ns_ = 0;
   std::map<TensorKey, Told> told_;  // Tensors that waited at the last tick.

@@ -15,19 +15,19 @@ namespace talweg::aggregation {
 // "epoch 7".
 std::string EpochText(Epoch epoch);
 
-// A job's newest view, as one aggregator sees it. The other parts of the core read it. Of epoch 0
+// A job's newest view, as one aggregator sees it; the core's other parts read it. Its epoch is 0
 // before the first view. One owner thread.
 class PresentView {
  public:
   PresentView(JobId job, Incarnation self) : job_(job), aggregator_(self) {}
 
-  // Whether `view` is this job's, can be true, and is of a later epoch.
+  // Whether `view` is of this job, makes sense, and has a later epoch.
   bool IsNext(const view::View& view) const;
   void Set(const view::View& view);
 
   const view::View& view() const { return view_; }
   Epoch epoch() const { return view_.epoch; }
-  // This aggregator's place; nullopt: it has none.
+  // This aggregator's place; nullopt if it has none.
   std::optional<AggregatorIndex> self() const { return self_; }
   uint64_t placement_digest() const { return placement_digest_; }
 
@@ -40,7 +40,7 @@ class PresentView {
   }
   // "node 3 (host-3)".
   std::string MemberText(MemberIndex member) const;
-  // Whether this aggregator decides what becomes of the tensor's open round. It has a place.
+  // Whether this aggregator, which must have a place, decides about the tensor's open round.
   bool Decides(TensorKey key) const;
 
  private:

@@ -9,7 +9,7 @@
 
 namespace talweg::aggregation {
 
-// What tests of shares say of a job. Without a tenant it is one of its own, of its weight.
+// A job's quota in tests of shares. A job without a tenant counts as its own tenant, of its weight.
 inline view::JobQuota Quota(uint32_t weight, const std::string& tenant = "",
                             uint32_t tenant_weight = 1,
                             view::Priority priority = view::Priority::kNormal) {

@@ -29,7 +29,8 @@ void Recovery::OnReport(ConnectionId connection, MemberIndex member, const wire:
   if (const auto* entries = std::get_if<std::vector<wire::Report>>(&frame.entries)) {
     for (const wire::Report& entry : *entries) {
       const auto tensor = tensors_->find(entry.key);
-      // A tensor that it has not declared, or that another decides: no peer of ours sends that.
+      // It has not declared the tensor, or another aggregator decides it: our peers do not send
+      // that.
       if (tensor == tensors_->end() || !tensor->second.DeclaredBy(member) ||
           !view_->Decides(entry.key)) {
         ++counters_->frames_unexpected;
@@ -50,13 +51,13 @@ void Recovery::OnReport(ConnectionId connection, MemberIndex member, const wire:
 void Recovery::OnReportAgain(ConnectionId connection, MemberIndex member, const wire::Report& entry,
                              Effects& out) {
   AggregatorTensor& tensor = tensors_->at(entry.key);
-  if (tensor.poison) return;  // It has been told when it declared the tensor again.
+  if (tensor.poison) return;  // The member was told when it declared the tensor again.
   ++counters_->decisions_again;
   if (tensor.decision) {
     SendEntry(connection, view_->epoch(), *tensor.decision, out);
     return;
   }
-  // No member had it when the decisions were made, so nothing of it was open.
+  // No member had the tensor when the decisions were made, so no round of it was open.
   wire::Decision decision = {
       .key = entry.key, .round = entry.held.Next(), .verdict = wire::Verdict::kRedo};
   SendEntry(connection, view_->epoch(), std::move(decision), out);
@@ -65,7 +66,7 @@ void Recovery::OnReportAgain(ConnectionId connection, MemberIndex member, const 
 
 void Recovery::OnReportsComplete(Effects& out) {
   is_complete_ = true;
-  // Decisions first, as declarations are answered with the round that they lead to.
+  // Decides first, because declarations are answered with the round that a decision leads to.
   std::vector<std::pair<ConnectionId, wire::Decision>> decisions;
   for (auto& [key, tensor] : *tensors_) {
     if (tensor.poison || !view_->Decides(key)) continue;

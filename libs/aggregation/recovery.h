@@ -17,12 +17,12 @@
 
 namespace talweg::aggregation {
 
-// What becomes of open rounds in a new view (docs/protocol.md, section 6). Each member reports what
-// it holds. When all have, each tensor that this aggregator decides has its decision, and
-// declarations are answered. It alone writes the tensors' decisions, and what joiners continue
-// from.
+// Decides what becomes of open rounds in a new view (docs/protocol.md, section 6). Each member
+// reports what it holds. When all have, this aggregator decides on each tensor that it is the
+// primary owner of, and declarations are answered. Only this class writes the tensors' decisions,
+// and the round from which joiners continue.
 //
-// A pure class. One owner thread. What it is made of outlives it.
+// A pure class. One owner thread. The constructor's arguments outlive it.
 class Recovery {
  public:
   Recovery(const PresentView* view, const Attendance* attendance, Declarations* declarations,
@@ -35,13 +35,13 @@ class Recovery {
 
   // A new view: nobody has reported.
   void OnView();
-  // A Report frame of the member's; its report may be of several.
+  // The member has sent a Report frame; its report may take several.
   void OnReport(ConnectionId connection, MemberIndex member, const wire::Frame& frame,
                 Effects& out);
-  // The member's connection is over. A report that is not whole is forgotten.
+  // The member's connection is over. An incomplete report is forgotten.
   void OnLost(MemberIndex member);
 
-  // All members of the view have reported.
+  // Whether all members of the view have reported.
   bool is_complete() const { return is_complete_; }
   bool HasReported(MemberIndex member) const { return members_[member.value()].has_reported; }
 
@@ -62,7 +62,7 @@ class Recovery {
   Tensors* const tensors_;
   Counters* const counters_;
   std::vector<MemberReports> members_;  // By member index.
-  size_t missing_ = 0;                  // Those that have not reported.
+  size_t missing_ = 0;                  // How many members have not reported.
   bool is_complete_ = false;
 };
 

@@ -14,31 +14,33 @@
 
 namespace talweg::aggregation {
 
-// The results that are to be written to one connection. As long as less than the window is under
-// way a result leaves at once. Else it waits, and the one with the largest priority leaves next,
-// of several the one that came first.
+// The results that are to be written to one connection. While fewer bytes than the window are under
+// way, a result leaves at once. Otherwise it waits. The one with the largest priority leaves next;
+// among equals, the one that came first.
 //
-// It knows no bytes: whoever owns the connection holds the results' memory while they wait, as
+// It knows no bytes. The owner of the connection keeps the results' memory while they wait and
 // while they are written. While anything waits something is under way, so OnWritten follows.
 //
 // A pure class. One owner thread.
 class ResultQueue {
  public:
-  // Little to overtake, and enough to keep a link full while the data thread sums.
+  // Small, so that little is overtaken; large enough to keep a link full while the data thread
+  // sums.
   static constexpr uint64_t kUsualWindowBytes = kMiB;
-  // Nothing ever waits.
+  // With this window nothing ever waits.
   static constexpr uint64_t kNoWindow = std::numeric_limits<uint64_t>::max();
 
   explicit ResultQueue(uint64_t window_bytes = kNoWindow) : window_bytes_(window_bytes) {}
 
-  // Whether the result leaves now. If not, Take gives it back when its turn has come. A result has
-  // bytes.
+  // Returns whether the result leaves now. If not, Take returns it when its turn has come. A result
+  // has at least one byte.
   bool Add(const SendResult& result);
-  // A result that has left is not read any more.
+  // A result that has left is no longer read.
   void OnWritten(uint64_t bytes);
-  // The next result, if it may leave.
+  // Takes the next result, if it may leave.
   std::optional<SendResult> Take();
-  // The next result, whatever is under way: before something that must not overtake results.
+  // Takes the next result regardless of the window, for a caller whose next message must not
+  // overtake results.
   std::optional<SendResult> TakeAnyway();
 
   size_t waiting_count() const { return waiting_.size(); }

@@ -150,7 +150,7 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
     ++counters_->sums_held_back;
     return;
   }
-  // A Finish takes a result that stands.
+  // A Finish takes an existing result.
   std::string disagreement;
   if (!slice.round.is_finish()) {
     disagreement = RoundDisagreement(*view_, tensor, slice);
@@ -213,7 +213,7 @@ void Rounds::OnSummed(const SumId& id, Effects& out) {
 }
 
 void Rounds::ServeAll(AggregatorTensor& tensor, LocalSlice& slice, Effects& out) {
-  // Nobody contributes to a round before it has the whole one before.
+  // No member contributes to a round before it has the whole one before.
   if (++tensor.slices_done == tensor.local.size()) {
     tensor.slices_done = 0;
     ++counters_->rounds;
@@ -227,7 +227,7 @@ void Rounds::ServeAll(AggregatorTensor& tensor, LocalSlice& slice, Effects& out)
 
 void Rounds::Serve(AggregatorTensor& tensor, LocalSlice& slice, MemberIndex member,
                    bool wants_bytes, int32_t priority, Effects& out) {
-  // Who is away now asks again when it is back, by sending its contribution again.
+  // A member that is away asks again when it is back, by sending its contribution again.
   const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
   if (!connection || !tensor.DeclaredBy(member)) return;
   const SliceRound::Standing& standing = slice.round.standing();
@@ -278,8 +278,8 @@ void Rounds::OnLost(ConnectionId connection, std::optional<MemberIndex> member, 
 
 void Rounds::ForgetContributionsOf(MemberIndex member) {
   for (auto& [key, tensor] : *tensors_) {
-    // One that was poisoned before anybody placed it here still has the slices of an older epoch,
-    // which know its members.
+    // A tensor that was poisoned before it was placed in this view still has the slices of an older
+    // epoch, with that epoch's members.
     if (tensor.declarations.empty() || !tensor.Placed()) continue;
     for (LocalSlice& slice : tensor.local) {
       const uint32_t before = slice.round.here_count();

@@ -20,11 +20,11 @@
 
 namespace talweg::aggregation {
 
-// The rounds of the tensors that are declared: contributions in, sums, results out
-// (docs/protocol.md, section 5). It alone moves the slices' rounds on, and knows which results are
-// being written.
+// The rounds of declared tensors: contributions come in, are summed, and results go out
+// (docs/protocol.md, section 5). Only this class advances the slices' rounds. It knows which
+// results are being written.
 //
-// A pure class. One owner thread. What it is made of outlives it.
+// A pure class. One owner thread. The constructor's arguments outlive it.
 class Rounds {
  public:
   Rounds(const AggregatorCoreConfig* config, const PresentView* view, const Attendance* attendance,
@@ -35,15 +35,15 @@ class Rounds {
         tensors_(tensors),
         counters_(counters) {}
 
-  // A Contribute frame of the connection's. `member`: whose it is in the present epoch.
+  // Handles a Contribute frame. `member`: the connection's member in the present epoch.
   ContributionTally OnContributions(ConnectionId connection, const Session& session,
                                     std::optional<MemberIndex> member, const wire::Frame& frame,
                                     int64_t now_ns, Effects& out);
   void OnSummed(const SumId& id, Effects& out);
   void OnWriteDone(WriteId id, Effects& out);
-  // The connection is over. `member`: whose it was in the present epoch.
+  // The connection is over. `member`: its member in the present epoch.
   void OnLost(ConnectionId connection, std::optional<MemberIndex> member, Effects& out);
-  // The job is over: sums under way are thrown away, and no other is asked for.
+  // The job is over: results of sums under way are dropped, and no more sums are asked for.
   void OnClosed() { is_over_ = true; }
 
   size_t writes_under_way() const { return writes_.size(); }

@@ -43,7 +43,7 @@ void Sessions::Admit(ConnectionId connection, Session& session, int64_t now_ns, 
            now_ns, out);
     return;
   }
-  // A member that is behind will hear of this view, close this connection and open another.
+  // A member that is behind will hear of this view, close this connection and open another one.
   if (session.epoch < view_->epoch()) return;
   const uint32_t rank_count = view_->view().members[member->value()].rank_count;
   if (hello.view_digest != view_->placement_digest() || hello.rank_count != rank_count) {
@@ -108,13 +108,13 @@ void Sessions::OnFence(ConnectionId connection, Epoch epoch, Effects& out) {
     session.fence_held = epoch;
     return;
   }
-  // One for an epoch that is over already needs no answer: the member will fence for this one.
+  // A Fence for a past epoch needs no answer: the member will fence for the present one.
   if (epoch == view_->epoch()) Fenced(connection, session, out);
 }
 
 void Sessions::Fenced(ConnectionId connection, Session& session, Effects& out) {
   const std::optional<MemberIndex> member = view_->IndexOf(session.hello.member);
-  TALWEG_CHECK(member.has_value());  // Others were closed when the view came.
+  TALWEG_CHECK(member.has_value());  // Connections of others were closed when the view came.
   session.epoch = view_->epoch();
   session.fence_held = Epoch{0};
   attendance_->Enter(*member, connection);

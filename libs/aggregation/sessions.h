@@ -23,13 +23,13 @@ namespace talweg::aggregation {
 enum class SessionState : uint8_t {
   kHeld = 1,     // Its Hello waits for its view.
   kActive = 2,   // Welcomed.
-  kRefused = 3,  // Told why not; closed a little later, if not by the peer.
+  kRefused = 3,  // It was told why; closed a little later, unless the peer closes first.
 };
 
 // A connection that has said Hello.
 struct Session {
   SessionState state = SessionState::kHeld;
-  Epoch epoch;       // That it said Hello for or has fenced to.
+  Epoch epoch;       // The epoch of its Hello, or of its last Fence.
   Epoch fence_held;  // A Fence that waits for its view; 0: none.
   wire::Hello hello;
   int64_t close_at_ns = 0;  // kRefused.
@@ -37,20 +37,21 @@ struct Session {
   uint64_t contribution_bytes = 0;
 };
 
-// What became of a frame's contributions.
+// The outcome of a frame's contributions.
 struct ContributionTally {
-  uint64_t refused = 0;      // Entries.
-  uint64_t taken_bytes = 0;  // What those hold that were taken.
+  uint64_t refused = 0;      // In entries.
+  uint64_t taken_bytes = 0;  // Data bytes of the accepted entries.
 };
 
-// The connections that have said Hello to a job: who is welcomed, waits for its view, or is refused
-// (docs/protocol.md, sections 4 and 6). Whoever is welcomed, or has fenced, enters `attendance`.
+// The connections that have said Hello to a job: each is welcomed, waits for its view, or is
+// refused (docs/protocol.md, sections 4 and 6). A member that is welcomed, or has fenced, enters
+// `attendance`.
 //
-// A pure class. One owner thread. What it is made of outlives it.
+// A pure class. One owner thread. The constructor's arguments outlive it.
 class Sessions {
  public:
-  // A connection is over, and its session is gone. `member`: whose it was in the present epoch.
-  // What was under way for it is forgotten by this call.
+  // A connection is over, and its session is gone. `member`: its member in the present epoch. The
+  // function forgets what was under way for it.
   using OnLost = std::function<void(ConnectionId, std::optional<MemberIndex> member, Effects&)>;
 
   Sessions(const AggregatorCoreConfig* config, const PresentView* view, Attendance* attendance,
@@ -61,33 +62,34 @@ class Sessions {
         counters_(counters),
         on_lost_(std::move(on_lost)) {}
 
-  // A connection's first frame.
+  // Handles a connection's first frame.
   void OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& hello, int64_t now_ns,
                Effects& out);
-  // An active session has fenced.
+  // An active session has sent a Fence.
   void OnFence(ConnectionId connection, Epoch epoch, Effects& out);
-  // A connection with too many refusals is closed.
+  // Closes a connection with too many refusals.
   void OnContributed(ConnectionId connection, const ContributionTally& tally, Effects& out);
 
-  // A new view. First whoever is out is closed, so that nothing of theirs lands any more.
+  // In a new view: first closes the connections of members outside it, so that nothing of theirs
+  // lands any more.
   void CloseWhoIsOut(Effects& out);
-  // Then Hellos and Fences that have waited for it are answered.
+  // Then answers the Hellos and Fences that have waited for the view.
   void AnswerThoseThatWaited(int64_t now_ns, Effects& out);
 
-  // Tells everybody why the job is over here.
+  // Tells all members why the job is over here.
   void RefuseAll(const std::string& text, int64_t now_ns, Effects& out);
-  // Those that have had the time to read it.
+  // Closes refused connections that have had time to read the refusal.
   void CloseRefused(int64_t now_ns, Effects& out);
-  // Also one that has not said Hello.
+  // Also closes a connection that has not said Hello.
   void Close(ConnectionId connection, std::string reason, Effects& out);
-  // It is closed already.
+  // The connection is closed already.
   void Lose(ConnectionId connection, Effects& out);
 
   const std::map<ConnectionId, Session>& all() const { return all_; }
   const Session* Find(ConnectionId connection) const;
-  // The member whose present connection this is, in the present epoch.
+  // The member whose connection this is in the present epoch.
   std::optional<MemberIndex> ActiveMember(ConnectionId connection, const Session& session) const;
-  // Welcomed ones that have not fenced to the present epoch, with the epoch that they hold.
+  // Welcomed connections that have not fenced to the present epoch, with the epoch that they hold.
   std::vector<std::pair<ConnectionId, Epoch>> ThoseBehind() const;
 
  private:

@@ -19,7 +19,7 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
   const bool empty = entry.form == Form::kEmpty || disagrees;
   if (entry.round == Round{0}) return Outcome::kWrongRound;
   if (entry.round == standing_.round) {
-    // Who has contributed to the next round had this result.
+    // A member that has contributed to the next round had this result.
     if (part.here) return Outcome::kWrongRound;
     return entry.mode == standing_.mode ? Outcome::kServeAgain : Outcome::kWrongMode;
   }
@@ -71,7 +71,7 @@ void SliceRound::Forget(MemberIndex member) {
   }
   part = {};
   --here_count_;
-  // With nothing left the epoch has not named its round yet, unless one has been summed.
+  // Without contributions the epoch has not named its round, unless an earlier one has been summed.
   if (here_count_ == 0 && standing_.round == Round{0}) open_round_ = Round{0};
 }
 

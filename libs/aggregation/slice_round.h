@@ -20,12 +20,12 @@ namespace talweg::aggregation {
 //                                          |                                     (next round)
 //                                          +----------Disagree-----------------------^
 //
-// While a round fills, the result of the one before stands and can be sent again.
+// While a round fills, the previous round's result is kept and can be sent again.
 class SliceRound {
  public:
   enum class State : uint8_t { kFilling = 1, kComplete = 2, kSumming = 3 };
 
-  // What the slice says to a contribution.
+  // How the slice answers a contribution.
   enum class Outcome : uint8_t {
     kTaken,
     kCompleted,   // Taken, and it was the last: StartSum when the result memory is free.
@@ -35,14 +35,14 @@ class SliceRound {
     kWrongMode,
   };
 
-  // The last summed round's in this epoch.
+  // The last round that ended in this epoch.
   struct Standing {
     Round round;  // 0: none yet.
     Epoch sum_epoch;
     uint32_t rank_count = 0;
     uint32_t length_bytes = 0;
     wire::Mode mode = wire::Mode::kSum;
-    std::string disagreement;  // Not empty: instead of a result, what the members differ in.
+    std::string disagreement;  // Not empty: how the members differ, instead of a result.
   };
 
   // What one member has contributed.
@@ -54,46 +54,46 @@ class SliceRound {
     uint32_t length_bytes = 0;
     RoundSignature signature = 0;
     int32_t priority = 0;
-    std::string disagreement;  // Among the member's own ranks.
+    std::string disagreement;  // How the member's own ranks differ.
   };
 
   // `taker_count` of the view's members take part in the slice.
   SliceRound(uint32_t member_count, uint32_t taker_count)
       : taker_count_(taker_count), parts_(member_count) {}
 
-  // The caller has checked that `entry` belongs to this slice and that its form suits the op.
+  // The caller has checked that `entry` belongs to this slice and that its form fits the op.
   Outcome OnContribution(MemberIndex from, const wire::Contribute& entry, int64_t now_ns);
 
-  // A member's connection is gone: what it gave to a round that is not complete is forgotten.
+  // The member's connection is gone: forgets its contribution to a round that is not complete.
   void Forget(MemberIndex member);
 
   // kComplete -> kSumming.
   void StartSum();
-  // kSumming -> kFilling of the next round. `epoch`: of the view, for sums made here.
+  // kSumming -> kFilling of the next round. `epoch`: the view's, for sums made here.
   void OnSummed(Epoch epoch);
-  // kComplete -> kFilling of the next round: there is no sum, `text` stands instead.
+  // kComplete -> kFilling of the next round: `text` stands instead of a sum.
   void Disagree(Epoch epoch, std::string text);
 
   State state() const { return state_; }
-  // The round that fills, is complete or is summed; 0 when the epoch has not named one yet.
+  // The round that fills, is complete or is summed; 0 while the epoch has not named one.
   Round open_round() const { return open_round_; }
   wire::Mode mode() const { return mode_; }
   uint32_t here_count() const { return here_count_; }
   uint32_t taker_count() const { return taker_count_; }
-  // How long the result of a complete round is.
+  // The length of a complete round's result.
   uint32_t length_bytes() const;
-  // By member index. Valid in every state; in kFilling after OnSummed those of the next round.
+  // By member index. Valid in every state; in kFilling after OnSummed these are of the next round.
   const std::vector<Part>& parts() const { return parts_; }
-  // What each member wanted of the round in `standing()`.
+  // Whether the member wanted the result of the round in `standing()`.
   bool WantedResult(MemberIndex member) const { return wanted_[member.value()].result; }
-  // And how urgently.
+  // How urgently it wanted it.
   int32_t WantedPriority(MemberIndex member) const { return wanted_[member.value()].priority; }
-  // The member whose bytes a copy round's result is; nullopt while it is not here.
+  // The member whose bytes are a copy round's result; nullopt until it has contributed.
   std::optional<MemberIndex> source() const { return source_; }
-  // The open round's result is one that a member has from an older epoch.
+  // Whether the open round's result is one that a member has from an older epoch.
   bool is_finish() const { return mode_ == wire::Mode::kCopy && sum_epoch_ != Epoch{0}; }
   const Standing& standing() const { return standing_; }
-  // When the first contribution of the open round came; meaningless while there is none.
+  // When the first contribution to the open round came; meaningless before.
   int64_t since_ns() const { return since_ns_; }
 
  private:
@@ -108,7 +108,7 @@ class SliceRound {
   State state_ = State::kFilling;
   wire::Mode mode_ = wire::Mode::kSum;
   Round open_round_;
-  Epoch sum_epoch_;  // Copy mode: the source's, once it is here.
+  Epoch sum_epoch_;  // Copy mode: the source's epoch, once it has contributed.
   std::optional<MemberIndex> source_;
   uint32_t taker_count_;
   uint32_t here_count_ = 0;

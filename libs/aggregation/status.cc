@@ -44,7 +44,7 @@ constexpr NamedField kFields[] = {
     {"frames_unexpected", &Counters::frames_unexpected},
     {"goodbyes", &Counters::goodbyes},
 };
-// Every counter is in the table, or it would be missing in sums and in what people see.
+// Every counter must be in the table: others would be missing in sums and in what people see.
 static_assert(sizeof(Counters) == sizeof(uint64_t) * (std::size(kFields) + 4) +
                                       sizeof(uint64_t) * wire::kRefusedReasonCount);
 

@@ -13,22 +13,22 @@
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
 
-// What people may ask about a job at an aggregator. Values, taken at one moment.
+// What people may ask about a job at an aggregator. Values, taken at one time.
 namespace talweg::aggregation {
 
 struct Counters {
   uint64_t views = 0;
   uint64_t contributions = 0;       // Taken.
   uint64_t contribution_bytes = 0;  // Taken.
-  uint64_t duplicates = 0;          // The same again while its round is open.
-  uint64_t results_again = 0;       // The same again after its round.
+  uint64_t duplicates = 0;          // A repetition while the round is open.
+  uint64_t results_again = 0;       // A repetition after the round was summed.
   uint64_t contributions_late = 0;  // From an older epoch, by a member that has not fenced yet.
   uint64_t contributions_forgotten = 0;  // Their connection was lost before they were summed.
   std::array<uint64_t, wire::kRefusedReasonCount> refused{};  // By RefusedReason.
   uint64_t sums = 0;                                          // Slices summed.
   uint64_t summed_bytes = 0;                                  // Bytes read by sums.
-  uint64_t rounds = 0;            // Rounds of tensors: all slices placed here are summed.
-  uint64_t rounds_disagreed = 0;  // Slices whose members gave what does not go together.
+  uint64_t rounds = 0;            // Rounds of which all slices placed here are summed.
+  uint64_t rounds_disagreed = 0;  // Slices whose contributions do not fit together.
   uint64_t copies = 0;            // Slices of copy rounds.
   uint64_t sums_stale = 0;        // Finished after their epoch and thrown away.
   uint64_t sums_held_back = 0;    // Waited for writes from the result memory.
@@ -37,7 +37,7 @@ struct Counters {
   std::array<uint64_t, 4> decisions{};  // By Verdict.
   uint64_t decisions_again = 0;
   uint64_t contradictions = 0;
-  uint64_t rounds_lost = 0;  // Over for some members, never for the others.
+  uint64_t rounds_lost = 0;  // Over for some members, and never for the others.
   uint64_t tensors_poisoned = 0;
   uint64_t declares_invalid = 0;
   uint64_t declares_over_budget = 0;
@@ -50,14 +50,14 @@ struct Counters {
   uint64_t connections_replaced = 0;
   uint64_t connections_lost = 0;
   uint64_t frames_unreadable = 0;
-  uint64_t frames_unexpected = 0;  // No peer of ours sends such a type, or in such a state.
+  uint64_t frames_unexpected = 0;  // Our peers do not send such a type, or not in such a state.
   uint64_t goodbyes = 0;
 };
 
 // Adds every counter of `counters` to those of `sum`.
 void AddCounters(const Counters& counters, Counters& sum);
 
-// Every counter with its name, refusals and decisions one by one ("refused{reason=wrong_round}").
+// Every counter with its name; refusals and decisions separately ("refused{reason=wrong_round}").
 std::vector<std::pair<std::string, uint64_t>> NamedCounters(const Counters& counters);
 
 struct MemberStatus {
@@ -73,8 +73,8 @@ struct RoundStatus {
   std::string tensor;
   Round round;
   uint32_t slices_open = 0;    // Some contributions are here, some are not.
-  uint32_t slices_here = 0;    // Placed here.
-  uint32_t slices_summed = 0;  // In this round.
+  uint32_t slices_here = 0;    // How many slices are placed here.
+  uint32_t slices_summed = 0;  // How many of them are summed in this round.
   int64_t waited_ns = 0;
   std::vector<NodeRank> missing;
 };
@@ -87,7 +87,7 @@ struct TensorStatus {
   uint32_t slice_count = 0;
   uint64_t reserved_bytes = 0;
   Round round_summed;    // The last round of which a slice was summed in this epoch.
-  std::string poisoned;  // Why, or "".
+  std::string poisoned;  // Why it is poisoned, or "".
 };
 
 struct JobStatus {
@@ -99,8 +99,8 @@ struct JobStatus {
   uint64_t reserved_bytes = 0;
   std::vector<MemberStatus> members;
   size_t tensor_count = 0;
-  std::vector<TensorStatus> tensors;     // If they were asked for.
-  std::vector<RoundStatus> open_rounds;  // With at least one contribution, and one missing.
+  std::vector<TensorStatus> tensors;     // Only if they were asked for.
+  std::vector<RoundStatus> open_rounds;  // At least one contribution is here, and one missing.
   Counters counters;
 };
 

@@ -56,7 +56,7 @@ std::string TensorMemory::Place(AggregatorTensor& tensor, Effects& out) {
   const uint64_t slot_bytes = tensor.SlotBytes();
   const uint32_t member_count = tensor.participation.member_count();
   const uint64_t needed_bytes = slot_bytes * (member_count + 1);
-  // It had as much in an older view, whatever the rules are now.
+  // The tensor had this much in an older view, so the present rules do not matter.
   const bool keeps = tensor.is_placed && needed_bytes <= tensor.reserved_bytes;
   Unreserve(tensor);
   const std::string problem = keeps ? "" : RoomProblem(needed_bytes);
@@ -90,7 +90,7 @@ void TensorMemory::EnsureSlots(AggregatorTensor& tensor, MemberIndex member, Eff
   const auto found = tensor.slots.find(id);
   if (found != tensor.slots.end()) {
     if (found->second.bytes == bytes) return;
-    // This connection is of the present epoch: nothing of an older one lands there any more.
+    // This connection is of the present epoch: nothing of an older epoch lands there any more.
     ReleaseSlots(tensor, id, out);
   }
   Slots& slots = tensor.slots[id];
@@ -161,7 +161,7 @@ void TensorMemory::ReleaseAll(AggregatorTensor& tensor, Effects& out) {
     tensor.result = AllocationId{0};
     for (LocalSlice& slice : tensor.local) slice.writes_under_way = 0;
   }
-  tensor.slice_count = 0;  // Placed anew when somebody declares it.
+  tensor.slice_count = 0;  // It is placed again when a member declares it.
   Unreserve(tensor);
 }
 

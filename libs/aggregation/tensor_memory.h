@@ -19,10 +19,10 @@
 namespace talweg::aggregation {
 
 // Where a job's contributions and results lie at this aggregator: what each tensor has reserved of
-// the budgets, and which allocation is whose. It alone writes the tensors' fields of memory.
+// the budgets, and the use of each allocation. Only this class writes the tensors' memory fields.
 //
-// A pure class: it asks for memory by effects. One owner thread. `budget` is shared with the other
-// jobs of that thread. What it is made of outlives it.
+// A pure class: it asks for memory by effects. One owner thread. The other jobs of that thread
+// share `budget`. The constructor's arguments outlive it.
 class TensorMemory {
  public:
   // What an allocation is for: a member's contributions, or, without a member, results.
@@ -37,33 +37,34 @@ class TensorMemory {
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  // What the job may place, from now on. `tenant` is shared with the other jobs of quota.tenant;
-  // null without one. What is placed stays.
+  // Sets how much the job may place from now on; what is placed already stays. The other jobs of
+  // quota.tenant share `tenant`; null: the job has no tenant.
   void SetQuota(const view::JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
 
-  // Cuts an agreed tensor as the present view does, and reserves what that takes. The text says why
-  // there is no room, and nothing is reserved then; "" if there is.
+  // Cuts an agreed tensor as the present view does, and reserves memory for it. Returns "", or why
+  // there is no room; then nothing is reserved.
   std::string Place(AggregatorTensor& tensor, Effects& out);
-  // The member's slots, as large as the tensor is placed. Its connection is of the present epoch.
+  // Allocates the member's slots, of the size that the placed tensor needs. The member's connection
+  // is of the present epoch.
   void EnsureSlots(AggregatorTensor& tensor, MemberIndex member, Effects& out);
 
-  // Where an allocation for a member's contributions lies.
+  // An allocation for a member's contributions lies at `ref`.
   static void OnAllocated(AggregatorTensor& tensor, const Use& use, wire::RemoteRef ref);
 
-  // A new view: the slots of those that are out of it; all, if this aggregator is.
+  // In a new view: releases the slots of members outside it; all, if this aggregator is outside.
   void ReleaseDeparted(AggregatorTensor& tensor, Effects& out);
-  // The slots of members that have not declared the tensor; all, if it is of no use to anybody.
+  // Releases the slots of members that have not declared the tensor; all, if the tensor has failed.
   void ReleaseUnused(AggregatorTensor& tensor, Effects& out);
-  // It is to be placed anew.
+  // Releases everything; the tensor is to be placed again.
   void ReleaseAll(AggregatorTensor& tensor, Effects& out);
 
-  // nullptr: it was released.
+  // Returns nullptr if the allocation was released.
   const Use* Find(AllocationId id) const;
   const view::JobQuota& quota() const { return quota_; }
   const PlaceBudget& place() const { return place_; }
 
  private:
-  // Why the rules have no room for one more tensor, or "".
+  // Returns why the rules have no room for one more tensor, or "".
   std::string RoomProblem(uint64_t needed_bytes) const;
   AllocationId Allocate(const AggregatorTensor& tensor,
                         const std::optional<view::MemberIdentity>& member, uint64_t bytes,
@@ -76,8 +77,8 @@ class TensorMemory {
   const PresentView* const view_;
   MemoryBudget* const budget_;
   view::JobQuota quota_;
-  PlaceBudget place_;                    // This job's.
-  std::shared_ptr<PlaceBudget> tenant_;  // Null: it has none.
+  PlaceBudget place_;                    // This job's budget.
+  std::shared_ptr<PlaceBudget> tenant_;  // Null: the job has no tenant.
   uint64_t last_allocation_ = 0;
   std::map<AllocationId, Use> uses_;
 };

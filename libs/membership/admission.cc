@@ -9,14 +9,14 @@
 namespace talweg::membership {
 namespace {
 
-// Who has not asked for so long does not wait any more. Agents ask every two seconds at most.
+// A node that has not asked for this time waits no longer. Agents ask at least every two seconds.
 constexpr int64_t kForgottenNs = 10'000'000'000;
 constexpr size_t kWaitingMax = 1024;
 constexpr char kFile[] = " in the scheduler's quotas_file";
 
 std::string TenantText(const std::string& tenant) { return "tenant '" + tenant + "'"; }
 
-// What a job has of its tenant's members. It may always have as many as it needs.
+// How many of its tenant's members a job holds. It may always have as many as it needs.
 uint64_t HeldMembers(const LiveJob& job) {
   return std::max<uint64_t>(job.members.size(), job.spec.min_members);
 }
@@ -92,7 +92,7 @@ Answer Admission::AdmitMember(const LiveJob& job, const JoinRequest& request, ui
     return Refuse(Code::kFull, name + " has the members_max=" + std::to_string(quota.members_max) +
                                    " that it may have" + kFile + "; raise it there");
   }
-  // What it needs has been held for it from the beginning.
+  // The members that the job needs have been held for it from the beginning.
   if (quota.share.tenant.empty() || member_count <= HeldMembers(job)) return {};
   const TenantUse others = UseOf(quota.share.tenant, job.id);
   if (others.members_held + member_count <= quota.tenant_members_max) return {};

@@ -17,48 +17,48 @@
 
 namespace talweg::membership {
 
-// A node that a rule keeps waiting. It asks again and again.
+// A node that a rule makes wait. It asks again and again.
 struct WaitingJoin {
   std::string job_name;
   std::string tenant;
-  std::optional<NodeRank> node;  // nullopt: whoever is the first of its job.
+  std::optional<NodeRank> node;  // nullopt: the first member of its job.
   std::string text;              // What it waits for.
   int64_t since_ns = 0;
-  int64_t asked_ns = 0;  // The last time.
+  int64_t asked_ns = 0;  // When it last asked.
 };
 
-// How much a tenant has of what its rules bound.
+// How much a tenant uses of what its rules limit.
 struct TenantUse {
   std::vector<std::string> jobs;  // By id.
-  uint64_t members_held = 0;      // Each job's members, and at least its min_members.
+  uint64_t members_held = 0;      // Over its jobs: the number of members, but at least min_members.
 };
 
-// Who is let in by the rules, and who waits (docs/quotas.md).
+// Whom the rules admit, and who waits (docs/quotas.md).
 class Admission {
  public:
-  // `jobs` outlives it.
+  // `jobs` outlives this.
   explicit Admission(const JobTable* jobs) : jobs_(jobs) {}
 
-  // From now on these rules hold; whoever is in stays. Returns the rules before.
+  // Sets the rules. Members that are in stay. Returns the rules before.
   Quotas SetQuotas(Quotas quotas) { return std::exchange(quotas_, std::move(quotas)); }
 
   Quota QuotaOf(const LiveJob& job) const;
-  // What is said of every job of the tenant.
+  // What the rules say about every job of the tenant.
   Quota TenantQuota(const std::string& tenant) const { return quotas_.OfTenant(tenant); }
   TenantUse UseOf(const std::string& tenant) const { return UseOf(tenant, std::nullopt); }
-  // The number of members with which a forming job waits for nobody else.
+  // A forming job with this many members waits for no more.
   uint64_t MembersToBegin(const LiveJob& job) const;
 
-  // Whether the agent may say whose the job is.
+  // Whether the agent may name this tenant for the job.
   Answer CheckTenant(const JoinRequest& request) const;
-  // Whether the job may begin. If it has to wait, it is in the line.
+  // Whether the job may begin. If it must wait, it is put into the line.
   Answer AdmitJob(const JoinRequest& request, Turn& turn);
-  // `member_count`: with the one that asks.
+  // `member_count` includes the member that asks.
   Answer AdmitMember(const LiveJob& job, const JoinRequest& request, uint64_t member_count,
                      Turn& turn);
-  // It is let in.
+  // The node was admitted.
   void EndWait(const JoinRequest& request);
-  // Whoever has stopped asking leaves the line.
+  // Removes nodes that have stopped asking from the line.
   void ForgetWaiting(int64_t now_ns);
   const std::vector<WaitingJoin>& waiting() const { return waiting_; }  // Oldest first.
 
@@ -66,7 +66,7 @@ class Admission {
   TenantUse UseOf(const std::string& tenant, std::optional<JobId> except) const;
   Answer Wait(const JoinRequest& request, std::optional<NodeRank> node, const std::string& tenant,
               std::string text, Turn& turn);
-  // The first of those that wait to begin a job of the tenant, unless it is this request's.
+  // The oldest node that waits to begin a job of the tenant, unless it is this request's.
   const WaitingJoin* OlderThan(const JoinRequest& request, const std::string& tenant,
                                int64_t now_ns) const;
 

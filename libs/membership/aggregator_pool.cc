@@ -81,7 +81,7 @@ Answer AggregatorPool::Register(const view::ViewAggregator& aggregator, const Se
   added.record.secret = secret;
   added.lease_end_ns = leases_->EndNs(turn.now_ns);
   turn.Store(added.record);
-  // Its data address would let whoever reads it in.
+  // The log does not show the data address, because it would let a reader in.
   turn.Log(AggregatorText(aggregator) + " registered" +
            (aggregator.admin_address.empty() ? "" : ", admin at " + aggregator.admin_address));
   return {};

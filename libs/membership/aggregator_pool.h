@@ -20,58 +20,59 @@
 
 namespace talweg::membership {
 
-// What this life of the scheduler knows of an aggregator, as of a member.
+// What this run of the scheduler knows of an aggregator; cf. LiveMember.
 struct LiveAggregator {
   AggregatorRecord record;
   std::optional<StreamId> stream;
-  std::string shut_out;  // Why this daemon has ended its last stream, or "".
+  std::string shut_out;  // Why this daemon has ended the aggregator's last stream, or "".
   bool attached_before = false;
-  bool knows_standbys = false;  // By its own word, in this life of the scheduler.
+  bool knows_standbys = false;  // As the aggregator has said to this run of the scheduler.
   int64_t lease_end_ns = 0;
 };
 
-// The aggregators of all jobs, and those that were lost lately. It knows no jobs: when one is lost,
-// the turn names it (Turn::lost_aggregators).
+// The aggregators of all jobs, and those that were lost lately. It knows no jobs: a lost aggregator
+// is named in Turn::lost_aggregators.
 class AggregatorPool {
  public:
-  // The last two outlive it.
+  // `leases` and `streams` outlive this.
   AggregatorPool(const Config& config, const Snapshot& snapshot, int64_t now_ns,
                  const Leases* leases, Streams* streams);
 
   const std::map<Incarnation, LiveAggregator>& all() const { return aggregators_; }
-  // Null: no such aggregator is known.
+  // Returns null if no such aggregator is known.
   const LiveAggregator* Find(Incarnation incarnation) const;
-  // The caller's own one, if it shows the secret and is not lost.
+  // Finds the caller's own aggregator, if the caller shows its secret and it is not lost.
   Answer FindFor(const PoolCaller& caller, LiveAggregator*& aggregator);
 
-  // `secret` is drawn by the aggregator.
+  // The aggregator has drawn `secret`.
   Answer Register(const view::ViewAggregator& aggregator, const SecretHash& secret, Turn& turn);
   Answer Renew(const PoolCaller& caller, int64_t now_ns);
-  // Its stream is open. Says whether it is the first that it has opened.
+  // The aggregator has opened its stream. Returns whether it is its first.
   bool Attach(LiveAggregator& aggregator, StreamId stream, bool knows_standbys, Turn& turn);
-  // Its stream is gone. `counts`: that is a loss. `shut_out`: of SchedulerCore::OnStreamBroken.
+  // The aggregator's stream is gone. `counts`: that is a loss. `shut_out`: see
+  // SchedulerCore::OnStreamBroken.
   void OnStreamBroken(Incarnation incarnation, bool counts, const std::string& shut_out,
                       Turn& turn);
-  // It is taken into no further view.
+  // Takes the aggregator into no further view.
   void Drain(LiveAggregator& aggregator, const std::string& text, Turn& turn);
   void Lose(LiveAggregator& aggregator, const std::string& text, Turn& turn);
 
-  // To all that have a stream.
+  // Sends to all aggregators that have a stream.
   void Tell(const AggregatorMessage& message, Turn& turn) const;
 
-  // All leases begin now.
+  // Begins all leases anew.
   void RenewAll(int64_t now_ns);
-  // Those whose leases have lapsed are lost.
+  // Loses the aggregators whose leases have lapsed.
   void ExpireLeases(Turn& turn);
-  // Forgets the oldest of many that are lost.
+  // If too many are lost, forgets the oldest of them.
   void Collect(Turn& turn);
 
  private:
   const size_t aggregators_max_;
   const Leases* const leases_;
   Streams* const streams_;
-  std::map<Incarnation, LiveAggregator> aggregators_;  // Also those that were lost lately.
-  std::vector<Incarnation> lost_;                      // In the order of their going.
+  std::map<Incarnation, LiveAggregator> aggregators_;  // With those that were lost lately.
+  std::vector<Incarnation> lost_;                      // In the order in which they were lost.
 };
 
 }  // namespace talweg::membership

@@ -15,10 +15,10 @@
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
-// What the scheduler's core has its caller do.
+// What the scheduler's core asks its caller to do.
 namespace talweg::membership {
 
-// Sync this to the store. First among the effects of an event.
+// Syncs this to the store. The first effect of an event.
 struct Persist {
   StoreWrite write;
   friend bool operator==(const Persist&, const Persist&) = default;
@@ -26,13 +26,13 @@ struct Persist {
 
 // Messages on a member's stream.
 struct Attached {
-  QuiesceId quiesce;  // Under way; 0: none.
+  QuiesceId quiesce;  // The quiesce under way; 0: none.
   friend bool operator==(const Attached&, const Attached&) = default;
 };
 struct Quiesce {
   QuiesceId id;
   std::vector<NodeRank> joining;
-  uint64_t step = 0;  // Stop when all ranks have ended it. 0: say which one they are in.
+  uint64_t step = 0;  // Stop when all ranks have ended this step. 0: say which step they are in.
   friend bool operator==(const Quiesce&, const Quiesce&) = default;
 };
 struct QuiesceCancelled {
@@ -48,7 +48,7 @@ struct MemberLeft {
   std::string text;
   friend bool operator==(const MemberLeft&, const MemberLeft&) = default;
 };
-// A view that many are told: they share it.
+// A view that many members and aggregators get: they share it.
 class SharedView {
  public:
   explicit SharedView(std::shared_ptr<const view::View> view) : view_(std::move(view)) {}
@@ -97,7 +97,7 @@ struct TellAggregator {
   AggregatorMessage message;
   friend bool operator==(const TellAggregator&, const TellAggregator&) = default;
 };
-// End the stream with this; no OnStreamBroken is wanted for it.
+// Ends the stream with `why`; no OnStreamBroken follows for it.
 struct CloseStream {
   StreamId stream;
   Answer why;

@@ -15,7 +15,7 @@
 namespace talweg::membership {
 namespace {
 
-constexpr size_t kGoneMax = 256;  // Records of members that are gone, a job.
+constexpr size_t kGoneMax = 256;  // The most records of gone members in a job.
 
 std::string StandbysText(const view::View& view) {
   std::vector<NodeRank> nodes;
@@ -61,7 +61,7 @@ void JobLife::AdvanceForming(LiveJob& job, Turn& turn) {
   }
 }
 
-// The words of every loss in the view that no later view has made good.
+// The texts of all losses in the view that no later view has made good.
 std::string JobLife::LossesOf(const LiveJob& job) const {
   std::string text;
   const auto add = [&text](const std::string& words) {
@@ -87,8 +87,8 @@ std::string JobLife::LossesOf(const LiveJob& job) const {
   return text;
 }
 
-// Whether, without any loss, a view should follow on the present one: only a job that goes on with
-// other members and aggregators can be without those that leave.
+// Whether a view should follow on the present one without any loss. Only a job that goes on with
+// other members and aggregators can do without those that leave.
 bool JobLife::WantsNewView(const LiveJob& job) const {
   if (job.epoch_floor > job.view->epoch) return true;
   if (job.spec.loss_policy != LossPolicy::kContinue) return false;
@@ -144,7 +144,7 @@ bool JobLife::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   turn.Log("job '" + job.name + "': epoch " + std::to_string(job.view->epoch.value()) + " has " +
            CountText(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
            CountText(job.view->aggregators.size(), "aggregator"));
-  // Aggregators first: members greet them as soon as they know.
+  // Aggregators first, because members greet them as soon as they get the view.
   pool_->Tell(JobView{job.name, SharedView{job.view}, admission_->QuotaOf(job).share}, turn);
   for (const view::ViewMember& member : job.view->members) {
     const LiveMember& alive = job.members.at(member.id.node);

@@ -16,14 +16,14 @@
 
 namespace talweg::membership {
 
-// What follows from the state of a job: views, failures, ends, stops for joiners.
+// What follows from a job's state: views, failures, ends, stops for joiners.
 //
 //   kForming --gathered--> kRunning --a loss--> kRunning (next epoch) or kFailed
 //       |                               |          all members left --> kFinished
 //       +--- join deadline, all gone ---+--> kFailed, kFinished
 class JobLife {
  public:
-  // All outlive it.
+  // All outlive this.
   struct Parts {
     const AggregatorPool* pool = nullptr;
     const Admission* admission = nullptr;
@@ -37,30 +37,32 @@ class JobLife {
         streams_(parts.streams),
         numbers_(parts.numbers) {}
 
-  // At the end of a turn, for each job that it touched.
+  // Called at the end of a turn for each job that the turn touched.
   void Advance(LiveJob& job, Turn& turn);
   void Fail(LiveJob& job, const std::string& text, Turn& turn);
-  // The member is gone; its stream ends.
+  // The member is gone; ends its stream.
   void Remove(LiveJob& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
   static void TellMembers(const LiveJob& job, const MemberMessage& message, Turn& turn);
 
-  // --- older_store.cc: a store that was lost, or put back from a copy, is older than what others
+  // --- older_store.cc: a store that was lost, or restored from a copy, is older than what others
   // know.
 
-  // A caller holds this epoch: the job's next one lies above it.
+  // A caller holds this epoch: the job's next epoch lies above it.
   static void ObserveEpoch(LiveJob& job, Epoch held, Turn& turn);
-  // Whether a member says that it is in a view, and the store knows of none with it. It is lost
-  // then: it may have missed views since, and can be no joiner either, as it has begun rounds.
+  // Returns whether the member says that it is in a view but the store knows of none with it. The
+  // member is then lost: it may have missed later views, and cannot join because it has begun
+  // rounds.
   bool LoseIfInUnknownView(LiveJob& job, const LiveMember& member, Epoch held, Turn& turn);
 
  private:
   void AdvanceForming(LiveJob& job, Turn& turn);
   void AdvanceRunning(LiveJob& job, Turn& turn);
-  // False: the job waits until its members have said what they hold, or is advanced already.
+  // Returns false if the job waits until its members have said what they hold, or is advanced
+  // already.
   bool AdvanceRecovery(LiveJob& job, Turn& turn);
   std::string LossesOf(const LiveJob& job) const;
   bool WantsNewView(const LiveJob& job) const;
-  // False: there is nobody, or no aggregator, to make it of.
+  // Returns false if there is no member, or no aggregator, to make a view of.
   bool MakeView(LiveJob& job, bool with_joiners, Turn& turn);
   void End(LiveJob& job, JobState state, const std::string& text, Turn& turn);
 

@@ -11,7 +11,7 @@
 namespace talweg::membership {
 namespace {
 
-// Its members' leases start afresh.
+// The members' leases begin anew.
 LiveJob FromStore(const JobRecord& record, const Config& config, Epoch epoch_start,
                   int64_t now_ns) {
   LiveJob job{.id = record.id,

@@ -16,7 +16,7 @@
 
 namespace talweg::membership {
 
-// The jobs that are open, and for a while those that are over.
+// The jobs that are open and, for a while, those that are over.
 class JobTable {
  public:
   JobTable(const Config& config, const Snapshot& snapshot, Epoch epoch_start, int64_t now_ns);
@@ -24,19 +24,19 @@ class JobTable {
   const std::map<JobId, LiveJob>& all() const { return jobs_; }
   std::map<JobId, LiveJob>& all() { return jobs_; }
 
-  // Null: no such job is known.
+  // These return null if no such job is known.
   LiveJob* Find(JobId id);
   const LiveJob* Find(JobId id) const;
-  // The job of that name that is not over; null: there is none.
+  // Returns the open job of that name, or null.
   LiveJob* FindOpen(const std::string& name);
   size_t OpenCount() const;
 
-  // A job without members, as its first one asks for it.
+  // Adds a job without members, as its first member's request describes it.
   LiveJob& Add(JobId id, const JoinRequest& request, int64_t now_ns);
-  // What is answered to a member that has joined before, alive or not. nullopt: it has not.
+  // The answer to a member that has joined before, alive or not; nullopt if it has not.
   std::optional<JoinAnswer> JoinedBefore(const JoinRequest& request) const;
 
-  // Forgets jobs that have been over for long enough, or are too many.
+  // Forgets jobs that are over: those that ended long ago, and the oldest if there are too many.
   void Collect(Turn& turn);
 
  private:

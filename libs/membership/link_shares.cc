@@ -18,7 +18,7 @@ void WeighByLinks(const std::set<std::string>& member_hosts,
   const auto is_shared = [&](const view::ViewAggregator& aggregator) {
     return member_hosts.contains(aggregator.host_id);
   };
-  // What has no host id is told apart by its name.
+  // An aggregator without a host id is identified by its name.
   const auto host_of = [](const view::ViewAggregator& aggregator) {
     return aggregator.host_id.empty() ? "?" + aggregator.name : aggregator.host_id;
   };
@@ -36,7 +36,8 @@ void WeighByLinks(const std::set<std::string>& member_hosts,
     return;
   }
 
-  // Whole numbers: shares times what every count of aggregators on a host divides.
+  // The weights are whole numbers: shares, times a number that every host's count of aggregators
+  // divides.
   uint64_t divisible = 1;
   for (const auto* hosts : {&on_shared_host, &on_own_host}) {
     for (const auto& [host, count] : *hosts) divisible = std::lcm(divisible, count);
@@ -50,7 +51,9 @@ void WeighByLinks(const std::set<std::string>& member_hosts,
     common = std::gcd(common, weights.back());
   }
   const bool fits = *std::max_element(weights.begin(), weights.end()) / common <= UINT32_MAX;
-  if (!fits) return;  // Dozens of different counts of aggregators on a host: nothing to balance.
+  if (!fits)
+    return;  // There are dozens of different counts of aggregators on a host: leaves the
+             // weights alone.
   for (size_t i = 0; i < aggregators.size(); ++i) {
     aggregators[i].weight = static_cast<uint32_t>(weights[i] / common);
   }

@@ -10,7 +10,7 @@ bool LiveJob::Pending(const LiveMember& member) const {
 }
 
 bool LiveJob::MayEnter(const LiveMember& member) const {
-  // A job that runs would wait for ranks that are not there yet.
+  // A running job would wait for ranks that have not attached yet.
   return member.stream.has_value() &&
          (member.ranks.attached.value_or(true) || state == JobState::kForming);
 }

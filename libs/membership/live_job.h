@@ -25,30 +25,30 @@ struct Complaint {
   int64_t at_ns = 0;
 };
 
-// What this life of the scheduler knows of a member: what is stored of it, and what is not.
+// What this run of the scheduler knows of a member: the stored record, and the rest.
 struct LiveMember {
   MemberRecord record;
-  bool from_store = false;  // It joined an earlier scheduler.
+  bool from_store = false;  // It joined an earlier run of the scheduler.
   std::optional<StreamId> stream;
-  std::string shut_out;          // Why this daemon has ended its last stream, or "".
-  bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
-  RanksWord ranks;               // Its last.
+  std::string shut_out;          // Why this daemon has ended the member's last stream, or "".
+  bool attached_before = false;  // In this run of the scheduler, or in an earlier one.
+  RanksWord ranks;               // What it last said.
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
-  bool heard_of = false;  // In this life of the scheduler.
+  bool heard_of = false;  // In this run of the scheduler.
 };
 
-// All members are asked twice: first which step their ranks are in, at whose end they stop; then to
-// stop at the end of the latest of these. After the second answers all ranks have ended the same
-// steps, and every member holds the same rounds.
+// All members are asked twice. First they say which step their ranks are in, and stop at its end.
+// Then they are told to stop at the end of the latest of these steps. After the second answers all
+// ranks have ended the same steps, and every member holds the same rounds.
 struct QuiesceState {
   QuiesceId id;
   std::set<view::MemberIdentity> waits_for;
-  uint64_t step = 0;         // That ranks are to have ended; 0: it is being asked for.
-  uint64_t latest_step = 0;  // The latest that a member has answered to the first.
+  uint64_t step = 0;         // The step that ranks are to end; 0: it is being asked for.
+  uint64_t latest_step = 0;  // The latest answer to the first question.
 };
 
-// What this life of the scheduler knows of a job, also of one that is over.
+// What this run of the scheduler knows of a job, even of one that is over.
 struct LiveJob {
   JobId id;
   std::string name;
@@ -56,44 +56,45 @@ struct LiveJob {
   JobState state = JobState::kForming;
   std::string text;
   Epoch epoch_floor;
-  Epoch epoch_start;                  // A job from the store has its next epoch above this, too.
-  std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
+  Epoch epoch_start;                  // A stored job's next epoch lies above this, too.
+  std::optional<Epoch> epoch_stored;  // The store's epoch_floor; nullopt: the job began here.
   int64_t created_unix_ns = 0;
-  std::shared_ptr<const view::View> view;  // Null: it has none yet.
-  bool recovers = false;                   // From the store: see JobLife::AdvanceRecovery.
+  std::shared_ptr<const view::View> view;  // Null: there is none yet.
+  bool recovers = false;                   // From the store; see JobLife::AdvanceRecovery.
   std::map<NodeRank, LiveMember> members;  // Those alive.
-  std::vector<MemberRecord> gone;          // In the order of their going; bounded.
+  std::vector<MemberRecord> gone;          // In the order in which they went; bounded.
   std::optional<QuiesceState> quiesce;
-  std::vector<Complaint> complaints;  // The latest few.
+  std::vector<Complaint> complaints;  // The latest ones.
   int64_t join_deadline_ns = 0;
-  std::optional<int64_t> gather_end_ns;  // kForming: while min_members are ready.
-  // kForming: it waits for no more, whatever its spec says. Known to this life of the scheduler.
+  std::optional<int64_t> gather_end_ns;  // kForming: set while min_members are ready.
+  // kForming: the job waits for no more members than this, whatever its spec says. Only this run of
+  // the scheduler knows it.
   std::optional<uint32_t> begin_members_most;
-  int64_t over_at_ns = 0;  // When the last member of a job that is over went; 0: not yet.
+  int64_t over_at_ns = 0;  // When the last member of an ended job went; 0: not yet.
 
   bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }
-  // Whether it waits to enter the view of a running job.
+  // Whether the member waits to enter the view of a running job.
   bool Pending(const LiveMember& member) const;
-  // Whether the next view that takes members in may take this one.
+  // Whether the next view that admits members may have this one.
   bool MayEnter(const LiveMember& member) const;
   bool IsStandby(const LiveMember& member) const;
-  // Whether the next view that takes members in makes a full member of this standby.
+  // Whether the next view that admits members makes this standby a full member.
   bool MayEnterSteps(const LiveMember& member) const;
-  // Whether the training's state is still there without the other members. One that does not say
-  // so has it as soon as it takes part in steps.
+  // Whether the member has the training's state without the others' help. A member that does not
+  // say has it as soon as it takes part in steps.
   bool HasState(const LiveMember& member) const;
-  // Those of its members whom the next view that takes members in changes.
+  // The members that the next view that admits members adds or changes.
   std::vector<NodeRank> JoiningNodes() const;
 
-  // Whether that very process of the view is here.
+  // Whether this very incarnation of the view's member is here.
   bool IsAlive(const view::ViewMember& member) const;
-  // How many of the view are, and how many of those that take part in steps.
+  // How many of the view's members are here; and how many of those that take part in steps.
   size_t AliveInView() const;
   size_t AliveInSteps() const;
-  // Null: it is not among those that are gone, or has been forgotten.
+  // Returns null if the member is not among those that are gone, or has been forgotten.
   const MemberRecord* FindGone(const view::MemberIdentity& id) const;
 
-  // What is stored of it.
+  // The record of the job to be stored.
   JobRecord Record() const;
 };
 

@@ -19,7 +19,7 @@ void WeighFor(const LiveJob& job, const std::vector<view::ViewMember>& members,
   WeighByLinks(hosts, aggregators);
 }
 
-// Who knows none would take a standby for a full member.
+// One that does not know standbys would take a standby for a full member.
 bool AllKnowStandbys(const LiveJob& job, const AggregatorPool& pool) {
   for (const auto& [node, member] : job.members) {
     if (!job.Pending(member) && !member.ranks.ready) return false;
@@ -85,7 +85,7 @@ std::optional<view::View> NextView(const LiveJob& job, const AggregatorPool& poo
   }
   if (view.RankCount() == 0) return std::nullopt;
   if (view.aggregators.empty() && view.members.size() > 1) {
-    // Bytes that go through a draining aggregator are better than none.
+    // A draining aggregator is better than none.
     if (!job.view) return std::nullopt;
     for (const view::ViewAggregator& aggregator : job.view->aggregators) {
       const LiveAggregator* known = pool.Find(aggregator.incarnation);
@@ -96,7 +96,7 @@ std::optional<view::View> NextView(const LiveJob& job, const AggregatorPool& poo
     if (view.aggregators.empty()) return std::nullopt;
   }
   WeighFor(job, view.members, view.aggregators);
-  // Those that enter count their steps on from here.
+  // Members that enter count their steps from here.
   if (with_joiners && job.quiesce) view.steps = std::max(view.steps, job.quiesce->step);
   return view;
 }

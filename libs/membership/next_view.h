@@ -15,17 +15,18 @@ namespace talweg::membership {
 
 struct SpareAggregator {
   std::string name;
-  bool enters_next_view = false;  // It came too late; otherwise the links of others carry all.
+  // It came too late for this view; otherwise the other aggregators' links carry everything.
+  bool enters_next_view = false;
 };
 
-// Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
-// By name.
+// The aggregators that can be trusted with bytes: heard of in this run of the scheduler, or in the
+// view already. By name.
 std::vector<view::ViewAggregator> AggregatorsFor(const LiveJob& job, const AggregatorPool& pool);
-// Those that could serve a running job and are not in its view, by name.
+// The aggregators that could serve a running job but are not in its view, by name.
 std::vector<SpareAggregator> SparesOf(const LiveJob& job, const AggregatorPool& pool);
 
-// `with_joiners`: the view takes in whoever may enter. nullopt: nobody or no aggregator is there
-// that a view could be made of.
+// `with_joiners`: the view admits all members that may enter. Returns nullopt if there is no member
+// or no aggregator to make a view of.
 std::optional<view::View> NextView(const LiveJob& job, const AggregatorPool& pool,
                                    bool with_joiners);
 

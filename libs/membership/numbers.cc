@@ -7,7 +7,7 @@
 namespace talweg::membership {
 namespace {
 
-// 2025-01-01. From here on kEpochMax is more than a century away.
+// 2025-01-01. Counted from here, kEpochMax is more than a century away.
 constexpr int64_t kNumbersFromUnixNs = 1'735'689'600'000'000'000;
 
 // How far the clock of an earlier scheduler may have run ahead of this one's.
@@ -47,8 +47,8 @@ void Numbers::ObserveJob(JobId id, Turn& turn) {
   turn.write.job_next = job_next_;
 }
 
-// The largest number that a scheduler can have given, by the time that it is now, or by what the
-// store has, whichever is later.
+// The largest number that a scheduler can have given, by the present time or by the store,
+// whichever is larger.
 uint64_t Numbers::BelievedTo(uint64_t stored, int64_t now_ns) const {
   const int64_t unix_ns = start_unix_ns_ == 0 ? 0 : start_unix_ns_ + (now_ns - start_ns_);
   return std::min(std::max(NumbersFrom(unix_ns), stored) + kNumbersAheadMax, kEpochMax.value());

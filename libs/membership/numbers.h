@@ -15,32 +15,33 @@ namespace talweg::membership {
 inline constexpr Epoch kEpochMax{uint64_t{1} << 62};
 inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
 
-// The ids of jobs and quiesces that a scheduler gives lie above this, and so do the epochs of jobs
-// that it has found in its store. The store may have been put back from a copy, and only others
-// know the numbers that were given since. So this is the time, in milliseconds, with room for a
-// million numbers in each.
+// A scheduler gives jobs and quiesces only ids above this number, and jobs from its store only
+// epochs above it. The store may have been restored from a copy, and only others know which numbers
+// were given since. The number is therefore the time in milliseconds, with room for a million
+// numbers in each.
 uint64_t NumbersFrom(int64_t start_unix_ns);
 
-// The numbers that a scheduler gives, and which numbers it believes of others, who may have been
-// given newer ones than its store knows.
+// Gives numbers, and decides which numbers of others it believes: they may have newer ones than its
+// store knows.
 class Numbers {
  public:
   Numbers(const Config& config, const Snapshot& snapshot, int64_t now_ns);
 
   uint64_t start_count() const { return start_count_; }
-  // A job from the store has its next epoch above this.
+  // The next epoch of a job from the store lies above this.
   Epoch epoch_start() const { return epoch_start_; }
 
   QuiesceId NextQuiesce() { return QuiesceId{++quiesce_last_}; }
   JobId NextJob(Turn& turn);
-  // Another scheduler, with a newer store, has given it. It is never given again.
+  // Another scheduler, with a newer store, has given this id. It is never given again.
   void ObserveJob(JobId id, Turn& turn);
 
-  // Whether the caller can have been given this epoch. One that came to this scheduler, or to a job
-  // that began here, has all its views from here. For others the store may be older than they are.
+  // Whether the caller can have been given this epoch. A caller that came to this scheduler, or to
+  // a job that began here, has all its views from here. What other callers have may be newer than
+  // the store.
   Answer CheckEpoch(const LiveJob& job, bool from_store, bool in_view, Epoch held,
                     int64_t now_ns) const;
-  // Whether any scheduler can have given the id. For jobs that this one does not know.
+  // Whether any scheduler can have given the id. For jobs that this scheduler does not know.
   Answer CheckJob(JobId id, int64_t now_ns) const;
 
  private:
@@ -52,7 +53,7 @@ class Numbers {
   const Epoch epoch_start_;
   uint64_t quiesce_last_;
   JobId job_next_;
-  JobId job_next_stored_;  // As the store had it, or as the time of the start has it.
+  JobId job_next_stored_;  // From the store, or from the time of the start.
 };
 
 }  // namespace talweg::membership

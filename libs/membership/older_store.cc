@@ -6,7 +6,8 @@
 #include "libs/membership/job_life.h"
 #include "libs/membership/texts.h"
 
-// A store that was put back from a copy, or lost: it is older than those whom it speaks of.
+// A store that was restored from a copy, or lost, is older than the members and aggregators that it
+// has records of.
 namespace talweg::membership {
 
 void JobLife::ObserveEpoch(LiveJob& job, Epoch held, Turn& turn) {
@@ -32,9 +33,9 @@ bool JobLife::LoseIfInUnknownView(LiveJob& job, const LiveMember& member, Epoch 
   return true;
 }
 
-// After a start the stored view may be older than what the members hold, and one that it names may
-// have missed those views. So no view is made before all its members have said what they hold, or
-// are lost; and if some hold a newer one, the others are lost.
+// After a start the stored view may be older than what the members hold, and a member that it names
+// may have missed the later views. Therefore no view is made before all its members have said what
+// they hold, or are lost. If some hold a newer view, the others are lost.
 bool JobLife::AdvanceRecovery(LiveJob& job, Turn& turn) {
   if (!job.recovers) return true;
   Epoch newest = job.view->epoch;

@@ -51,7 +51,7 @@ bool AdvanceQuiesce(LiveJob& job, const AggregatorPool& pool, Numbers& numbers, 
   }
   if (!job.quiesce->waits_for.empty()) return false;
   if (job.quiesce->step == 0) {
-    // A member that says nothing of steps stops where it is, as those before it did.
+    // A member that names no step stops where it is, as older members do.
     const uint64_t latest = std::max<uint64_t>(job.quiesce->latest_step, 1);
     ProposeQuiesce(job, latest, numbers, turn);
     return false;
@@ -65,7 +65,7 @@ void OnQuiesceAnswer(LiveJob& job, const view::MemberIdentity& member, QuiesceId
     return;
   }
   job.quiesce->latest_step = std::max(job.quiesce->latest_step, step);
-  // Nothing follows from the others' answers.
+  // The other members' answers change nothing yet.
   if (job.quiesce->waits_for.empty()) turn.Touch(job);
 }
 

@@ -10,7 +10,7 @@
 #include "libs/membership/turn.h"
 #include "libs/view/view.h"
 
-// How a running job is stopped between two steps, so that joiners may enter (docs/protocol.md,
+// How a running job is stopped between two steps, so that joiners can enter (docs/protocol.md,
 // section 2):
 //
 //   none --joiners, and all of the view are here--> which step? --all answered--> end step N
@@ -19,12 +19,12 @@
 //                                                        all answered: the view is due
 namespace talweg::membership {
 
-// What follows from where the job's quiesce is. True: all have stopped, and the view that lets the
-// joiners in is to be made.
+// Advances the job's quiesce. Returns true if all members have stopped: the view that admits the
+// joiners is to be made.
 bool AdvanceQuiesce(LiveJob& job, const AggregatorPool& pool, Numbers& numbers, Turn& turn);
 
-// A member says that it has stopped. `step`: the latest that a rank of its is in, or, if it was
-// told one, that one. An answer to another quiesce is ignored.
+// A member says that it has stopped. `step`: the latest step that one of its ranks is in, or the
+// step that it was told. An answer to another quiesce is ignored.
 void OnQuiesceAnswer(LiveJob& job, const view::MemberIdentity& member, QuiesceId quiesce,
                      uint64_t step, Turn& turn);
 

@@ -8,17 +8,18 @@
 
 namespace talweg::membership {
 
-// Which quiesce a member is in, what is to be passed on to it, and when. The member's streams tell,
-// one after another; a scheduler that was killed may have ended a quiesce without a word.
+// Tracks which quiesce a member is in, and what is to be passed on to the member, and when. The
+// member's streams, one after another, bring the messages. A scheduler that was killed may have
+// ended a quiesce without a message.
 class QuiesceFollower {
  public:
-  // A stream has begun; `id` is under way at the scheduler, 0: none. A view follows, and after it
-  // the quiesce again.
+  // A stream has begun. `id`: the scheduler's quiesce under way, 0: none. A view follows, and after
+  // it the quiesce again.
   void OnAttached(QuiesceId id) { attached_ = id; }
 
-  // Says which quiesce is over, before the view is passed on; 0: none. What it has held back may go
-  // on if the view is the one that this member has. A newer one ends the quiesce itself, as it lets
-  // joiners in where the member has promised to have nothing open.
+  // Call it before the view is passed on. Returns the quiesce that is over; 0: none. If the view is
+  // the one that this member has, the member may go on. A newer view ends the quiesce itself: it
+  // admits joiners, for whom the member has promised to have nothing open.
   QuiesceId OnView(bool is_newer) {
     const QuiesceId known = followed_;
     const bool is_over = known != QuiesceId{0} && attached_ == QuiesceId{0};
@@ -27,13 +28,13 @@ class QuiesceFollower {
     return goes_on ? known : QuiesceId{0};
   }
 
-  // Whether the member has not been told of it.
+  // Returns whether the member has not been told of this quiesce yet.
   bool OnQuiesce(QuiesceId id) {
     attached_ = id;
     return std::exchange(followed_, id) != id;
   }
 
-  // Whether it is the one that the member is in.
+  // Returns whether this is the quiesce that the member is in.
   bool OnCancelled(QuiesceId id) {
     if (id != followed_) return false;
     followed_ = QuiesceId{0};
@@ -41,8 +42,8 @@ class QuiesceFollower {
   }
 
  private:
-  QuiesceId followed_;  // Told of, and not over; 0: none.
-  QuiesceId attached_;  // Under way at the scheduler when this stream began, or later.
+  QuiesceId followed_;  // The quiesce that the member was told of and that is not over; 0: none.
+  QuiesceId attached_;  // The scheduler's quiesce under way when this stream began, or a later one.
 };
 
 }  // namespace talweg::membership

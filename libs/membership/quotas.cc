@@ -18,7 +18,7 @@ constexpr char kJobSettings[] =
     "tenant, priority, weight, members_max, memory_bytes_max, tensors_max";
 constexpr char kTenantSettings[] = "weight, jobs_max, members_max, memory_bytes_max, tensors_max";
 
-// Takes the first word off `text`; "" when there is none.
+// Takes the first word off `text`; returns "" if there is none.
 std::string_view TakeWord(std::string_view& text) {
   const size_t begin = std::min(text.find_first_not_of(kBlanks), text.size());
   text.remove_prefix(begin);
@@ -196,7 +196,7 @@ Quota Quotas::For(std::string_view job, std::string_view said) const {
   share.weight = Find(Kind::kJob, job, &Rule::weight).value_or(1);
   share.limit = {Find(Kind::kJob, job, &Rule::memory_bytes_max).value_or(view::kNoLimit),
                  Find(Kind::kJob, job, &Rule::tensors_max).value_or(view::kNoLimit)};
-  // To others it is a tenant of its own, of that weight.
+  // For others the job is its own tenant, of its weight.
   if (tenant.empty()) share.tenant_weight = share.weight;
   return quota;
 }

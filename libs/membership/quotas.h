@@ -13,28 +13,28 @@
 
 namespace talweg::membership {
 
-// What the rules say of one job.
+// What the rules say about one job.
 struct Quota {
-  view::JobQuota share;  // The part that aggregators are told. Its `tenant` is the one that counts.
+  view::JobQuota share;  // The part that aggregators get. Its `tenant` is the one that counts.
   uint64_t members_max = view::kNoLimit;
   uint64_t tenant_members_max = view::kNoLimit;
   uint64_t tenant_jobs_max = view::kNoLimit;
-  // The tenant that a rule names. Empty: none does, so agents may say one.
+  // The tenant that a rule names. Empty: no rule does, so agents may name one.
   std::string tenant_of_rule;
 
   friend bool operator==(const Quota&, const Quota&) = default;
 };
 
-// Rules on jobs and tenants, as the scheduler's quotas_file has them (docs/quotas.md). A value.
+// Rules for jobs and tenants, from the scheduler's quotas_file (docs/quotas.md). A value.
 class Quotas {
  public:
-  // `text` has one rule on a line. The error names line, value and remedy.
+  // `text` has one rule on each line. The error names line, value and remedy.
   static std::variant<Quotas, std::string> Parse(std::string_view text);
 
-  // Without rules there is no limit. `tenant` is what the job's agents say.
+  // Without rules there is no limit. `tenant` is what the job's agents have named.
   Quota For(std::string_view job, std::string_view tenant) const;
 
-  // What rules say of a tenant, whatever its jobs are.
+  // What the rules say about a tenant, whatever its jobs are.
   Quota OfTenant(std::string_view tenant) const;
 
   bool empty() const { return rules_.empty(); }
@@ -45,7 +45,7 @@ class Quotas {
   struct Rule {
     Kind kind = Kind::kJob;
     std::string name;        // Without its '*'.
-    bool is_prefix = false;  // It stands for all names that begin so.
+    bool is_prefix = false;  // It stands for all names with this prefix.
     std::optional<std::string> tenant;
     std::optional<view::Priority> priority;
     std::optional<uint32_t> weight;
@@ -58,15 +58,15 @@ class Quotas {
     friend bool operator==(const Rule&, const Rule&) = default;
   };
 
-  // What is wrong with a line, or "".
+  // Returns what is wrong with a line, or "".
   std::string AddLine(std::string_view line);
   static std::string Set(Rule& rule, std::string_view key, std::string_view value);
-  // What the most exact rule with this setting says.
+  // The value in the most exact rule that has this setting.
   template <typename Value>
   std::optional<Value> Find(Kind kind, std::string_view name,
                             std::optional<Value> Rule::*setting) const;
 
-  std::vector<Rule> rules_;  // The most exact first.
+  std::vector<Rule> rules_;  // Most exact first.
 };
 
 }  // namespace talweg::membership

@@ -12,32 +12,32 @@
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 
-// What the scheduler must not forget: values that the scheduler core hands out to be stored and
-// takes back after a restart. The numbers of enumerators are stored; never reuse one.
+// What the scheduler must not forget: values that the scheduler core gives to the store and takes
+// back after a restart. The numbers of enumerators are stored; never reuse one.
 namespace talweg::membership {
 
-// What happens to a running job when a member or an aggregator of its view is lost.
+// What happens to a running job that loses a member or an aggregator of its view.
 enum class LossPolicy : uint8_t {
   kFailJob = 1,   // The job fails; every member is told who died.
   kContinue = 2,  // The next view goes on without the lost, as long as min_members remain.
 };
 
-// How long a job gathers whose members are of a release that knew no such wait.
+// How long a job gathers if its members' release does not know gather_ns.
 inline constexpr int64_t kDefaultGatherNs = 30'000'000'000;
 
 // What all members of a job agree on; the first to join sets it.
 struct JobSpec {
-  uint32_t min_members = 1;  // With fewer it neither begins nor goes on.
+  uint32_t min_members = 1;  // With fewer the job neither begins nor goes on.
   uint32_t max_members = 1;
-  uint32_t begin_members = 0;  // With so many it begins at once; 0: with max_members.
+  uint32_t begin_members = 0;  // With this many the job begins at once; 0: max_members.
   uint64_t slice_bytes_max = kMiB;
   Dealing dealing = {};
   LossPolicy loss_policy = LossPolicy::kFailJob;
-  // A job without a view so long after its first Join fails.
+  // A job that has no view this long after its first Join fails.
   int64_t join_timeout_ns = 600'000'000'000;
   // How long a job that has min_members waits for BeginMembers() before it begins.
   int64_t gather_ns = 0;
-  // Whose job it is, as its agents say. Empty: they say none. A rule may know better.
+  // The job's tenant, as its agents say. Empty: they name none. A rule may overrule it.
   std::string tenant = {};
 
   uint32_t BeginMembers() const { return begin_members == 0 ? max_members : begin_members; }
@@ -58,16 +58,15 @@ enum class MemberState : uint8_t {
   kLeft = 3,
 };
 
-// What is kept of the secret that a process has drawn: every later call of that process shows the
-// same one. Made by rpc::HashOf. All zero: of a record that an older release has written, which
-// nobody matches.
+// A hash of the secret that a process has drawn and shows in every later call. Made by rpc::HashOf.
+// All zero: in a record of an older release; no process matches it.
 struct SecretHash {
   std::array<uint8_t, 32> bytes{};
 
   friend bool operator==(const SecretHash&, const SecretHash&) = default;
 };
 
-// Takes as long for any two.
+// Takes equally long for any two.
 bool SameSecret(const SecretHash& a, const SecretHash& b);
 
 struct MemberRecord {
@@ -85,10 +84,10 @@ struct JobRecord {
   JobSpec spec;
   JobState state = JobState::kForming;
   std::string text;   // Why it is over.
-  Epoch epoch_floor;  // The next epoch lies above it: the last one given, or reported.
+  Epoch epoch_floor;  // The next epoch lies above it: the last epoch that was given, or reported.
   int64_t created_unix_ns = 0;
   std::optional<view::View> view;
-  // Those alive by node rank, then those that are gone in the order of their going.
+  // Those alive by node rank, then those gone in the order in which they went.
   std::vector<MemberRecord> members;
 
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
@@ -96,8 +95,8 @@ struct JobRecord {
 
 enum class AggregatorState : uint8_t {
   kLive = 1,
-  kDraining = 2,  // Taken into no further job.
-  kLost = 3,      // Lost or left; its incarnation is not let in again.
+  kDraining = 2,  // It is taken into no further job.
+  kLost = 3,      // Lost or left; its incarnation is not admitted again.
 };
 
 struct AggregatorRecord {
@@ -109,7 +108,7 @@ struct AggregatorRecord {
   friend bool operator==(const AggregatorRecord&, const AggregatorRecord&) = default;
 };
 
-// All of it, as a store gives it back.
+// All records, as a store returns them.
 struct Snapshot {
   uint64_t start_count = 0;  // Schedulers that have started on this store.
   JobId job_next{1};         // Job ids below it have been given.
@@ -119,7 +118,7 @@ struct Snapshot {
   friend bool operator==(const Snapshot&, const Snapshot&) = default;
 };
 
-// A change of it, to be made in one transaction. A record replaces the one of the same id.
+// A change of a Snapshot, made in one transaction. A record replaces the one with the same id.
 struct StoreWrite {
   std::optional<uint64_t> start_count;
   std::optional<JobId> job_next;
@@ -135,7 +134,7 @@ struct StoreWrite {
   friend bool operator==(const StoreWrite&, const StoreWrite&) = default;
 };
 
-// Makes the change, keeping jobs by id and aggregators by incarnation in ascending order.
+// Makes the change, and keeps jobs by id and aggregators by incarnation in ascending order.
 void Apply(const StoreWrite& write, Snapshot& snapshot);
 
 }  // namespace talweg::membership

@@ -12,30 +12,31 @@
 #include "libs/membership/records.h"
 #include "libs/view/view.h"
 
-// What members and aggregators ask of the scheduler's core, and its answers.
+// The requests of members and aggregators to the scheduler's core, and its answers.
 namespace talweg::membership {
 
-// One watch stream of a member or an aggregator, named by the caller, never again after its end.
+// One watch stream of a member or an aggregator. The caller names it, and never uses the name
+// again.
 using StreamId = StrongId<struct StreamIdTag, uint64_t>;
-// One attempt to stop a job between two steps. Never 0, never used again, also over restarts.
+// One attempt to stop a job between two steps. Never 0, and never used again, even after restarts.
 using QuiesceId = StrongId<struct QuiesceIdTag, uint64_t>;
 
-// What the one who asked may do.
+// Tells the caller what it may do next.
 enum class Code : uint8_t {
   kOk,
   kInvalid,   // The request can never be right.
   kUnknown,   // No such job or aggregator.
   kHeld,      // A live process has that node rank or name.
-  kRefused,   // This incarnation is out, or the job is, or its spec differs.
-  kUnproven,  // It does not show the secret of the process that it speaks for.
-  kReplaced,  // A stream whose owner has opened another.
+  kRefused,   // The incarnation or its job is out, or its spec differs.
+  kUnproven,  // The caller does not show the secret of the process that it speaks for.
+  kReplaced,  // The stream's owner has opened another.
   kFull,      // A limit is reached.
-  kNotYet,    // It would be right later: ask again.
+  kNotYet,    // Ask again: it may be granted later.
 };
 
 struct Answer {
   Code code = Code::kOk;
-  std::string text;  // Why not, if not kOk.
+  std::string text;  // If not kOk: why not.
 
   bool ok() const { return code == Code::kOk; }
   friend bool operator==(const Answer&, const Answer&) = default;
@@ -43,17 +44,17 @@ struct Answer {
 
 struct Config {
   int64_t lease_ns = 10'000'000'000;
-  // How long a job that is over, and whose members are gone, is still shown.
+  // How long a job is still shown after it is over and its members are gone.
   int64_t history_ns = 600'000'000'000;
-  // At most so many of them.
+  // How many such jobs are shown.
   size_t history_jobs_max = 64;
-  // The wall clock at the start; 0: unknown. Only for numbers that no other start has given.
+  // The wall clock at the start; 0: unknown. Only used to draw numbers that no other run has given.
   int64_t start_unix_ns = 0;
-  // Forming and running jobs, and live aggregators.
+  // Limits on forming and running jobs together, and on live aggregators.
   size_t jobs_max = 1024;
   size_t aggregators_max = 1024;
 
-  // OnTick is to be called at least so often. A longer silence than lease_ns / 2 counts as a gap.
+  // How often OnTick must be called at least. A longer silence than lease_ns / 2 counts as a gap.
   int64_t TickNs() const { return lease_ns / 20 > 500'000'000 ? 500'000'000 : lease_ns / 20 + 1; }
 };
 
@@ -61,16 +62,16 @@ struct JoinRequest {
   std::string job_name;
   JobSpec spec;
   view::ViewMember member;
-  SecretHash secret;    // Drawn by the member; its later calls show it again.
+  SecretHash secret;    // The member has drawn it, and shows it in later calls.
   int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
 };
 
-// Who calls, as it says itself. Nothing happens for a caller that does not show the member's
+// The caller, as it names itself. Nothing happens for a caller that does not show the member's
 // secret.
 struct Caller {
   JobId job;
   view::MemberIdentity id;
-  Epoch held;  // The newest view's that it holds; 0: none.
+  Epoch held;  // The epoch of its newest view; 0: none.
   SecretHash secret = {};
 };
 struct PoolCaller {
@@ -78,12 +79,13 @@ struct PoolCaller {
   SecretHash secret = {};
 };
 
-// What a member says of its node's ranks. nullopt: nothing, as older members do; then it is so.
+// What a member says about its node's ranks. nullopt: nothing, as from older members; the condition
+// then counts as true.
 struct RanksWord {
-  std::optional<bool> attached;  // All are connected to it.
-  // They could take part in steps at once. A member that says nothing of it knows no standbys.
+  std::optional<bool> attached;  // All ranks are connected to the agent.
+  // The ranks could take part in steps at once. A member that does not say this knows no standbys.
   std::optional<bool> ready;
-  std::optional<bool> have_state;  // They have what the others have of the training's state.
+  std::optional<bool> have_state;  // The ranks have all of the training's state that others have.
 };
 
 struct JoinAnswer {
@@ -94,10 +96,10 @@ struct JoinAnswer {
 
 enum class LeaveReason : uint8_t {
   kFinished,  // Its ranks are done.
-  kStopped,   // Its ranks are not: a loss by its own word.
+  kStopped,   // Its ranks are not done: it reports itself as lost.
 };
 
-// What a member reports as dead (its own rank, itself) or out of its reach (a peer).
+// What a member reports as dead (its own rank, itself) or as unreachable (a peer).
 struct LostRank {
   Rank rank;
 };
@@ -116,7 +118,7 @@ struct HeldJob {
 
 struct DeregisterAnswer {
   Answer answer;
-  uint32_t job_count = 0;  // Running jobs whose view has (with `leave`: had) it.
+  uint32_t job_count = 0;  // How many running jobs have it in their view (with `leave`: had it).
 };
 
 }  // namespace talweg::membership

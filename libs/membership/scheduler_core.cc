@@ -13,7 +13,7 @@
 namespace talweg::membership {
 namespace {
 
-constexpr size_t kComplaintsMax = 32;  // A job.
+constexpr size_t kComplaintsMax = 32;  // In each job.
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void SchedulerCore::Finish(Turn& turn, std::vector<Effect>& out) {
     LiveJob* const job = jobs_.Find(id);
     if (job != nullptr) life_.Advance(*job, turn);
   }
-  // A view that this very turn has followed with another one is worth no words.
+  // Drops views that this same turn has already replaced by newer ones.
   std::erase_if(turn.effects, [this](const Effect& effect) {
     const view::View* view = nullptr;
     if (const auto* tell = std::get_if<TellMember>(&effect)) {
@@ -71,7 +71,7 @@ void SchedulerCore::Finish(Turn& turn, std::vector<Effect>& out) {
 void SchedulerCore::ObserveGap(int64_t now_ns) {
   const int64_t gap_ns = leases_.ObserveGap(now_ns);
   if (gap_ns == 0) return;
-  // Everybody's renewals may be waiting behind this event.
+  // The renewals of all members may wait in line after this event.
   for (auto& [id, job] : jobs_.all()) {
     job.join_deadline_ns += gap_ns;
     if (job.gather_end_ns) *job.gather_end_ns += gap_ns;
@@ -190,7 +190,7 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                      ", which is alive; give this node another rank or stop that "
                                      "agent");
     }
-    // It has only asked to join; perhaps it died before it opened its stream.
+    // It has only asked to join; it may have died before it opened its stream.
     life_.Remove(job, node, MemberState::kLost,
                  "was replaced by incarnation " + HexText(request.member.id.incarnation) +
                      " before it opened its stream",
@@ -218,8 +218,8 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                 turn);
 }
 
-// The caller's word counts from here on; before that nothing has changed. `job` is set with it, and
-// for a member that is gone.
+// Finds the caller's member, renews its lease and notes the epoch that it holds. A caller that is
+// not believed changes nothing. Sets `job` also for a member that is gone.
 Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, LiveMember*& member) {
   const auto& [job_id, id, held, secret] = caller;
   LiveJob* const found = jobs_.Find(job_id);
@@ -283,13 +283,13 @@ Answer SchedulerCore::OnLeave(const Caller& caller, LeaveReason reason, const st
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) {
       if (job == nullptr) return answer;
-      // Said before.
+      // The member has said so before.
       for (const MemberRecord& gone : job->gone) {
         if (gone.member.id == id && gone.state == MemberState::kLeft) return Answer{};
       }
       return answer;
     }
-    // A job that is over can lose nobody.
+    // A job that is over can lose no member.
     if (reason == LeaveReason::kFinished || job->Over()) {
       const std::string why = "has left" + (text.empty() ? "" : ": " + text);
       const bool in_view = job->state == JobState::kRunning && job->view->IndexOf(id).has_value();
@@ -343,7 +343,7 @@ Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const
           seen;
       if (job->state == JobState::kRunning && job->spec.loss_policy == LossPolicy::kFailJob &&
           !job->Pending(*member)) {
-        // The reporter stays, so that its other ranks are told as everybody's are.
+        // The reporter stays, so that its other ranks are told as all ranks are.
         life_.Fail(*job, AgentText(member->record.member) + " " + why, turn);
       } else {
         life_.Remove(*job, id.node, MemberState::kLost, why, turn);
@@ -400,7 +400,7 @@ void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Tu
   member.shut_out.clear();
   member.attached_before = true;
   const bool in_view = job.state == JobState::kRunning && !job.Pending(member);
-  // A standby is in no step that it could stop after.
+  // A standby takes part in no step after which it could stop.
   const bool stops = in_view && job.quiesce && !job.IsStandby(member);
   const QuiesceId quiesce = stops ? job.quiesce->id : QuiesceId{0};
   turn.Say(TellMember{stream, Attached{quiesce}});
@@ -412,7 +412,7 @@ void SchedulerCore::Attach(StreamId stream, LiveJob& job, LiveMember& member, Tu
         turn.Say(TellMember{stream, MemberLeft{gone.member.id, gone.text}});
       }
     }
-    // After the view, which would end it.
+    // After the view, which would end the quiesce.
     if (stops) {
       turn.Say(TellMember{stream, Quiesce{quiesce, job.JoiningNodes(), job.quiesce->step}});
     }
@@ -438,7 +438,7 @@ void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<
     if (counts) {
       life_.Remove(job, member.node, MemberState::kLost, "closed its connection", turn);
     } else {
-      turn.Touch(job);  // One that is not ready any more.
+      turn.Touch(job);  // It is not ready any more.
     }
     return 0;
   });

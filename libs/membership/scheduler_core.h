@@ -27,8 +27,8 @@
 
 namespace talweg::membership {
 
-// Who is in which job: the scheduler's core (docs/protocol.md, section 2). It finds out whom an
-// event concerns; what follows is the work of its parts.
+// Who is in which job: the scheduler's core (docs/protocol.md, section 2). It finds the job and
+// member that an event concerns; its parts do the rest.
 //
 //   job:     kForming --gathered--> kRunning --a loss--> kRunning (next epoch) or kFailed
 //               |                               |          all members left --> kFinished
@@ -36,35 +36,35 @@ namespace talweg::membership {
 //   member:  kJoined --lease lapses, stream breaks, its own word--> kLost    --Leave--> kLeft
 //
 // Events and the time go in, effects come out; no clock, lock or I/O. The same events give the same
-// effects. The caller performs the effects of an event in their order, and only then gives the
-// answer that the event returned: nobody may hear of what is not stored.
+// effects. The caller performs an event's effects in order, and only then passes on the answer that
+// the event returned, so that nobody hears of anything that is not stored.
 class SchedulerCore {
  public:
-  // Goes on where the store has left off; leases start afresh.
+  // Continues from the store's records; leases begin anew.
   SchedulerCore(const Config& config, const Snapshot& snapshot, int64_t now_ns,
                 std::vector<Effect>& out);
   SchedulerCore(const SchedulerCore&) = delete;
   SchedulerCore& operator=(const SchedulerCore&) = delete;
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  // What the caller does not say of its ranks is as it said last.
+  // What the caller does not say about its ranks stays as it last said.
   Answer OnRenew(const Caller& caller, const RanksWord& ranks, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                       int64_t now_ns, std::vector<Effect>& out);
-  // The job begins with so many members, as no more come. `has_begun`: whether it has a view then.
+  // The job begins with `begin_members`, as no more come. `has_begun`: whether it has a view now.
   Answer OnLowerBeginMembers(const std::string& job_name, uint32_t begin_members, bool& has_begun,
                              int64_t now_ns, std::vector<Effect>& out);
-  // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
+  // `step`: the latest step that one of the caller's ranks is in, or the step that it was told.
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
-  // If not ok, the stream is the caller's to end. What it said of its ranks before is forgotten.
+  // If not ok, the caller ends the stream. Forgets what the member said about its ranks before.
   Answer OnMemberAttached(StreamId stream, const Caller& caller, const RanksWord& ranks,
                           int64_t now_ns, std::vector<Effect>& out);
 
-  // `secret` is drawn by the aggregator; its later calls show it again.
+  // The aggregator has drawn `secret`, and shows it in later calls.
   Answer OnRegister(const view::ViewAggregator& aggregator, const SecretHash& secret,
                     int64_t now_ns, std::vector<Effect>& out);
   Answer OnRenewAggregator(const PoolCaller& caller, int64_t now_ns, std::vector<Effect>& out);
@@ -74,12 +74,12 @@ class SchedulerCore {
                               const std::vector<HeldJob>& held, int64_t now_ns,
                               std::vector<Effect>& out, bool knows_standbys = false);
 
-  // From now on these rules hold; whoever is in stays.
+  // Sets the rules. Members that are in stay.
   void OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out);
 
-  // The peer's end of the stream is gone. Streams that are unknown or replaced are ignored.
-  // `shut_out`: why the scheduler's own process has ended it, or may have, or "". That is no loss:
-  // the peer has a lease's time to open another.
+  // The peer's end of the stream is gone. Unknown and replaced streams are ignored. `shut_out`: why
+  // the scheduler's own process has ended the stream, or may have, or "". Such an end is not a
+  // loss: the peer has one lease's time to open another stream.
   void OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out,
                       const std::string& shut_out = "");
   void OnTick(int64_t now_ns, std::vector<Effect>& out);
@@ -89,12 +89,12 @@ class SchedulerCore {
   const std::map<JobId, LiveJob>& jobs() const { return jobs_.all(); }
   const std::map<Incarnation, LiveAggregator>& aggregators() const { return pool_.all(); }
   Quota QuotaOf(const LiveJob& job) const { return admission_.QuotaOf(job); }
-  // What is said of every job of the tenant.
+  // What the rules say about every job of the tenant.
   Quota TenantQuota(const std::string& tenant) const { return admission_.TenantQuota(tenant); }
   TenantUse UseOf(const std::string& tenant) const { return admission_.UseOf(tenant); }
   // Oldest first.
   const std::vector<WaitingJoin>& waiting() const { return admission_.waiting(); }
-  // What a forming job waits for, why one is over, or "".
+  // What a forming job waits for; why one is over; or "".
   std::string StateText(const LiveJob& job) const;
   // Aggregators that could serve a running job and are not in its view, by name.
   std::vector<SpareAggregator> SparesOf(const LiveJob& job) const {
@@ -110,7 +110,7 @@ class SchedulerCore {
     Finish(turn, out);
     return answer;
   }
-  // Advances the jobs that the turn has touched, and gives its effects.
+  // Advances the jobs that the turn has touched, and outputs its effects.
   void Finish(Turn& turn, std::vector<Effect>& out);
   void ObserveGap(int64_t now_ns);
   void ExpireLeases(Turn& turn);

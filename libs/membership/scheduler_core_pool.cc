@@ -6,11 +6,11 @@
 #include "libs/membership/scheduler_core.h"
 #include "libs/membership/texts.h"
 
-// What aggregators say.
+// The aggregators' events.
 namespace talweg::membership {
 namespace {
 
-// Nobody would look for an aggregator that has come where nothing is said.
+// Logs an aggregator that has come too late: otherwise nobody would look for it.
 void NoteIfLate(const view::ViewAggregator& aggregator, const JobTable& jobs, Turn& turn) {
   size_t without = 0;
   const LiveJob* example = nullptr;
@@ -46,7 +46,7 @@ DeregisterAnswer SchedulerCore::OnDeregister(const PoolCaller& caller, bool leav
     LiveAggregator* aggregator = nullptr;
     DeregisterAnswer answer{pool_.FindFor(caller, aggregator)};
     if (!answer.answer.ok()) {
-      // Said before, or not worth more words.
+      // The aggregator has said so before, or is refused anyway.
       if (leave && answer.answer.code == Code::kRefused) answer.answer = {};
       return answer;
     }
@@ -94,7 +94,7 @@ Answer SchedulerCore::OnAggregatorAttached(StreamId stream, const PoolCaller& ca
         turn.Say(
             TellAggregator{stream, JobView{job.name, SharedView{job.view}, QuotaOf(job).share}});
       }
-      // Some may have waited for an aggregator.
+      // Members may have waited for an aggregator.
       turn.Touch(job);
     }
     return Answer{};

@@ -13,7 +13,7 @@
 
 namespace talweg::membership {
 
-// Whose the watch streams are that are open. A member or an aggregator keeps the id of its own one.
+// The owners of the open watch streams. A member or an aggregator keeps the id of its stream.
 class Streams {
  public:
   struct MemberOfJob {
@@ -22,11 +22,12 @@ class Streams {
   };
   using Owner = std::variant<MemberOfJob, Incarnation>;  // An incarnation: an aggregator.
 
-  // `stream` is new, and the owner's from now on.
+  // `stream` is new, and belongs to the owner from now on.
   void Open(StreamId stream, const Owner& owner, std::optional<StreamId>& owned);
   // Ends the owner's stream, if it has one, and tells its peer why.
   void End(std::optional<StreamId>& owned, const Answer& why, Turn& turn);
-  // The peer's end is gone: whose it was. nullopt: it is unknown, or has been replaced.
+  // The peer's end is gone. Returns the stream's owner; nullopt if the stream is unknown, or was
+  // replaced.
   std::optional<Owner> Break(StreamId stream);
 
  private:

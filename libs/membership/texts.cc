@@ -18,7 +18,7 @@ const char* PolicyName(LossPolicy policy) {
   return policy == LossPolicy::kFailJob ? "fail-job" : "continue";
 }
 
-// Names are shown, logged and compared: a NUL would cut them.
+// Names are shown, logged and compared; a NUL would cut them.
 std::string TextProblem(const char* field, const std::string& text, size_t bytes_min,
                         size_t bytes_max) {
   if (text.size() < bytes_min) return std::string(field) + " is empty";

@@ -14,13 +14,13 @@
 #include "libs/membership/requests.h"
 #include "libs/view/view.h"
 
-// The words of the scheduler's core.
+// The texts of the scheduler's core.
 namespace talweg::membership {
 
 // "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
 std::string AgentText(const view::ViewMember& member);
 std::string AggregatorText(const view::ViewAggregator& aggregator);
-// A few digits of it, to tell one life from the next.
+// A few digits of it, enough to tell incarnations apart.
 std::string HexText(Incarnation incarnation);
 std::string SecondsText(int64_t ns);
 // "1 member", "2 members".
@@ -29,20 +29,20 @@ std::string NodesText(const std::vector<NodeRank>& nodes);
 // "'a', 'b'".
 std::string JobsText(const std::vector<std::string>& names);
 
-// What a forming job waits for, why one is over, or "". `members_to_begin`: with so many a forming
-// job waits for nobody else.
+// What a forming job waits for; why one is over; or "". `members_to_begin`: a forming job with this
+// many members waits for no more.
 std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now_ns);
 
 inline Answer Refuse(Code code, std::string text) {
   return {.code = code, .text = std::move(text)};
 }
-// Somebody else speaks for the agent.
+// The caller is not the agent that it speaks for.
 Answer Unproven(const view::MemberIdentity& id);
 
-// Why a request can never be right, or "".
+// Return why a request can never be granted, or "".
 std::string ProblemOf(const JoinRequest& request);
 std::string ProblemOf(const view::ViewAggregator& aggregator);
-// How two specs differ, naming both values; "" if they do not.
+// Returns how two specs differ, naming both values; "" if they do not.
 std::string DifferenceOf(const JobSpec& set, const JobSpec& asked);
 
 }  // namespace talweg::membership

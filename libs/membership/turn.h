@@ -15,7 +15,7 @@
 
 namespace talweg::membership {
 
-// One event's work: what it has touched, what of that is to be stored, and what is to be said
+// The work of one event: what it has touched, what is to be stored, and what is to be said
 // afterwards. The core reads it when the event is over (SchedulerCore::Finish).
 class Turn {
  public:
@@ -25,8 +25,8 @@ class Turn {
   std::set<JobId> touched;  // To be advanced.
   std::set<JobId> dirty;    // To be stored.
   std::set<Incarnation> dirty_aggregators;
-  std::set<Incarnation> lost_aggregators;  // The running jobs that use one are to be advanced.
-  StoreWrite write;                        // What is not a record of a dirty one.
+  std::set<Incarnation> lost_aggregators;  // The running jobs that use one will be advanced.
+  StoreWrite write;                        // Changes other than the dirty records.
   std::vector<Effect> effects;
 
   void Touch(const LiveJob& job) { touched.insert(job.id); }

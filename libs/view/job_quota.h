@@ -7,7 +7,7 @@
 
 namespace talweg::view {
 
-// Who goes first where jobs want the same. The numbers travel.
+// Which job goes first if several want the same. The numbers are part of the protocol.
 enum class Priority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
 
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
@@ -20,12 +20,12 @@ struct PlaceLimit {
   friend bool operator==(const PlaceLimit&, const PlaceLimit&) = default;
 };
 
-// What the scheduler's rules say of one job to aggregators (docs/quotas.md).
+// What the scheduler's rules tell aggregators about one job (docs/quotas.md).
 struct JobQuota {
-  std::string tenant;  // Empty: none. It shares as a tenant of its own.
+  std::string tenant;  // Empty: none; the job shares as a tenant of its own.
   Priority priority = Priority::kNormal;
-  uint32_t weight = 1;         // Beside other jobs of the tenant. At least 1.
-  uint32_t tenant_weight = 1;  // Beside other tenants. At least 1.
+  uint32_t weight = 1;         // Relative to the tenant's other jobs. At least 1.
+  uint32_t tenant_weight = 1;  // Relative to other tenants. At least 1.
   PlaceLimit limit;
   PlaceLimit tenant_limit;
 

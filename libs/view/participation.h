@@ -13,8 +13,8 @@
 
 namespace talweg::view {
 
-// Where a rank belongs: the same for everybody, also when views come and go. Whoever holds the
-// place in a view is the rank.
+// Where a rank belongs. A place is the same for all processes, and stays the same over views. The
+// process that has the place in a view is the rank.
 struct Place {
   NodeRank node;
   LocalRank local_rank;
@@ -22,20 +22,21 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// The ranks that take part in a collective, ascending, no two alike. Empty: all ranks of the view's
-// full members.
+// The ranks that take part in a collective, ascending, without repetition. Empty: all ranks of the
+// view's full members.
 using Group = std::vector<Place>;
 
-// "ranks 0, 1 and 3 of node 2" is for people; this is short: "3 ranks (0.0, 0.1, 2.3)".
+// A short text: "3 ranks (0.0, 0.1, 2.3)". For people there is "ranks 0, 1 and 3 of node 2".
 std::string Describe(const Group& group);
 
-// Who gives and who gets which part of a tensor in one view. A value; agents and aggregators that
-// hold the same view compute the same.
+// Which member gives and gets which part of a tensor in one view. A value. Agents and aggregators
+// that hold the same view compute the same.
 class Participation {
  public:
   Participation() = default;
-  // `root`: nullopt where there is none, or it is gone. A collective whose parts belong to ranks
-  // needs a group that names them. To a tensor that is no side tensor ranks of standbys are gone.
+  // `root`: nullopt if there is none, or it is gone. A collective whose parts belong to ranks needs
+  // a group that names them. For a tensor that is not a side tensor, ranks of standbys count as
+  // gone.
   Participation(const View& view, const Collective& collective, const Group& group,
                 std::optional<Place> root);
 
@@ -45,11 +46,11 @@ class Participation {
     LocalRank local_rank;
   };
 
-  // Nobody is gone without whom the collective means nothing.
+  // Whether no member is gone that the collective cannot do without.
   bool IsPossible() const { return is_possible_; }
-  // The ranks of the group, those whose place nobody holds included.
+  // How many ranks the group has, including those whose place no process has.
   uint32_t rank_count() const { return rank_count_; }
-  // Ascending; empty: the member has no part in it at all.
+  // Ascending; empty: the member has no part in the tensor.
   const std::vector<LocalPart>& RanksOf(MemberIndex member) const {
     return ranks_of_[member.value()];
   }
@@ -60,15 +61,15 @@ class Participation {
   // How many of the member's ranks give the part.
   uint32_t GivingRanks(MemberIndex member, uint32_t part) const;
   bool Gets(MemberIndex member, uint32_t part) const;
-  // Whether the member gives or gets the part, or keeps pace with those who do: members of one
-  // tensor are never more than a round apart, so a part that few have to do with is waited for by
-  // all. Only where each two members have a part in common (all_to_all) the others stay away.
+  // Whether the member gives or gets the part, or keeps pace with those who do. Members of one
+  // tensor are never more than a round apart, so all wait even for a part that concerns only a few.
+  // Only if each two members share a part of their own (all_to_all), the others stay away.
   bool TakesPart(MemberIndex member, uint32_t part) const;
   uint32_t TakerCount(uint32_t part) const;
-  // The member whose rank gives the part, where the collective copies. nullopt: nobody in this
+  // The member whose rank gives the part, if the collective copies. nullopt: no member of this
   // view.
   std::optional<MemberIndex> Source(uint32_t part) const;
-  // The member alone has to do with the part.
+  // Whether the part concerns this member alone.
   bool IsPrivate(MemberIndex member, uint32_t part) const {
     return TakesPart(member, part) && TakerCount(part) == 1;
   }

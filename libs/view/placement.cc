@@ -21,17 +21,17 @@ namespace {
 // Slices begin on cache lines, which also keeps every element whole.
 constexpr uint64_t kAlignmentBytes = kCacheLineBytes;
 
-// A round is as long as its bytes take, and the first slice and the last one's results besides,
-// which nothing overlaps. And what is under way to several owners, a slice or two each, has to find
-// room in the queues of slow links: a switch's is 25 ms of a link or less, 300 KB at 100 Mb/s, and
-// what it drops comes again later than what is behind it. So a run has at least so many slices,
-// where they do not become so small that what each costs by itself shows; but all runs together
-// never more than kManySlices.
+// A round takes as long as its bytes do, plus the first slice and the last one's results, which
+// nothing overlaps. Also, the slices under way to several owners, one or two each, must fit into
+// the queues of slow links: a switch's queue is 25 ms of a link or less, 300 KB at 100 Mb/s, and
+// what it drops comes again after the slices behind it. Therefore a run has at least this many
+// slices, unless they become so small that the cost of each one shows. All runs together never have
+// more than kManySlices.
 constexpr uint64_t kRunSlicesMin = 256;
 constexpr uint64_t kSliceBytesMin = 64 * kKiB;
 constexpr uint64_t kManySlices = 8192;
 
-// How long the slices of a run are at most, where a tensor has so many runs.
+// The largest size of a run's slices, for a tensor of `run_count` runs.
 uint64_t SliceBytes(const View& view, uint64_t run_bytes, size_t run_count) {
   if (view.aggregators.empty()) return view.slice_bytes_max;  // Nothing travels.
   const uint64_t slices_min = std::clamp<uint64_t>(kManySlices / (2 * run_count), 1, kRunSlicesMin);
@@ -39,17 +39,16 @@ uint64_t SliceBytes(const View& view, uint64_t run_bytes, size_t run_count) {
   return std::min(wanted, view.slice_bytes_max);
 }
 
-// The parts of a tensor that some aggregators share among them. The parts lie one after another on
-// a line of their own.
+// Parts of a tensor that some aggregators share. The parts are laid one after another on a line.
 struct Site {
   std::vector<AggregatorIndex> owners;  // Ascending.
   std::vector<uint32_t> parts;          // Ascending.
 };
 
-// The owner that weighted rendezvous hashing selects: the largest of weight / -ln(u), u uniform in
-// (0, 1) from the hash. A double's logarithm may differ in its last bit between C libraries, so u
-// is compared exactly where all weights are equal, and otherwise on a grid of 2^-24, computed in
-// integers.
+// The owner that weighted rendezvous hashing selects: the largest of weight / -ln(u), with u
+// uniform in (0, 1) from the hash. A double's logarithm may differ in its last bit between C
+// libraries. Therefore u is compared exactly if all weights are equal; otherwise on a grid of
+// 2^-24, computed in integers.
 AggregatorIndex Select(const View& view, TensorKey key,
                        const std::vector<AggregatorIndex>& owners) {
   const auto weight_of = [&](AggregatorIndex owner) {
@@ -85,7 +84,7 @@ std::vector<AggregatorIndex> AllOwners(const View& view) {
   return owners;
 }
 
-// The hosts that a group's ranks are on, by numbers of our own.
+// The hosts of a group's ranks, numbered here.
 struct Hosts {
   std::vector<std::vector<AggregatorIndex>> owners;  // By host: the aggregators there.
   std::vector<std::optional<size_t>> of_rank;        // nullopt: no member has its place.
@@ -104,7 +103,7 @@ Hosts HostsOf(const View& view, const Group& group) {
   std::map<std::string, size_t> by_id;
   std::vector<size_t> of_member;
   for (const ViewMember& member : view.members) {
-    // One that nobody knows is a host of its own.
+    // An unknown host counts as a host of its own.
     size_t host = hosts.owners.size();
     if (!member.host_id.empty()) host = by_id.emplace(member.host_id, host).first->second;
     hosts.owners.resize(std::max(hosts.owners.size(), host + 1));
@@ -122,8 +121,8 @@ Hosts HostsOf(const View& view, const Group& group) {
   return hosts;
 }
 
-// The host on which the part is summed: that of the rank that it belongs to when it is gotten, else
-// when it is given. nullopt: there is no such rank, or no aggregator beside it.
+// The host on which the part is summed: that of the rank which gets it; else that of the rank which
+// gives it. nullopt: there is no such rank, or no aggregator beside it.
 std::optional<size_t> HostOfPart(const Collective& collective, uint32_t part, const Hosts& hosts) {
   for (const Share share : {collective.gets, collective.gives}) {
     const auto rank_count = static_cast<uint32_t>(hosts.of_rank.size());
@@ -134,7 +133,7 @@ std::optional<size_t> HostOfPart(const Collective& collective, uint32_t part, co
   return std::nullopt;
 }
 
-// Which aggregators sum which parts. Each part is in one site.
+// Returns which aggregators sum which parts. Each part is in one site.
 std::vector<Site> SitesOf(const View& view, const Collective& collective, const Group& group) {
   const auto rank_count = static_cast<uint32_t>(std::max<size_t>(group.size(), 1));
   std::vector<uint32_t> parts(collective.part_count(rank_count));
@@ -182,7 +181,7 @@ void AppendSlices(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t be
   } while (offset < end);
 }
 
-// What lies between `begin` and `end` of the line of these parts goes to `owner`.
+// The bytes between `begin` and `end` of these parts' line go to `owner`.
 void AppendRun(std::vector<Slice>& slices, const Collective& collective,
                const std::vector<uint32_t>& parts, AggregatorIndex owner, uint64_t begin,
                uint64_t end, uint64_t slice_bytes_max) {

@@ -15,8 +15,8 @@ namespace talweg::view {
 // A part of a tensor that travels and is summed as one.
 struct Slice {
   uint64_t offset_bytes = 0;       // From the tensor's first byte; a multiple of 64.
-  uint32_t length_bytes = 0;       // At least 1, but for the one slice of a part without bytes.
-  AggregatorIndex owner;           // Who sums it. 0 also where the view has no aggregators.
+  uint32_t length_bytes = 0;       // At least 1, except for the one slice of a part without bytes.
+  AggregatorIndex owner;           // The aggregator that sums it; also 0 if the view has none.
   uint64_t slot_offset_bytes = 0;  // Among the same owner's slices of this tensor; multiple of 64.
 
   friend bool operator==(const Slice&, const Slice&) = default;
@@ -25,42 +25,44 @@ struct Slice {
 // Tensors of fewer bytes than this for each aggregator are placed whole.
 inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 
-// Where the bytes of a tensor are summed: a pure function of the view and of this tensor, never
-// of other tensors. A slice belongs to one part of the tensor.
+// Where the bytes of a tensor are summed. A pure function of the view and of this tensor; other
+// tensors do not matter. A slice belongs to one part of the tensor.
 //
-// What follows is the dealing `striped`. By any other one each part is cut into equal slices of at
-// most `slice_bytes_max`, and a hash of each slice's key selects its owner (slice_hash.h), among
-// the aggregators beside the rank that the part belongs to, if it is summed there.
+// The following describes the dealing `striped`. With any other dealing, each part is cut into
+// equal slices of at most `slice_bytes_max`, and a hash of each slice's key selects its owner
+// (slice_hash.h). If the part is summed beside the rank that it belongs to, the owner is one of the
+// aggregators there.
 //
 // A tensor of at least kStripeBytesMin bytes for each aggregator is **striped**: it is cut into one
-// run of bytes for each, in proportion to its weight, beginning with the aggregator that its key
-// selects. A smaller tensor goes whole to the aggregator that weighted rendezvous hashing selects
-// (Thaler, Ravishankar, "Using name-based mappings to increase hit rates", 1998), so that few
-// tensors move when aggregators come or go.
+// run of bytes for each aggregator, in proportion to its weight. The first run belongs to the
+// aggregator that the tensor's key selects. A smaller tensor goes whole to the aggregator that
+// weighted rendezvous hashing selects (Thaler, Ravishankar, "Using name-based mappings to increase
+// hit rates", 1998), so that few tensors move when aggregators come or go.
 //
-// Where a tensor that is large enough to be striped has parts that not all ranks get, they are
-// summed beside the ranks that they belong to: a part goes to the aggregators on the host of the
-// rank that gets it; if there is none, or the root gets it, to those on the host of the rank that
-// gives it. So it crosses a link only where it must. The aggregators of one host share its parts as
-// all share a striped tensor. Parts that have no such host are striped. A root counts for nothing
-// here: a member may know less of it than an owner.
+// If a tensor that is large enough to be striped has parts that not all ranks get, these parts are
+// summed beside the ranks that they belong to. A part goes to the aggregators on the host of the
+// rank that gets it. If there is no such host, or the root gets the part, it goes to those on the
+// host of the rank that gives it. Thus it crosses a link only where it must. The aggregators of one
+// host share its parts as all aggregators share a striped tensor. Parts that have no such host are
+// striped. A root counts for nothing here: a member may know less of it than an owner.
 //
-// Where all ranks give a part, its host's link carries it once for every other host. So if one host
-// has more than one part in (hosts - 1), striping loads the busiest link less, and all parts are
-// striped. Where all ranks get a part, striping always loads it as little, or less.
+// If all ranks give a part, its host's link carries the part once for every other host. Therefore,
+// if one host has more than one part in (hosts - 1), striping loads the busiest link less, and all
+// parts are striped. If all ranks get a part, striping always loads the busiest link as little, or
+// less.
 //
-// Each run is cut into equal slices of at most `slice_bytes_max`, and of a power of two that makes
-// at least 256 of them, down to 64 KiB: a round's first slice and its last results overlap with
-// nothing, and slow links have short queues.
+// Each run is cut into equal slices of at most `slice_bytes_max`. Their size is a power of two that
+// makes at least 256 slices, but not less than 64 KiB: nothing overlaps with a round's first slice
+// and its last results, and slow links have short queues.
 class Placement {
  public:
-  // `group`: the tensor's; a collective whose parts belong to ranks needs one that names them.
+  // `group`: the tensor's. A collective whose parts belong to ranks needs a group that names them.
   Placement(const View& view, TensorKey key, const Collective& collective, const Group& group);
 
-  // In order of their offsets; together they cover every part once.
+  // In order of their offsets; together they cover every part exactly once.
   const std::vector<Slice>& slices() const { return slices_; }
 
-  // Bytes of slots that `owner` needs for one member's contributions to this tensor.
+  // How many bytes of slots `owner` needs for one member's contributions to this tensor.
   uint64_t SlotBytes(AggregatorIndex owner) const;
 
   // Whether `owner` sums any slice of the tensor.
@@ -72,15 +74,16 @@ class Placement {
   std::vector<Slice> slices_;
 };
 
-// Goes up with every change of where a byte is placed or how a run is cut: releases that do either
-// differently must not exchange slices.
+// Increased with every change of where a byte is placed or how a run is cut: releases that differ
+// in either must not exchange slices.
 inline constexpr uint64_t kPlacementVersion = 3;
 
-// What two processes must have alike for that: their view, and the version of its placement.
+// Two processes may exchange slices if this is equal: it covers their view and placement version.
 uint64_t PlacementDigest(const View& view);
 
-// Who agrees on a tensor's name, dtype, length and operation, and decides its open round after a
-// failure: depends on the name alone, so that members which disagree on the length still meet.
+// The aggregator at which all agree on a tensor's name, dtype, length and operation, and which
+// decides about its open round after a failure. It depends on the name alone, so that members which
+// disagree on the length still meet there.
 AggregatorIndex PrimaryOwner(const View& view, TensorKey key);
 
 }  // namespace talweg::view

@@ -10,15 +10,15 @@
 
 namespace talweg::view {
 
-// What a hash deals by: the tensor's number and the slice's place in the tensor. The number is the
-// low half of the tensor's key, since processes agree on names and not on numbers.
+// The key that a hash deals by: the tensor's number, and the slice's place in the tensor. The
+// number is the low half of the tensor's key, because processes agree on names and not on numbers.
 uint64_t SliceKey(TensorKey tensor, uint64_t slice);
 
-// A dealing's hash of a slice's key; that of kStriped is 0.
+// A dealing's hash of a slice's key; 0 for kStriped.
 uint64_t HashOf(const Dealing& dealing, uint64_t slice_key);
 
-// Which of several owners, by their place, gets the slice. `weights` has one for each; it is not
-// empty, and none is 0.
+// Returns which of several owners, by its place, gets the slice. `weights` has one weight for each
+// owner; it is not empty, and no weight is 0.
 size_t OwnerOf(const Dealing& dealing, uint64_t slice_key, std::span<const uint32_t> weights);
 
 }  // namespace talweg::view

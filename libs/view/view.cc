@@ -75,7 +75,7 @@ uint64_t View::Digest() const {
   uint64_t digest = Fingerprint64(job.value(), epoch.value());
   const auto add = [&digest](uint64_t value) { digest = Fingerprint64(digest, value); };
   add(slice_bytes_max);
-  // Releases that deal in one way only have the digest without it.
+  // Without this part for the default, which releases that know one dealing use.
   if (dealing != Dealing{}) {
     add(static_cast<uint64_t>(dealing.rule));
     add(dealing.constant);
@@ -86,7 +86,7 @@ uint64_t View::Digest() const {
     add(member.id.incarnation.value());
     add(member.rank_count);
     add(Fingerprint64(member.host_id));
-    if (member.standby) add(kStandbyMark);  // Releases that know none agree on all other views.
+    if (member.standby) add(kStandbyMark);  // Older releases agree on other views.
   }
   add(aggregators.size());
   for (const ViewAggregator& aggregator : aggregators) {

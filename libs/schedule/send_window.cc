@@ -14,16 +14,16 @@ constexpr uint64_t kFullMs = 10;
 constexpr int64_t kFullNs = kFullMs * 1'000'000;
 constexpr uint64_t kFirstBytes = kMiB;
 constexpr int64_t kPeriodNs = 500'000'000;
-// A trip counts for so long, or for so many trips, so that measuring costs no more than a
+// A trip counts for at least this time, or this many trips, so that measuring costs no more than a
 // hundredth.
 constexpr int64_t kTripPeriodNs = 5'000'000'000;
 constexpr int64_t kTripPeriodTrips = 100;
-// So long into a period, a lull of the trainer's may tell how long the way is. After that the
-// window makes a lull.
+// For this long into a period, a pause of the trainer may tell how long the way is. After that the
+// window makes a pause.
 constexpr int64_t kPatienceNs = 1'000'000'000;
-// After so many round trips that are not a quarter faster, the link is full.
+// After this many round trips that are not a quarter faster, the link counts as full.
 constexpr int kStillMax = 3;
-// The figures come from peers. No real link lies beyond these bounds, and sums stay within their
+// The figures come from peers. No real link exceeds these bounds, and they keep sums within their
 // bits.
 constexpr uint64_t kBytesPerMsMax = kGiB;
 constexpr int64_t kTripNsMax = 10'000'000'000;
@@ -47,7 +47,7 @@ SendWindow::Way::Trip SendWindow::MeanTrip() const {
 // What keeps each way busy while receipts come slice by slice.
 uint64_t SendWindow::SlicesBytes() const { return MeasuringBytes() + largest_bytes_; }
 
-// One slice less: a slice that waits for all of these on its trip still leaves one to add.
+// One slice less: a slice that waits for all of these still leaves one to add.
 uint64_t SendWindow::MeasuringBytes() const {
   return (1 + way_count_) * largest_bytes_ + way_count_ * wire::kKeptCreditBytes;
 }
@@ -58,8 +58,8 @@ uint64_t SendWindow::Bytes() const {
   if (speed == 0) return kFirstBytes + SlicesBytes();
   const Way::Trip trip = MeanTrip();
   const uint64_t trip_us = static_cast<uint64_t>(trip.ns) / kNsPerUs * (growing_ ? 2 : 1);
-  // The trip includes what was in flight on it, queued or not. So there is that much less to add
-  // for the slices, but always one: else the window might not grow by a whole slice.
+  // The trip includes the bytes that were in flight on it, queued or not, so the slices add that
+  // much less. They always add one slice: otherwise the window might not grow by a whole slice.
   const uint64_t more_bytes = SlicesBytes() - std::min(trip.in_flight_bytes, MeasuringBytes());
   return speed * (kFullMs * kUsPerMs + trip_us) / kUsPerMs + more_bytes;
 }
@@ -124,8 +124,8 @@ void SendWindow::OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns) {
                           .in_flight_bytes = sent.in_flight_bytes};
   if (!way.least_) way.period_since_ns_ = now_ns;
   const int64_t elapsed_ns = now_ns - way.period_since_ns_;
-  // What is known stands until something else is told, because trips get no shorter by waiting
-  // while the link is full.
+  // A known trip stays until another is told, because waiting does not make trips shorter while the
+  // link is full.
   if (elapsed_ns >= std::max(kTripPeriodNs, kTripPeriodTrips * trip.ns) && way.is_told_) {
     way.period_since_ns_ = now_ns;
     way.least_before_ = std::exchange(way.least_, std::nullopt);
@@ -170,7 +170,7 @@ uint64_t SendWindow::SpeedOver(const Way::Sent& sent, int64_t now_ns) const {
     const Receipt& first = last_receipts_.front();
     const int64_t since_first_ns = now_ns - first.at_ns;
     before_bytes = since_first_ns < kFullNs ? 0 : first.received_bytes;
-    // Exact to a slice, unless the link has rested since.
+    // Exact to one slice, unless the link has rested since.
     elapsed_ns = since_first_ns < 2 * kFullNs ? std::max(since_first_ns, kFullNs) : kFullNs;
   }
   elapsed_ns = std::max(elapsed_ns, LongestTripSince(before_bytes));
@@ -180,7 +180,7 @@ uint64_t SendWindow::SpeedOver(const Way::Sent& sent, int64_t now_ns) const {
 void SendWindow::OnSpeed(const Way::Sent& sent, int64_t now_ns) {
   const uint64_t sample = SpeedOver(sent, now_ns);
   present_.fastest = std::max(present_.fastest, std::clamp(sample, uint64_t{1}, kBytesPerMsMax));
-  // Only a slice that filled the window tells that a larger window would bring nothing.
+  // Only a slice that filled the window shows that a larger window would bring nothing.
   if (!sent.fills_window || sent.at_ns < round_since_ns_ ||
       now_ns - round_since_ns_ < RoundTripNs()) {
     return;

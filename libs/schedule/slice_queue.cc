@@ -51,7 +51,7 @@ void SliceQueue::Charge(Lane& lane, uint64_t bytes, int64_t now_ns) {
   window_.OnSent(lane.way, bytes, now_ns);
 }
 
-// What was in flight is not any more.
+// Nothing is in flight any more.
 void SliceQueue::Forget(Lane& lane) {
   lane.in_flight_bytes = 0;
   window_.Close(lane.way);

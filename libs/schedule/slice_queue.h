@@ -18,53 +18,53 @@ struct QueuedSlice {
   AggregatorIndex owner;
   int32_t priority = 0;  // Larger leaves first.
   uint64_t order = 0;    // When it was ready; among equal priorities, smaller leaves first.
-  // How far into its owner's part of the tensor it lies, of kWhole. Slices of one tensor leave in
-  // this order, so that all owners, and the links to them, have work at all times.
+  // How far into its owner's part of the tensor the slice lies, as a fraction of kWhole. Slices of
+  // one tensor leave in this order, so that all owners, and the links to them, always have work.
   uint32_t position = 0;
   TensorKey tensor;
   Round round;
   SliceIndex slice;
-  uint32_t cost_bytes = 0;  // What it takes of its owner's credit while in flight.
+  uint32_t cost_bytes = 0;  // How much of its owner's credit it takes while in flight.
 
   static constexpr uint32_t kWhole = 1 << 16;
 
   friend bool operator==(const QueuedSlice&, const QueuedSlice&) = default;
 };
 
-// How slices get to an owner.
+// How slices reach an owner.
 enum class Reach : uint8_t {
   kLink = 1,    // Over this host's link.
   kMemory = 2,  // On this host: it neither loads the link nor tells its speed.
 };
 
-// Says which slice leaves next: the most urgent one whose owner has credit. A slice is more urgent
-// if its priority is larger; then if it was ready earlier; then if it lies nearer to the beginning
-// of its owner's part; then if it is the lower slice. A more urgent slice overtakes whatever still
-// waits. A slice that was taken is not called back.
+// Decides which slice leaves next: the most urgent one whose owner has credit. A slice is more
+// urgent if its priority is larger; then if it was ready earlier; then if it lies nearer to the
+// beginning of its owner's part; then if its index is lower. A more urgent slice overtakes all that
+// still wait. A slice that was taken is not called back.
 //
-// An owner has credit while what is in flight and the slice together stay within what it has
-// granted. It also has credit while nothing is in flight but what it may keep back, so a slice that
-// is larger than the grant still leaves, alone. The same rule holds for all owners over the link
-// together and the SendWindow. Where no bound was granted (UINT64_MAX) nothing counts.
+// An owner has credit while the bytes in flight and the slice together stay within its grant. It
+// also has credit while nothing is in flight except what the owner may keep back, so that a slice
+// larger than the grant still leaves, alone. The same rule holds for all owners over the link
+// together and the SendWindow. An owner whose grant is unbounded (UINT64_MAX) counts for nothing.
 //
-// The most urgent slice waits for the window, and the less urgent ones wait with it, so that all
-// owners' parts of a tensor advance alike. Slices that load no link do not wait: the owner on this
-// host sums what the others have sent it, however full this host's link is.
+// The most urgent slice waits for the window, and less urgent ones wait with it, so that all
+// owners' parts of a tensor advance alike. Slices that do not load the link do not wait: the owner
+// on this host sums what the others have sent it, however full this host's link is.
 //
 // Push and Take cost O(log slices + owners). One owner thread; no clock, no I/O.
 class SliceQueue {
  public:
   // Lets slices to `owner` leave, with nothing in flight. Slices may have been pushed before.
   void Open(AggregatorIndex owner, uint64_t credit_bytes, Reach reach = Reach::kLink);
-  // Nothing leaves to `owner` any more. Drops its waiting slices and forgets its credit.
+  // Lets nothing leave to `owner` any more. Drops its waiting slices and forgets its credit.
   void Close(AggregatorIndex owner);
-  // As if new, but keeps what is known of the link's speed.
+  // Resets the queue, but keeps what is known of the link's speed.
   void Clear();
 
   void Push(const QueuedSlice& slice);
 
-  // Takes the most urgent slice that may leave, and charges its owner. `wanted` decides whether a
-  // slice is still worth it. One that is not is dropped and costs nothing.
+  // Takes the most urgent slice that may leave, and charges its owner. `wanted` says whether a
+  // slice is still needed. One that is not is dropped and costs nothing.
   template <typename Wanted>
   std::optional<QueuedSlice> Take(int64_t now_ns, Wanted wanted) {
     while (Lane* lane = MostUrgent()) {
@@ -79,15 +79,15 @@ class SliceQueue {
     return Take(now_ns, [](const QueuedSlice&) { return true; });
   }
 
-  // `bytes` of what was sent to `owner` have arrived. More than was in flight counts as all of it,
-  // because the figure comes from a peer.
+  // `bytes` of those sent to `owner` have arrived. The figure comes from a peer: more than was in
+  // flight counts as all of it.
   void ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now_ns);
 
   uint64_t InFlightBytes(AggregatorIndex owner) const;
   uint64_t CreditBytes(AggregatorIndex owner) const;
-  // What may be in flight over the link, to all owners together.
+  // How many bytes may be in flight over the link, to all owners together.
   uint64_t WindowBytes() const { return window_.Bytes(); }
-  // The link's speed, and the time to owners and back. 0: not known.
+  // The link's speed, and the round-trip time to owners. 0: not known.
   uint64_t LinkBytesPerMs() const { return window_.BytesPerMs(); }
   int64_t RoundTripNs() const { return window_.RoundTripNs(); }
   size_t waiting_count() const { return waiting_count_; }
@@ -100,7 +100,7 @@ class SliceQueue {
     uint64_t credit_bytes = 0;
     uint64_t in_flight_bytes = 0;
     SendWindow::Way way;
-    std::vector<QueuedSlice> heap;  // The most urgent in front.
+    std::vector<QueuedSlice> heap;  // The most urgent slice is in front.
   };
 
   Lane* MostUrgent();

@@ -20,7 +20,7 @@ namespace talweg::wire {
 static_assert(std::endian::native == std::endian::little,
               "the codecs copy integers as they lie in memory, which is the wire's order");
 
-// Entries begin at multiples of it.
+// Entries begin at multiples of this.
 inline constexpr size_t kAlignmentBytes = 8;
 
 // Appends fields to bytes.
@@ -61,7 +61,7 @@ class FieldWriter {
   std::vector<std::byte>& out_;
 };
 
-// Reads fields until one does not fit; from then on every Get leaves its argument alone and
+// Reads fields until one does not fit. From then on every Get leaves its argument unchanged, and
 // ok() is false.
 class FieldReader {
  public:

@@ -106,7 +106,7 @@ void Read(FieldReader& in, Declared& e) {
   if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kAborted)) in.Fail();
 }
 
-// How long the bytes in an entry of this form may be.
+// The most bytes that an entry of this form may hold.
 constexpr size_t InlineBytesMax(Form form) {
   switch (form) {
     case Form::kInline: return kInlineBytesMax;
@@ -285,7 +285,7 @@ std::string Hex(uint64_t value) {
 
 template <typename Entry>
 bool ReadEntries(std::span<const std::byte> body, uint32_t count, Entries& entries) {
-  // An entry takes at least 8 bytes, so a false count cannot make us reserve much.
+  // An entry takes at least 8 bytes; the check keeps a false count from reserving much.
   if (count > body.size() / kAlignmentBytes) return false;
   std::vector<Entry> list;
   list.reserve(count);

@@ -18,12 +18,13 @@
 #include "libs/view/participation.h"
 #include "libs/view/view.h"
 
-// The frames of the data plane: what agents and aggregators say to each other (docs/protocol.md,
+// The frames of the data plane, which agents and aggregators send to each other (docs/protocol.md,
 // section 3). Values in, bytes out, and back; no state, no I/O.
 //
-// A frame is a 40-byte header and `entry_count` entries. All integers are little-endian; an entry
+// A frame is a 40-byte header and `entry_count` entries. All integers are little-endian. An entry
 // begins on a multiple of 8 with its own length, so that a reader can skip what a newer minor
-// version has appended to it. Parsing accepts any bytes: what is no frame is an error with a text.
+// version has appended to it. Parsing accepts any bytes: if they are not a frame, it returns an
+// error with a text.
 namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
@@ -37,10 +38,10 @@ inline constexpr size_t kTextBytesMax = 2048;
 inline constexpr uint32_t kInlineBytesMax = 8 * 1024;
 // A tensor has at most this many slices in a view, so that a Decision on it fits a frame.
 inline constexpr size_t kTensorSlicesMax = 30000;
-// A Declare has to fit a frame.
+// So that a Declare fits a frame.
 inline constexpr size_t kGroupRanksMax = 4096;
-// Declare::root_rank of a tensor that is of no use any more: its root, or another rank that it
-// cannot do without, is not in the view.
+// Declare::root_rank of a tensor that has failed: its root, or another rank that it cannot do
+// without, is not in the view.
 inline constexpr uint32_t kNoRank = 0xffffffff;
 
 enum class FrameType : uint8_t {
@@ -63,8 +64,8 @@ enum class FrameType : uint8_t {
 
 const char* FrameTypeName(FrameType type);
 
-// Memory that the sender of this reference lets its peer write to: the key and the address that
-// the sender's transport gave for the region, moved on to where the bytes belong.
+// Memory that the sender of this reference lets its peer write to. Key and address are those of the
+// sender's transport for the region, advanced to where the bytes belong.
 struct RemoteRef {
   uint64_t key = 0;
   uint64_t address = 0;
@@ -84,7 +85,7 @@ struct Hello {
 enum class WelcomeStatus : uint8_t {
   kOk = 1,
   kUnknownJob = 2,   // The aggregator has not heard of this job.
-  kNotInView = 3,    // This incarnation is no member in the aggregator's view.
+  kNotInView = 3,    // This incarnation is not a member in the aggregator's view.
   kViewDiffers = 4,  // Same epoch, another digest.
   kVersion = 5,
 };
@@ -92,7 +93,7 @@ enum class WelcomeStatus : uint8_t {
 struct Welcome {
   WelcomeStatus status = WelcomeStatus::kOk;
   Incarnation aggregator;
-  uint64_t credit_bytes = 0;  // Contribution bytes that may be in flight on this connection.
+  uint64_t credit_bytes = 0;  // How many contribution bytes may be in flight on this connection.
   std::string text;           // Why not, if not kOk.
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
@@ -102,7 +103,7 @@ struct Declare {
   std::string name;
   Collective collective;
   view::Group group;       // Empty: all ranks.
-  uint32_t root_rank = 0;  // The root's number in the view, or kNoRank. 0 where there is no root.
+  uint32_t root_rank = 0;  // The root's number in the view, or kNoRank. 0 if there is no root.
   uint32_t by_rank = 0;    // The global rank that declared it, for error texts.
   std::array<RemoteRef, 2> result;  // Where slice offset 0 of the result goes, by round & 1.
   friend bool operator==(const Declare&, const Declare&) = default;
@@ -113,14 +114,14 @@ enum class DeclaredStatus : uint8_t {
   kMismatch = 2,
   kOverBudget = 3,
   kInvalid = 4,
-  kAborted = 5,  // Reports of it contradicted each other in this view or an earlier one.
+  kAborted = 5,  // Reports of it have contradicted each other, in this view or an earlier one.
 };
 
 struct Declared {
   TensorKey key;
   DeclaredStatus status = DeclaredStatus::kOk;
   RemoteRef slot;  // Where slot offset 0 of this member's contributions goes.
-  Round held;      // The last finished round that this owner knows of; a joiner goes on from there.
+  Round held;      // The last finished round that this owner knows of; joiners continue from it.
   std::string text;
   friend bool operator==(const Declared&, const Declared&) = default;
 };
@@ -129,9 +130,9 @@ enum class Mode : uint8_t { kSum = 1, kCopy = 2 };
 enum class Form : uint8_t {
   kInline = 1,   // The bytes are in this entry.
   kWritten = 2,  // The bytes have landed in the slot or result region before this frame.
-  kEmpty = 3,    // No bytes: a copy round's member that is not the source, or wants no result.
-  // The ranks do not agree on what the round is of: those of one node, where a contribution says
-  // so, or of several, where a result does. The bytes are a text that names both sides.
+  kEmpty = 3,    // No bytes: not from a copy round's source, or no result is wanted.
+  // Ranks disagree on what the round is: those of one node in a contribution, those of several
+  // nodes in a result. The bytes are a text that names both sides.
   kDisagreement = 4,
 };
 
@@ -139,37 +140,37 @@ struct Contribute {
   TensorKey key;
   Round round;
   SliceIndex slice;
-  uint32_t rank_count = 0;    // Ranks whose data is in these bytes.
-  uint32_t length_bytes = 0;  // How long the data is: 0 for kEmpty and kDisagreement.
+  uint32_t rank_count = 0;    // How many ranks' data is in these bytes.
+  uint32_t length_bytes = 0;  // The length of the data; 0 for kEmpty and kDisagreement.
   Mode mode = Mode::kSum;
   Form form = Form::kWritten;
-  bool wants_result = true;      // No: it has the result already, or no rank here gets the slice.
-  Epoch sum_epoch;               // Copy mode after a failure: the epoch whose sum this is; else 0.
-  RoundSignature signature = 0;  // What the ranks here say the round is of.
-  // kInline and kDisagreement. Borrowed: from the frame when parsed.
+  bool wants_result = true;      // False: it has the result, or no rank here gets the slice.
+  Epoch sum_epoch;               // Copy mode after a failure: the epoch of this sum; otherwise 0.
+  RoundSignature signature = 0;  // What the ranks here say about the round.
+  // For kInline and kDisagreement. Borrowed; after parsing, from the frame.
   std::span<const std::byte> bytes;
-  int32_t priority = 0;  // The push's: results with larger ones may leave first.
+  int32_t priority = 0;  // The push's: results with larger priorities may leave first.
 };
 
 struct Result {
   TensorKey key;
   Round round;
   SliceIndex slice;
-  uint32_t rank_count = 0;    // Ranks in the sum.
-  uint32_t length_bytes = 0;  // How long the result is, also for kEmpty.
+  uint32_t rank_count = 0;    // How many ranks are in the sum.
+  uint32_t length_bytes = 0;  // The length of the result, also for kEmpty.
   Form form = Form::kWritten;
   Epoch sum_epoch;
-  std::span<const std::byte> bytes;  // As in Contribute.
+  std::span<const std::byte> bytes;  // See Contribute.
 };
 
 struct Report {
   TensorKey key;
-  Round held;  // The last round that is over here: its whole result is here, or it was aborted.
-  Epoch held_epoch;   // In which round `held` was summed; 0 if it was aborted, or held is 0.
-  Round contributed;  // held or held + 1.
-  Epoch
-      partial_epoch;  // In which those slices of round held + 1 were summed that it has; 0 if none.
-  // Bitmap of them, slice 0 in bit 0 of word 0: slices as the frame's epoch cuts the tensor.
+  // The last round that is over here: its whole result is here, or it was aborted.
+  Round held;
+  Epoch held_epoch;     // The epoch of `held`'s sums; 0 if it was aborted, or held is 0.
+  Round contributed;    // held or held + 1.
+  Epoch partial_epoch;  // The epoch of the sums of round held + 1 that it has; 0 if none.
+  // A bitmap of these slices, slice 0 in bit 0 of word 0, as the frame's epoch cuts the tensor.
   std::vector<uint64_t> slices;
   friend bool operator==(const Report&, const Report&) = default;
 };
@@ -180,8 +181,8 @@ struct Decision {
   TensorKey key;
   Round round;
   Verdict verdict = Verdict::kRedo;
-  Epoch sum_epoch;                // kFinish: of the sums that stand.
-  std::vector<uint16_t> sources;  // kFinish: for every slice the member that contributes it.
+  Epoch sum_epoch;                // kFinish: of the sums that remain valid.
+  std::vector<uint16_t> sources;  // kFinish: for every slice, the member that contributes it.
   std::string text;               // kAbort: why.
   friend bool operator==(const Decision&, const Decision&) = default;
 };
@@ -214,11 +215,11 @@ enum class FailedCode : uint8_t {
   kOverBudget = 2,
   kAborted = 3,
   kJobFailed = 4,
-  kInvalid = 5,  // Nobody can declare the tensor so.
+  kInvalid = 5,  // Nobody can declare the tensor like this.
 };
 
-// From an aggregator: a tensor, or the job, is of no use any more. From an agent, after its
-// Declare: the tensor has failed there, so it must fail for the others too.
+// From an aggregator: a tensor, or the job, has failed. From an agent, after its Declare: the
+// tensor has failed there, so it must fail for the others too.
 struct Failed {
   TensorKey key;  // 0: the whole job at this aggregator.
   Round round;    // 0: every round.
@@ -232,9 +233,9 @@ struct Waiting {
   Round round;
   uint64_t waited_ns = 0;
   std::vector<uint32_t> missing_nodes;  // Node ranks, ascending; at most 64 are named.
-  // For how long each of them has had no connection in the epoch; 0: it has one. As many as nodes.
+  // For how long each of these nodes has had no connection in this epoch; 0: it has one.
   std::vector<uint64_t> absent_ns;
-  std::vector<uint32_t> left_nodes;  // Those of them that have said goodbye to this owner.
+  std::vector<uint32_t> left_nodes;  // Those of these nodes that have said goodbye to this owner.
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 
@@ -256,21 +257,21 @@ struct Header {
   friend bool operator==(const Header&, const Header&) = default;
 };
 
-// Header::flags. Of a Report: more frames of this report follow. Of contributions: more of them
-// wait at their agent, for this owner. Agents of older releases do not say that.
+// Header::flags. On a Report: more frames of this report follow. On contributions: more of them
+// wait at their agent for this owner. Agents of older releases do not say that.
 inline constexpr uint8_t kFlagMore = 1;
 
-// Whether bytes of a tensor travel with an entry.
+// Whether an entry carries bytes of a tensor.
 constexpr bool CarriesData(Form form) { return form == Form::kInline || form == Form::kWritten; }
 
-// What a contribution counts against the credit of its connection, while it is in flight.
+// How much a contribution counts against its connection's credit while it is in flight.
 constexpr uint32_t CreditCost(Form form, uint32_t length_bytes) {
   return CarriesData(form) ? length_bytes : 0;
 }
 
-// The receiver of contributions gives a small grant back at once. When a grant is larger, it
-// may keep so much until it has something else to say, and more while more than that is under way
-// to it: senders count on it (docs/protocol.md, section 5).
+// The receiver of contributions returns a small grant at once. Of a larger grant, it may keep up to
+// kKeptCreditBytes until it has something else to say, and more while more than that is under way
+// to it. Senders rely on this (docs/protocol.md, section 5).
 inline constexpr uint64_t kSmallCreditBytes = kMiB;
 inline constexpr uint64_t kKeptCreditBytes = 128 * kKiB;
 
@@ -285,13 +286,14 @@ struct Frame {
   Entries entries;
 };
 
-// Builds one frame: Add entries of one type until one does not fit, take the bytes, go on.
+// Builds frames: Add entries of one type until one does not fit, Take the bytes, continue.
 class FrameWriter {
  public:
   FrameWriter(FrameType type, JobId job, Epoch epoch, uint8_t flags = 0);
 
-  // False, and nothing added, when the frame would grow past kFrameBytesMax. An entry that fits
-  // no empty frame is the caller's bug: names and texts are cut to their limits by the caller.
+  // Returns false, and adds nothing, if the frame would grow past kFrameBytesMax. An entry that
+  // does not fit an empty frame is the caller's bug: the caller cuts names and texts to their
+  // limits.
   bool Add(const Hello& entry);
   bool Add(const Welcome& entry);
   bool Add(const Declare& entry);
@@ -307,7 +309,7 @@ class FrameWriter {
   uint32_t entry_count() const { return entry_count_; }
   FrameType type() const { return type_; }
 
-  // The finished frame; the writer is empty again afterwards, of the same type, job and epoch.
+  // Returns the finished frame. The writer is then empty, for the same type, job and epoch.
   std::vector<std::byte> Take(uint64_t credit_bytes = 0);
 
  private:

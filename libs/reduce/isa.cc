@@ -12,7 +12,7 @@ namespace talweg::reduce {
 #if defined(__x86_64__)
 namespace {
 
-// What cpuid says of F16C, because not every compiler's __builtin_cpu_supports knows that name.
+// Whether cpuid reports F16C, because not every compiler's __builtin_cpu_supports knows that name.
 // F16C uses the registers of AVX, so a processor with AVX2 needs nothing more from the system.
 bool HasF16c() {
   unsigned eax = 0;
@@ -49,8 +49,8 @@ bool Ask(Isa isa) {
 
 bool IsSupported(Isa isa) {
   // Cached, because in a virtual machine cpuid goes to the hypervisor, which takes longer than
-  // summing 64 KiB. It is no local static, whose guard would need the C++ runtime that the client
-  // library does not have. Threads that come at once find the same.
+  // summing 64 KiB. Not a local static, whose guard would need the C++ runtime that the client
+  // library does not have. Threads that come at once find the same value.
   static constinit std::atomic<unsigned> known = 0;
   constexpr unsigned kAsked = 1u << 31;
   unsigned supported = known.load(std::memory_order_relaxed);

@@ -7,7 +7,7 @@
 
 namespace talweg::reduce {
 
-// Instruction sets that the kernels exist for. All give the same bits.
+// The instruction sets that have kernels. All give the same bits.
 enum class Isa : uint8_t {
   kPortable,  // Any processor.
   kAvx2,      // AVX2, F16C and FMA.
@@ -16,11 +16,11 @@ enum class Isa : uint8_t {
 
 inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
 
-// Whether this processor and its operating system can run the kernels of `isa`. The first call
-// finds out; later calls cost a load.
+// Whether this processor and its operating system can run the kernels of `isa`. Only the first call
+// asks the processor; later calls cost a load.
 bool IsSupported(Isa isa);
 
-// The widest one that is supported.
+// The widest supported instruction set.
 Isa BestIsa();
 
 // "portable", "avx2", "avx512".

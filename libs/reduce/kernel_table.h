@@ -7,13 +7,13 @@
 
 // What reduce.cc and the translation units of the instruction sets (kernels_*.cc) agree on.
 //
-// Those units are compiled for processors that this one may not be. An inline function of a header
-// that the compiler emits there could be the copy that the linker keeps for the whole program, so
-// this header and lane_*.h hold types and templates tagged by an internal-linkage type only,
-// and include nothing that has code in it. kernel_symbols_test checks the object files.
+// Those units are compiled for processors that this one may not be. If the compiler emitted a
+// header's inline function there, the linker might keep that copy for the whole program. Therefore
+// this header and lane_*.h hold only types and templates that are tagged by an internal-linkage
+// type, and include nothing that has code in it. kernel_symbols_test checks the object files.
 namespace talweg::reduce::internal {
 
-// How the inputs x0, x1, ... of one element become its output. Always from the left.
+// How the inputs x0, x1, ... of one element become its output. Always from left to right.
 enum class Combine : uint8_t {
   kSum,              // x0 + x1 + ...
   kSumTimes,         // (x0 + x1 + ...) * scale
@@ -31,20 +31,20 @@ inline constexpr size_t kCombineCount = 11;
 
 struct KernelArguments {
   const std::byte* const* inputs;
-  size_t input_count;  // At least 1. At least 2 for what neither scales nor divides.
+  size_t input_count;  // At least 1; at least 2 unless the operation scales or divides.
   std::byte* output;
-  size_t bytes;          // What each of them has, in whole elements.
-  const float* weights;  // input_count of them for kWeightedSumOver, else unused.
+  size_t bytes;          // Bytes of each input and of the output, in whole elements.
+  const float* weights;  // input_count of them for kWeightedSumOver; otherwise unused.
   double scale;          // Rounded to the type that the kernel computes in.
   bool scale_is_small;   // scale is a whole number below 2^16.
-  bool streaming;        // Stores that go around the caches, where the instruction set has them.
+  bool streaming;        // Use stores that go around the caches, if the instruction set has them.
 };
 
 using Kernel = void (*)(const KernelArguments& arguments);
 
 inline constexpr size_t kDTypeCount = 13;
 
-// Indexed by DType's value - 1, then by Combine. Null where an operation has no meaning.
+// Indexed by DType's value - 1, then by Combine. Null if the operation has no meaning.
 struct KernelTable {
   Kernel kernels[kDTypeCount][kCombineCount];
 };

@@ -24,7 +24,7 @@ struct Avx2 {
   typedef int32_t Words __attribute__((vector_size(32)));
   typedef int64_t Longs __attribute__((vector_size(32)));
 
-  // Loads once what is used twice. Otherwise the compiler makes it an operand in memory of both
+  // Loads a value once that is used twice. Otherwise the compiler makes it a memory operand of both
   // uses.
   template <class V>
   static V InRegister(V v) {

@@ -27,7 +27,7 @@ struct Avx512 {
   typedef int32_t Words __attribute__((vector_size(64)));
   typedef int64_t Longs __attribute__((vector_size(64)));
 
-  // Loads once what is used twice. Otherwise the compiler makes it an operand in memory of both
+  // Loads a value once that is used twice. Otherwise the compiler makes it a memory operand of both
   // uses.
   template <class V>
   static V InRegister(V v) {
@@ -48,7 +48,7 @@ struct Avx512 {
         HalfWords, _mm512_maskz_cvtps_ph(kAll16, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
-  // Like BFloat16::Pack, but puts the upper halves of the first ones into those of the second.
+  // Like BFloat16::Pack, but puts the upper halves of `first` into those of `second`.
   static HalfLanes ToBFloat16(Floats first, Floats second) {
     const __m512i a = __builtin_bit_cast(__m512i, first);
     const __m512i b = __builtin_bit_cast(__m512i, second);
@@ -84,7 +84,7 @@ struct Avx512 {
                                    __builtin_bit_cast(__m512i, b)) != 0;
   }
 
-  // VRANGE orders the zeros. Its choice beside a NaN is not ours, so it is replaced.
+  // VRANGE orders the zeros. Its choice beside a NaN is not the one NaN, so it is replaced.
   static constexpr int kLesser = 0b0100;
   static constexpr int kGreater = 0b0101;
   static Floats Lesser(Floats a, Floats b) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For any processor: the compiler's vector types alone (on x86-64 they are SSE2).
+// For any processor: uses only the compiler's vector types (on x86-64 they become SSE2).
 #include <cstddef>
 #include <cstdint>
 
@@ -60,8 +60,8 @@ struct Portable {
     const Words magnitude = (half & 0x7fffu) << 13;  // The fraction is in place.
     const Words normal = magnitude + ((127u - 15u) << 23);
     const Words not_finite = normal + ((255u - 127u - 16u) << 23);
-    // A number without a leading one: treat it as if it had one, in the smallest normal binade,
-    // then take that off.
+    // A number without a leading one: treats it as if it had one, in the smallest normal binade,
+    // then subtracts that.
     const Words leading = Words{} + ((127u - 14u) << 23);
     const Words denormal = Bits(FromBits(magnitude + leading) - FromBits(leading));
     const Words finite = magnitude < (1u << 23) ? denormal : normal;

@@ -43,7 +43,8 @@ struct LaneElements {
     return v;  // Integers.
   }
 
-  // A vector of 16-bit floats is widened to two. One comparison tells that no lane of both is NaN.
+  // A vector of 16-bit floats becomes two vectors. One comparison shows that no lane of either is
+  // NaN.
   struct FloatPair {
     Vector<float> first;
     Vector<float> second;
@@ -67,9 +68,10 @@ struct LaneElements {
     return v;
   }
 
-  // ----- Elements: how they lie in memory, and as what they are summed. -----
+  // ----- Elements: how they lie in memory, and as which type they are summed. -----
   //
-  // Pack rounds, and makes every NaN the one; PackExact is for lanes that are elements already.
+  // Pack rounds, and replaces every NaN by the one NaN; PackExact is for lanes that are elements
+  // already.
   //
   // kUnroll: Lanes that are in work at the same time; four vectors hide the latency of an addition.
   // kTiny: whether a tiny sum must be divided with care (see LaneKernels::Quotient).
@@ -108,7 +110,7 @@ struct LaneElements {
   };
 
   // Two neighbours in memory are the halves of a 32-bit word, and a bfloat16 is the upper half of a
-  // float. So both are widened where they lie, and no lane has to move.
+  // float. Therefore both are widened where they lie, and no lane has to move.
   struct BFloat16 {
     using Lane = float;
     using Lanes = FloatPair;
@@ -121,9 +123,9 @@ struct LaneElements {
       return {__builtin_bit_cast(Vector<float>, packed << 16),
               __builtin_bit_cast(Vector<float>, packed & 0xffff0000u)};
     }
-    // Rounds to nearest, ties to even: up where the lower half is more than half of the last place,
-    // or is just that and the upper half is odd. A carry out of the fraction makes the next
-    // exponent, or infinity. As signed numbers: a lower half of 0x8000 is 0.
+    // Rounds to nearest, ties to even: up if the lower half is more than half of the last place, or
+    // is exactly half and the upper half is odd. A carry out of the fraction makes the next
+    // exponent, or infinity. In signed numbers, a lower half of 0x8000 is 0.
     static Packed Pack(Lanes lanes) {
       const Lanes one_nan = OneNan(lanes);
       if constexpr (Isa::kJoinsWithMasks) {
@@ -140,8 +142,8 @@ struct LaneElements {
   static constexpr int16_t kLowest16 = -0x8000;
 
   // Minima and maxima of 16-bit floats. As signed numbers they are in order once the magnitude of
-  // the negative ones is turned over: -0 before +0, and the NaNs outside the infinities. Both ends
-  // are kept, to see whether there was a NaN.
+  // negative ones is inverted: -0 comes before +0, and the NaNs lie outside the infinities. Both
+  // ends are kept, to see whether there was a NaN.
   struct Ends {
     Vector<int16_t> least;
     Vector<int16_t> greatest;

@@ -20,8 +20,8 @@ using internal::Combine;
 using internal::Kernel;
 using internal::KernelTable;
 
-// Sets round to nearest, denormals kept, nothing trapped, whatever the calling thread or a library
-// that it loaded has set.
+// Sets round to nearest, denormals kept and no traps, whatever the calling thread or a library of
+// the process has set.
 class DefaultFloatingPoint {
  public:
 #if defined(__x86_64__)
@@ -70,7 +70,7 @@ struct Scaling {
   double scale;
 };
 
-// Dividing by a power of two and multiplying by its inverse round the same number. So the bits are
+// Dividing by a power of two and multiplying by its inverse round to the same number. The bits are
 // the same, and a division costs several times as much.
 Scaling ScalingOfAverage(const ReduceSpec& spec, bool weighted) {
   if (weighted) return {Combine::kWeightedSumOver, static_cast<double>(spec.divisor)};
@@ -115,7 +115,8 @@ ReduceSpec LastHop(DType dtype, Op op, std::span<const float> rank_counts,
                    uint32_t rank_count_total) {
   if (op != Op::kAverage) return {.dtype = dtype, .op = op};
   if (IsNarrowFloat(dtype)) {
-    if (rank_counts.size() == 1) return {.dtype = dtype, .op = op};  // A mean of all ranks already.
+    if (rank_counts.size() == 1)
+      return {.dtype = dtype, .op = op};  // Already the mean of all ranks.
     return {.dtype = dtype, .op = op, .weights = rank_counts, .divisor = rank_count_total};
   }
   return {.dtype = dtype, .op = op, .divisor = rank_count_total};

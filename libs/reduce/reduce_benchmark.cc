@@ -13,9 +13,8 @@
 #include "libs/base/check.h"
 #include "libs/base/dtype.h"
 
-// Bytes touched (inputs read, output written) per second; the argument is how many they are, or a
-// little more than that. Two yardsticks touch as many: a memcpy, and what loads and stores alone
-// take (BM_Touch).
+// Bytes touched (inputs read, output written) per second. The argument is that number of bytes, or
+// a little more. Two yardsticks touch as many: a memcpy, and loads and stores alone (BM_Touch).
 namespace talweg::reduce {
 namespace {
 
@@ -27,7 +26,7 @@ constexpr int64_t kOutOfCache = 192 << 20;
 // whole cache lines, one after the other, in huge pages where the kernel gives them, as in arenas.
 class Arrays {
  public:
-  // As many as are `touched` bytes together, or a little less.
+  // As many arrays as take `touched` bytes together, or a little less.
   Arrays(DType dtype, size_t count, int64_t touched)
       : count_(count), each_bytes_(static_cast<size_t>(touched) / count / kLineBytes * kLineBytes) {
     const size_t bytes =
@@ -46,7 +45,7 @@ class Arrays {
   }
   size_t each_bytes() const { return each_bytes_; }
   std::byte* operator[](size_t array) const { return bytes_.get() + array * each_bytes_; }
-  // Each iteration has touched all of them once.
+  // Each iteration has touched all arrays once.
   void Count(benchmark::State& state) const {
     state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(count_ * each_bytes_));
   }
@@ -97,8 +96,8 @@ void TouchPortable(const std::byte* a, const std::byte* b, std::byte* output, si
   TouchVectors<16>(a, b, output, bytes);
 }
 
-// What no sum of two inputs can do faster in a cache, with vectors of that width: two loads, one
-// store, and the one operation that makes them depend on each other.
+// In a cache, no sum of two inputs with vectors of that width can be faster than this: two loads,
+// one store, and the one operation that makes them depend on each other.
 void BM_Touch(benchmark::State& state, Isa isa, bool in_place) {
   const auto touch = isa == Isa::kAvx512 ? TouchAvx512
                      : isa == Isa::kAvx2 ? TouchAvx2
@@ -124,7 +123,7 @@ void BM_Reduce(benchmark::State& state, const Variant& variant) {
   for (size_t i = 0; i < variant.input_count; ++i) inputs.push_back(arrays[i]);
   std::byte* const output = arrays[variant.in_place ? 0 : variant.input_count];
   const size_t count = arrays.each_bytes() / DTypeSize(variant.spec.dtype);
-  // In place a sum of ones grows until it is infinite, which costs no more.
+  // In place, a sum of ones grows until it is infinite, which costs no more.
   for (auto _ : state) {
     Reduce(variant.spec, inputs, output, count, variant.isa);
     benchmark::ClobberMemory();
@@ -166,7 +165,7 @@ int RegisterAll() {
     for (const DType dtype : kAllDTypes) {
       for (const Op op : kAllOps) {
         if (!IsReduction(dtype, op)) continue;
-        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // No power of two.
+        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // Not a power of two.
         const std::string name = std::string(DTypeName(dtype)).append("/").append(OpName(op));
         register_for_isa(name, {.spec = {.dtype = dtype, .op = op, .divisor = divisor}});
         if (op == Op::kAverage) {
@@ -184,7 +183,7 @@ int RegisterAll() {
     ReduceSpec spec = f32;
     spec.stores = Stores::kCached;
     register_for_isa("f32/sum_cached", {.spec = spec});
-    // Such stores leave the caches: out of them is where they are used.
+    // Such stores leave the caches, so they are measured outside of them.
     spec.stores = Stores::kStreaming;
     Variant streaming = {.spec = spec, .isa = isa};
     benchmark::RegisterBenchmark(name_for_isa("BM_Reduce", "f32/sum_streaming").c_str(), BM_Reduce,

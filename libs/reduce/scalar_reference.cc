@@ -54,14 +54,14 @@ unsigned __int128 Modulus(DType dtype) {
   return static_cast<unsigned __int128>(1) << (DTypeSize(dtype) * 8);
 }
 
-// The integer, or bool, that an element's bits are.
+// Returns the integer, or bool, of an element's bits.
 __int128 IntegerOf(DType dtype, uint64_t bits) {
   const __int128 value = bits;
   const __int128 modulus = static_cast<__int128>(Modulus(dtype));
   return IsSigned(dtype) && value >= modulus / 2 ? value - modulus : value;
 }
 
-// Bit by bit: what two bits become, of 0 and 0, 0 and 1, 1 and 0, 1 and 1.
+// Combines bit by bit: `becomes` has the results for 0 and 0, 0 and 1, 1 and 0, 1 and 1.
 uint64_t ByBits(uint64_t a, uint64_t b, const std::array<uint64_t, 4>& becomes) {
   uint64_t result = 0;
   for (int bit = 0; bit < 64; ++bit) {
@@ -166,7 +166,7 @@ uint64_t ReduceElement(DType dtype, Op op, const std::vector<uint64_t>& inputs,
 
 uint64_t ScaleElement(DType dtype, double factor, uint64_t bits) {
   if (IsInteger(dtype)) return ScaleInteger(dtype, factor, bits);
-  // A product of two is what the rules of a reduction say of it.
+  // A product of two floats follows the rules of a reduction.
   const float narrow = static_cast<float>(factor);
   if (dtype == DType::kF64) {
     return ReduceElement(dtype, Op::kProduct, {bits, std::bit_cast<uint64_t>(factor)}, {}, 1);

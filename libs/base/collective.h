@@ -11,9 +11,9 @@
 #include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
 
-// What a collective operation is: who gives which part of a tensor, what combines what they give,
-// and who gets which part. Clients, agents and aggregators all ask here, so that another collective
-// is another row of kCollectives and nothing else.
+// What a collective operation is: which rank gives which part of a tensor, how the parts are
+// combined, and which rank gets which part. Clients, agents and aggregators all ask here, so that
+// another collective is only another row of kCollectives.
 namespace talweg {
 
 // Which parts of a tensor a rank gives, or gets. `n` is the number of ranks in the group, and a
@@ -37,8 +37,8 @@ struct CollectiveRow {
   Share gets = Share::kUnspecified;
 };
 
-// Ranks that all give the same part have their bytes combined by an op. Where only one rank gives a
-// part its bytes are copied (Op::kCopy).
+// If ranks give the same part, an op combines their bytes. If only one rank gives a part, its bytes
+// are copied (Op::kCopy).
 inline constexpr std::array<CollectiveRow, 8> kCollectives = {{
     {"all_reduce", Share::kWhole, Share::kWhole},
     {"reduce", Share::kWhole, Share::kRoot},
@@ -50,7 +50,7 @@ inline constexpr std::array<CollectiveRow, 8> kCollectives = {{
     {"all_to_all", Share::kRow, Share::kColumn},
 }};
 
-// Whether rank `rank` of `rank_count`, has part `part` by this share.
+// Whether rank `rank` of `rank_count` has part `part` by this share.
 constexpr bool HasPart(Share share, uint32_t part, uint32_t rank, uint32_t rank_count,
                        uint32_t root) {
   switch (share) {
@@ -64,8 +64,8 @@ constexpr bool HasPart(Share share, uint32_t part, uint32_t rank, uint32_t rank_
   return false;
 }
 
-// The rank to which part `part` belongs by this share, whoever is the root. nullopt: it is
-// everybody's, or the root's.
+// The rank to which part `part` belongs by this share, whichever rank is the root. nullopt: it
+// belongs to all ranks, or to the root.
 constexpr std::optional<uint32_t> HolderOf(Share share, uint32_t part, uint32_t rank_count) {
   switch (share) {
     case Share::kOwn: return part;
@@ -84,18 +84,19 @@ struct Collective {
   Op op = Op::kUnspecified;
   Share gives = Share::kWhole;
   Share gets = Share::kWhole;
-  uint64_t element_count = 0;  // The most that one part holds.
-  // Beside the steps: it has a group, which may name ranks of standbys (docs/protocol.md, section
-  // 4).
+  uint64_t element_count = 0;  // The most elements that one part holds.
+  // A side tensor, outside the steps: it has a group, which may name ranks of standbys
+  // (docs/protocol.md, section 4).
   bool side = false;
 
-  // What the older interfaces name: a reduction over all ranks to all ranks, or a broadcast.
+  // The collectives that older interfaces name: a reduction over all ranks to all ranks, or a
+  // broadcast.
   static constexpr Collective Of(DType dtype, Op op, uint64_t element_count) {
     return {dtype, op, op == Op::kCopy ? Share::kRoot : Share::kWhole, Share::kWhole,
             element_count};
   }
 
-  // nullptr: there is no such collective.
+  // Returns nullptr if there is no such collective.
   constexpr const CollectiveRow* row() const {
     for (const CollectiveRow& row : kCollectives) {
       if (row.gives == gives && row.gets == gets) return &row;
@@ -104,14 +105,15 @@ struct Collective {
   }
   constexpr std::string_view name() const { return row() == nullptr ? "unknown" : row()->name; }
 
-  // Each part is given by one rank.
+  // Whether each part is given by one rank.
   constexpr bool copies() const { return gives != Share::kWhole; }
   constexpr bool has_root() const { return gives == Share::kRoot || gets == Share::kRoot; }
-  // Every rank gets all of the result, so that any rank has it for the others.
+  // Whether every rank gets all of the result, so that any rank has it for the others.
   constexpr bool all_get_all() const { return gets == Share::kWhole; }
-  // A round is over only with every rank that was there when the tensor was declared.
+  // Whether a round needs every rank that was there when the tensor was declared.
   constexpr bool ends_with_any_rank() const { return side || needs_every_rank(); }
-  // Its parts belong to ranks: without one of these the collective means something else.
+  // Whether the parts belong to ranks: without one of these the collective would mean something
+  // else.
   constexpr bool needs_every_rank() const { return !Single(gives) || !Single(gets); }
 
   constexpr uint32_t part_count(uint32_t rank_count) const {
@@ -119,15 +121,15 @@ struct Collective {
     return needs_every_rank() ? rank_count : 1;
   }
   constexpr uint64_t part_bytes() const { return element_count * DTypeSize(dtype); }
-  // From one part to the next. Parts begin on cache lines, also those of no bytes.
+  // From one part to the next. Parts begin on cache lines, even parts without bytes.
   constexpr uint64_t stride_bytes() const {
     return RoundUp(part_bytes() == 0 ? 1 : part_bytes(), kCacheLineBytes);
   }
-  // What all parts take together.
+  // How many bytes all parts take together.
   constexpr uint64_t bytes(uint32_t rank_count) const {
     return needs_every_rank() ? part_count(rank_count) * stride_bytes() : part_bytes();
   }
-  // Which part the byte at `offset_bytes` of the tensor belongs to, and where it lies in it.
+  // The part that the byte at `offset_bytes` of the tensor belongs to, and the byte's place in it.
   constexpr uint32_t part_at(uint64_t offset_bytes) const {
     if (!needs_every_rank()) return 0;
     return static_cast<uint32_t>(offset_bytes / stride_bytes());
@@ -156,20 +158,21 @@ std::string Words(const Collective& collective);
 // "f32[100] sum", "f32[100] reduce_scatter sum", "f32[100] all_gather".
 std::string Describe(const Collective& collective);
 
-// Why there can be no such collective ("there is no dtype 77"), or "".
+// Returns why there can be no such collective ("there is no dtype 77"), or "".
 std::string Problem(const Collective& collective);
 
-// What a rank says its round is of, in 8 bytes: ranks of one round must say the same, and an error
+// What a rank says about its round, in 8 bytes. Ranks of one round must say the same, and an error
 // can put both sides into words. 0 says nothing.
 using RoundSignature = uint64_t;
 inline constexpr uint64_t kSignatureElementsMax = (uint64_t{1} << 40) - 1;
 
-// `element_count`: what must be alike at all ranks: all elements of a reduction, those of one row
-// where the number of rows may differ. Taken modulo kSignatureElementsMax + 1.
+// `element_count`: the number that must be equal at all ranks. It is all elements of a reduction,
+// or those of one row if the number of rows may differ. Taken modulo kSignatureElementsMax + 1.
 RoundSignature SignatureOf(const Collective& collective, uint64_t element_count);
-// "f32[100] sum", "f32 all_gather, rows of 100"; "" for 0. "shape [2, 6]" for one that Python's
-// clients make of a tensor's shape alone: 0xfe << 56 | the number of dimensions << 52 | each in
-// 52 / number bits, the last in the lowest; of one that does not fit 0xff << 56 | a digest.
+// "f32[100] sum", "f32 all_gather, rows of 100"; "" for 0. "shape [2, 6]" for a signature that
+// Python's clients make of a tensor's shape alone: 0xfe << 56 | the number of dimensions << 52 |
+// each dimension in 52 / number bits, the last in the lowest; for a shape that does not fit, 0xff
+// << 56 | a digest.
 std::string DescribeSignature(RoundSignature signature);
 // One side of a disagreement: "f32[100] sum, 400 bytes", "400 bytes", "f32 all_gather, rows of 7".
 std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes);

@@ -28,7 +28,7 @@ enum class DType : uint8_t {
   kU16 = 10,
   kU32 = 11,
   kU64 = 12,
-  kBool = 13,  // A byte: 0 is false, and 1 true. Bytes of other values are taken as they are.
+  kBool = 13,  // A byte: 0 is false, 1 is true. Other bytes are taken as they are.
 };
 
 // What a round does with its contributions. The values are part of the wire, as above.
@@ -39,7 +39,7 @@ enum class Op : uint8_t {
   kMin = 3,
   kMax = 4,
   kProduct = 5,
-  kCopy = 6,  // Bytes of the one rank that gives them, untouched.
+  kCopy = 6,  // The bytes of the one rank that gives them, unchanged.
   kBitAnd = 7,
   kBitOr = 8,
   kBitXor = 9,
@@ -50,7 +50,7 @@ enum class ElementKind : uint8_t { kFloat, kSigned, kUnsigned, kBool };
 struct DTypeRow {
   DType dtype;
   std::string_view name;
-  size_t bytes;  // What one element takes.
+  size_t bytes;  // For one element.
   ElementKind kind;
 };
 
@@ -73,7 +73,7 @@ inline constexpr DTypeRow kDTypeRows[] = {
 struct OpRow {
   Op op;
   std::string_view name;
-  // The elements that it has a meaning for.
+  // The element kinds for which the op has a meaning.
   bool floats;
   bool integers;
   bool bools;
@@ -91,7 +91,7 @@ inline constexpr OpRow kOpRows[] = {
     {.op = Op::kBitXor, .name = "bit_xor", .floats = false, .integers = true, .bools = true},
 };
 
-// The row of a value, null for a value without one. Rows stand in the order of the values, from 1.
+// Returns the row of a value, or null. Rows are in the order of the values, from 1.
 constexpr const DTypeRow* RowOf(DType dtype) {
   const size_t row = static_cast<size_t>(dtype) - 1;  // kUnspecified: beyond the last.
   return row < std::size(kDTypeRows) ? &kDTypeRows[row] : nullptr;
@@ -125,7 +125,7 @@ inline constexpr auto kAllOps = [] {
 constexpr bool IsValid(DType dtype) { return RowOf(dtype) != nullptr; }
 constexpr bool IsValid(Op op) { return RowOf(op) != nullptr; }
 
-// Bytes of one element; 0 for a value that is no dtype.
+// Returns the bytes of one element; 0 for a value that is not a dtype.
 constexpr size_t DTypeSize(DType dtype) { return IsValid(dtype) ? RowOf(dtype)->bytes : 0; }
 
 constexpr bool IsFloat(DType dtype) {
@@ -134,7 +134,7 @@ constexpr bool IsFloat(DType dtype) {
 constexpr bool IsSigned(DType dtype) {
   return IsValid(dtype) && RowOf(dtype)->kind == ElementKind::kSigned;
 }
-// Not bools.
+// Bools do not count.
 constexpr bool IsInteger(DType dtype) {
   return IsSigned(dtype) || (IsValid(dtype) && RowOf(dtype)->kind == ElementKind::kUnsigned);
 }
@@ -158,7 +158,7 @@ constexpr std::string_view OpName(Op op) {
 }
 
 // "average is not defined for u8, which has sum, min, max, product, copy, bit_and, bit_or,
-// bit_xor": for an `op` that OpDefined refuses, of a dtype that is one.
+// bit_xor". For an `op` that OpDefined refuses, and a valid dtype.
 std::string DescribeUndefined(DType dtype, Op op);
 
 }  // namespace talweg

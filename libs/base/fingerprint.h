@@ -17,7 +17,7 @@ constexpr uint64_t Mix64(uint64_t x) {
 }
 
 // A 64-bit fingerprint, the same in every process and version. It does not resist adversarial
-// input, so whoever relies on it also compares the names (see docs/protocol.md, "Tensors").
+// input, so its users also compare the names (see docs/protocol.md, "Tensors").
 constexpr uint64_t Fingerprint64(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u ^ text.size();
   for (const char c : text) {

@@ -9,7 +9,7 @@
 
 namespace talweg {
 
-// An integer that mixes with no other: Epoch{3} is not Round{3}, and neither is 3.
+// An integer that does not mix with others: Epoch{3} is not Round{3}, and neither is 3.
 template <typename Tag, typename Integer>
 class StrongId {
  public:
@@ -35,7 +35,7 @@ using JobId = StrongId<struct JobIdTag, uint64_t>;
 using Epoch = StrongId<struct EpochTag, uint64_t>;
 // The configured place of a node in its job. Fixes the order of sums.
 using NodeRank = StrongId<struct NodeRankTag, uint32_t>;
-// One life of a process: drawn at random when it starts, never reused.
+// One run of a process: drawn at random when it starts, never reused.
 using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
 // A rank in the job, counted over all nodes in node order.
 using Rank = StrongId<struct RankTag, uint32_t>;
@@ -45,7 +45,7 @@ using LocalRank = StrongId<struct LocalRankTag, uint32_t>;
 using MemberIndex = StrongId<struct MemberIndexTag, uint32_t>;
 using AggregatorIndex = StrongId<struct AggregatorIndexTag, uint32_t>;
 // The fingerprint of a tensor's name: every process computes the same, in whatever order it
-// declares.
+// declares its tensors.
 using TensorKey = StrongId<struct TensorKeyTag, uint64_t>;
 // Which push_pull of a tensor this is. The first is 1; 0 means none yet.
 using Round = StrongId<struct RoundTag, uint64_t>;

@@ -10,7 +10,8 @@
 
 namespace talweg {
 
-// Reads a file, or the rest of it, but no more than `bytes_max` bytes. False: errno says why not.
+// Reads a file, or the rest of it, but no more than `bytes_max` bytes. Returns false if that fails;
+// errno says why.
 //
 // Needs libc only.
 inline bool ReadAtMost(int fd, size_t bytes_max, std::string& text) {

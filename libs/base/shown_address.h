@@ -6,8 +6,8 @@
 
 namespace talweg {
 
-// What people may see of a data address: where and how a process is reached, and not what lets one
-// in. "fi:tcp://10.0.0.3:7001,local" of "fi:tcp://10.0.0.3:7001/<token>,local:<name>".
+// The part of a data address that people may see: where and how a process is reached, but not what
+// lets one in. "fi:tcp://10.0.0.3:7001,local" for "fi:tcp://10.0.0.3:7001/<token>,local:<name>".
 std::string ShownAddress(const std::string& data_address);
 
 }  // namespace talweg

@@ -11,13 +11,13 @@ constexpr int kDTypeShift = 56;
 constexpr int kOpShift = 48;
 constexpr int kGivesShift = 44;
 constexpr int kGetsShift = 40;
-// A rank that has joined signs so in a round that needs every rank
+// A rank that has no more data signs with this in a round that needs every rank
 // (clients/python/talweg/_joining.py). No collective has this signature.
 constexpr RoundSignature kJoined = 0x6A6F696E6564;
 // Shapes (clients/python/talweg/_declaration.py). No dtype has these numbers.
 constexpr uint64_t kShape = 0xFE;
 constexpr uint64_t kShapeDigest = 0xFF;
-constexpr int kDimensionsShift = 52;  // Below them the dimensions, the last one in the lowest bits.
+constexpr int kDimensionsShift = 52;  // The dimensions are below, the last one in the lowest bits.
 
 Collective CollectiveOf(RoundSignature signature) {
   return {.dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),

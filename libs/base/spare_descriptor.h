@@ -10,20 +10,20 @@
 
 namespace talweg {
 
-// A descriptor that a listener's owner keeps for when the process has none left. Without it,
-// whoever connects then hears nothing, and the listener stays readable: its owner never sleeps
-// again.
+// A descriptor that a listener's owner keeps for the time when the process has none left. Without
+// it a peer that connects then hears nothing, and the listener stays readable, so that its owner
+// never sleeps again.
 //
 // Needs libc only. One owner.
 class SpareDescriptor {
  public:
   SpareDescriptor() { Open(); }
 
-  // Whether accept has failed, with this errno, for want of a descriptor.
+  // Whether accept has failed, with this errno, because no descriptor was left.
   static bool IsWantOfOne(int error) { return error == EMFILE || error == ENFILE; }
 
-  // Accepts one more, calls `refuse` with his socket, and closes it. False: nobody was there, or
-  // another thread has taken the spare one.
+  // Accepts one more peer, calls `refuse` with its socket, and closes it. Returns false if no peer
+  // was there, or another thread has taken the spare descriptor.
   template <typename Refuse>
   bool RefuseNext(int listener, Refuse refuse) {
     spare_.Reset();

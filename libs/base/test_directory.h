@@ -13,8 +13,8 @@
 
 namespace talweg {
 
-// A directory of a test's own, removed with everything in it. Its path is short, because a socket's
-// path has 107 bytes and the directory that Bazel gives to a test may be longer.
+// A test's own directory, which is removed with everything in it. Its path is short, because a
+// socket's path has 107 bytes and the directory that Bazel gives to a test may be longer.
 class TestDirectory {
  public:
   TestDirectory() {

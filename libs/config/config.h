@@ -14,10 +14,10 @@
 #include "libs/base/bytes.h"
 #include "libs/base/dealing.h"
 
-// What the daemons are told when they start. A value that is given on the command line wins over
-// one in the environment (TALWEG_<OPTION>), that over one in the text-format file named by
-// --config, that over the default. The defaults below are the only ones; libs/config/options.cc
-// says everything else about an option, once.
+// The options of the daemons. A value on the command line wins over one in the environment
+// (TALWEG_<OPTION>), that one over one in the text-format file named by --config, and that one over
+// the default. The defaults below are the only ones; libs/config/options.cc says everything else
+// about an option, once.
 namespace talweg::config {
 
 // Where to bind: "127.0.0.1:7447", "[::1]:7447", "node-3:7000-7010" (the first free port of a
@@ -25,8 +25,8 @@ namespace talweg::config {
 struct ListenAddress {
   std::string host;
   uint16_t port_first = 0;
-  uint16_t port_last = 0;  // Equal to port_first unless a range; both 0: any free port.
-  std::string path = {};   // A Unix socket's, in place of host and ports; or empty.
+  uint16_t port_last = 0;  // Equal to port_first unless it is a range; both 0: any free port.
+  std::string path = {};   // A Unix socket's path, instead of host and ports; or empty.
 
   std::string ToString() const;
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
@@ -44,7 +44,7 @@ struct ProcessConfig {
   std::string ready_file;  // Empty: nowhere.
   // How long an idle thread polls before it sleeps. -1: chosen from the number of cores.
   int32_t spin_us = -1;
-  // What SIGTERM may take before the daemon ends anyway.
+  // How long SIGTERM may take before the daemon ends anyway.
   uint64_t drain_timeout_ms = 5'000;
   // See secret_file.h. Empty: the user's own, if there is one. "none": there is no secret.
   std::string secret_file;
@@ -56,7 +56,7 @@ struct ProcessConfig {
   std::string tokens_file;
   std::string token_keys_file;
   std::string token_audience;
-  // What one peer may call at a gRPC port (docs/quotas.md, "Calls"). 0: any number.
+  // How much one peer may call at a gRPC port (docs/quotas.md, "Calls"). 0: without limit.
   uint32_t peer_calls_per_second_max = 200;
   uint32_t peer_calls_open_max = 256;
 
@@ -82,7 +82,7 @@ struct AggregatorConfig : ProcessConfig {
   std::string name;  // Empty: the host's name. Stable over restarts: placement depends on it.
   uint32_t weight = 1;
   uint32_t lanes = 1;          // Aggregators in this process, each with a data thread of its own.
-  std::vector<uint32_t> cpus;  // Lane k's data thread runs on the k-th; empty: the kernel's choice.
+  std::vector<uint32_t> cpus;  // Lane k's data thread runs on the k-th; empty: any.
   ListenAddress listen{"127.0.0.1", 0, 0};  // Data plane.
   std::string interface;                    // As SchedulerConfig.
   std::string advertise;                    // Host that agents connect to; empty: the bound one.
@@ -104,7 +104,7 @@ struct AggregatorConfig : ProcessConfig {
 struct AgentConfig : ProcessConfig {
   std::string scheduler = "127.0.0.1:7447";
   std::string job = "default";
-  std::string tenant;  // Whose job it is; empty: nobody says.
+  std::string tenant;  // The job's tenant; empty: unsaid.
   uint32_t node_rank = 0;
   std::string name;         // For people; empty: the host's name.
   uint32_t rank_count = 1;  // Ranks of the job on this node.
@@ -129,14 +129,12 @@ struct AgentConfig : ProcessConfig {
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
-  uint64_t gather_ms = 30'000;  // From min_members to the job's beginning without begin_members.
-  uint64_t silence_ms =
-      20'000;  // A data connection that is silent for so long is broken; 0: never.
-  uint64_t unreachable_ms =
-      30'000;             // The job ends here if steps wait so long for somebody; 0: never.
-  uint64_t renew_ms = 0;  // Between two renewals of the lease; 0: a fifth of it.
-  uint64_t stall_ms = 0;  // A round that waits so long for a rank ends the job; 0: never.
-  uint64_t stall_notice_ms = 1000;  // After so long people are told of it; 0: never.
+  uint64_t gather_ms = 30'000;   // From min_members to the job's beginning without begin_members.
+  uint64_t silence_ms = 20'000;  // A data connection that is silent this long is broken; 0: never.
+  uint64_t unreachable_ms = 30'000;  // The job ends if steps wait this long; 0: never.
+  uint64_t renew_ms = 0;             // Between two renewals of the lease; 0: a fifth of the lease.
+  uint64_t stall_ms = 0;  // A round that waits this long for a rank ends the job; 0: never.
+  uint64_t stall_notice_ms = 1000;  // After this time people are told about such a round; 0: never.
   std::string trace_path;           // Empty: no trace.
   uint32_t trace_rounds = 16;
   uint64_t trace_bytes_max = 64 * kMiB;  // For a timeline that SetTrace asks for; 0: none.
@@ -147,20 +145,20 @@ struct AgentConfig : ProcessConfig {
   friend bool operator==(const AgentConfig&, const AgentConfig&) = default;
 };
 
-// Whether this is "unix:/...": a socket, so that whoever serves there is on this machine.
+// Whether this is "unix:/...", a socket: its server is on this machine.
 bool IsUnixAddress(const std::string& address);
 
-// Names to values, TALWEG_* of which are read.
+// Names to values; TALWEG_* are read.
 using Environment = std::map<std::string, std::string>;
 Environment ProcessEnvironment();
 
-// Where this process finds what another process calls `path`. Empty: by the same path.
+// Where this process finds what another process calls `path`. Empty function: at the same path.
 using FileFinder = std::function<std::string(const std::string& path)>;
 
-// `args` are what follows the program's name. INVALID_ARGUMENT names the option, where it was
-// given, its value, what is allowed and what to do; for an unknown option, the known one nearest to
-// it. Reads the file named by --config, blocking; `find` is for whoever asks what another process
-// was told, and must not wait for it: that file has to be a regular one. `--help` is the caller's:
+// `args` follow the program's name. INVALID_ARGUMENT names the option, where it was given, its
+// value, what is allowed and what to do; for an unknown option, also the nearest known one. Reads
+// the file named by --config, blocking. `find` is for a caller that asks what another process was
+// told, and must not wait for it: that file has to be a regular one. The caller handles `--help`:
 // see HelpWanted.
 absl::StatusOr<SchedulerConfig> LoadSchedulerConfig(const std::vector<std::string>& args,
                                                     const Environment& environment,
@@ -172,31 +170,31 @@ absl::StatusOr<AgentConfig> LoadAgentConfig(const std::vector<std::string>& args
                                             const Environment& environment,
                                             const FileFinder& find = {});
 
-// For main(): as Load..., but prints help when asked (and ends the process with 0), or what is
-// wrong (and ends it with 2).
+// For main(): as Load..., but prints help if it is asked for (and ends the process with 0), or what
+// is wrong (and ends it with 2).
 SchedulerConfig SchedulerConfigOrExit(int argc, char** argv);
 AggregatorConfig AggregatorConfigOrExit(int argc, char** argv);
 AgentConfig AgentConfigOrExit(int argc, char** argv);
 
-// Whether --help or -h is among them.
+// Whether --help or -h is among `args`.
 bool HelpWanted(const std::vector<std::string>& args);
 std::string SchedulerHelp();
 std::string AggregatorHelp();
 std::string AgentHelp();
 
-// The flags' names, without dashes; for shell completion.
+// The flags' names, without dashes, for shell completion.
 std::vector<std::string> SchedulerOptionNames();
 std::vector<std::string> AggregatorOptionNames();
 std::vector<std::string> AgentOptionNames();
 
-// docs/configuration.md.
+// The text of docs/configuration.md.
 std::string ConfigurationPage();
 
 // $XDG_STATE_HOME/talweg/scheduler.sqlite, else ~/.local/state/talweg/scheduler.sqlite;
-// FAILED_PRECONDITION when neither variable is set. Makes no directory.
+// FAILED_PRECONDITION if neither variable is set. Makes no directory.
 absl::StatusOr<std::string> DefaultStorePath(const Environment& environment);
 // $XDG_RUNTIME_DIR/talweg/<job>-<node rank>.sock, else /tmp/talweg-<uid>/<job>-<node rank>.sock.
-// Bytes of the job's name that have no place in a file name become '_'. Makes no directory.
+// Bytes of the job's name that cannot be in a file name become '_'. Makes no directory.
 std::string DefaultSocketPath(const AgentConfig& config, const Environment& environment);
 
 }  // namespace talweg::config

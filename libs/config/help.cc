@@ -34,7 +34,7 @@ std::string Wrapped(const std::string& text, const std::string& indent) {
   return absl::StrCat(wrapped, "\n");
 }
 
-// "" (the host's name), or 8MiB.
+// The text of a default, such as "" (the host's name), or 8MiB.
 std::string DefaultOf(const OptionText& option, const std::string& quote) {
   const std::string text =
       option.default_text.empty() ? "empty" : absl::StrCat(quote, option.default_text, quote);

@@ -180,7 +180,7 @@ absl::Status ApplyFile(const std::string& text, const std::string& path, Config&
   message.GetReflection()->ListFields(message, &fields);
   for (const auto* field : fields) {
     const Option<Config>* option = Find<Config>(field->name());
-    if (option == nullptr) continue;  // A test holds the two lists equal.
+    if (option == nullptr) continue;  // A test checks that the two lists are equal.
     TALWEG_RETURN_IF_ERROR(Set(*option,
                                absl::StrCat(field->name(), " (in configuration file '", path, "')"),
                                FieldText(message, *field), config));
@@ -188,7 +188,7 @@ absl::Status ApplyFile(const std::string& text, const std::string& path, Config&
   return absl::OkStatus();
 }
 
-// What no option by itself can say.
+// Checks rules that concern several options.
 absl::Status CheckTogether(const SchedulerConfig& config) {
   if (config.in_memory && !config.store_path.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("options --in_memory and --store_path='",
@@ -198,7 +198,7 @@ absl::Status CheckTogether(const SchedulerConfig& config) {
   return absl::OkStatus();
 }
 
-// Whether each lane finds an address of its own.
+// Checks that each lane has an address of its own.
 absl::Status CheckLanes(const char* option, const ListenAddress& listen, uint32_t lanes) {
   if (!listen.path.empty() || listen.port_first == 0) return absl::OkStatus();
   const bool is_range = listen.port_last > listen.port_first;

@@ -8,10 +8,10 @@
 
 #include "libs/config/config.h"
 
-// What the tests, the fuzz test among them, reach without a file.
+// The functions that tests, including the fuzz test, call without a file.
 namespace talweg::config {
 
-// As Load..., with the text of a configuration file given; `path` only names it in errors.
+// As Load..., with the text of a configuration file; `path` only names the file in errors.
 absl::StatusOr<SchedulerConfig> ParseSchedulerFile(const std::string& text,
                                                    const std::string& path);
 absl::StatusOr<AggregatorConfig> ParseAggregatorFile(const std::string& text,

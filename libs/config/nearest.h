@@ -7,7 +7,7 @@
 
 namespace talweg::config {
 
-// The one of `known` that `name` is most likely meant to be, or "" when none is near.
+// Returns the name in `known` that `name` most likely means, or "" if none is near.
 std::string NearestName(const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace talweg::config

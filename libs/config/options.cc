@@ -356,7 +356,7 @@ std::string NearestName(const std::string& name, const std::vector<std::string>&
   size_t least = std::max<size_t>(2, name.size() / 3) + 1;
   for (const std::string& candidate : known) {
     size_t distance = EditDistance(name, candidate);
-    // A word of the name that was given alone, or the beginning of it: "level" means log_level.
+    // A single word of the name, or its beginning, counts as near: "level" means log_level.
     const bool is_part = name.size() >= 3 && candidate.find(name) != std::string::npos;
     if (is_part) distance = std::min<size_t>(distance, 2);
     if (distance < least) {

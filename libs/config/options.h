@@ -10,13 +10,13 @@
 
 namespace talweg::config {
 
-// All that there is to know about an option. Flag, environment variable, field of the file, help
-// and documentation all come from here.
+// Everything about one option. Flag, environment variable, field of the file, help and
+// documentation all come from here.
 struct OptionText {
   std::string name;  // Flag --name, field `name`, environment TALWEG_NAME.
   std::string type;
-  std::string default_text;  // One that may be written in place of giving nothing.
-  std::string default_note;  // What the default means where its text does not say it.
+  std::string default_text;  // Giving this text means the same as giving nothing.
+  std::string default_note;  // What the default means, if its text does not say it.
   std::string allowed;
   std::string help;
   bool is_switch = false;  // --name alone means true, --noname false.
@@ -26,11 +26,11 @@ struct OptionText {
 
 template <typename Config>
 struct Option : OptionText {
-  // "" and the field set, or what is wrong with the text.
+  // Sets the field and returns "", or returns what is wrong with the text.
   std::function<std::string(Config&, const std::string& text)> set;
 };
 
-// What an error about this option says after the problem.
+// The end of an error about this option, after the problem.
 std::string Remedy(const OptionText& option);
 
 const std::vector<Option<SchedulerConfig>>& OptionsOf(const SchedulerConfig*);

@@ -29,8 +29,8 @@ absl::StatusOr<std::string> DefaultStorePath(const Environment& environment) {
 
 std::string DefaultSocketPath(const AgentConfig& config, const Environment& environment) {
   std::string job;
-  // A Unix socket's path has 107 bytes; two long names with one beginning would meet, which the
-  // agent reports as a socket that is in use.
+  // A Unix socket's path has 107 bytes. Two long names with the same beginning would collide; the
+  // agent reports that as a socket in use.
   for (const char c : config.job.substr(0, 40)) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '-' || c == '_';

@@ -19,7 +19,7 @@ constexpr size_t kFileBytesMax = 1 << 20;
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, const std::string& what,
                                           const std::string& hint, FileKind kind) {
-  // A pipe is opened at once, whether or not anybody writes to it.
+  // A pipe opens at once, whether or not a process writes to it.
   const int wait = kind == FileKind::kRegular ? O_NONBLOCK : 0;
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | wait));
   if (!file.valid()) return status::ErrnoStatus(errno, "open " + what + hint);

@@ -9,12 +9,12 @@
 namespace talweg::config {
 
 enum class FileKind {
-  kRegular,  // Another one is refused, so that reading waits for nobody.
-  kAny,      // A pipe, too, as a shell's <(...): blocks until its writer has closed it.
+  kRegular,  // Other kinds are refused, so that reading never waits.
+  kAny,      // Also a pipe, such as a shell's <(...): blocks until its writer has closed it.
 };
 
-// The text of a file that people write, of at most 1 MiB. Errors say that `what` could not be
-// opened or read, is too large, or is of another kind; one that it could not be opened ends with
+// Returns the text of a file that people write, of at most 1 MiB. Errors say that `what` cannot be
+// opened or read, is too large, or is of another kind. If it cannot be opened, the error ends with
 // `hint`.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, const std::string& what,
                                           const std::string& hint = "",

@@ -43,7 +43,7 @@ constexpr char kUnix[] = "unix:";
 constexpr size_t kUnixBytes = sizeof kUnix - 1;
 constexpr size_t kSocketPathBytesMax = 107;  // What a sockaddr_un holds.
 
-// "", or what is wrong with "unix:PATH".
+// Returns "", or what is wrong with "unix:PATH".
 std::string UnixProblem(const std::string& text) {
   const std::string path = text.substr(kUnixBytes);
   if (path.empty() || path.front() != '/') return "names a socket by a path that begins with no /";
@@ -51,7 +51,7 @@ std::string UnixProblem(const std::string& text) {
     return absl::StrCat("names a socket by a path of ", path.size(), " bytes, where ",
                         kSocketPathBytesMax, " fit");
   }
-  // Addresses are joined by commas, and gRPC reads the others as parts of a URI.
+  // Addresses are joined by commas; gRPC reads the other characters as parts of a URI.
   if (path.find_first_of(",%?#") != std::string::npos) {
     return "names a socket by a path with one of , % ? #";
   }
@@ -63,7 +63,7 @@ struct HostAndPort {
   std::string port;
 };
 
-// "" and the parts, or what is wrong.
+// Sets the parts and returns "", or returns what is wrong.
 std::string Split(const std::string& text, HostAndPort& parts) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos) return "has no port";

@@ -9,9 +9,9 @@
 #include "libs/config/config.h"
 
 // How an option's text becomes its value. Every rule has
-//   type     what the documentation calls it,
-//   Allowed  which values there are, with an example where that helps,
-//   Parse    "" and the value, or what is wrong with the text ("is above the largest value"),
+//   type     its name in the documentation,
+//   Allowed  the allowed values, with an example if that helps,
+//   Parse    sets the value and returns "", or what is wrong ("is above the largest value"),
 //   Format   a text that Parse takes.
 namespace talweg::config {
 
@@ -61,7 +61,7 @@ struct DealingRuleText {
   std::string Format(const Dealing& value) const { return DealingText(value); }
 };
 
-// A peer: host and port, or a socket of this machine.
+// A peer: host and port, or a socket on this machine.
 struct Address {
   static constexpr char type[] = "address";
   std::string Allowed() const {
@@ -92,7 +92,7 @@ struct Number {
   std::string Format(Integer value) const { return std::to_string(value); }
 };
 
-// 0 is allowed below `min` where it has a meaning of its own; of Milliseconds too.
+// 0 is allowed below `min` if it has its own meaning; the same holds for Milliseconds.
 struct Bytes {
   static constexpr char type[] = "bytes";
   uint64_t min;
@@ -114,7 +114,7 @@ struct Milliseconds {
   std::string Format(uint64_t value) const { return std::to_string(value); }
 };
 
-// CPUs as the kernel counts them; each once, in the order that they are given in.
+// CPUs by the kernel's numbers; each once, in the given order.
 struct CpuList {
   static constexpr char type[] = "list";
   std::string Allowed() const { return "CPU numbers and ranges, up to 4095, e.g. 0,2-5"; }

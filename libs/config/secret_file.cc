@@ -21,7 +21,7 @@ namespace talweg::config {
 namespace {
 
 constexpr char kNone[] = "none";
-constexpr size_t kBytesMin = 32;  // The text is as long as 128 bits in hexadecimal digits.
+constexpr size_t kBytesMin = 32;  // As long as 128 bits in hexadecimal digits.
 constexpr size_t kBytesMax = 1024;
 constexpr size_t kTokensBytesMax = 1 << 20;
 
@@ -36,7 +36,7 @@ std::string Octal(mode_t mode) {
   return text.data();
 }
 
-// That nobody but this user, and root, can have read or written it.
+// Checks that only this user, and root, can have read or written the file.
 absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
   struct stat status;
   if (fstat(fd, &status) != 0) return status::ErrnoStatus(errno, absl::StrCat("stat ", what));
@@ -58,7 +58,7 @@ absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
 
 enum class Readers { kOwner, kAnybody };
 
-// At most `bytes_max` bytes of it.
+// Reads at most `bytes_max` bytes of the file.
 absl::StatusOr<std::string> ReadFile(const std::string& path, const std::string& what,
                                      Readers readers, size_t bytes_max) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -104,7 +104,7 @@ absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config,
   if (config.secret_file == kNone) return "";
   if (!config.secret_file.empty()) return ReadSecretFile(config.secret_file);
   const std::string path = DefaultSecretPath(environment);
-  // Also where HOME is another user's, who keeps this one out.
+  // Skips it also if HOME belongs to another user, who denies this one access.
   if (path.empty() || access(path.c_str(), F_OK) != 0) return "";
   return ReadSecretFile(path);
 }
@@ -143,7 +143,7 @@ absl::Status MakeSecretFile(const std::string& path) {
   const std::string what = absl::StrCat("secret file '", path, "'");
   TALWEG_RETURN_IF_ERROR(MakeParents(path));
   std::array<unsigned char, 32> drawn{};
-  // Never short for so few bytes, and it fails only where the call does not exist.
+  // So few bytes are never cut short, and the call fails only if it does not exist.
   TALWEG_CHECK(getrandom(drawn.data(), drawn.size(), 0) == static_cast<ssize_t>(drawn.size()));
   std::string text;
   for (const unsigned char byte : drawn) {
@@ -152,7 +152,7 @@ absl::Status MakeSecretFile(const std::string& path) {
     text += kDigits[byte & 15];
   }
   text += '\n';
-  // Whoever finds the file finds it whole.
+  // A process that finds the file finds it whole.
   const std::string draft = absl::StrCat(path, ".", getpid());
   const Descriptor file(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("make ", what));

@@ -10,31 +10,31 @@
 #include "libs/config/config.h"
 
 // The job secret: agents and aggregators show it when they join and register, and the scheduler
-// lets in nobody who shows another. It lies in a file that its user alone may read. Processes hand
-// each other the file's path, never what is in it.
+// refuses a process that shows another. It lies in a file that only its user may read. Processes
+// pass the file's path to each other, never its content.
 namespace talweg::config {
 
-// $XDG_CONFIG_HOME/talweg/secret, else ~/.config/talweg/secret; "" when neither variable is set.
+// $XDG_CONFIG_HOME/talweg/secret, else ~/.config/talweg/secret; "" if neither variable is set.
 std::string DefaultSecretPath(const Environment& environment);
 
-// What the file of --secret_file holds, or the default one if there is one; "" without either.
-// NOT_FOUND: the file of --secret_file is not there. PERMISSION_DENIED: others may read the file;
-// names it, its mode or owner, and the remedy.
+// Returns the content of the file of --secret_file; else of the default file, if it exists; else
+// "". NOT_FOUND: the file of --secret_file does not exist. PERMISSION_DENIED: others may read the
+// file; the error names it, its mode or owner, and the remedy.
 absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config, const Environment& environment);
 
-// For one file, as above.
+// The same for one file.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
 
 // The bearer tokens that a daemon accepts, as texts for libs/rpc.
 struct AcceptedTokens {
-  std::string table;  // What tokens_file holds.
-  std::string keys;   // What token_keys_file holds; it is public.
+  std::string table;  // The content of tokens_file.
+  std::string keys;   // The content of token_keys_file; it is public.
 };
-// "" for files that are not named. Errors as ReadSecretFile.
+// "" for files that are not named. Errors as in ReadSecretFile.
 absl::StatusOr<AcceptedTokens> LoadAcceptedTokens(const ProcessConfig& config);
 
 // Draws a secret and writes it to a new file of mode 0600; makes missing directories, of mode 0700.
-// ALREADY_EXISTS: there is such a file, which stays as it is.
+// ALREADY_EXISTS: the file exists, and stays as it is.
 absl::Status MakeSecretFile(const std::string& path);
 
 }  // namespace talweg::config

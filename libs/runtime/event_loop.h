@@ -24,7 +24,7 @@ class Poller {
  public:
   virtual ~Poller() = default;
 
-  // Does what there is to do without blocking. Returns how much that was, 0 for nothing.
+  // Does the work that is there without blocking. Returns how much that was, 0 for nothing.
   virtual int Poll() = 0;
 
   // The loop is about to sleep. From here on, work for this poller makes a descriptor readable that
@@ -56,12 +56,12 @@ class EventLoop {
   }
 
   // `events` as for epoll (EPOLLIN, ...), level-triggered. `on_events` gets those that are ready.
-  // The descriptor stays the caller's, who removes it before closing it. ALREADY_EXISTS when the
-  // loop watches it already; otherwise as epoll_ctl(2) says.
+  // The caller keeps the descriptor, and removes it before closing it. ALREADY_EXISTS if the loop
+  // watches it already; otherwise as epoll_ctl(2) says.
   absl::Status AddDescriptor(int fd, uint32_t events, std::function<void(uint32_t)> on_events);
   // Watches a descriptor for other events.
   absl::Status ChangeDescriptor(int fd, uint32_t events);
-  // Nothing is delivered for it afterwards. A descriptor that is not watched is ignored.
+  // Nothing is delivered for it afterwards. Ignores a descriptor that is not watched.
   void RemoveDescriptor(int fd);
 
   // Borrowed until it is removed.
@@ -90,7 +90,7 @@ class EventLoop {
   void Wake();
 
   const Clock& clock() const { return *clock_; }
-  // The longest that it spins; 0: it never does.
+  // The longest time that the loop spins; 0: it never does.
   int64_t spin_ns_max() const { return spin_ns_max_; }
 
   ~EventLoop() = default;
@@ -111,7 +111,7 @@ class EventLoop {
   EventLoop(const Clock* clock, int64_t spin_ns_max, Descriptor epoll, Descriptor wake);
   int RunPollers();
   int RunTimers();
-  // Waits for a descriptor that is ready, no longer than this. -1: as long as it takes.
+  // Waits until a descriptor is ready, at most `timeout_ns`. -1: for ever.
   int ServeDescriptors(int64_t timeout_ns);
   void Sleep();
   int64_t SleepLimitNs() const;
@@ -121,7 +121,7 @@ class EventLoop {
   Descriptor epoll_;
   Descriptor wake_;  // eventfd, readable when somebody woke us while we slept.
 
-  std::vector<Poller*> pollers_;  // A null is one that was removed during a pass.
+  std::vector<Poller*> pollers_;  // A null is a poller that was removed during a pass.
   bool in_pass_ = false;
   // Keyed by the number of the registration, because descriptors are used again.
   std::unordered_map<uint64_t, std::shared_ptr<Watch>> watches_;

@@ -7,12 +7,12 @@
 namespace talweg::runtime {
 
 // Names this host until it reboots: two processes with the same HostId can reach each other through
-// Unix sockets and shared memory. Two network namespaces are two hosts, since abstract sockets do
-// not cross them; so are two users, whose processes do not take each other's memory. Empty when
-// /proc does not say (no two processes are on one host then).
+// Unix sockets and shared memory. Two network namespaces are two hosts, because abstract sockets do
+// not cross them; so are two users, whose processes do not take each other's memory. Empty if /proc
+// does not say: then no two processes count as on one host.
 std::string HostId();
 
-// The name that this host has for people; "unknown" without one.
+// The host's name for people; "unknown" without one.
 std::string HostName();
 
 }  // namespace talweg::runtime

@@ -15,12 +15,12 @@ namespace talweg::runtime {
 // How other threads talk to the owner of an EventLoop. They post messages, and the owner drains
 // them in the order of the posts. Any thread posts; only the owner drains.
 //
-// A mailbox takes any number of messages. Whoever posts without waiting for an answer bounds what
-// it posts, by size() or by its own count.
+// A mailbox takes any number of messages. A thread that posts without waiting for an answer must
+// bound its posts, by size() or by its own count.
 template <typename Message>
 class Mailbox {
  public:
-  // `loop` outlives the mailbox. Every post wakes it. Null: somebody polls.
+  // `loop` outlives the mailbox. Every post wakes it. Null: the owner polls.
   explicit Mailbox(EventLoop* loop) : loop_(loop) {}
 
   void Post(Message message) {

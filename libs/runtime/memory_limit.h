@@ -7,13 +7,13 @@
 
 namespace talweg::runtime {
 
-// The most memory that this process may use: the machine's, or less where its control group or one
-// above it has a limit (a container, a systemd slice, a batch job). Reads files, so not for hot
-// paths.
+// The most memory that this process may use: the machine's, or less if its control group or one
+// above it has a limit (a container, a systemd slice, a batch job). Reads files, so do not call it
+// on hot paths.
 uint64_t MemoryLimitBytes();
 
-// The lowest limit of a process whose /proc/<pid>/cgroup has that text. Control groups, of version
-// 2 or 1, are mounted at `mount`. UINT64_MAX when there is no limit.
+// The lowest limit of a process with this text in /proc/<pid>/cgroup. Control groups, of version 2
+// or 1, are mounted at `mount`. UINT64_MAX: there is no limit.
 uint64_t ControlGroupLimitBytes(const std::string& proc_cgroup, const std::string& mount);
 
 }  // namespace talweg::runtime

@@ -10,10 +10,10 @@ namespace talweg::runtime {
 
 inline constexpr uint32_t kNumaNodesMax = 1024;
 
-// While it lives, pages that this thread makes come from the node's memory while there is some,
-// then from other nodes'. It changes nothing without a node, where the kernel has no such policy,
-// or where the policy is not permitted (containers). One thread makes and destroys it, and nests it
-// in order.
+// While it lives, pages that this thread makes come from the node's memory while it has some, then
+// from other nodes' memory. It changes nothing without a node, if the kernel has no such policy, or
+// if the policy is not permitted (containers). One thread makes and destroys it, and nests it in
+// order.
 class PreferNumaNode {
  public:
   explicit PreferNumaNode(std::optional<uint32_t> node);

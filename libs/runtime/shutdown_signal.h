@@ -21,10 +21,9 @@ namespace talweg::runtime {
 // delivered by Watch. A signal that comes after the last event ends nothing, even if the process is
 // in its last steps or its exit.
 //
-// SIGPIPE is ignored from then on: a peer that went away is an error of the write. A crash is a
-// crash again: libraries that libfabric brings along (PSM) catch it, print, and exit with 1.
-// Without them the system tells whoever waits for the process which signal it was, and keeps a
-// core.
+// From then on SIGPIPE is ignored: a write to a peer that went away returns an error. A crash is a
+// crash again: libraries that libfabric loads (PSM) catch it, print, and exit with 1. With the
+// handlers reset, the system tells the parent which signal ended the process, and keeps a core.
 class ShutdownSignal {
  public:
   static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create();

@@ -15,7 +15,7 @@ namespace talweg::status {
 // example.
 absl::Status ErrnoStatus(int error_number, const std::string& what);
 
-// The same failure, with what was being done in front of its text. OK stays OK.
+// The same failure, with `doing` in front of its text. OK stays OK.
 absl::Status Annotate(const absl::Status& status, const std::string& doing);
 
 // "PERMISSION_DENIED: bind 127.0.0.1:80: Permission denied", or "OK".

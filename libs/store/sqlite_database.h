@@ -22,8 +22,8 @@ using SqliteHandle = std::unique_ptr<sqlite3, SqliteCloser>;
 // "store /path: cannot insert: disk I/O error (extended code 778)"
 absl::Status SqliteError(sqlite3* database, const std::string& path, const std::string& doing);
 
-// One statement, bound and read from left to right. The first failure stays, and status() tells of
-// it. Unsigned 64-bit values are stored as the signed ones of the same bits.
+// One statement, bound and read from left to right. status() returns the first failure. Unsigned
+// 64-bit values are stored as the signed values with the same bits.
 class Statement {
  public:
   Statement(sqlite3* database, const std::string& path, const char* sql);
@@ -33,9 +33,9 @@ class Statement {
     (BindNext(values), ...);
     return *this;
   }
-  // For statements without rows.
+  // Runs a statement without rows.
   absl::Status Run();
-  // Whether there is a(nother) row. False also after a failure.
+  // Whether there is another row. False also after a failure.
   bool Next();
   // The columns of the row, in order.
   uint64_t Number() {

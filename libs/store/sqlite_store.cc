@@ -73,7 +73,7 @@ std::string HexOf(const membership::SecretHash& hash) {
   return text;
 }
 
-// What HexOf has made; "" is the hash of nothing.
+// Parses HexOf's output; "" is an empty hash.
 bool ReadHex(const std::string& text, membership::SecretHash& hash) {
   if (text.empty()) return true;
   if (text.size() != 2 * hash.bytes.size()) return false;
@@ -192,10 +192,10 @@ absl::Status SqliteStore::Prepare() {
   return version < kSchemaVersion ? Upgrade(version) : absl::OkStatus();
 }
 
-// Jobs of schema 1 get what members that say nothing are taken to ask for: whoever joins one and
-// asks for something else would be refused. Members and aggregators of schema 2 have shown no
-// secret; nobody can speak for them any more. A view of schema 4 does not say where members are,
-// and everybody who holds it places tensors by that. Before schema 6 all jobs were striped.
+// Jobs of schema 1 get the values that members ask for by default: a member that asks for something
+// else would be refused. Members and aggregators of schema 2 have shown no secret; nobody can speak
+// for them any more. A view of schema 4 does not say where members are, and its holders place
+// tensors by that. Before schema 6 all jobs were striped.
 absl::Status SqliteStore::Upgrade(uint64_t from) {
   std::string sql = "BEGIN IMMEDIATE;";
   if (from < 2) {
@@ -490,7 +490,7 @@ absl::Status SqliteStore::LoadAggregators(Snapshot& snapshot) {
     }
     sorted.aggregators.push_back(std::move(record));
   }
-  // SQLite orders incarnations as signed numbers.
+  // SQLite orders incarnations as signed numbers; Apply sorts them.
   membership::Apply(sorted, snapshot);
   return rows.status();
 }
@@ -507,7 +507,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Lock> lock, Lock::Take(path));
-  // Views have what lets members into aggregators. SQLite's other files take this one's mode.
+  // Views hold what lets members into aggregators. SQLite's other files get this file's mode.
   const int made = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (made < 0) return status::ErrnoStatus(errno, "open store " + path);
   close(made);  // Later this would end SQLite's locks.
@@ -518,7 +518,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   if (code != SQLITE_OK) return SqliteError(database.get(), path, "open it");
   auto store = std::make_unique<SqliteStore>(path, std::move(lock), std::move(database));
   TALWEG_RETURN_IF_ERROR(store->Prepare());
-  // An older release has left them open to others.
+  // An older release has left them readable for others.
   for (const std::string& file : {path, path + "-wal"}) {
     if (chmod(file.c_str(), 0600) != 0 && errno != ENOENT) {
       return status::ErrnoStatus(errno, "chmod 600 " + file);

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "libs/membership/records.h"
 
-// What the scheduler must not forget.
+// Keeps what the scheduler must not forget.
 namespace talweg::store {
 
 // One owner thread. Calls block for as long as the disk takes.
@@ -17,19 +17,20 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // Everything that was written. DATA_LOSS names what cannot be read.
+  // Returns everything that was written. DATA_LOSS names what cannot be read.
   virtual absl::StatusOr<membership::Snapshot> Load() = 0;
 
   // Stores all of the change or nothing. When it returns OK, the change survives a crash of the
-  // process, and of the host as far as its disk keeps its promises. After a failure what is stored
-  // is as before. The caller's state has moved on, so the caller must not go on with it.
+  // process; it also survives a crash of the host if the disk keeps its promises. After a failure
+  // the store is as before. The caller's state has moved on, so the caller must not use it any
+  // more.
   virtual absl::Status Write(const membership::StoreWrite& write) = 0;
 
   // For people: "sqlite:/var/lib/talweg/scheduler.sqlite", "memory".
   virtual const std::string& name() const = 0;
 };
 
-// A store that forgets with the process.
+// A store that is lost with the process.
 std::unique_ptr<Store> MakeMemoryStore();
 
 // A SQLite database. Makes it, with missing directories, if there is none. Its owner holds a lock

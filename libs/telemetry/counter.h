@@ -11,12 +11,12 @@
 
 namespace talweg::telemetry {
 
-// A number that one or several threads change and any thread reads. Counters say nothing about each
-// other: a reader may see a later change of one and not yet an earlier change of another.
+// A number that any thread may change and read. Counters are not ordered with each other: a reader
+// may see a later change of one before an earlier change of another.
 class Counter {
  public:
   void Add(uint64_t amount = 1) { value_.fetch_add(amount, std::memory_order_relaxed); }
-  // For levels (bytes held now): the owner sets what it is.
+  // For levels (bytes held now): sets the value.
   void Set(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
   uint64_t value() const { return value_.load(std::memory_order_relaxed); }
 
@@ -40,7 +40,7 @@ class CounterSet {
   // paths: keep the reference.
   Counter& Get(const std::string& name, const std::string& help = "");
 
-  // All of them, by name.
+  // All counters, by name.
   std::vector<CounterValue> Snapshot() const;
 
  private:

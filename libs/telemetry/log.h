@@ -12,20 +12,21 @@ namespace talweg::telemetry {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
-// Says who is writing. main() calls it once, before there are threads. Lines go to stderr, one
+// Names the process that writes. main() calls it once, before there are threads. Lines go to
+// stderr, with one write each:
 // write each:
 //   2026-11-21T02:30:01.123456Z I talweg-agent[7f3a21c0] joined job 'digits' as node 1
-// Before this call lines are written as those of "talweg", from kInfo on.
+// Before this call, lines are written as those of "talweg", from kInfo on.
 void StartLog(std::string_view process_name, uint64_t incarnation, LogLevel level);
 
-// "debug", "info", "warning", "error", "off"; false: no such level, *level untouched.
+// "debug", "info", "warning", "error", "off". Returns false for another text, and leaves *level.
 bool ParseLogLevel(std::string_view text, LogLevel* level);
 
 // Thread-safe, as is Log. A line that would not be written costs one load.
 bool LogEnabled(LogLevel level);
 
-// For tests and the simulation: lines go to `sink` instead of stderr, unescaped; without one, to
-// stderr again. No other thread logs meanwhile.
+// For tests and the simulation: lines go to `sink` instead of stderr, unescaped; with an empty
+// `sink`, to stderr again. No other thread may log meanwhile.
 void SetLogSink(std::function<void(LogLevel level, const std::string& text)> sink);
 
 namespace internal {

@@ -101,7 +101,7 @@ Topology ValueOf(hwloc_topology_t handle) {
     hwloc_obj_t pci = hwloc_get_ancestor_obj_by_type(handle, HWLOC_OBJ_PCI_DEVICE, device);
     if (pci == nullptr) return;
     const auto& bus = pci->attr->pcidev;
-    // On a machine with one node, everything is near it.
+    // On a machine with one node, every device is near it.
     topology.nics.push_back({device->name, AddressOf(bus),
                              NumaNodeOf(hwloc_get_non_io_ancestor_obj(handle, device)),
                              bus.linkspeed});

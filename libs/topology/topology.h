@@ -49,8 +49,8 @@ struct Nic {
 // A GPU, or another accelerator, on the PCI bus.
 struct Gpu {
   std::string pci_address;  // "0000:65:00.0".
-  // The bridge at the root that the GPU lies behind. GPUs with the same bridge share a PCIe switch.
-  // Empty: the GPU lies on the root itself.
+  // The bridge at the root above the GPU. GPUs with the same bridge share a PCIe switch. Empty: the
+  // GPU lies on the root itself.
   std::string root_port;
   std::optional<uint32_t> numa_node;  // The nearest; none when unknown.
   uint32_t vendor = 0;                // PCI's number: 0x10de is NVIDIA.
@@ -58,7 +58,7 @@ struct Gpu {
   friend bool operator==(const Gpu&, const Gpu&) = default;
 };
 
-// What this machine is made of, as far as this process may use it. A value.
+// This machine's parts, as far as this process may use them. A value.
 struct Topology {
   std::string cpu_model;  // May be empty.
   uint32_t socket_count = 0;
@@ -69,7 +69,8 @@ struct Topology {
   std::vector<Gpu> gpus;
 
   uint32_t CpuCount() const;
-  // The GPU at this PCI address, in hexadecimal digits of either case. Null: there is none.
+  // The GPU at this PCI address, in hexadecimal digits of either case. Returns null if there is
+  // none.
   const Gpu* FindGpu(std::string_view pci_address) const;
   // "1 socket, 2 cores, 2 cpus, 1 NUMA node, 14.3 GiB".
   std::string ToString() const;
@@ -77,11 +78,11 @@ struct Topology {
   friend bool operator==(const Topology&, const Topology&) = default;
 };
 
-// Asks the system; takes some milliseconds. Reads hwloc's own variables of the environment.
+// Asks the system; takes some milliseconds. Reads hwloc's own environment variables.
 absl::StatusOr<Topology> ReadTopology();
 
-// Another machine's topology, from the XML that `lstopo machine.xml` writes. INVALID_ARGUMENT when
-// the text is none.
+// Another machine's topology, from the XML that `lstopo machine.xml` writes. INVALID_ARGUMENT if
+// the text is not a topology.
 absl::StatusOr<Topology> ParseTopology(const std::string& xml);
 
 }  // namespace talweg::topology

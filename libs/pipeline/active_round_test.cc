@@ -54,7 +54,7 @@ TEST_CASE("ActiveRound: a member gives each slice as long as it is, and gets it 
 
 TEST_CASE("ActiveRound: which slices stay on the node", "[pipeline]") {
   CHECK(ActiveRound(Placed(MakeView(1, {1}, 0), Spec("w", 8))).IsPrivate(kFirst));
-  // A job of one node with aggregators is there to use them.
+  // A job of one node with aggregators uses them.
   CHECK_FALSE(ActiveRound(Placed(MakeView(1, {1}, 1), Spec("w", 8))).IsPrivate(kFirst));
   TensorSpec ours = Spec("w", 8);
   ours.ranks = {Rank{0}, Rank{1}};

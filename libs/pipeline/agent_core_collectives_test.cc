@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives other than a reduction of all to all: who sends what, what is done on the node, and
+// Collectives other than a reduction of all to all: who sends what, what the node does itself, and
 // what ends a round whose ranks do not agree.
 #include <catch2/catch.hpp>
 
@@ -37,7 +37,7 @@ Effects PushOf(Fixture& f, uint32_t rank, uint64_t round, std::vector<uint32_t> 
   });
 }
 
-// The result of a contribution, as long as is said.
+// The result of a contribution, of the given length.
 Effects ResultOf(Fixture& f, const wire::Contribute& entry, uint32_t length_bytes) {
   std::vector<std::byte> payload(length_bytes, std::byte{7});
   wire::Result result{.key = entry.key,
@@ -335,7 +335,7 @@ TEST_CASE("AgentCore: a reduction over a group goes on with those that are left"
   f.OnView(left);
   f.AgreeTo(f.AnswerAll());
   f.Decide("t", wire::Verdict::kRedo, 1);
-  // Nobody else is in it any more.
+  // Nobody else takes part in it any more.
   const Effects out = f.Flush();
   CHECK(Fixture::Entries<wire::Contribute>(out).empty());
   const auto reduces = Fixture::Of<ReduceSlice>(out);

@@ -9,7 +9,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/pipeline/agent_core.h"
 
-// One AgentCore among aggregators that answer by the book when a test asks them to.
+// One AgentCore among aggregators that answer correctly when a test asks them to.
 namespace talweg::pipeline::testing {
 
 inline view::View MakeView(uint64_t epoch, std::vector<uint32_t> rank_counts,
@@ -100,7 +100,7 @@ struct Fixture {
       member.OnRankDeclare(LocalRank{rank}, next_request++, spec, now_ns, out);
     });
   }
-  // With the flush after it, which declares the tensor.
+  // Includes the flush afterwards, which declares the tensor.
   Effects Allocated(uint32_t tensor, const std::string& text = "") {
     return Do([&](Effects& out) {
       member.OnTensorAllocated(TensorIndex{tensor}, text, now_ns, out);
@@ -167,7 +167,7 @@ struct Fixture {
         owner, wire::FrameType::kWelcome,
         {{.aggregator = OwnerAt(owner).incarnation, .credit_bytes = credit_bytes}});
   }
-  // Everything that leads to an answer of every aggregator of the newest view.
+  // All that leads to an answer of every aggregator of the newest view.
   Effects AnswerAll(uint64_t credit_bytes = 8 * kMiB) {
     Effects effects;
     const auto append = [&effects](Effects more) {
@@ -186,7 +186,8 @@ struct Fixture {
     }
     return effects;
   }
-  // Owners agree to everything in `effects`. Slots: key of owner + 1, address of the tensor.
+  // Owners agree to every declaration in `effects`. A slot's key is its owner + 1, its address the
+  // tensor.
   Effects AgreeTo(const Effects& effects) {
     Effects all_out;
     for (const Send& send : Of<Send>(effects)) {
@@ -206,7 +207,7 @@ struct Fixture {
     }
     return all_out;
   }
-  // A tensor that every rank may push.
+  // Opens a tensor that every rank may push.
   Effects Open(const TensorSpec& spec) {
     Effects out;
     for (uint32_t rank = 0; rank < member.config().rank_count; ++rank) {
@@ -217,13 +218,13 @@ struct Fixture {
     }
     return AgreeTo(out);
   }
-  // The member up and running in `view`.
+  // Brings the member up in `view`.
   void Start(const view::View& view, uint64_t credit_bytes = 8 * kMiB) {
     for (uint32_t rank = 0; rank < member.config().rank_count; ++rank) Join(rank);
     OnView(view);
     AnswerAll(credit_bytes);
   }
-  // Results of all contributions in `effects`, as the owners would send them.
+  // Results for all contributions in `effects`, as the owners would send them.
   Effects Results(const Effects& effects, uint32_t ranks = 4, uint64_t sum_epoch = 0) {
     Effects all_out;
     for (const wire::Contribute& entry : Entries<wire::Contribute>(effects)) {

@@ -96,8 +96,8 @@ TEST_CASE("AgentCore: 256 KiB of writes are announced at once, later ones after 
 }
 
 TEST_CASE("AgentCore: what the link carries in a millisecond is announced at once", "[pipeline]") {
-  // Slices of 64 KiB; how many of them a frame announces at most, by what comes in each
-  // millisecond.
+  // Slices of 64 KiB. Returns how many of them a frame announces at most, if so many bytes arrive
+  // in each millisecond.
   const auto announced = [](uint64_t bytes_per_ms) {
     Fixture f;
     f.Start(MakeView(1, {1}, 1));
@@ -232,7 +232,7 @@ TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipel
     CHECK(entries[0].mode == wire::Mode::kCopy);
     CHECK(entries[0].form == (root == 2 ? wire::Form::kInline : wire::Form::kEmpty));
     CHECK(entries[0].rank_count == (root == 2 ? 1 : 0));
-    // What the root gives does not come back: its node copies it.
+    // The root's contribution does not come back: its node copies it.
     CHECK(entries[0].wants_result == (root != 2));
     const Effects results = f.Results(sent, 1);
     CHECK(f.Of<CopyOwn>(results).size() == (root == 2 ? 1 : 0));
@@ -302,7 +302,8 @@ TEST_CASE("AgentCore: results that do not fit are never shown", "[pipeline]") {
     const Effects out = f.From<wire::Result>(owner, wire::FrameType::kResult, {result});
     CHECK(out.empty());
   }
-  // Right in itself, but from who does not own the slice, of another epoch, of another job.
+  // A valid result, but from an aggregator that does not own the slice, of another epoch, of
+  // another job.
   CHECK(f.From<wire::Result>(1 - owner, wire::FrameType::kResult, {good}).empty());
   CHECK(f.From<wire::Result>(owner, wire::FrameType::kResult, {good}, 2).empty());
   wire::Frame foreign = f.Bare(wire::FrameType::kResult, 3);
@@ -328,9 +329,9 @@ TEST_CASE("AgentCore: a slice's result counts once, and only after its contribut
   REQUIRE(first.size() == 1);
   wire::Contribute second = first[0];
   second.slice = SliceIndex{1};
-  CHECK(f.ResultOf(second, 2).empty());  // Has not been sent.
+  CHECK(f.ResultOf(second, 2).empty());  // It has not been sent.
   CHECK(f.Of<SliceArrived>(f.ResultOf(first[0], 2)).size() == 1);
-  CHECK(f.ResultOf(first[0], 2).empty());  // Again: not the second slice's.
+  CHECK(f.ResultOf(first[0], 2).empty());  // Again: it is not the second slice's.
   CHECK(f.member.counters().results_ignored == 2);
   CHECK(f.member.counters().results_taken == 1);
   f.From(0, wire::FrameType::kCredit, 1, 64 * kKiB);
@@ -391,7 +392,7 @@ TEST_CASE("AgentCore: a broken connection is replaced; what has no result goes o
   const Effects sent = f.Flush();
   CHECK(f.Entries<wire::Contribute>(sent).size() == 3);
   CHECK(f.Of<CompleteRound>(f.Results(sent)).size() == 1);
-  // Nothing of the old connection counts.
+  // Nothing from the old connection counts.
   wire::Frame late = f.Bare(wire::FrameType::kCredit, 1);
   CHECK(f.Deliver(old, late).empty());
 }
@@ -468,7 +469,7 @@ TEST_CASE("AgentCore: refusals end the job only when a round hangs on them", "[p
 
 TEST_CASE("AgentCore: what goes to an aggregator on its own host does not wait for the link",
           "[pipeline]") {
-  // 4 MiB, of which the link would be given little more than 1 while it is not known.
+  // 4 MiB, of which the link would get little more than 1 MiB while its speed is not known.
   const auto sent_bytes = [](const std::string& host_id) {
     Fixture f(0, 1, host_id);
     view::View view = MakeView(1, {1, 1}, 1);

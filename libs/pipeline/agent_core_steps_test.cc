@@ -40,7 +40,7 @@ TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pip
   f.Open(Spec("w", 10));
   f.Push(0, 0, 1);
   CHECK(Stepping::StopOf(f.Quiesce(5, 0)) == 0);
-  // It is said at once, whatever is open.
+  // The answer comes at once, whatever rounds are open.
   const auto first = f.Of<Quiesced>(f.RanksStop({3, 2}));
   REQUIRE(first.size() == 1);
   CHECK(first[0].id == 5);
@@ -61,7 +61,7 @@ TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pip
 
   SECTION("a view lets them go on") {
     CHECK(Stepping::StopOf(f.OnView(MakeView(2, {2, 1, 1}, 1))) == std::nullopt);
-    // Nobody stops any more.
+    // No rank stops any more.
     CHECK(f.Do([&](Effects& out) { f.member.OnResume(6, f.now_ns, out); }).empty());
     CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
   }
@@ -115,7 +115,7 @@ TEST_CASE("AgentCore: a quiesce after a view is answered in that view", "[pipeli
   f.Start(MakeView(1, {1, 1}, 1));
   f.OnView(MakeView(2, {1, 1}, 1));
   f.Quiesce(1, 0);
-  CHECK(f.Of<Quiesced>(f.RanksStop({0})).size() == 1);  // Where it is it can say while it fences.
+  CHECK(f.Of<Quiesced>(f.RanksStop({0})).size() == 1);  // While fencing it can say where it is.
   f.Quiesce(2, 1);
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).empty());
   CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
@@ -140,7 +140,7 @@ TEST_CASE("AgentCore: ranks have the numbers of the view that they follow", "[pi
   CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{1});
   CHECK(follow(2));
   CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{2});
-  // The tensor's root is the rank that it was; its number is another.
+  // The tensor's root is the same rank, with another number.
   CHECK(f.member.tensors()[0]->spec.root_rank == 2);
   CHECK(f.member.tensors()[0]->root_member.node == NodeRank{2});
   spec.root_rank = 2;
@@ -171,12 +171,12 @@ TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]")
   CHECK(refused[0].status == Status::kInvalid);
   CHECK(refused[0].text.find("node 1 is a standby") != std::string::npos);
   CHECK(f.member.tensors().empty());
-  // Node 0 and this one: by places, whatever their numbers.
+  // Node 0 and this one, by their places, whatever their numbers.
   f.Open(Side("state", {0, 2}));
   CHECK(f.member.tensors()[0]->group ==
         view::Group{{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}});
 
-  // It comes into the steps with a view, and its ranks when they follow it.
+  // A view brings the member into the steps; its ranks enter when they follow that view.
   view::View full = MakeView(5, {1, 1, 1}, 1);
   full.steps = 30;
   f.OnView(full);
@@ -206,7 +206,7 @@ TEST_CASE("AgentCore: what is no side tensor is refused as one", "[pipeline]") {
   gather.collective.op = Op::kCopy;
   gather.collective.gives = Share::kOwn;
   CHECK(text_of(gather).find("cannot be a side tensor") != std::string::npos);
-  // Others may not name a standby.
+  // Other tensors may not name a standby.
   TensorSpec named = Side("named", {0, 2});
   named.collective.side = false;
   CHECK(text_of(named).find("ranks 0 to 1") != std::string::npos);
@@ -221,7 +221,7 @@ TEST_CASE("AgentCore: rounds of side tensors go on at the end of a step", "[pipe
   f.Quiesce(6, 1);
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
   CHECK(f.Of<FailRank>(f.Push(0, 0, 1)).empty());
-  // And are open where the node enters the steps.
+  // And they are open when the node enters the steps.
   view::View full = MakeView(5, {1, 1, 1}, 1);
   full.steps = 1;
   f.OnView(full);

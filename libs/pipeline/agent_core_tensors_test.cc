@@ -56,11 +56,12 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
   CHECK(declared_root("own", 3) == 2);
   CHECK(declared_root("other's", 1) == 0);
   CHECK(declared_root("of one that is gone", 0) == wire::kNoRank);
-  // Nobody's: the others have to hear of it, so it is no number that they know.
+  // No rank has this number. The others have to hear of it, so it is a number that they do not
+  // know.
   CHECK(declared_root("nobody's", 4) == 4);
   CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
   CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
-  // The next rank of this node, in whatever view, is not taken to disagree.
+  // The next rank of this node, in any view, does not count as disagreeing.
   const auto replies = f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kCopy, 3)));
   REQUIRE(replies.size() == 1);
   CHECK(replies[0].status == Status::kOk);
@@ -78,7 +79,7 @@ TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[
   REQUIRE(declares.size() == 2);  // 1 MiB is striped over both.
   CHECK(declares[0].name == "w");
   CHECK(declares[0].collective.element_count == 256 * 1024);
-  // No rank has been told of the tensor, so nothing can be held of it: the reports are empty.
+  // No rank has been told of the tensor, so this node holds nothing of it: the reports are empty.
   CHECK(f.Entries<wire::Report>(sent).empty());
   CHECK(f.CountFrames(sent, wire::FrameType::kReport) == 2);
   CHECK(f.member.views().phase() == Phase::kActive);
@@ -91,7 +92,7 @@ TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[
   CHECK(reply.tensor == TensorIndex{0});
   f.Push(0, 0, 1);
   CHECK_FALSE(f.Entries<wire::Contribute>(f.Flush()).empty());
-  // Declared again: answered at once.
+  // A repeated declaration is answered at once.
   CHECK(OnlyReply(f.Declare(0, Spec("w", 256 * 1024))).status == Status::kOk);
 }
 
@@ -167,10 +168,10 @@ TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhe
   CHECK(reply.status == Status::kMismatch);
   CHECK(reply.text == "tensor 'w': rank 0 declared f32[100] sum, rank 1 declares f32[200] sum");
   REQUIRE(f.Of<FailTensor>(out).size() == 1);
-  // Rank 0 waits for round 1: it hears of it.
+  // Rank 0 waits for round 1, and hears of the failure.
   REQUIRE(f.Of<CompleteRound>(out).size() == 1);
   CHECK(f.Of<CompleteRound>(out)[0].status == Status::kMismatch);
-  // And so does the owner, so that other nodes hear of it.
+  // So does the owner, so that other nodes hear of it.
   const auto told = f.Entries<wire::Failed>(f.Flush());
   REQUIRE(told.size() == 1);
   CHECK(told[0].key == Key("w"));
@@ -179,7 +180,7 @@ TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhe
   // Later pushes and declarations get the same answer.
   CHECK(f.Of<CompleteRound>(f.Push(0, 0, 2))[0].status == Status::kMismatch);
   CHECK(OnlyReply(f.Declare(0, Spec("w", 100))).status == Status::kMismatch);
-  // A new view hears of it again.
+  // In a new view the owner hears of it again.
   f.OnView(MakeView(2, {2, 2}, 1));
   const Effects frozen = f.From(0, wire::FrameType::kFenceAck);
   CHECK(f.Entries<wire::Declare>(frozen).size() == 1);
@@ -196,10 +197,10 @@ TEST_CASE("AgentCore: what an owner said of a tensor is told to the owners of ea
   f.From<wire::Failed>(
       primary, wire::FrameType::kFailed,
       {{.key = Key("w"), .code = wire::FailedCode::kAborted, .text = "round 3 is lost"}});
-  CHECK(f.Flush().empty());  // Whoever said so tells the others in this view.
+  CHECK(f.Flush().empty());  // The owner that said so tells the others in this view.
   f.OnView(MakeView(2, {1, 1}, 1));
   const Effects frozen = f.AnswerAll();
-  // The other tensor alone is reported, and the order is: declared, failed, reported.
+  // Only the other tensor is reported. The order is: declared, failed, reported.
   REQUIRE(f.Entries<wire::Report>(frozen).size() == 1);
   CHECK(f.Entries<wire::Report>(frozen)[0].key == Key("v"));
   const auto told = f.Entries<wire::Failed>(frozen);
@@ -329,13 +330,13 @@ TEST_CASE("AgentCore: ranks that leave cleanly end nothing unless somebody needs
   g.Start(MakeView(1, {2}, 0));
   g.Open(Spec("w", 100));
   g.Push(0, 0, 1);
-  CHECK(g.Of<FailJob>(g.Leave(1, true)).size() == 1);  // Was waited for when it left.
+  CHECK(g.Of<FailJob>(g.Leave(1, true)).size() == 1);  // It was waited for when it left.
 
   Fixture h(0, 2);
   h.Start(MakeView(1, {2}, 0));
   CHECK(h.Leave(0, true).empty());
   CHECK(h.Of<RanksDone>(h.Leave(1, true)).size() == 1);
-  CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // This life of the job is over for it.
+  CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // It cannot come back into this job.
 }
 
 TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the job",
@@ -401,7 +402,7 @@ TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a ne
   CHECK(f.member.views().phase() == Phase::kActive);
 }
 
-// Node 0 gives its part of round 1 of "w", and hears that node 1 has left.
+// Node 0 contributes to round 1 of "w", and hears that node 1 has left.
 std::vector<wire::Contribute> ContributeAndLoseNode1(Fixture& f) {
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 100));
@@ -425,7 +426,7 @@ TEST_CASE("AgentCore: what was said before a member gave its part and left fails
           "[pipeline]") {
   Fixture f;
   const auto sent = ContributeAndLoseNode1(f);
-  // It lay in the connection for long.
+  // The frame lay in the connection for long.
   const Effects out =
       f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/false)});
   CHECK(f.Of<FailJob>(out).empty());

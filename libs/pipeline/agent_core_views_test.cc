@@ -15,8 +15,8 @@ using testing::Key;
 using testing::MakeView;
 using testing::Spec;
 
-// A member in epoch 1 of two nodes and two aggregators, with a striped tensor of four slices that
-// is contributed to; returns the contributions.
+// A member in epoch 1 of three nodes and two aggregators, with a striped tensor of four slices. It
+// has contributed. Returns the contributions.
 std::vector<wire::Contribute> BeginRound(Fixture& f) {
   f.Start(MakeView(1, {1, 1, 1}, 2));
   f.Open(Spec("w", 64 * 1024));
@@ -26,7 +26,7 @@ std::vector<wire::Contribute> BeginRound(Fixture& f) {
   return entries;
 }
 
-// Node 2 is gone.
+// A view without node 2.
 view::View Survivors(uint64_t epoch = 2, uint32_t aggregators = 2) {
   return MakeView(epoch, {1, 1}, aggregators);
 }
@@ -135,7 +135,7 @@ TEST_CASE("AgentCore: Redo discards what came and contributes again", "[pipeline
   const Effects sent = f.Flush();
   REQUIRE(f.Entries<wire::Contribute>(sent).size() == 4);
   CHECK(f.Entries<wire::Contribute>(sent)[0].mode == wire::Mode::kSum);
-  // Sums of the old epoch are no results any more.
+  // Sums of the old epoch are not results any more.
   f.Results(sent, 2, 1);
   CHECK(f.Of<CompleteRound>(f.all).empty());
   const auto complete = f.Of<CompleteRound>(f.Results(sent, 2));
@@ -169,7 +169,7 @@ TEST_CASE("AgentCore: Finish from a member that holds the round", "[pipeline]") 
     CHECK(copy.mode == wire::Mode::kCopy);
     CHECK(copy.form == wire::Form::kEmpty);
     CHECK(copy.sum_epoch == Epoch{1});
-    CHECK(copy.wants_result == (copy.slice != entries[1].slice));  // It has that one already.
+    CHECK(copy.wants_result == (copy.slice != entries[1].slice));  // It has that slice already.
   }
   const auto complete = f.Of<CompleteRound>(f.Results(sent, 3, 1));
   REQUIRE(complete.size() == 1);
@@ -372,7 +372,7 @@ TEST_CASE("AgentCore: a broadcast whose root is gone is aborted, and unusable fr
   REQUIRE(aborted.size() == 1);
   CHECK(aborted[0].status == Status::kAborted);
   CHECK(f.member.FindTensor(Key("b"))->held.round == Round{1});
-  // Should yet another view come: it is said that round 1 has no bytes.
+  // If yet another view came, it would say that round 1 has no bytes.
   const auto again = f.Of<CompleteRound>(f.Push(0, 0, 2));
   REQUIRE(again.size() == 1);
   CHECK(again[0].status == Status::kAborted);
@@ -477,7 +477,7 @@ TEST_CASE(
     return f.Of<DeclareReply>(f.From<wire::Declared>(owner, wire::FrameType::kDeclared,
                                                      {{.key = Key("w"), .held = Round{round}}}));
   };
-  // The other owner is gone before it agrees; the others have round 2 aborted meanwhile.
+  // The other owner is gone before it agrees; meanwhile the others have round 2 aborted.
   CHECK(held(primary, 1).empty());
   view::View next = MakeView(6, {1, 1}, 2);
   std::erase_if(next.aggregators, [primary](const view::ViewAggregator& aggregator) {
@@ -488,7 +488,7 @@ TEST_CASE(
   const auto replies = held(0, 2);
   REQUIRE(replies.size() == 1);
   CHECK(replies[0].held == Round{2});
-  // From then on it knows better.
+  // From then on it knows the round itself.
   held(0, 1);
   CHECK(f.member.FindTensor(Key("w"))->held.round == Round{2});
 }
@@ -530,7 +530,7 @@ TEST_CASE("AgentCore: decisions that contradict what is known end the job", "[pi
 }
 
 TEST_CASE("AgentCore: any bytes that parse are survived", "[pipeline]") {
-  // Frames of every type with keys, rounds and slices around the valid ones, in every phase.
+  // Sends frames of every type, with keys, rounds and slices around the valid ones, in every phase.
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Random random(seed);
     Fixture f;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whom a member waits for, and for how long: aggregators that refuse or do not answer, quiesces
+// Whom a member waits for, and for how long: aggregators that refuse or do not answer, and quiesces
 // (docs/protocol.md, sections 6 and 8).
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@ using testing::Spec;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// Node 0, which gives up whom it hears nothing of for 30 s.
+// Node 0, which gives up on anybody from whom it hears nothing for 30 s.
 AgentCoreConfig Impatient() {
   return {.self = {NodeRank{0}, Incarnation{100}},
           .job_name = "job",
@@ -61,7 +61,7 @@ TEST_CASE("AgentCore: refusals of a greeting are tried again, or end the job", "
         std::pair(Phase::kFencing, OwnerState::kBackoff));
   CHECK(refuse(wire::WelcomeStatus::kViewDiffers).first == Phase::kFailed);
   CHECK(refuse(wire::WelcomeStatus::kVersion).first == Phase::kFailed);
-  // Another life of that aggregator answers: not the one that the view names.
+  // Another incarnation of that aggregator answers, not the one that the view names.
   CHECK(refuse(wire::WelcomeStatus::kOk) == std::pair(Phase::kFencing, OwnerState::kBackoff));
 }
 
@@ -108,7 +108,7 @@ TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[
         f.OwnerAt(0).state == OwnerState::kConnecting) {
       f.Broken(0);
     }
-    // Never late, and not for ever.
+    // It is not late, and does not wait for ever.
     REQUIRE(f.now_ns <= since_ns + 30 * kSecond);
   }
   CHECK(f.now_ns == since_ns + 30 * kSecond);
@@ -131,7 +131,7 @@ TEST_CASE("AgentCore: an aggregator that comes back in time has been missed by n
   }
   f.Broken(0);
   f.now_ns += 29 * kSecond;
-  f.OnView(MakeView(2, {1, 1}, 1));  // The scheduler has spoken: the time begins afresh.
+  f.OnView(MakeView(2, {1, 1}, 1));  // The scheduler has spoken, so the time begins afresh.
   f.now_ns += 29 * kSecond;
   f.Tick();
   CHECK(f.member.views().phase() == Phase::kFencing);
@@ -158,7 +158,7 @@ TEST_CASE("AgentCore: an aggregator that refuses for too long ends the job here,
 // One of three nodes.
 struct Patient : Fixture {
   Patient() : Fixture(Impatient()) {}
-  // Its rank waits at the end of a step, for a view that lets a node in.
+  // Its rank waits at the end of a step for a view that admits a node.
   void Stop() {
     Do([&](Effects& out) {
       member.OnQuiesce(1, 0, now_ns, out);
@@ -168,7 +168,7 @@ struct Patient : Fixture {
   }
   void Silent() { member.OnSchedulerSilent(now_ns); }
   void Answers() { member.OnSchedulerAnswers(/*lease_ns=*/5 * kSecond, now_ns); }
-  // Ticks as they are due.
+  // Ticks when ticks are due.
   void Pass(int64_t ns) {
     const int64_t end_ns = now_ns + ns;
     while (member.NextTickNs() <= end_ns) {
@@ -187,7 +187,7 @@ struct Patient : Fixture {
                                  .missing_nodes = std::move(nodes),
                                  .absent_ns = std::move(absent_s)}});
   }
-  // A round that waits for the others.
+  // A round waits for the others.
   void Contribute() {
     Start(MakeView(1, {1, 1, 1}, 1));
     Open(Spec("w", 10));
@@ -204,10 +204,10 @@ TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for
   f.Silent();
   f.Pass(29 * kSecond);
   f.Waiting("w", 1, {1, 2}, {0, 60});
-  CHECK_FALSE(f.failed());  // The scheduler has been silent for less.
+  CHECK_FALSE(f.failed());  // The scheduler has been silent for a shorter time.
   f.Pass(kSecond);
   f.Waiting("w", 1, {1, 2}, {0, 29});
-  CHECK_FALSE(f.failed());  // Node 2 has.
+  CHECK_FALSE(f.failed());  // Node 2 has been away for a shorter time.
   const Effects out = f.Waiting("w", 1, {1, 2}, {0, 30});
   REQUIRE(f.failed());
   CHECK(f.Of<ReportLost>(out).size() == 1);
@@ -232,7 +232,7 @@ TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, 
     f.Answers();
     f.Pass(10 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
-    f.Silent();  // Again, from the beginning.
+    f.Silent();  // Silent again, counted from the beginning.
     f.Pass(29 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
   }
@@ -289,7 +289,7 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
     f.Pass(kSecond);
     f.Waiting("w", 1, {2}, {29});
     CHECK_FALSE(f.failed());
-    // Also while it answers, as it has done before.
+    // The same holds while it answers, as it has done before.
     f.Waiting("w", 1, {2}, {30});
     CHECK(f.member.views().failed_text().find(
               "and the scheduler comes and goes, and does not say") != std::string::npos);
@@ -326,7 +326,7 @@ TEST_CASE("AgentCore: what nobody but the scheduler gives it may give while it a
   f.Pass(kSecond / 2);
   f.Answers();
   f.Pass(9 * kSecond);
-  CHECK_FALSE(f.failed());  // 38 s since it first went; but it answers.
+  CHECK_FALSE(f.failed());  // 38 s since the scheduler first went; but it answers.
   f.Silent();
   f.Pass(kSecond);
   CHECK(f.member.views().failed_text().ends_with(", and the scheduler comes and goes"));

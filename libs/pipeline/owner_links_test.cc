@@ -54,13 +54,13 @@ TEST_CASE("OwnerLinks: an owner is connected, greeted and ready", "[pipeline]") 
   l.Enter(MakeView(1, {1, 1}, 2));
   CHECK(Fixture::Of<Connect>(l.out).size() == 2);
   CHECK(l.StateOf(0) == OwnerState::kConnecting);
-  CHECK(l.Welcome(0) == OwnerLinks::Answer::kIgnored);  // Nobody has greeted it.
+  CHECK(l.Welcome(0) == OwnerLinks::Answer::kIgnored);  // The agent has not greeted it.
   l.links.OnConnected(l.ConnectionTo(0), l.out);
   CHECK(l.StateOf(0) == OwnerState::kGreeting);
   CHECK(l.CountOf(wire::FrameType::kHello) == 1);
   CHECK(l.Welcome(0) == OwnerLinks::Answer::kReady);
   CHECK(l.StateOf(0) == OwnerState::kReady);
-  CHECK(l.links.At(AggregatorIndex{0}).credit_bytes == 1 * kMiB);  // No more than is used.
+  CHECK(l.links.At(AggregatorIndex{0}).credit_bytes == 1 * kMiB);  // The limit of this agent.
   CHECK_FALSE(l.links.AreReady());
   l.MakeReady(1);
   CHECK(l.links.AreReady());
@@ -84,7 +84,7 @@ TEST_CASE("OwnerLinks: a new view fences those that go on, and closes the others
   CHECK(l.ConnectionTo(0) == kept);
   CHECK(l.StateOf(0) == OwnerState::kFencing);
   CHECK(l.CountOf(wire::FrameType::kFence) == 1);
-  CHECK(l.StateOf(1) == OwnerState::kConnecting);  // Not welcomed yet: made anew.
+  CHECK(l.StateOf(1) == OwnerState::kConnecting);  // Not welcomed yet: a new connection.
   CHECK(l.links.Find(gone) == nullptr);
   CHECK(l.links.Find(greeting) == nullptr);
   CHECK(Fixture::Of<Close>(l.out).size() == 2);
@@ -110,7 +110,7 @@ TEST_CASE("OwnerLinks: a broken connection is made again, later each time", "[pi
     CHECK(l.timer.next_ns() == l.now_ns + 1);
     l.links.Reconnect(++l.now_ns, l.out);
     CHECK(l.StateOf(0) == OwnerState::kConnecting);
-    // It was not ready: nothing was lost with it.
+    // It was not ready, so nothing was lost with it.
     CHECK_FALSE(l.links.OnDisconnected(l.ConnectionTo(0), "reset", l.now_ns, l.out).has_value());
   }
 }

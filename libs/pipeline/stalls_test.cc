@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds that wait for ranks which live.
+// Rounds that wait for ranks which are alive.
 #include <algorithm>
 #include <cstdint>
 #include <string>

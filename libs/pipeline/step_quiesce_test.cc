@@ -84,11 +84,11 @@ TEST_CASE("StepQuiesce: step 0 asks for the latest step that a rank is in", "[pi
 TEST_CASE("StepQuiesce: ranks go on when it is over", "[pipeline]") {
   Quiescing q;
   q.AtBoundary(0, 1);
-  CHECK_FALSE(q.quiesce.AnyRankWaits());  // Nothing is asked.
+  CHECK_FALSE(q.quiesce.AnyRankWaits());  // No quiesce is under way.
   q.quiesce.Ask(7, 101, q.out);
   q.AtBoundary(0, 1);
   CHECK(q.quiesce.AnyRankWaits());
-  q.quiesce.OnResume(6, q.out);  // Another one.
+  q.quiesce.OnResume(6, q.out);  // This resumes another quiesce.
   CHECK(q.quiesce.is_asked());
   q.quiesce.OnResume(7, q.out);
   CHECK_FALSE(q.quiesce.is_asked());

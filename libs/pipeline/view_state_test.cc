@@ -30,7 +30,7 @@ TEST_CASE("ViewState: a view is present when all its aggregators have answered",
 
   views.Enter(MakeView(2, {1, 2, 1}, 1));
   CHECK_FALSE(views.is_past_fences());
-  CHECK(views.present()->epoch == Epoch{1});  // Its data is still taken.
+  CHECK(views.present()->epoch == Epoch{1});  // Its data still counts.
   CHECK(views.newest()->epoch == Epoch{2});
   CHECK_FALSE(views.IsNewer(MakeView(2, {1, 2, 1}, 1)));
   CHECK(views.IsNewer(MakeView(3, {1, 2, 1}, 1)));

@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kSlice = 256 * kKiB;
 
-// What agent and rank share of one tensor; each has a mapping of its own.
+// The memory of one tensor that agent and rank share; each has its own mapping.
 class SharedTensor {
  public:
   explicit SharedTensor(uint64_t bytes) : bytes_(bytes) {
@@ -46,7 +46,7 @@ class SharedTensor {
   ArrivingResult Take(uint64_t round) {
     return {views_[1] + line_offset(), bytes_, round, views_[1], out.data(), false};
   }
-  // The slice's bytes become `value`, and ranks are told.
+  // Sets the slice's bytes to `value`, and tells ranks.
   uint64_t Arrive(uint64_t round, uint64_t slice, int value) {
     const uint64_t offset = slice * kSlice;
     const uint64_t length = std::min(kSlice, bytes_ - offset);
@@ -135,7 +135,7 @@ TEST_CASE("Nobody is woken for the little that is left") {
   CHECK(taking.awaited_bytes() == 0);
   tensor.Arrive(1, 4, 1);
   CHECK_FALSE(taking.Ready());
-  // Large ones by their sixteenth.
+  // Large tensors by sixteenths.
   SharedTensor large(64 * kMiB);
   CHECK(large.Take(1).awaited_bytes() == 4 * kMiB);
 }
@@ -175,7 +175,7 @@ TEST_CASE("What comes twice is copied again") {
     CHECK(taking.awaited_bytes() == 0);
     CHECK_FALSE(taking.Finish());
   }
-  // The next round has nothing to do with it.
+  // The next round is not affected.
   ArrivingResult next = tensor.Take(2);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(2, slice, 3);
   next.CopyNew();
@@ -266,13 +266,13 @@ TEST_CASE("A log that is full tells no more, and nothing of the whole") {
   const uint64_t last = ArrivalsCapacity(kMiB) - 1;
   for (uint64_t i = 0; i < last; ++i) CHECK(tensor.log.Add(Round{1}, i, 1) == i + 1);
   CHECK(tensor.log.Add(Round{1}, last, kMiB - last) == kMiB);
-  // What it cannot tell any more may have come twice.
+  // Bytes that the full log cannot tell of may have come twice.
   CHECK(tensor.log.Add(Round{1}, 0, kSlice) == kMiB);
   ArrivingResult taking = tensor.Take(1);
   taking.CopyNew();
   CHECK_FALSE(taking.Ready());
   CHECK_FALSE(taking.Finish());
-  // The next round has it again.
+  // The next round works again.
   ArrivingResult next = tensor.Take(2);
   for (uint64_t slice = 0; slice < 4; ++slice) tensor.Arrive(2, slice, 5);
   next.CopyNew();

@@ -17,12 +17,12 @@ TEST_CASE("Ranks count on half of the last cache, and on none that is others'") 
   CHECK(CacheShare(256 * kMiB, 64) == 128 * kMiB);
   CHECK(CacheShare(480 * kMiB, 2) == 128 * kMiB);
   CHECK(CacheShare(480 * kMiB, 1) == 64 * kMiB);
-  // What the system does not say.
+  // If the system does not say.
   CHECK(CacheShare(0, 4) == kUnknownCacheBytes);
   CHECK(CacheShare(480 * kMiB, 0) == 64 * kMiB);
 }
 
-// As the kernel lays out what it knows of a CPU's caches.
+// A directory like the kernel's for the caches of a CPU.
 class CacheDirectory {
  public:
   void Add(const std::string& level, const std::string& size, const std::string& cpus) {
@@ -48,13 +48,13 @@ TEST_CASE("CPUs have their share of the last cache") {
   caches.Add("1", "32K", "0,64");
   caches.Add("2", "1024K", "0,64");
   CHECK(caches.LastBytes(2) == kMiB);
-  // One for eight cores of two threads each, and others like it.
+  // One cache for eight cores of two threads each, and others like it.
   caches.Add("3", "32768K", "0-7,64-71");
   CHECK(caches.LastBytes(16) == 32 * kMiB);
   CHECK(caches.LastBytes(4) == 8 * kMiB);
   CHECK(caches.LastBytes(128) == 256 * kMiB);
   CHECK(caches.LastBytes(0) == 2 * kMiB);
-  // What says nothing of use is as if it were not there.
+  // A cache without usable values counts as absent.
   caches.Add("4", "", "0");
   caches.Add("5", "1M", "all");
   caches.Add("none", "1M", "0");

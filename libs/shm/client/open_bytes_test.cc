@@ -41,7 +41,7 @@ TEST_CASE("The next step is taken for as large as the last, from its first round
       CHECK((step == 0 || bytes.AtOnce() == 100 * kMiB));
     }
     for (int i = 0; i < 100; ++i) bytes.End(kMiB);
-    // Losses, and who had a gradient.
+    // Single values, such as losses.
     for (int i = 0; i < 20; ++i) Alone(bytes, 4);
     CHECK(bytes.AtOnce() == 100 * kMiB);
   }

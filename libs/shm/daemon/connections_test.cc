@@ -14,7 +14,7 @@
 namespace talweg::shm {
 namespace {
 
-// Remembers who is gone.
+// Records which ranks are gone.
 class GoneSink final : public RankEventSink {
  public:
   void OnRankHello(RankConnectionId /*connection*/, const RankHello& /*hello*/) override {}
@@ -29,7 +29,7 @@ class GoneSink final : public RankEventSink {
 };
 
 struct ConnectionsFixture {
-  // Connects another process. Its end of the socket stays open.
+  // Connects a rank of another process. The rank's end of the socket stays open.
   Connection& Add() {
     std::array<int, 2> ends{};
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) == 0);
@@ -37,7 +37,7 @@ struct ConnectionsFixture {
     connections.Add({.socket = Descriptor(ends[0]), .uid = ::geteuid()});
     return *connections.all().rbegin()->second;
   }
-  // Connects, and is welcomed at any local rank.
+  // Connects a rank, and welcomes it at any local rank.
   Connection& Join() {
     Connection& connection = Add();
     REQUIRE(connections.TakeLocalRank(connection, kAnyLocalRank));
@@ -77,7 +77,7 @@ TEST_CASE_METHOD(ConnectionsFixture, "Connections: a local rank has one holder a
 TEST_CASE_METHOD(ConnectionsFixture, "Connections: memory is kept until it is released") {
   Connection& connection = Join();
   const RankConnectionId id = connection.id;
-  connections.Release(id);  // Not while it is alive.
+  connections.Release(id);  // This has no effect while it is alive.
   connections.Close(connection);
   CHECK_FALSE(connection.control);
   connections.Sweep();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A rank that does anything: bytes on its socket, entries and tails in its ring, all over its
-// control segment. The server must neither crash nor deliver a push that the rules forbid.
+// A rank that does anything: bytes on its socket, entries and tails in its ring, bytes anywhere in
+// its control segment. The server must neither crash nor deliver a push that the rules forbid.
 
 #include "libs/shm/daemon/rank_server.h"
 
@@ -194,7 +194,7 @@ class BadRank {
           std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
           const Descriptor owned(fd);
           if (control_.valid()) {
-            // Contributions, or, where that fails, results.
+            // Contributions; if that fails, results.
             Mapping mapping = Mapping::Map(fd, kPageBytes, Mapping::Access::kReadWrite);
             if (mapping.valid()) contribution_ = std::move(mapping);
             continue;
@@ -206,7 +206,7 @@ class BadRank {
   }
   ControlView& view() { return view_; }
   const Mapping& control() const { return control_; }
-  // The beginning of a segment of contributions, if the rank has been given one.
+  // The beginning of a segment of contributions, if the rank has got one.
   const Mapping& contribution() const { return contribution_; }
 
  private:
@@ -224,7 +224,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Agent agent;
   {
     BadRank rank(agent);
-    // Each step: one byte that says what, one that says how much, and that many bytes.
+    // Each step takes one byte for the kind, one for the length, and that many bytes.
     while (size >= 2) {
       const uint8_t what = data[0];
       const size_t count = std::min<size_t>(data[1], size - 2);
@@ -234,7 +234,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       auto& submitted = rank.view().rank_line().submitted;
       switch (what % 9) {
         case 0: rank.Send(bytes, count); break;
-        case 1: {  // A declaration that is right but for its fuzzed fields.
+        case 1: {  // A declaration that is valid except for its fuzzed fields.
           std::array<std::byte, 512> out;
           const std::string name(1 + count % 16, 'x');
           Declare declare{.dtype = talweg::DType(count > 0 ? bytes[0] % 10 : 1),
@@ -278,7 +278,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         case 5: agent.Complete(static_cast<uint32_t>(count)); break;
         case 6: agent.Sleep(); break;
         case 7: rank.Drain(); break;
-        case 8:  // The lengths of parts, say.
+        case 8:  // For example the lengths of parts.
           if (!rank.contribution().valid() || count < 1) break;
           std::memcpy(rank.contribution().data() + bytes[0] * 8, bytes + 1, count - 1);
           break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The memory that the agent and its ranks hand each other, on hosts and on GPUs.
+// The memory that the agent and its ranks share, on hosts and on GPUs.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// What of a mapping the kernel shows as mapped by huge pages, in kB.
+// How much of a mapping the kernel shows as mapped by huge pages, in kB.
 uint64_t HugeKb(const std::byte* address) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
@@ -51,7 +51,7 @@ TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
     REQUIRE(large.ok());
     Arena::Part* part = arena.Find(large.value().location.segment);
     REQUIRE(part != nullptr);
-    // The rest of the last one is the next buffer's.
+    // The rest of the last huge page belongs to the next buffer.
     CHECK(part->backed == 4 * kHuge);
     for (const std::byte byte : large.value().bytes) REQUIRE(byte == std::byte{0});
     const uint64_t huge_kb = HugeKb(part->segment.mapping.data());
@@ -105,7 +105,7 @@ TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution 
   const int result = rank.fds()[2].get();
   CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, result, 0) == MAP_FAILED);
   CHECK(::pwrite(result, "x", 1, 0) == -1);
-  // Not by opening it anew either.
+  // Opening it anew does not help either.
   const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(result)).c_str(), O_RDWR));
   CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
   // Another tensor fits into the segments that the rank has.
@@ -132,7 +132,7 @@ TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's 
     REQUIRE(std::holds_alternative<Peer>(message->body));
     CHECK(Mapping::Map(rank.fds().back().get(), 4096, Mapping::Access::kReadWrite).valid());
   }
-  // One that would take it for something else is told so.
+  // A rank that would misread it gets an error.
   RawRank older(*this);
   older.Join(kInPlaceMinor - 1);
   older.Send(
@@ -190,7 +190,7 @@ TEST_CASE_METHOD(RankServerFixture,
   }
   Settle();
   REQUIRE(sink.pushes.size() == 3);
-  ranks[2]->Close();  // It has left, and counts all the same.
+  ranks[2]->Close();  // A rank that has left still counts.
   Settle();
   for (uint64_t round = 1; round <= 2; ++round) {
     server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(round)});
@@ -269,7 +269,7 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   CHECK(fixture.sink.places[1].again);
   CHECK(fixture.server->counters().pushes == 1);
   fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);  // Too late: nobody needs it.
+  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);  // Too late: nobody needs the push.
   fixture.Settle();
   CHECK(fixture.sink.places.size() == 2);
   std::string text;

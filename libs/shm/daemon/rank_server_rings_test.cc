@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pushes that come before the agent has completed the open round, by ranks that have seen it
-// complete (docs/shared_memory.md, "Rounds that the ranks see complete").
+// Pushes that come before the agent has completed the open round, from ranks that have already seen
+// it complete (docs/shared_memory.md, "Rounds that the ranks see complete").
 
 #include <array>
 #include <string>
@@ -52,7 +52,7 @@ TEST_CASE_METHOD(SummingFixture,
   Settle();
   CHECK(sink.pushes == Pushes{{0, 1}, {0, 1}});
   CHECK(Consumed(0) == 1);
-  // There is something to do, as soon as the round is complete.
+  // There is work as soon as the round is complete.
   CHECK_FALSE(server->PrepareToSleep(RankServer::Until::kAwaited));
   Complete(0, 1);
   Settle();

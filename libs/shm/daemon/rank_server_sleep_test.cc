@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How agent and ranks sleep, and wake each other.
+// How agent and ranks sleep and wake each other.
 
 #include <poll.h>
 
@@ -95,7 +95,7 @@ TEST_CASE_METHOD(RankServerFixture,
   rank.Push(0, 2);
   Settle();
   server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(2)});
-  CHECK(server->counters().wakes_sent == 1);  // The first has not been read.
+  CHECK(server->counters().wakes_sent == 1);  // The rank has not read the first one.
   rank.control().rank_line().wakes_seen.store(1);
   rank.Push(0, 3);
   Settle();
@@ -124,7 +124,7 @@ TEST_CASE_METHOD(RankServerFixture,
   RawRank rank(*this);
   rank.Join();
   CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
-  // Its memory is not mapped here any more, and it is in the list until the next look at it.
+  // The rank's memory is no longer mapped here, but it stays in the list until the next Sweep.
   server->Disconnect(sink.connections[0], RankStatus::kJobFailed, "it is over");
   server->Beat();
   CHECK(server->PollRings(sink) == 0);

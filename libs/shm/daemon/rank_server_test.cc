@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The agent's side against ranks that do not keep to the protocol, spoken by hand.
+// The agent's side against ranks that break the protocol; the tests write their bytes.
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// While one lives, the process gets no descriptor beyond those that it has.
+// While one lives, the process gets no more descriptors.
 class NoDescriptorsLeft {
  public:
   NoDescriptorsLeft() {
@@ -66,7 +66,7 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK_THAT(second.failure().text,
              Contains(directory.Path("a.sock")) && Contains("pid " + std::to_string(::getpid())));
   Settle();
-  RawRank(*this).Join();  // The first is unharmed.
+  RawRank(*this).Join();  // The first rank is not affected.
 }
 
 TEST_CASE_METHOD(RankServerFixture, "A server leaves a successor's socket alone") {
@@ -152,7 +152,7 @@ TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks g
     Settle();
   }
   SECTION("descriptors, which are not wanted") {
-    // The kernel drops them: nothing to see but that the server goes on.
+    // The kernel drops them: all there is to see is that the server goes on.
     std::array<std::byte, 300> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.client_name = "x"}}, bytes);
     iovec part{bytes.data(), count};
@@ -199,7 +199,7 @@ TEST_CASE_METHOD(RankServerFixture, "A rank that knows no tensors in one place i
   CHECK(sink.declarations[1].one_place == (minor == kOnePlaceMinor));
 }
 
-// An all_gather of three floats a rank, of ranks 0 and 2.
+// An all_gather of three floats from each of ranks 0 and 2.
 constexpr std::array<uint32_t, 2> kSomeRanks = {0, 2};
 Declare SomeGather() {
   Declare declare =
@@ -228,7 +228,7 @@ TEST_CASE_METHOD(RankServerFixture, "A push in parts is delivered with lengths a
   rank.Push(0, 1);
   complete(1);
   table[0] = 8;
-  table[1] = 99;  // Not its own.
+  table[1] = 99;  // Not its own part.
   rank.Push(0, 2, kPushInParts, 0x1234);
   complete(2);
   table[0] = 0;
@@ -319,12 +319,12 @@ TEST_CASE_METHOD(RankServerFixture, "A group of all ranks is no group; a root is
   const std::vector<uint32_t> all = {0, 1, 2, 3};
   Declare declare = Declare::Of({DType::kI8, Op::kMax, Share::kWhole, Share::kOwn, 0}, "t");
   declare.ranks = RankList(all);
-  declare.root_rank = 3;  // It has none.
+  declare.root_rank = 3;  // The collective has no root.
   rank.Declare(declare);
   CHECK(sink.declarations[0].ranks.empty());
   CHECK(sink.declarations[0].rank_count == 4);
   CHECK(sink.declarations[0].root_rank == 0);
-  CHECK(sink.declarations[0].bytes() == 4 * kCacheLineBytes);  // A line for each empty part.
+  CHECK(sink.declarations[0].bytes() == 4 * kCacheLineBytes);  // A cache line for each empty part.
 }
 
 TEST_CASE_METHOD(RankServerFixture, "Who asks is answered after what all ranks have pushed") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Any bytes on the socket: a message, the beginning of one, or an error; and what is a message
-// comes back the same from its own encoding.
+// Any bytes on the socket are a message, the beginning of one, or an error; and a message comes
+// back unchanged from its own encoding.
 
 #include "libs/shm/layout/messages.h"
 

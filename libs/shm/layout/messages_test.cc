@@ -122,7 +122,7 @@ TEST_CASE("What a newer minor version has appended is skipped") {
   CHECK(std::get<Hello>(result.message.body).client_name == "x");
 }
 
-// Declare's last fields, of an empty group.
+// Declare's last fields, for an empty group.
 constexpr size_t kShareFieldsBytes = 8;
 
 TEST_CASE("A Declare of an earlier version is an all_reduce or a broadcast of all ranks") {
@@ -151,7 +151,7 @@ TEST_CASE("Groups of ranks: found in ascending order, and not longer than a mess
   const std::vector<uint32_t> many(kGroupRanksMax + 1);
   std::array<std::byte, 2 * kEncodedBytesMax> out;
   CHECK(EncodeMessage({.body = Declare{.name = "t", .ranks = RankList(many)}}, out) == 0);
-  // A count that promises more than there is, or is allowed.
+  // A count that promises more than there is, or than is allowed.
   std::vector<std::byte> bytes = Encode({.body = Declare{.name = "t", .ranks = RankList(ranks)}});
   for (const uint32_t count : {5u, kGroupRanksMax, kGroupRanksMax + 1, 0xffffffffu}) {
     std::memcpy(bytes.data() + bytes.size() - 20, &count, 4);
@@ -202,7 +202,7 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
             ? sizeof(Welcome::flags) + sizeof(Welcome::number)
             : 0;
     for (uint32_t shorter = 0; shorter < body; shorter += shorter < 4096 ? 1 : 997) {
-      // As a minor version before 3, 5, 8 or 10 has it.
+      // The body of a minor version before 3, 5, 8 or 10.
       if (newer_bytes != 0 && shorter == body - newer_bytes) continue;
       std::memcpy(bytes.data() + 8, &shorter, 4);
       const ParseResult result = ParseMessage(bytes);

@@ -75,7 +75,7 @@ TEST_CASE("What is too large for a buffer does not fit, and overflows nothing") 
   CHECK_FALSE(fits(Share::kRow, Share::kColumn, 1, 65'536));
   CHECK_FALSE(fits(Share::kRow, Share::kColumn, 1'000'000, 10'000));
   CHECK_FALSE(fits(Share::kOwn, Share::kWhole, 1, 0));
-  CHECK_FALSE(BufferShape::Fits({.element_count = 1}, 1));  // No dtype.
+  CHECK_FALSE(BufferShape::Fits({.element_count = 1}, 1));  // There is no dtype.
   CHECK(BufferShape::Of(Collective::Of(DType::kF32, Op::kSum, 1 << 20), 1).has_lengths());
   CHECK_FALSE(BufferShape::Of(Collective::Of(DType::kF32, Op::kSum, 1 << 30), 1).has_lengths());
 }

@@ -3,7 +3,7 @@
 
 #include "libs/aggregation/aggregator_core_fixture.h"
 
-// Declarations: docs/protocol.md, section 4.
+// Declarations (docs/protocol.md, section 4).
 namespace talweg::aggregation {
 namespace {
 
@@ -46,7 +46,7 @@ TEST_CASE("AggregatorCore: declarations are answered when every member has repor
   f.SayReport(1);
   CHECK(f.Sent<wire::Declared>(Conn(0)).size() == 1);
   f.SayDeclare(1, f.DeclareOf("w", 1));
-  CHECK(f.Sent<wire::Declared>(Conn(1)).size() == 1);  // At once from now on.
+  CHECK(f.Sent<wire::Declared>(Conn(1)).size() == 1);  // From now on the answer comes at once.
 }
 
 TEST_CASE("AggregatorCore: a disagreement poisons the tensor and names both sides to everybody",
@@ -65,13 +65,13 @@ TEST_CASE("AggregatorCore: a disagreement poisons the tensor and names both side
   REQUIRE(f.Sent<wire::Declared>(Conn(1)).size() == 1);
   CHECK(f.Sent<wire::Declared>(Conn(1))[0].status == DeclaredStatus::kMismatch);
   CHECK(f.Sent<wire::Failed>(Conn(1)).size() == 1);
-  // Later ones hear the same, even if they agree with the first.
+  // Later members hear the same, even if they agree with the first.
   f.SayDeclare(2, f.DeclareOf("w", 2, 100));
   REQUIRE(f.Sent<wire::Failed>(Conn(2)).size() == 1);
   CHECK(f.Sent<wire::Failed>(Conn(2))[0].text == failed[0].text);
   f.Contribute(0, "w", 1);
   CHECK(f.RefusedCount(wire::RefusedReason::kPoisoned) == 1);
-  // Nothing undoes it, a new view neither.
+  // Nothing undoes the failure, not even a new view.
   f.NextView();
   f.SayFence(0);
   f.SayDeclare(0, f.DeclareOf("w", 0, 100));
@@ -112,7 +112,7 @@ TEST_CASE("AggregatorCore: a member that contradicts itself poisons as another w
   f.SayDeclare(0, other);
   REQUIRE(f.Sent<wire::Failed>(Conn(1)).size() == 1);
   CHECK(Contains(f.Sent<wire::Failed>(Conn(1))[0].text, "rank 0 declared f32[4] sum, rank 1"));
-  // Contributions may be under way: its memory goes when the next view has fenced them all.
+  // Contributions may be on their way: the memory goes when the next view has fenced them all.
   CHECK(f.Seen<ReleaseMemory>().empty());
   CHECK(f.allocated.size() == 3);
   f.NextView();
@@ -129,7 +129,7 @@ TEST_CASE("AggregatorCore: what nobody can declare is told to all, or to the one
           "[aggregation]") {
   JobFixture f;
   f.Start();
-  // A false key names no tensor that others could wait for.
+  // A false key does not name a tensor that others could wait for.
   wire::Declare false_key = f.DeclareOf("w", 0);
   false_key.key = KeyOf("v");
   f.SayDeclare(0, false_key);
@@ -153,7 +153,7 @@ TEST_CASE("AggregatorCore: what nobody can declare is told to all, or to the one
     INFO(declare.name);
     REQUIRE(f.Sent<wire::Declared>(Conn(0)).size() == 1);
     CHECK_FALSE(f.Sent<wire::Declared>(Conn(0))[0].status == DeclaredStatus::kOk);
-    // The others, whatever they say of it, do not wait.
+    // The others do not wait, whatever they declare.
     f.SayDeclare(1, f.DeclareOf(declare.name, 1));
     REQUIRE(f.Sent<wire::Failed>(Conn(1)).size() == 1);
     CHECK(Contains(f.Sent<wire::Failed>(Conn(1))[0].text, "'" + declare.name + "'"));
@@ -199,7 +199,7 @@ TEST_CASE("AggregatorCore: a tensor past tensors_max is refused at all members",
   CHECK(declared.status == DeclaredStatus::kOverBudget);
   CHECK(Contains(declared.text,
                  "job 'job' has 1 of the tensors_max=1 tensors that it may have there"));
-  // A member that comes later is not left waiting for the first, whatever the rules are then.
+  // A later member does not wait for the first, whatever the rules are then.
   f.job.SetQuota({}, nullptr);
   f.SayDeclare(1, f.DeclareOf("b", 1));
   REQUIRE(f.Sent<wire::Failed>(Conn(1)).size() == 1);
@@ -222,7 +222,7 @@ TEST_CASE("AggregatorCore: jobs of a tenant share what it may place", "[aggregat
     second.SayDeclare(0, second.DeclareOf("v", 0, 80));
     CHECK(Contains(second.Sent<wire::Declared>(Conn(0)).back().text,
                    "tenant 't' has 960 bytes of the memory_bytes_max=1000 bytes"));
-    // It is another tenant's from now on.
+    // From now on the job belongs to another tenant.
     const auto other = std::make_shared<PlaceBudget>();
     first.job.SetQuota({.tenant = "u"}, other);
     CHECK(tenant->used_bytes() == 0);
@@ -301,7 +301,8 @@ TEST_CASE("AggregatorCore: slots are made anew when another aggregator takes its
   f.effects_seen.clear();
   f.SayFence(0);
   f.SayDeclare(0, f.DeclareOf("w", 0, 100'000));
-  // Only what the fenced member writes may go; the other's is released after its own fence.
+  // Only the memory that the fenced member writes may go; the other's is released after its own
+  // fence.
   const auto released = f.Seen<ReleaseMemory>();
   REQUIRE(released.size() == 2);
   f.SayReport(0);
@@ -325,7 +326,7 @@ TEST_CASE("AggregatorCore: tensors that nobody declares in a new view are releas
   }
   CHECK(f.allocated.empty());
   CHECK(f.budget.used_bytes() == 0);
-  // But what was agreed stays agreed.
+  // The agreement remains.
   f.SayDeclare(0, f.DeclareOf("w", 0, 5));
   CHECK(f.Sent<wire::Failed>(Conn(0)).size() == 1);
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kElements = 16;  // 64 bytes: a slice for each part.
 
-// A tensor "t" among the first ranks of these nodes, which declare it.
+// A tensor "t" of the first ranks of `nodes`, which declare it.
 struct CollectiveFixture : JobFixture {
   CollectiveFixture(std::string_view collective, std::vector<uint32_t> nodes,
                     std::vector<uint32_t> rank_counts = {1, 1, 1})
@@ -171,7 +171,7 @@ TEST_CASE("AggregatorCore: whoever has no rank in a group cannot declare it", "[
   REQUIRE(declared.size() == 1);
   CHECK(declared[0].status == wire::DeclaredStatus::kInvalid);
   CHECK(declared[0].text.find("has no rank in it") != std::string::npos);
-  // The others go on.
+  // The others continue.
   f.Give(0, 1, 0);
   f.Give(1, 1, 0);
   CHECK(f.Seen<Sum>().size() == 1);
@@ -248,7 +248,7 @@ TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's 
   f.SayDeclareAll("t", {0, 1, 2});
   CHECK(f.job.Status(f.now_ns, false).reserved_bytes == 4 * 256 * kKiB);
   for (const LocalSlice& slice : f.job.tensors().at(KeyOf("t")).local) CHECK(slice.part == 1);
-  // The part of "z" has no aggregator beside it any more, and is cut in two.
+  // The part of "z" no longer has an aggregator beside it, and is cut in two.
   f.view.aggregators.pop_back();
   f.NextView();
   f.effects_seen.clear();
@@ -268,7 +268,8 @@ TEST_CASE("AggregatorCore: whoever declares late hears of no round that it has n
   f.AddAggregator("c", "x");
   f.AddAggregator("d", "z");
   f.spec = {DType::kF32, Op::kCopy, Share::kRow, Share::kColumn, 16 * kKiB};
-  // One whose primary owner this is, with nothing here but what node 0 gives to node 1.
+  // Finds a name with its primary owner here, where nothing else is placed here but what node 0
+  // gives to node 1.
   std::string name;
   for (int i = 0; name.empty(); ++i) {
     REQUIRE(i < 1000);

@@ -11,12 +11,12 @@
 #include "libs/base/fingerprint.h"
 #include "libs/view/placement.h"
 
-// A job at one aggregator for unit tests: says what agents would say, takes what comes back.
+// A job at one aggregator for unit tests: sends what agents would send, and performs the effects.
 namespace talweg::aggregation {
 
 inline TensorKey KeyOf(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 
-// The connection of a node's agent, in its `life`-th try.
+// The connection of a node's agent, at its `life`-th attempt.
 inline ConnectionId Conn(uint32_t node, uint32_t life = 0) {
   return ConnectionId{10 + node + uint64_t{100} * life};
 }
@@ -43,7 +43,7 @@ class JobFixture {
     job.OnView(view, now_ns, effects);
     Perform();
   }
-  // The next epoch, without the nodes named.
+  // Enters the next epoch, without the named nodes.
   void NextView(const std::vector<uint32_t>& without = {}) {
     for (const uint32_t node : without) {
       std::erase_if(view.members,
@@ -105,14 +105,14 @@ class JobFixture {
   void SayFailed(uint32_t node, wire::Failed failed) {
     Say(Conn(node), wire::FrameType::kFailed, std::vector{std::move(failed)});
   }
-  // Everybody connects and reports nothing; effects so far are dropped.
+  // All members connect and report nothing; drops the effects so far.
   void Start() {
     PublishView();
     for (const view::ViewMember& member : view.members) SayHello(member.id.node.value());
     for (const view::ViewMember& member : view.members) SayReport(member.id.node.value());
     effects_seen.clear();
   }
-  // Everybody declares it, too.
+  // All members also declare the tensor.
   void StartWith(const std::string& name, uint64_t element_count = 4, Op op = Op::kSum,
                  uint32_t root = 0, DType dtype = DType::kF32) {
     Start();
@@ -131,7 +131,7 @@ class JobFixture {
             .mode = wire::Mode::kSum,
             .form = wire::Form::kWritten};
   }
-  // With the length that is meant where none is said: all of a slice.
+  // Fills in the length if the test gives none: all of a slice.
   wire::Contribute WithLength(wire::Contribute part) const {
     if (part.form == wire::Form::kInline) {
       part.length_bytes = static_cast<uint32_t>(part.bytes.size());
@@ -153,7 +153,7 @@ class JobFixture {
     Contribute(node, Part(name, round, slice));
   }
 
-  // Finds effects, in order.
+  // Finds effects of one type, in order.
   template <typename T>
   std::vector<T> Seen() const {
     std::vector<T> found;
@@ -162,7 +162,7 @@ class JobFixture {
     }
     return found;
   }
-  // Entries of one type that were sent to a connection.
+  // The entries of one type that were sent to a connection.
   template <typename Entry>
   std::vector<Entry> Sent(ConnectionId connection) const {
     std::vector<Entry> found;
@@ -211,9 +211,9 @@ class JobFixture {
   std::vector<WriteId> writes_under_way;
   std::vector<AllocationId> allocated;
   std::vector<Effect> effects;       // To perform.
-  std::vector<Effect> effects_seen;  // Performed, since cleared.
+  std::vector<Effect> effects_seen;  // Performed since the last clear.
 
-  // Does what the effects ask for; allocations at once.
+  // Performs the effects; allocations succeed at once.
   void Perform() {
     while (!effects.empty()) {
       const std::vector<Effect> batch = std::exchange(effects, {});

@@ -7,8 +7,8 @@
 #include "libs/aggregation/aggregator_core_fixture.h"
 #include "libs/base/random.h"
 
-// Peers that say anything at any time, from a domain small enough that they often nearly make
-// sense. Whatever they do, no CHECK is reached and the effects stay ones that can be performed.
+// Peers that send anything at any time, with values from so small a range that they often nearly
+// make sense. No CHECK is reached, and all effects can be performed.
 namespace talweg::aggregation {
 namespace {
 
@@ -49,7 +49,7 @@ class HostilePeers {
   const Counters& counters() const { return f_.job.counters(); }
 
  private:
-  // Mostly the present one of some node.
+  // Mostly the present connection of some node.
   ConnectionId AnyConnection() {
     const uint32_t node = AnyNode();
     return Conn(node, lives_[node] - (random_.OneIn(50) && lives_[node] > 0 ? 1 : 0));
@@ -186,7 +186,7 @@ class HostilePeers {
   }
   void NextView() {
     f_.view.epoch = f_.view.epoch.Next();
-    if (random_.OneIn(3)) {  // Somebody is another incarnation now.
+    if (random_.OneIn(3)) {  // A member is another incarnation now.
       view::ViewMember& member = f_.view.members[random_.Below(f_.view.members.size())];
       member.id.incarnation = Incarnation{member.id.incarnation.value() + 1000};
     }
@@ -223,7 +223,7 @@ class HostilePeers {
     CHECK(IsAllocated(effect.source));
     CheckResultIsFree(effect.result, effect.offset_bytes);
   }
-  // No write reads what is about to be overwritten.
+  // No write reads memory that is about to be overwritten.
   void CheckResultIsFree(AllocationId result, uint64_t offset_bytes) const {
     CHECK(IsAllocated(result));
     for (const auto& [id, write] : writes_) {
@@ -266,7 +266,7 @@ TEST_CASE("AggregatorCore: peers that say anything reach no CHECK and break no p
     peers.Finish();
     AddCounters(peers.counters(), reached);
   }
-  // It is worth something only if it goes everywhere.
+  // The test is worth something only if it reaches every counter.
   for (const auto& [name, value] : NamedCounters(reached)) {
     INFO(name);
     if (name == "frames_unreadable" || name == "sums_stale") continue;

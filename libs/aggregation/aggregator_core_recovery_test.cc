@@ -3,7 +3,7 @@
 
 #include "libs/aggregation/aggregator_core_fixture.h"
 
-// Reports, decisions and the finishing of open rounds: docs/protocol.md, section 6.
+// Reports, decisions and the finishing of open rounds (docs/protocol.md, section 6).
 namespace talweg::aggregation {
 namespace {
 
@@ -22,7 +22,7 @@ wire::Report Held(const std::string& name, uint64_t held, uint64_t held_epoch,
           .slices = std::move(slices)};
 }
 
-// Three nodes, one dies: the others fence, declare and report.
+// One of three nodes dies: the others fence, declare and report.
 struct Recovery {
   JobFixture f{{1, 1, 1}};
 
@@ -90,7 +90,7 @@ TEST_CASE("AggregatorCore: a round that somebody holds is finished by copying", 
   CHECK(r.f.Results(0)[0].entry.rank_count == 3);
   CHECK(r.f.Results(0)[0].entry.form == Form::kWritten);
   CHECK(r.f.Results(1)[0].entry.form == Form::kEmpty);
-  // Then the next round, as ever.
+  // Then the next round follows as usual.
   r.f.Contribute(0, "w", 8);
   r.f.Contribute(1, "w", 8);
   CHECK(r.f.Seen<Sum>().size() == 1);
@@ -168,7 +168,7 @@ TEST_CASE("AggregatorCore: reports that cannot be true make the tensor unusable,
   CHECK(r.f.Sent<wire::Decision>(Conn(0)).empty());
   REQUIRE(r.f.Sent<wire::Failed>(Conn(1)).size() == 1);
   CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].code == wire::FailedCode::kAborted);
-  // Nobody has declared anything wrong.
+  // No member has declared anything wrong.
   CHECK(r.f.Sent<wire::Declared>(Conn(1)).back().status == wire::DeclaredStatus::kAborted);
   CHECK(r.f.job.counters().contradictions == 1);
 }
@@ -208,7 +208,7 @@ TEST_CASE("AggregatorCore: a connection that breaks after the report gets the de
   r.f.job.OnDisconnect(Conn(0), r.f.effects);
   r.f.Perform();
   r.Enter(1, {Held("w", 6, 1)});
-  CHECK(r.OnlyDecision(1).verdict == Verdict::kRedo);  // Its report stands.
+  CHECK(r.OnlyDecision(1).verdict == Verdict::kRedo);  // Its report remains valid.
   r.f.SayHello(0, 1);
   r.f.SayDeclare(0, r.f.DeclareOf("w", 0, kCount), 1);
   CHECK(r.f.Sent<wire::Declared>(Conn(0, 1)).size() == 1);
@@ -230,7 +230,7 @@ TEST_CASE(
   r.f.Perform();
   r.f.SayFence(1);
   r.f.SayReport(1);
-  // Nobody has it declared now; memory goes, the decision stays.
+  // No member has declared it now: its memory goes, the decision stays.
   CHECK(r.f.allocated.empty());
   r.f.SayHello(0, 1);
   r.f.SayDeclare(0, r.f.DeclareOf("w", 0, kCount), 1);
@@ -267,7 +267,7 @@ TEST_CASE(
   REQUIRE(r.f.Sent<wire::Failed>(Conn(1)).size() == 1);
   CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].code == wire::FailedCode::kAborted);
   CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].text == "it is lost");
-  // What nobody of ours says.
+  // Our peers do not send these.
   r.f.SayFailed(1, {.key = KeyOf("v"), .text = "of a tensor that it has not declared"});
   r.f.SayFailed(1, {.key = KeyOf("w"), .code = wire::FailedCode::kJobFailed, .text = "the job"});
   CHECK(r.f.job.counters().frames_unexpected == 2);

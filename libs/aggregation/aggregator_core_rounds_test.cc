@@ -3,7 +3,7 @@
 
 #include "libs/aggregation/aggregator_core_fixture.h"
 
-// Contributions and results: docs/protocol.md, section 5.
+// Contributions and results (docs/protocol.md, section 5).
 namespace talweg::aggregation {
 namespace {
 
@@ -116,7 +116,7 @@ TEST_CASE("AggregatorCore: credit returns when a contribution has been received,
   f.Contribute(0, "w", 9);  // Refused: another round.
   wire::Contribute empty = f.Part("w", 1);
   empty.form = Form::kEmpty;
-  f.Contribute(0, empty);  // Refused, and it cost nothing.
+  f.Contribute(0, empty);  // It is refused, and returns no credit.
   const auto credit = f.Seen<ReturnCredit>();
   REQUIRE(credit.size() == 2);
   CHECK(credit[0].bytes == kLargeCount * 4);
@@ -236,7 +236,7 @@ TEST_CASE("AggregatorCore: a lost connection's contributions are forgotten and s
   CHECK(f.Seen<Sum>().empty());
   CHECK(f.job.counters().contributions_forgotten == 1);
   f.SayHello(0, 1);
-  f.Contribute(0, f.Part("w", 1), 1);  // It has to declare it again first.
+  f.Contribute(0, f.Part("w", 1), 1);  // It has to declare the tensor again first.
   CHECK(f.RefusedCount(RefusedReason::kNotDeclared) == 1);
   f.SayDeclare(0, f.DeclareOf("w", 0, kLargeCount), 1);
   CHECK(f.Seen<AllocateMemory>().empty());
@@ -259,7 +259,7 @@ TEST_CASE(
   f.FinishSums();
   CHECK(f.Results(0).empty());
   CHECK(f.Results(1).size() == 1);
-  f.Contribute(1, "w", 2);  // The others go on.
+  f.Contribute(1, "w", 2);  // The others continue.
   f.SayHello(0, 1);
   f.SayDeclare(0, f.DeclareOf("w", 0, kLargeCount), 1);
   f.Contribute(0, f.Part("w", 1), 1);
@@ -281,7 +281,7 @@ TEST_CASE("AggregatorCore: a result is not overwritten while it is being written
   f.Contribute(1, "w", 2);
   CHECK(f.Seen<Sum>().size() == 1);
   f.job.OnWriteDone(f.writes_under_way[0], f.effects);
-  f.job.OnWriteDone(f.writes_under_way[0], f.effects);  // Twice is once.
+  f.job.OnWriteDone(f.writes_under_way[0], f.effects);  // A repetition has no effect.
   f.Perform();
   CHECK(f.Seen<Sum>().size() == 1);
   SECTION("until all are done") { f.job.OnWriteDone(f.writes_under_way[1], f.effects); }
@@ -318,7 +318,7 @@ TEST_CASE("AggregatorCore: a broadcast copies the root node's bytes to those who
   wire::Contribute source = f.Part("w", 1);
   source.mode = Mode::kCopy;
   source.wants_result = false;
-  f.Contribute(0, source);  // Not the root's node.
+  f.Contribute(0, source);  // It is not the root's node.
   CHECK(f.RefusedCount(RefusedReason::kWrongMode) == 1);
   f.Contribute(0, "w", 1);  // Not a sum.
   CHECK(f.RefusedCount(RefusedReason::kWrongMode) == 2);
@@ -338,7 +338,7 @@ TEST_CASE("AggregatorCore: a broadcast copies the root node's bytes to those who
 TEST_CASE("AggregatorCore: all are told who is waited for, at growing intervals", "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);
-  f.job.OnTick(f.now_ns, f.effects);  // Nobody waits; that must not be remembered for too long.
+  f.job.OnTick(f.now_ns, f.effects);  // That none waits must not be remembered for long.
   f.Contribute(0, "w", 1);
   std::vector<int64_t> notices_at;
   for (int64_t second = 0; second <= 200; ++second) {
@@ -351,7 +351,7 @@ TEST_CASE("AggregatorCore: all are told who is waited for, at growing intervals"
     CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1, 2});
     CHECK(notices[0].round == Round{1});
     CHECK(notices[0].waited_ns == static_cast<uint64_t>(second) * 1'000'000'000);
-    CHECK(f.Sent<wire::Waiting>(Conn(1)).size() == 1);  // So that it knows that it is waited for.
+    CHECK(f.Sent<wire::Waiting>(Conn(1)).size() == 1);  // It learns that others wait for it.
   }
   CHECK(notices_at == std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64, 124, 184});
   const JobStatus status = f.job.Status(f.now_ns + 5'000'000'000, false);
@@ -391,24 +391,24 @@ TEST_CASE(
     }
   };
   until(70);
-  REQUIRE(told.size() == 7);  // At 64 s last: both are late, and the next is due at 124.
+  REQUIRE(told.size() == 7);  // At 64 s last; the next is due at 124 s.
   CHECK(told.back().absent_s == std::vector<uint64_t>{0, 0});
   told.clear();
-  // Node 2 dies: that is told soon, and again and again.
+  // Node 2 dies: notices say so soon, and repeatedly.
   f.job.OnDisconnect(Conn(2), f.effects);
   until(83);
   std::vector<int64_t> seconds;
   for (const Told& each : told) seconds.push_back(each.second);
   CHECK(seconds == std::vector<int64_t>{70, 74, 78, 82});
   CHECK(told.back().absent_s == std::vector<uint64_t>{0, 12});
-  // It was another connection only: nobody is absent any more.
+  // Node 2 had only lost its connection: nobody is absent any more.
   f.SayHello(2, 1);
   f.SayReport(2, {}, 1);
   told.clear();
   until(130);
   for (const Told& each : told) CHECK(each.absent_s == std::vector<uint64_t>{0, 0});
   CHECK(told.size() == 0);
-  // What this process sleeps through is nobody's absence.
+  // Time in which this process sleeps does not count as absence.
   f.job.OnDisconnect(Conn(2, 1), f.effects);
   f.now_ns += 1000 * kSecond;
   until(1140);
@@ -430,7 +430,7 @@ TEST_CASE("AggregatorCore: nobody is said to have been absent for longer than it
     return f.job.members()[1].absent_ns;
   };
   tick();
-  // It goes just before a tick: what had passed since the last one it was there for.
+  // It goes just before a tick, so it was here for the time since the last one.
   f.job.OnDisconnect(Conn(1), f.effects);
   CHECK(tick() == 0);
   CHECK(tick() == kTickNs);
@@ -439,7 +439,7 @@ TEST_CASE("AggregatorCore: nobody is said to have been absent for longer than it
   f.job.OnDisconnect(Conn(1, 1), f.effects);
   CHECK(tick() == 0);
   CHECK(tick() == kTickNs);
-  // A view begins the time afresh.
+  // In a new view the time begins afresh.
   f.NextView();
   CHECK(tick() == 0);
   CHECK(tick() == kTickNs);

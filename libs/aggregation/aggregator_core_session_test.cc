@@ -3,7 +3,7 @@
 
 #include "libs/aggregation/aggregator_core_fixture.h"
 
-// Connections, views and fences: docs/protocol.md, sections 1 and 6.
+// Connections, views and fences (docs/protocol.md, sections 1 and 6).
 namespace talweg::aggregation {
 namespace {
 
@@ -113,7 +113,7 @@ TEST_CASE("AggregatorCore: a newer connection of the same agent replaces the old
   CHECK(OnlyWelcome(f, Conn(0, 1)).status == WelcomeStatus::kOk);
   CHECK(f.job.members()[0].connection == Conn(0, 1));
   CHECK(f.job.counters().connections_replaced == 1);
-  // The close comes before the welcome: by then nothing of the old one lands any more.
+  // The close comes before the welcome: nothing from the old connection lands after that.
   CHECK(std::holds_alternative<CloseConnection>(f.effects_seen[0]));
 }
 
@@ -168,7 +168,7 @@ TEST_CASE("AggregatorCore: a new view closes members that are out, first of all"
   CHECK(f.Seen<CloseConnection>()[0].connection == Conn(1));
   CHECK(std::holds_alternative<CloseConnection>(f.effects_seen[0]));
   CHECK(f.Seen<ReleaseMemory>().size() == 1);  // Its slots, after the close.
-  // It comes back: it is no member any more.
+  // It comes back, but is not a member any more.
   f.SayHello(1, 1);
   CHECK(OnlyWelcome(f, Conn(1, 1)).status == WelcomeStatus::kNotInView);
 }
@@ -178,10 +178,10 @@ TEST_CASE("AggregatorCore: nothing of the new epoch is taken before the fence", 
   f.StartWith("w");
   f.NextView();
   f.effects_seen.clear();
-  f.Contribute(0, "w", 1);  // Says epoch 2, on a connection of epoch 1.
+  f.Contribute(0, "w", 1);  // The frame says epoch 2, on a connection of epoch 1.
   CHECK(f.RefusedCount(wire::RefusedReason::kWrongEpoch) == 1);
   f.epoch_override = Epoch{1};
-  f.Contribute(0, "w", 1);  // On its way when the view changed.
+  f.Contribute(0, "w", 1);  // It was on its way when the view changed.
   CHECK(f.job.counters().contributions_late == 1);
   CHECK(f.Sent<wire::Refused>(Conn(0)).size() == 1);
 }
@@ -222,7 +222,7 @@ TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and relea
   CHECK(f.budget.used_bytes() == 0);
 }
 
-// Returns whom node 0 hears that the job waits for, so many seconds from now.
+// Returns whom node 0 hears that the job waits for, after `seconds`.
 std::vector<wire::Waiting> WaitingToldIn(JobFixture& f, int64_t seconds) {
   f.effects_seen.clear();
   f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);

@@ -14,7 +14,7 @@ TEST_CASE("Attendance: ticks count how long a member has been away", "[aggregati
   attendance.Enter(MemberIndex{0}, ConnectionId{10});
   attendance.OnTick(100 * kSecond);
   attendance.Leave(MemberIndex{0});
-  // It was here at the last tick, so it has been away for less than what has passed since.
+  // It was here at the last tick, so it has been away for less than the time since.
   attendance.OnTick(101 * kSecond);
   CHECK(attendance.members()[0].absent_ns == 0);
   CHECK(attendance.members()[1].absent_ns == kSecond);

@@ -15,13 +15,13 @@
 #include "libs/aggregation/status.h"
 #include "libs/base/fingerprint.h"
 
-// What the parts of the core are made of, for tests of one part without the others.
+// The parts of the core, for tests of one part without the others.
 namespace talweg::aggregation {
 
 struct CoreParts {
   static constexpr int64_t kSecond = 1'000'000'000;
 
-  // `member_count` members with a rank each, over connections 10, 11, ...
+  // `member_count` members with one rank each, over connections 10, 11, ...
   explicit CoreParts(uint32_t member_count = 2) {
     view.job = config.job;
     view.epoch = Epoch{1};
@@ -53,7 +53,7 @@ struct CoreParts {
             .collective = Collective::Of(DType::kF32, Op::kSum, element_count),
             .result = {wire::RemoteRef{1, 0x1000}, wire::RemoteRef{1, 0x2000}}};
   }
-  // All have declared it. It is cut, and has no memory yet.
+  // All members have declared the tensor. It is cut, and has no memory yet.
   AggregatorTensor& Declared(const std::string& name, uint64_t element_count = 4) {
     const wire::Declare declare = DeclareOf(name, element_count);
     AggregatorTensor& tensor = tensors[declare.key];
@@ -63,7 +63,7 @@ struct CoreParts {
     tensor.Place(view, *present.self());
     return tensor;
   }
-  // All have been answered, too: member i's slots are allocation 100 + i, the result 99.
+  // All have been answered, too. Member i's slots are allocation 100 + i; the result is 99.
   AggregatorTensor& Answered(const std::string& name, uint64_t element_count = 4) {
     AggregatorTensor& tensor = Declared(name, element_count);
     for (uint32_t i = 0; i < view.members.size(); ++i) {
@@ -84,7 +84,7 @@ struct CoreParts {
     }
     return found;
   }
-  // Entries of one type, with the connections that they were sent to.
+  // The entries of one type, with the connections that they were sent to.
   template <typename Entry>
   std::vector<std::pair<ConnectionId, Entry>> Sent() const {
     std::vector<std::pair<ConnectionId, Entry>> found;

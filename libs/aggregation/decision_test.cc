@@ -61,7 +61,7 @@ TEST_CASE("Decide: a missing slice means summing anew", "[aggregation]") {
   CHECK(Decided({Says(0, 4, 2, 3, {0b011}), Says(1, 4, 2, 3, {0b001})}).verdict ==
         wire::Verdict::kRedo);
   CHECK(Decided({Says(0, 0, 0, 0, {}, false)}).round == Round{1});
-  // A tensor of more slices than one word of the bitmap holds.
+  // A tensor with more slices than one word of the bitmap holds.
   CHECK(Decided({Says(0, 4, 2, 3, {~uint64_t{0}})}, 65).verdict == wire::Verdict::kRedo);
   CHECK(Decided({Says(0, 4, 2, 3, {~uint64_t{0}, 1})}, 65).verdict == wire::Verdict::kFinish);
 }
@@ -88,12 +88,12 @@ TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregatio
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = two_epochs})));
   const std::vector<MemberReport> half_aborted = {Says(0, 5, 0), Says(1, 5, 3), Says(2, 4, 2)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = half_aborted})));
-  // Two results of one round, be it over for all of them.
+  // Two results of one round, even if it is over for all members.
   const std::vector<MemberReport> parted = {Says(0, 5, 2), Says(1, 5, 3)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted})));
   const std::vector<MemberReport> parted_below = {Says(0, 4, 2), Says(1, 4, 3), Says(2, 5, 4)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted_below})));
-  // Joiners hold a round without its data: no contradiction while all hold it.
+  // Joiners hold a round without its data: no contradiction if all hold it.
   CHECK(Decided({Says(0, 5, 3), Says(1, 5, 0)}).verdict == wire::Verdict::kRedo);
 }
 

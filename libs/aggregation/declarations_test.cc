@@ -47,7 +47,7 @@ TEST_CASE("Declarations: one is answered when rounds are decided and its slots a
   REQUIRE(f.Sent<wire::Declared>().size() == 1);
   CHECK(f.Sent<wire::Declared>()[0].first == f.Conn(0));
   CHECK(f.Sent<wire::Declared>()[0].second.status == wire::DeclaredStatus::kOk);
-  // Once.
+  // It is answered once.
   f.AllocateAll();
   CHECK(f.Sent<wire::Declared>().size() == 1);
 }
@@ -63,7 +63,7 @@ TEST_CASE("Declarations: all who have declared a tensor hear that they disagree"
   CHECK(failed[0].first == f.Conn(0));
   CHECK(failed[1].first == f.Conn(1));
   CHECK(failed[0].second.code == wire::FailedCode::kMismatch);
-  // Whoever comes later hears it, too, in the next epoch as well.
+  // Later members hear it too, in the next epoch as well.
   f.NextEpoch();
   f.EnterAll();
   f.declarations.OnView();

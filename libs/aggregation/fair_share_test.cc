@@ -25,7 +25,7 @@ struct World {
       share.SetWaits(job, true);
     }
   }
-  // How many of so many pieces each job gets, all of which always have some waiting.
+  // How many of `pieces` pieces each job gets if all jobs always have some waiting.
   std::map<JobId, int> Run(int pieces, uint64_t bytes = kSlice) {
     std::map<JobId, int> got;
     for (int i = 0; i < pieces; ++i) {
@@ -67,7 +67,7 @@ TEST_CASE("FairShare: small pieces of one job wait for one piece of another at m
   share.Set(kA, Quota(1));
   share.Set(kB, Quota(1));
   share.SetWaits(kA, true);
-  for (int i = 0; i < 1000; ++i) share.Serve(kA, kMiB);  // It had everything for long.
+  for (int i = 0; i < 1000; ++i) share.Serve(kA, kMiB);  // It had everything for a long time.
   share.SetWaits(kB, true);
   CHECK(share.Next() == kB);
 }
@@ -80,7 +80,7 @@ TEST_CASE("FairShare: what a piece brings is charged to its job, and shares stay
     const JobId next = *world.share.Next();
     ++got[next];
     world.share.Serve(next, kSlice);
-    // Its results, and what their members send upon them.
+    // Its results, and what their members then send.
     for (int j = 0; j < 3; ++j) world.share.Charge(next, kSlice);
   }
   CHECK(std::abs(got[kA] - 100) <= 2);

@@ -21,7 +21,7 @@ constexpr JobId kA{1}, kB{2}, kC{3};
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kSlice = 64 * kKiB;
 
-// Jobs whose slices come over a link as fast as they may, and are results at once.
+// Jobs whose slices come over a link as fast as they may, and become results at once.
 struct World {
   explicit World(const std::map<JobId, view::JobQuota>& quotas) {
     for (const auto& [job, quota] : quotas) {
@@ -29,7 +29,7 @@ struct World {
       share.SetWants(job, true, now_ns);
     }
   }
-  // A slice of the job comes if it has credit for one.
+  // A slice of the job comes if the job has credit for one.
   bool Come(JobId job) {
     uint64_t& lacking = lacking_bytes.try_emplace(job, kSlice).first->second;
     const uint64_t bytes = std::min(lacking, share.RoomBytes(job, now_ns));
@@ -42,8 +42,8 @@ struct World {
     ++came[job];
     return true;
   }
-  // Every 250 us one slice comes, of these jobs by turns, but of none that has no room. If nobody
-  // has, the link is idle.
+  // Every 250 us one slice comes, of `jobs` in turn, skipping those without room. If none has room,
+  // the link is idle.
   void Run(int64_t ms, const std::vector<JobId>& jobs) {
     came.clear();
     size_t turn = 0;
@@ -54,7 +54,7 @@ struct World {
       }
     }
   }
-  // As long as nothing is held back at first.
+  // Runs for the time in which nothing is held back at first.
   void Measure(const std::vector<JobId>& jobs) {
     Run(300, jobs);
     REQUIRE(share.phase() == Phase::kSharing);
@@ -93,7 +93,7 @@ TEST_CASE("LinkShare: jobs that want the link share it by weight", "[aggregation
 TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
   world.Measure({kA, kB});
-  // Each slice of B's goes to ten members.
+  // Each slice of job B goes to ten members.
   int a = 0;
   int b = 0;
   for (int i = 0; i < 8000; ++i) {
@@ -103,7 +103,7 @@ TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregati
     ++b;
     world.share.OnSent(kB, 9 * kSlice, world.now_ns);
   }
-  // 2 slices over the link, and 11.
+  // 2 slices of A over the link for each 11 of B.
   CHECK(static_cast<double>(a) / b > 4.5);
   CHECK(static_cast<double>(a) / b < 6.5);
 }
@@ -123,7 +123,7 @@ TEST_CASE("LinkShare: parts are of priorities, then tenants, then jobs", "[aggre
   share.SetWants(kD, true, 0);
   CHECK(share.PartOf(kD) == Approx(16.0 / 17));
   CHECK(share.PartOf(kB) == Approx(0.5 / 17));
-  // Who does not want it leaves it to those nearest.
+  // A job that does not want the link leaves its part to the nearest ones.
   share.SetWants(kA, false, 0);
   CHECK(share.PartOf(kB) == Approx(0.75 / 17));
   share.Set(kB, Quota(1, "t", 1));
@@ -157,7 +157,7 @@ TEST_CASE("LinkShare: who waits for others is not silent", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(2000)}});
   world.Measure({kA, kB});
   world.Run(8000, {kA, kB});
-  // It has a slice in half a second.
+  // It sends a slice every half second.
   CHECK(world.came[kA] > 10);
   CHECK(world.came[kA] < 20);
 }
@@ -169,7 +169,7 @@ TEST_CASE("LinkShare: who has not wanted the link has no credit for it", "[aggre
   world.Run(1000, {kA, kB});
   world.share.SetWants(kC, true, world.now_ns);
   world.Run(400, {kA, kB, kC});
-  // A third, and what it may be ahead and behind.
+  // A third, give or take the slack.
   const int slack = static_cast<int>(world.share.SlackBytes() / kSlice);
   CHECK(world.came[kC] >= 533 - slack);
   CHECK(world.came[kC] <= 533 + slack);
@@ -177,7 +177,7 @@ TEST_CASE("LinkShare: who has not wanted the link has no credit for it", "[aggre
 
 TEST_CASE("LinkShare: nobody waits for a job that is slow for another reason", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(4)}});
-  // B sends a slice in 2 ms, A as fast as it may.
+  // B sends a slice every 2 ms, A as fast as it may.
   int a = 0;
   int last_a = 0;
   int most_a = 0;
@@ -195,7 +195,7 @@ TEST_CASE("LinkShare: nobody waits for a job that is slow for another reason", "
   }
   CHECK(most_a == 3500);
   CHECK(a >= 60 * 3500 * 95 / 100);
-  // When B is quick again they share; of a second 200 ms may go to a measurement.
+  // When B is fast again they share; 200 ms of each second may go to a measurement.
   world.Run(20'000, {kA, kB});
   world.Run(1000, {kA, kB});
   CHECK(world.came[kA] < 1100);

@@ -59,7 +59,7 @@ TEST_CASE("Notices: a round that waits is told of after 1, 2, 4 ... seconds, unt
 
   tensor.local[0].round.Forget(MemberIndex{0});
   CHECK(f.NoticesBy(100 * f.kSecond) == 0);
-  // Nothing is looked at before something has happened.
+  // It looks at nothing before something has happened.
   tensor.local[0].round.OnContribution(MemberIndex{0}, given, 100 * f.kSecond);
   CHECK(f.NoticesBy(200 * f.kSecond) == 0);
   f.notices.OnEvent();

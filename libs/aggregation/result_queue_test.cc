@@ -21,7 +21,7 @@ SendResult Result(uint64_t write, int32_t priority, uint32_t bytes = 100) {
   return result;
 }
 
-// The numbers of all that leave, while nothing else comes and each is written before the next.
+// The numbers of all results that leave, if no others come and each is written before the next.
 std::vector<uint64_t> Rest(ResultQueue& queue) {
   std::vector<uint64_t> order;
   queue.OnWritten(queue.under_way_bytes());

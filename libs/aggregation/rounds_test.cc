@@ -12,7 +12,7 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr uint64_t kLargeCount = 16 * kKiB;  // Its results are written, not sent inside.
+constexpr uint64_t kLargeCount = 16 * kKiB;  // Its results are written, not sent inside frames.
 
 struct Fixture : CoreParts {
   Fixture() { EnterAll(); }
@@ -34,7 +34,7 @@ struct Fixture : CoreParts {
     const SumId id = Of<Sum>().back().id;
     rounds.OnSummed(id, out);
   }
-  // Both have contributed to two rounds. The first one's result is being written to them.
+  // Both members have contributed to two rounds. The first round's result is being written to them.
   void BeginSecondRound(const AggregatorTensor& tensor) {
     for (const uint64_t round : {1, 2}) {
       Contribute(0, tensor, round);
@@ -69,7 +69,7 @@ TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregati
   const auto results = f.Of<SendResult>();
   f.rounds.OnWriteDone(results[0].write, f.out);
   CHECK(f.Of<Sum>().size() == 1);
-  // A write to a connection that is over reads nothing any more.
+  // A write to a closed connection does not read any more.
   f.rounds.OnLost(f.Conn(1), std::nullopt, f.out);
   CHECK(f.Of<Sum>().size() == 2);
   CHECK(f.rounds.writes_under_way() == 0);
@@ -80,7 +80,7 @@ TEST_CASE("Rounds: nothing is summed any more when the job is over", "[aggregati
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
   f.BeginSecondRound(tensor);
   f.rounds.OnClosed();
-  // The writes that the second sum waits for end with their connections.
+  // The second sum waits for writes that end with their connections.
   f.rounds.OnLost(f.Conn(0), std::nullopt, f.out);
   f.rounds.OnLost(f.Conn(1), std::nullopt, f.out);
   CHECK(f.rounds.writes_under_way() == 0);

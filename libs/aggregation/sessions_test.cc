@@ -23,7 +23,7 @@ struct Fixture : CoreParts {
     sessions.OnHello(connection, view.epoch, HelloOf(member), 0, out);
   }
 
-  // Who was lost, and after how many effects.
+  // Which connection was lost, and after how many effects.
   struct Lost {
     ConnectionId connection;
     std::optional<MemberIndex> member;
@@ -65,7 +65,7 @@ TEST_CASE("Sessions: an older connection is over before the newer one is welcome
   CHECK(f.lost[0].effects == 1);  // After it was closed, before the Welcome.
   CHECK(f.attendance.ConnectionOf(MemberIndex{0}) == ConnectionId{30});
 
-  // The newer one's Hello may come first.
+  // The newer connection's Hello may come first.
   f.SayHello(0, ConnectionId{20});
   CHECK(f.Of<CloseConnection>().back().connection == ConnectionId{20});
   CHECK(f.attendance.ConnectionOf(MemberIndex{0}) == ConnectionId{30});

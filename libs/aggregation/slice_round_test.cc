@@ -73,7 +73,7 @@ TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]"
   slice.OnSummed(Epoch{1});
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kServeAgain);
   CHECK(slice.OnContribution(kSecond, Sum(2), 0) == Outcome::kTaken);
-  // Who has contributed to round 2 had round 1.
+  // A member that has contributed to round 2 had round 1.
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kWrongRound);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kServeAgain);
 }
@@ -102,7 +102,7 @@ TEST_CASE("SliceRound: a lost connection's contribution is forgotten until the r
   CHECK(slice.open_round() == Round{0});  // The epoch has named no round yet.
   REQUIRE(slice.OnContribution(kSecond, Sum(6), 0) == Outcome::kTaken);
   REQUIRE(slice.OnContribution(kFirst, Sum(6), 0) == Outcome::kCompleted);
-  slice.Forget(kFirst);  // Its bytes are here: no reason to wait for them again.
+  slice.Forget(kFirst);  // Its bytes are here, so there is no reason to wait for them again.
   CHECK(slice.state() == State::kComplete);
   slice.StartSum();
   slice.OnSummed(Epoch{1});
@@ -127,7 +127,7 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
   CHECK_FALSE(slice.WantedResult(kSecond));
   CHECK_FALSE(slice.WantedResult(MemberIndex{2}));
   CHECK_FALSE(slice.source().has_value());
-  // A broadcast's source names no epoch: the present one is the result's.
+  // A broadcast's source names no epoch: the result gets the present one.
   REQUIRE(slice.OnContribution(kFirst, Source(6, 0), 0) == Outcome::kTaken);
   slice.Forget(kFirst);
   CHECK_FALSE(slice.source().has_value());

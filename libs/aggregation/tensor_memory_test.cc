@@ -12,7 +12,7 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr uint64_t kSlotBytes = 64;  // Four f32 fill a part of it.
+constexpr uint64_t kSlotBytes = 64;  // Four f32 fill a part of one.
 
 struct Fixture : CoreParts {
   explicit Fixture(uint64_t budget_bytes = kGiB) : budget(budget_bytes) {}
@@ -64,7 +64,7 @@ TEST_CASE("TensorMemory: slots of those that are gone, or do not want them, are 
   f.memory->ReleaseDeparted(tensor, f.out);
   CHECK(tensor.slots.empty());
   CHECK(tensor.result != AllocationId{0});
-  // Nobody wants the tensor: its result goes, too.
+  // No member wants the tensor, so its result goes, too.
   tensor.declarations.assign(1, {});
   f.memory->ReleaseUnused(tensor, f.out);
   CHECK(tensor.result == AllocationId{0});

@@ -7,14 +7,14 @@
 #include "libs/membership/scheduler_core.h"
 #include "libs/membership/scheduler_core_fixture.h"
 
-// What the rules of docs/quotas.md do to those who would come in.
+// What the rules of docs/quotas.md do to nodes that want to join.
 namespace talweg::membership {
 namespace {
 
 struct Ruled : Fixture {
   explicit Ruled(const std::string& rules) { SetQuotas(rules); }
 
-  // A node of a job of the tenant asks to come in.
+  // A node asks to join a job of the tenant.
   Answer Ask(const std::string& job, uint32_t node, JobSpec spec = Spec(1, 4),
              const std::string& tenant = "t") {
     spec.tenant = tenant;
@@ -50,7 +50,7 @@ TEST_CASE("Admission: a job past its tenant's jobs_max waits until another ends"
   REQUIRE(f.core->waiting().size() == 1);
   CHECK(f.core->waiting()[0].text == wait.text);
   CHECK_FALSE(f.core->waiting()[0].node);
-  // Others do not wait for them, and members of a job that is in come in.
+  // Others do not wait for them, and members of an admitted job are let in.
   CHECK(f.Ask("d", 0, Spec(1, 4), "other").ok());
   CHECK(f.Ask("e", 0, Spec(1, 4), "").ok());
   CHECK(f.Ask("b", 1).ok());
@@ -65,7 +65,7 @@ TEST_CASE("Admission: jobs of a tenant begin in the order in which they came", "
   CHECK(f.Ask("b", 0, Spec(4, 4)).code == Code::kNotYet);
   const Answer small = f.Ask("c", 0, Spec(1, 1));
   CHECK(small.code ==
-        Code::kNotYet);  // There is room for it, but none would ever be for the other.
+        Code::kNotYet);  // There is room for it, but then there would never be room for the other.
   CHECK(Contains(small.text,
                  "job 'b' of tenant 't' came before it and waits: job 'b' waits: it "
                  "needs min_members=4, and jobs of tenant 't' hold 3 ('a') of the "
@@ -86,7 +86,7 @@ TEST_CASE("Admission: jobs of a tenant begin in the order in which they came", "
 
 TEST_CASE("Admission: a job that is in gets the members that it needs", "[membership]") {
   Ruled f("tenant t members_max=5\n");
-  // It holds what it needs, also while those have not come.
+  // A job holds what it needs, even before its members have come.
   CHECK(f.Ask("a", 0, Spec(3, 9)).ok());
   CHECK(f.Ask("b", 0, Spec(2, 9)).ok());
   CHECK(f.Ask("c", 0, Spec(1, 9)).code == Code::kNotYet);
@@ -131,7 +131,7 @@ TEST_CASE("Admission: a job has the members_max of its rule, and begins with the
   CHECK(third.text ==
         "job 'a' has the members_max=2 that it may have in the scheduler's quotas_file; raise it "
         "there");
-  // It takes nothing from who is in.
+  // The rules take nothing from members that are in.
   f.SetQuotas("job a members_max=1\n");
   CHECK(f.core->jobs().at(job).members.size() == 2);
   CHECK(f.StateOf(job) == JobState::kRunning);
@@ -162,7 +162,7 @@ TEST_CASE("Admission: an agent cannot say another tenant than the rule's", "[mem
   CHECK(f.Ask("a", 0, Spec(1, 2), "").ok());
   CHECK(f.core->UseOf("t").jobs.size() == 1);
   CHECK(f.Ask("b", 0).code == Code::kNotYet);
-  // All agents of a job say the same.
+  // All agents of a job must name the same tenant.
   CHECK(Contains(f.Ask("a", 1, Spec(1, 2), "t").text,
                  "tenant is '' in the job and 't' in the request"));
 }
@@ -182,7 +182,7 @@ TEST_CASE("Admission: aggregators hear what rules say of a job, and when that ch
   const view::JobQuota changed = {.weight = 4, .tenant_weight = 4};
   CHECK(f.AggregatorTold<JobQuotaChanged>(100) ==
         std::vector{JobQuotaChanged{.job = job, .quota = changed}});
-  // One that comes later hears the same.
+  // A later one hears the same.
   f.AddAggregator("a1", 101);
   CHECK(f.AggregatorTold<JobView>(101)[0].quota == changed);
 }

@@ -75,7 +75,7 @@ TEST_CASE("AggregatorPool: a broken stream is a loss if it counts", "[membership
   CHECK_FALSE(f.pool.Find(Incarnation{1})->stream);
   f.pool.OnStreamBroken(Incarnation{2}, true, "", turn);
   CHECK(f.StateOf(2) == AggregatorState::kLost);
-  // Nobody is told: neither has a stream.
+  // Nobody is told, because neither has a stream.
   turn.effects.clear();
   f.pool.Tell(JobClosed{JobId{1}, "over"}, turn);
   CHECK(turn.effects.empty());

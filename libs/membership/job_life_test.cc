@@ -112,7 +112,7 @@ TEST_CASE("JobLife: after a restart no view is made before all have said what th
   JobLife::ObserveEpoch(f.job, Epoch{3}, turn);
   f.Advance(0);
   CHECK(f.job.view->epoch == Epoch{1});
-  // The other one may have missed the view of epoch 3.
+  // The other member may have missed the view of epoch 3.
   second.heard_of = true;
   second.epoch_held = Epoch{1};
   f.Advance(0);

@@ -81,7 +81,7 @@ TEST_CASE("JobTable: of jobs that are over the oldest are forgotten", "[membersh
     job.state = JobState::kFinished;
     job.over_at_ns = static_cast<int64_t>(10 * id);
   }
-  // One whose members are not gone yet.
+  // A job whose members are not gone yet.
   Enter(*jobs.Find(JobId{1}), Request(1));
   Turn turn(50);
   jobs.Collect(turn);

@@ -43,7 +43,7 @@ std::vector<uint32_t> Weights(const std::vector<view::ViewAggregator>& aggregato
   return weights;
 }
 
-// Bytes that the busiest link sends (it receives as many) for a gradient of one byte.
+// How many bytes the busiest link sends (it receives as many) for a gradient of one byte.
 double BusiestLink(size_t n, const std::vector<view::ViewAggregator>& aggregators) {
   double total = 0;
   std::map<std::string, double> shares;
@@ -85,7 +85,7 @@ TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy
       view::View view{.job = JobId{1}, .epoch = Epoch{1}, .aggregators = Deployed(n, n, k)};
       WeighByLinks(MemberHosts(n), view.aggregators);
       const double optimum = BusiestLink(n, view.aggregators);
-      // With as many points as BytePS's mixed mode has.
+      // With as many points as BytePS's mixed mode.
       view.dealing = ParseDealing("weighted:101").value();
       std::vector<uint64_t> carried(n + k);
       uint64_t all_beside_members = 0;

@@ -28,7 +28,7 @@ TEST_CASE("NextView: members that are ready and aggregators by name", "[membersh
   CHECK(NodesOf(*view) == std::vector<uint32_t>{0, 1});
   REQUIRE(view->aggregators.size() == 2);
   CHECK(view->aggregators[0].name == "a");
-  // Above what a scheduler with a newer store may have given.
+  // Above any epoch that a scheduler with a newer store may have given.
   f.job.epoch_start = Epoch{100};
   CHECK(NextView(f.job, f.pool, true)->epoch == Epoch{101});
 }

@@ -50,14 +50,14 @@ TEST_CASE("Numbers: an id that somebody holds is not given", "[membership]") {
 TEST_CASE("Numbers: an epoch is believed up to what can have been given", "[membership]") {
   const Numbers numbers({.start_unix_ns = kUnixNs}, {}, 0);
   LiveJob job{.id = JobId{5}, .name = "j"};
-  // One that began here has given none yet.
+  // A job that began here has given no epoch yet.
   CHECK(numbers.CheckEpoch(job, false, false, Epoch{0}, 0).ok());
   CHECK(numbers.CheckEpoch(job, false, false, Epoch{1}, 0).code == Code::kInvalid);
-  // Members that came here hold no later view than the present one.
+  // Members that joined here hold no later view than the present one.
   job.view = std::make_shared<const view::View>(ViewOf(Epoch{4}));
   CHECK(numbers.CheckEpoch(job, false, true, Epoch{4}, 0).ok());
   CHECK(numbers.CheckEpoch(job, true, true, Epoch{5}, 0).code == Code::kInvalid);
-  // Those of the store may have been given more meanwhile, up to a day ahead of this clock.
+  // Members from the store may have got later ones meanwhile, up to a day ahead of this clock.
   job.epoch_stored = Epoch{4};
   const uint64_t day_ns = uint64_t{86'400} * 1'000'000'000;
   const Epoch most{NumbersFrom(kUnixNs) + day_ns};

@@ -19,7 +19,7 @@
 
 namespace talweg::membership {
 
-// The parts of a scheduler that other parts stand on, and one job, for tests of each part alone.
+// The parts of a scheduler that other parts depend on, and one job, for tests of a single part.
 struct PartsFixture {
   static constexpr int64_t kSecond = 1'000'000'000;
 
@@ -66,7 +66,7 @@ struct PartsFixture {
   }
 };
 
-// The messages of that kind that members are told, with their streams, in order.
+// The messages of that type that members are told, with their streams, in order.
 template <typename Message>
 std::vector<std::pair<StreamId, Message>> ToldMembers(const Turn& turn) {
   std::vector<std::pair<StreamId, Message>> told;

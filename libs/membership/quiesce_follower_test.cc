@@ -37,7 +37,7 @@ TEST_CASE("QuiesceFollower: one that a new stream knows nothing of is over after
     CHECK(follower.OnView(true) == kNone);
     CHECK(follower.OnView(false) == kNone);
   }
-  CHECK(follower.OnQuiesce(kFirst));  // Whoever is asked again has to answer again.
+  CHECK(follower.OnQuiesce(kFirst));  // A member that is asked again has to answer again.
 }
 
 }  // namespace

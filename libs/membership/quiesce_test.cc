@@ -49,7 +49,7 @@ TEST_CASE("Quiesce: members are asked for their step, then to stop after the lat
   const QuiesceId second = f.job.quiesce->id;
   CHECK(second != first);
   CHECK(ToldMembers<Quiesce>(*f.turn)[0].second.step == 6);
-  f.Answer(0, first, 4);  // Late: it answers what nobody asks any more.
+  f.Answer(0, first, 4);  // Late: this question is no longer asked.
   f.Answer(0, second, 6);
   f.Answer(0, second, 6);
   CHECK_FALSE(f.Advance());

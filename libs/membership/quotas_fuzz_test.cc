@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any text: rules that are read say something possible of every job, and what is wrong names a
-// line.
+// Any text: rules that can be read give every job possible values, and an error names a line.
 #include "libs/membership/quotas.h"
 
 #include <cstddef>

@@ -52,7 +52,7 @@ TEST_CASE("Quotas: a rule's tenant counts more than what agents say", "[membersh
   CHECK(quotas.For("a", "y").tenant_of_rule == "x");
   CHECK(quotas.For("b", "x").tenant_jobs_max == 1);
   CHECK(quotas.For("b", "x").tenant_of_rule.empty());
-  // Without a tenant no rule of tenants holds, and its own weight is what others see of it.
+  // Without a tenant no tenant's rule applies, and others see the job's own weight.
   CHECK(Read("tenant * jobs_max=1\njob * weight=3\n").For("b", "").tenant_jobs_max ==
         view::kNoLimit);
   CHECK(Read("job * weight=3\n").For("b", "").share.tenant_weight == 3);

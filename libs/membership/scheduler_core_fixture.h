@@ -20,8 +20,8 @@ namespace talweg::membership {
 
 inline constexpr int64_t kSecond = 1'000'000'000;
 
-// A scheduler around the core: a store in memory, and what every stream was told. Checks on the way
-// that nobody hears of a view that is not stored, and that epochs only grow.
+// A scheduler around the core: a store in memory, and the messages on every stream. It checks that
+// nobody hears of a view that is not stored, and that epochs only grow.
 class Fixture {
  public:
   explicit Fixture(Config config = {}) : config_(config) { Start(); }
@@ -36,7 +36,7 @@ class Fixture {
     Drain();
   }
 
-  // Starts over an older store: it tells the view that it knows, which members ignore.
+  // Starts on an older store. The scheduler tells the view that it knows, which members ignore.
   void Restore(const Snapshot& backup) {
     stored = backup;
     epochs_.clear();
@@ -52,7 +52,7 @@ class Fixture {
                        .name = "host-" + std::to_string(node)},
             .secret = SecretOf(Incarnation{incarnation})};
   }
-  // Each process has one of its own.
+  // Each process has its own secret.
   static SecretHash SecretOf(Incarnation incarnation) {
     SecretHash secret;
     secret.bytes.fill(static_cast<uint8_t>(incarnation.value() % 251 + 1));
@@ -119,7 +119,7 @@ class Fixture {
     Drain();
     return answer;
   }
-  // Everybody who is asked answers, until nobody is asked any more.
+  // Every member that is asked answers, until none is asked any more.
   void QuiesceAll(JobId job) {
     while (core->jobs().at(job).quiesce) {
       const QuiesceState asked = *core->jobs().at(job).quiesce;
@@ -166,7 +166,7 @@ class Fixture {
     return answer;
   }
 
-  // Lets time pass as a daemon does, with everybody in `renewing` renewing.
+  // Lets time pass as a daemon does; the members in `renewing` renew.
   void Pass(int64_t ns, JobId job = JobId{0},
             const std::vector<view::MemberIdentity>& renewing = {}) {
     const int64_t end_ns = now_ns + ns;
@@ -240,7 +240,7 @@ class Fixture {
   int64_t start_unix_ns = 0;  // For the next Start().
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
-  bool shows_secrets = true;  // False: whoever calls does not know the secret of whom it names.
+  bool shows_secrets = true;  // False: callers do not know the secrets.
   std::vector<std::string> notes;
 
  private:
@@ -260,7 +260,7 @@ class Fixture {
     bool first = true;
     for (const Effect& effect : out_) {
       if (const auto* persist = std::get_if<Persist>(&effect)) {
-        // Pass() gathers the effects of several events; then each event's comes first.
+        // One Drain has at most one Persist; CheckStored sees that it comes before the views.
         if (!std::exchange(first, false)) CHECK(false);
         Apply(persist->write, stored);
       } else if (const auto* tell = std::get_if<TellMember>(&effect)) {

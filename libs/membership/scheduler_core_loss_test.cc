@@ -24,7 +24,8 @@ TEST_CASE("SchedulerCore: a broken stream fails the job at once and says who die
   REQUIRE(f.AggregatorTold<JobClosed>(100).size() == 1);
   CHECK(f.AggregatorTold<JobClosed>(100)[0] == JobClosed{job, text});
 
-  // A member that missed it is told when it comes back; the dead one is not let in again.
+  // A member that missed the failure is told when it comes back; the dead one is not admitted
+  // again.
   REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
   CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
   CHECK(f.Renew(job, Id(1, 11)).code == Code::kRefused);
@@ -43,7 +44,7 @@ TEST_CASE("SchedulerCore: silence costs the lease", "[membership]") {
   f.Enter("mnist", 1, 11, Spec(2, 2));
   f.Pass(9 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kRunning);
-  f.Pass(kSecond, job, {Id(0, 10)});  // Not longer than the lease.
+  f.Pass(kSecond, job, {Id(0, 10)});  // Not longer than a lease.
   CHECK(f.StateOf(job) == JobState::kFailed);
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text,
                  "node 1 (host-1, incarnation b) was silent for 10 s"));
@@ -71,7 +72,7 @@ TEST_CASE("SchedulerCore: a member that cannot go on says so itself", "[membersh
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
-  // Another's word about it decides nothing.
+  // Another member's report about it decides nothing.
   REQUIRE(f.ReportLost(job, Id(0, 10), LostMember{Id(1, 11)}, "refused").ok());
   CHECK(f.StateOf(job) == JobState::kRunning);
   REQUIRE(f.ReportLost(job, Id(1, 11), LostMember{Id(1, 11)}, "no way to a0").ok());
@@ -104,7 +105,7 @@ TEST_CASE("SchedulerCore: an agent that is stopped is a loss, one that has finis
   REQUIRE(f.Told<MemberLeft>(Id(0, 10)).size() == 1);
   CHECK(f.Told<MemberLeft>(Id(0, 10))[0].id == Id(1, 11));
   CHECK(f.EpochOf(job) == Epoch{1});
-  // Its ranks join another job of that name when the others have left this one, too.
+  // Its ranks can join another job of that name when the others have left this one, too.
   CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kNotYet);
   REQUIRE(f.Leave(job, Id(0, 10)).ok());
   CHECK(f.StateOf(job) == JobState::kFinished);
@@ -143,7 +144,7 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
   f.AddAggregator("a0", 100);
   const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
   const JobId job = f.Enter("mnist", 0, 10, spec);
-  // A job begins without them: its ranks wait for each other anyway.
+  // A job begins although they have not attached: its ranks wait for each other anyway.
   REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
   REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, {.attached = false}).ok());
   REQUIRE(f.EpochOf(job) == Epoch{1});
@@ -167,7 +168,7 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
   SECTION("one goes again before the node has entered") {
     f.Renew(job, Id(3, 13), Epoch{0}, {.attached = true});
     REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
-    f.Renew(job, Id(3, 13), Epoch{0});  // From an agent that says nothing of its ranks.
+    f.Renew(job, Id(3, 13), Epoch{0});  // The agent says nothing about its ranks.
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
     f.Renew(job, Id(3, 13), Epoch{0}, {.attached = false});
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).size() == 1);
@@ -198,7 +199,7 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
     f.Quiesced(job, Id(1, 11), QuiesceId{quiesce.id.value() + 1});
     CHECK(f.EpochOf(job) == Epoch{1});
     f.Quiesced(job, Id(1, 11), quiesce.id, 6);
-    // Nobody has gone past the latest step that somebody was in: all can stop there.
+    // No rank is past the latest step that any rank was in, so all can stop there.
     CHECK(f.EpochOf(job) == Epoch{1});
     const Quiesce again = f.Told<Quiesce>(Id(0, 10)).back();
     CHECK(again.id != quiesce.id);
@@ -207,7 +208,7 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
                    "waits for nodes 0, 1 to end step 7 (its program says so with "
                    "talweg.end_step(); one that never does lets nobody in), so that node 3"));
     CHECK(f.Told<Quiesce>(Id(1, 11)).back() == again);
-    f.Quiesced(job, Id(0, 10), quiesce.id);  // To the first question.
+    f.Quiesced(job, Id(0, 10), quiesce.id);  // An answer to the first question.
     f.Quiesced(job, Id(1, 11), again.id);
     CHECK(f.EpochOf(job) == Epoch{1});
     f.Quiesced(job, Id(0, 10), again.id);
@@ -216,7 +217,7 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
     CHECK(f.Told<view::View>(Id(3, 13)).back().steps == 7);
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
     f.Break(Id(1, 11));
-    CHECK(f.Told<view::View>(Id(3, 13)).back().steps == 7);  // Nobody has entered since.
+    CHECK(f.Told<view::View>(Id(3, 13)).back().steps == 7);  // No member has entered since.
   }
   SECTION("a second joiner enters with the first") {
     f.Enter("mnist", 2, 12, spec);

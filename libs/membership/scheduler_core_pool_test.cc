@@ -38,7 +38,7 @@ TEST_CASE("SchedulerCore: an aggregator's silence costs its lease", "[membership
   f.Pass(11 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kFailed);
   CHECK(Contains(f.core->jobs().at(job).text, "aggregator a0 (incarnation 64) was silent"));
-  // Its connection may well live on; it is told.
+  // Its connection may still be open; it is told.
   REQUIRE(f.AggregatorClosed(100).has_value());
   CHECK(f.AggregatorClosed(100)->code == Code::kRefused);
 }
@@ -90,9 +90,9 @@ TEST_CASE(
   REQUIRE(spares.size() == 1);
   CHECK(spares[0].name == "a1");
   CHECK(spares[0].enters_next_view);
-  REQUIRE(f.AttachAggregator(101).ok());  // A connection made anew is no news.
+  REQUIRE(f.AttachAggregator(101).ok());  // Only a new connection is no news.
   CHECK_FALSE(noted());
-  // The next view has it, whatever that is made for.
+  // The next view includes it, whatever the view is made for.
   f.BreakAggregator(100);
   CHECK(f.EpochOf(job) == Epoch{2});
   CHECK(f.Told<view::View>(Id(0, 10)).back().aggregators.at(0).name == "a1");
@@ -137,7 +137,7 @@ TEST_CASE("SchedulerCore: a view weighs aggregators by the links they share", "[
     REQUIRE(f.Attach(joined.job, Id(node, 10 + node)).ok());
   }
   std::vector<uint32_t> weights;
-  // A name for it: a loop over a temporary's member outlives the temporary.
+  // Names it, because a loop over a temporary's member would outlive the temporary.
   const view::View view = f.Told<view::View>(Id(0, 10)).at(0);
   for (const auto& each : view.aggregators) weights.push_back(each.weight);
   CHECK(weights == std::vector<uint32_t>{1, 1, 2});

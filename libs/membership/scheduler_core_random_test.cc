@@ -12,7 +12,7 @@
 namespace talweg::membership {
 namespace {
 
-// A job begins when begin_members are ready, not later; and with fewer only when it has gathered.
+// A job begins as soon as begin_members are ready; with fewer, only when it has gathered.
 class BeginCheck {
  public:
   void Look(const Fixture& f) {

@@ -25,7 +25,7 @@ TEST_CASE("SchedulerCore: after a restart a quiesce is proposed again, under ano
   REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
   const QuiesceId second = f.Told<Quiesce>(Id(0, 10))[0].id;
   CHECK(second != first);
-  f.Quiesced(job, Id(0, 10), first);  // From before the restart.
+  f.Quiesced(job, Id(0, 10), first);  // An answer from before the restart.
   CHECK(f.EpochOf(job) == Epoch{1});
   f.Quiesced(job, Id(0, 10), second);
   f.QuiesceAll(job);
@@ -48,10 +48,10 @@ TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]")
   CHECK(f.Told<view::View>(Id(0, 10)) == std::vector<view::View>{view});
   f.Pass(8 * kSecond);
   CHECK(f.StateOf(job) == JobState::kRunning);
-  // Nobody can slip into the place of a member that has not come back yet.
+  // Nobody can take the place of a member that has not come back yet.
   f.Start();
   CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kHeld);
-  // Whoever does not come back is lost.
+  // A member that does not come back is lost.
   f.Pass(11 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kFailed);
 }
@@ -95,7 +95,7 @@ TEST_CASE("SchedulerCore: a store that is older than its members raises the epoc
   CHECK(f.EpochOf(job) == Epoch{8});
   CHECK(f.Renew(job, Id(0, 10), Epoch{8}).ok());
   CHECK(f.EpochOf(job) == Epoch{8});
-  // An aggregator's word counts as well, and so do ids of jobs that this store never gave.
+  // What an aggregator says counts as well, and so do ids of jobs that this store never gave.
   CHECK(f.AttachAggregator(100, {{job, Epoch{12}}, {JobId{40}, Epoch{3}}}).ok());
   CHECK(f.EpochOf(job) == Epoch{13});
   CHECK(f.AggregatorTold<JobClosed>(100).at(0).job == JobId{40});
@@ -123,7 +123,7 @@ TEST_CASE("SchedulerCore: numbers that an older store has forgotten are not give
     f.start_unix_ns += 2'000'000;
     f.Restore(backup);
     REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
-    CHECK(f.EpochOf(job) == Epoch{1});  // A start alone is no reason for a view.
+    CHECK(f.EpochOf(job) == Epoch{1});  // A start alone does not need a view.
     REQUIRE(f.AttachAggregator(100).ok());
     REQUIRE(f.AttachAggregator(101).ok());
     f.BreakAggregator(101);
@@ -215,7 +215,7 @@ TEST_CASE("SchedulerCore: a gap in time starts all leases afresh", "[membership]
   f.now_ns += 3600 * kSecond;
   f.Tick();
   CHECK(f.StateOf(job) == JobState::kRunning);
-  // Peers gave up on the paused scheduler and opened new streams; the end of the old may come
+  // Peers gave up on the paused scheduler and opened new streams; the old streams' ends may come
   // first.
   f.Break(Id(1, 11));
   CHECK(f.StateOf(job) == JobState::kRunning);

@@ -64,11 +64,11 @@ TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for
   CHECK(after.quiesce.value().waits_for.contains(member));
   CHECK(after.complaints.empty());
   CHECK_FALSE(f.Closed(member).has_value());
-  // The member itself goes on.
+  // The member itself continues.
   f.shows_secrets = true;
   CHECK(f.Renew(job, member, Epoch{1}).ok());
   CHECK(f.Join(Fixture::Request("mnist", 0, 10, Spec(2, 3))).answer.ok());
-  // Also what is said after its end is for itself alone.
+  // What is said after its end is for the member alone, too.
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   f.shows_secrets = false;
@@ -129,14 +129,14 @@ TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused fo
     CHECK(f.StateOf(job) == JobState::kRunning);
     CHECK(f.EpochOf(job) == Epoch{1});
   };
-  // A job that began here has had the views of this scheduler, and a joiner none of them.
+  // All views of a job that began here are this scheduler's, and a joiner has none of them.
   refused(f.Renew(job, Id(0, 10), Epoch{2}));
   f.Enter("mnist", 1, 11, spec);
   refused(f.Renew(job, Id(1, 11), Epoch{1}));
   refused(f.AttachAggregator(100, {{job, Epoch{2}}}));
   refused(f.AttachAggregator(100, {{JobId{1ULL << 61}, Epoch{1}}}));
   CHECK(f.Renew(job, Id(0, 10), Epoch{1}).ok());
-  // One from a store may be older than its members, by what a clock may be ahead.
+  // A store may be older than its members, by as much as a clock may be ahead.
   f.Start();
   refused(f.Attach(job, Id(0, 10), Epoch{1ULL << 62}));
   refused(f.AttachAggregator(100, {{job, Epoch{1ULL << 62}}}));
@@ -146,7 +146,7 @@ TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused fo
   const Epoch ahead{since + kDayNs / 2};
   CHECK(f.Attach(job, Id(0, 10), ahead).ok());
   CHECK(f.EpochOf(job) > ahead);
-  // Told of it, it goes on; what it has been given is the bound no more than before.
+  // Once told, the scheduler continues from there; that does not raise the bound.
   CHECK(f.Renew(job, Id(0, 10), f.EpochOf(job)).ok());
   const Epoch given = f.EpochOf(job);
   CHECK(f.Renew(job, Id(0, 10), Epoch{given.value() + kDayNs}).code == Code::kInvalid);

@@ -34,7 +34,7 @@ struct Standbys : Fixture {
   void Ready(uint32_t node, uint64_t incarnation, bool ready = true) {
     REQUIRE(Renew(job, Id(node, incarnation), Epoch{0}, {.ready = ready}).ok());
   }
-  // All that stop have ended the step.
+  // All members that stop have ended the step.
   void EndStep(uint64_t step) {
     for (int question = 0; question < 2; ++question) {
       REQUIRE(core->jobs().at(job).quiesce);
@@ -93,7 +93,7 @@ TEST_CASE("SchedulerCore: a joiner that is not ready is a standby until it is", 
 
   f.Ready(2, 12);
   REQUIRE(f.core->jobs().at(f.job).quiesce);
-  // Who takes part in no step is not asked to stop.
+  // A standby takes part in no step, so it is not asked to stop.
   CHECK(f.core->jobs().at(f.job).quiesce->waits_for == std::set{Id(0, 10), Id(1, 11)});
   CHECK(f.Told<Quiesce>(Id(2, 12)).empty());
   CHECK(f.StandbysInView() == Flags{false, false, true});
@@ -227,7 +227,7 @@ TEST_CASE("SchedulerCore: a restart of the scheduler leaves a standby what it is
   REQUIRE(f.Attach(f.job, Id(2, 12), epoch, {.ready = false}).ok());
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
   f.Ready(2, 12);
-  // It may attach anew while others stop.
+  // It may attach again while others stop.
   REQUIRE(f.Attach(f.job, Id(2, 12), epoch, {.ready = true}).ok());
   CHECK(f.Told<Attached>(Id(2, 12)).back().quiesce == QuiesceId{0});
   CHECK(f.Told<Quiesce>(Id(2, 12)).empty());

@@ -109,7 +109,7 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     f.Enter("mnist", 7, 17, spec);
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(view_size(job) == 2);
-    // Who comes later is a joiner.
+    // A later member is a joiner.
     f.Enter("mnist", 2, 12, spec);
     CHECK(f.core->jobs().at(job).quiesce.has_value());
     f.QuiesceAll(job);
@@ -131,7 +131,7 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     CHECK(has_begun);
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(view_size(job) == 1);
-    // Who comes later says what the others did.
+    // A later member gives the same number as the others did.
     f.Enter("mnist", 1, 11, spec);
     f.QuiesceAll(job);
     CHECK(view_size(job) == 2);
@@ -209,7 +209,7 @@ TEST_CASE("SchedulerCore: a spec that differs is refused naming both values", "[
   const JoinAnswer answer = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 3)));
   CHECK(answer.answer.code == Code::kRefused);
   CHECK(Contains(answer.answer.text, "max_members is 2 in the job and 3 in the request"));
-  // Nobody's number, and the number that nobody's stands for, are the same.
+  // No number, and the number that stands for none, are the same.
   JobSpec begins = Spec(2, 2);
   begins.begin_members = 2;
   CHECK(f.Join(Fixture::Request("mnist", 1, 11, begins)).answer.ok());
@@ -270,7 +270,7 @@ TEST_CASE("SchedulerCore: a node rank is held by one live incarnation", "[member
   CHECK(Contains(other.answer.text, "host-0, incarnation a"));
   CHECK(f.StateOf(job) == JobState::kForming);
 
-  // One that never opened its stream makes room: it may have died.
+  // A member that never opened its stream makes room: it may have died.
   REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 2))).answer.ok());
   REQUIRE(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.ok());
   CHECK(f.Attach(job, Id(1, 11)).code == Code::kRefused);
@@ -338,8 +338,8 @@ TEST_CASE("SchedulerCore: limits are refused with their figures", "[membership]"
   CHECK(f.Register(Fixture::Named("a1", 101)).code == Code::kFull);
 }
 
-// Anything in any order: the fixture checks that views are stored before they are told, are valid,
-// and that epochs never go back, over restarts as well.
+// Anything in any order: the fixture checks that views are valid and are stored before they are
+// told, and that epochs never go back, not even over restarts.
 
 }  // namespace
 }  // namespace talweg::membership

@@ -31,7 +31,7 @@ Placement PlaceBytes(const View& view, TensorKey key, uint64_t bytes) {
   return Placement(view, key, Collective::Of(DType::kU8, Op::kSum, bytes), {});
 }
 
-// One of few, or one that nobody knows.
+// One of a few hosts, or an unknown one.
 std::string SomeHost(Random& random) {
   const uint64_t host = random.Below(4);
   return host == 0 ? "" : std::to_string(host);
@@ -113,8 +113,8 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
           "[view]") {
   View view = MakeView({1}, {1, 9, 1});
   view.slice_bytes_max = 64 * kKiB;
-  // Tensor 3's slices have the keys 196608 to 196617; naive sends them round the owners, from
-  // 3 x 9973 modulo 3 on.
+  // Tensor 3's slices have the keys 196608 to 196617; naive deals them to the owners in turn,
+  // beginning with 3 x 9973 modulo 3.
   view.dealing = ParseDealing("naive").value();
   const Placement naive = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
   REQUIRE(naive.slices().size() == 10);
@@ -124,7 +124,7 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
                                      .owner = AggregatorIndex{i % 3},
                                      .slot_offset_bytes = i / 3 * 64 * kKiB});
   }
-  // Slice 2, with the key 196610, as worked out in slice_hash_test.
+  // Slice 2, with the key 196610, as computed in slice_hash_test.
   for (const auto& [text, hash] : {std::pair<const char*, uint64_t>{"djb2", 6951376374012},
                                    {"sdbm", 17050440749492477447u},
                                    {"fingerprint:7", 9967622192103435511u}}) {
@@ -133,14 +133,14 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
     const Placement placement = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
     CHECK(placement.slices()[2].owner.value() == hash % 3);
   }
-  // Point 59 of 101, of which the second owner has 9 to 90.
+  // Point 59 of 101; the second owner has points 9 to 90.
   view.dealing = ParseDealing("weighted").value();
   CHECK(PlaceBytes(view, TensorKey{3}, 640 * kKiB).slices()[2].owner == AggregatorIndex{1});
-  // Who agrees on the tensor is the same.
+  // The primary owner is the same.
   const AggregatorIndex primary = PrimaryOwner(view, TensorKey{3});
   view.dealing = {};
   CHECK(PrimaryOwner(view, TensorKey{3}) == primary);
-  // A small tensor is one slice, and dealt as any other.
+  // A small tensor is one slice, and dealt like any other.
   view.dealing = ParseDealing("naive").value();
   for (uint32_t number = 0; number < 6; ++number) {
     const Placement small = PlaceBytes(view, TensorKey{number}, 100);
@@ -220,7 +220,7 @@ TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view
   view = MakeView({1}, std::vector<uint32_t>(2000, 1));
   view.slice_bytes_max = kMiB;
   CHECK(PlaceBytes(view, TensorKey{7}, kGiB).slices().size() <= 4 * 2000);
-  // Alone nothing travels.
+  // In a job of one node without aggregators nothing travels.
   view = MakeView({2}, {});
   view.slice_bytes_max = kMiB;
   CHECK(longest(view, 8 * kMiB) == kMiB);
@@ -254,7 +254,7 @@ TEST_CASE("Placement: another placement is another version", "[view]") {
       add(view, key, PlaceBytes(view, key, bytes));
     }
   }
-  // Is one of them another? Then count kPlacementVersion up, and put it here.
+  // If one of them differs, increase kPlacementVersion, and put the new value here.
   CHECK(kPlacementVersion == 3);
   CHECK(fingerprint == 0x5f42cc8d129af77d);
   for (const uint32_t rank_count : {1u, 2u}) {
@@ -297,7 +297,7 @@ TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[
       covered[part] += slice.length_bytes;
       REQUIRE(covered[part] <= part_bytes);
       REQUIRE(slice.offset_bytes % kCacheLineBytes == 0);
-      // No two contributions share a byte of a slot, and there is none that no slice has.
+      // No two contributions share a byte of a slot, and every byte belongs to a slice.
       REQUIRE(slice.slot_offset_bytes == slot_end[slice.owner]);
       slot_end[slice.owner] += RoundUp(slice.length_bytes, kCacheLineBytes);
       seen[part] = true;
@@ -305,7 +305,7 @@ TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[
     for (size_t part = 0; part < covered.size(); ++part) {
       CAPTURE(part, part_bytes, collective.name());
       CHECK(covered[part] == part_bytes);
-      CHECK(seen[part]);  // Also where there are no bytes.
+      CHECK(seen[part]);  // Also for parts without bytes.
     }
   }
 }
@@ -318,7 +318,7 @@ TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {
 
 // --- Parts that are summed beside the rank that they belong to.
 
-// Which host sums each part, where one host alone does; "?" where several do.
+// The host that sums each part, if only one does; "?" if several do.
 std::vector<std::string> HostsOfParts(const View& view, const Collective& collective,
                                       const Group& group) {
   const Placement placement(view, TensorKey{7}, collective, group);
@@ -335,7 +335,7 @@ using Names = std::vector<std::string>;
 
 TEST_CASE("Placement: a part is summed on the host of the rank that gets it", "[view]") {
   const View view = OnHosts(MakeView({1, 2, 1}, {1, 1, 1}), {"x", "y", "z"}, {"y", "z", "x"});
-  // Ranks 0 of x, 1 and 2 of y, 3 of z. Half of the parts are y's, which is one in (hosts - 1).
+  // Ranks: 0 on x, 1 and 2 on y, 3 on z. Half of the parts are y's, which is one in (hosts - 1).
   const Group group = AllRanks(view);
   CHECK(HostsOfParts(view, CollectiveOf("reduce_scatter", kMiB), group) ==
         Names{"x", "y", "y", "z"});
@@ -375,7 +375,7 @@ TEST_CASE("Placement: the aggregators of a host share its parts by weight", "[vi
   CHECK(placement.SlotBytes(AggregatorIndex{2}) == 2 * kMiB);
   CHECK(placement.SlotBytes(AggregatorIndex{1}) == 4 * kMiB);
   CHECK(placement.SlotBytes(AggregatorIndex{3}) == 4 * kMiB);
-  // Too little to be cut further.
+  // The parts are too small to be cut further.
   const Collective small = CollectiveOf("reduce_scatter", 64 * kKiB);
   const Placement whole(view, TensorKey{7}, small, AllRanks(view));
   CHECK(whole.SlotBytes(AggregatorIndex{0}) + whole.SlotBytes(AggregatorIndex{2}) == 128 * kKiB);
@@ -390,7 +390,7 @@ TEST_CASE("Placement: ranks are found by their node, whichever member has its pl
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
   view.members.erase(view.members.begin());  // Node 2 is now member 1.
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
-  view.members[1].host_id = "x";  // Its agent was started again elsewhere.
+  view.members[1].host_id = "x";  // Its agent was started again on another host.
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "x"});
   view.members.erase(view.members.begin());  // Node 1 is gone.
   CHECK(HostsOfParts(view, collective, group) == Names{"?", "x"});
@@ -405,11 +405,11 @@ TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody
   };
   const View view = OnHosts(MakeView({1, 1}, {1, 1}), {"x", "y"}, {"x", "y"});
   CHECK_FALSE(same(view, CollectiveOf("reduce_scatter", kMiB)));
-  // One part for all.
+  // One part for all ranks.
   for (const char* const name : {"all_reduce", "reduce", "broadcast"}) {
     CHECK(same(view, CollectiveOf(name, 8 * kMiB)));
   }
-  // All get all of it.
+  // All ranks get all of it.
   CHECK(same(view, CollectiveOf("all_gather", kMiB)));
   // One host has more than half of the parts, and there are two others.
   const View uneven = OnHosts(MakeView({3, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"x", "y", "z"});
@@ -417,7 +417,7 @@ TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody
   CHECK_FALSE(same(uneven, CollectiveOf("scatter", kMiB)));
   // Too small to be striped.
   CHECK(same(view, CollectiveOf("reduce_scatter", 60 * kKiB)));
-  // All aggregators on one host, on hosts of their own, or on hosts that nobody knows.
+  // All aggregators on one host, on hosts of their own, or on unknown hosts.
   for (const Names& hosts : {Names{"x", "x"}, Names{"u", "v"}, Names{"", ""}}) {
     CHECK(same(OnHosts(view, {"x", "y"}, hosts), CollectiveOf("reduce_scatter", kMiB)));
   }
@@ -442,7 +442,7 @@ TEST_CASE("Placement: one tensor never has many more slices than its parts and r
   }
 }
 
-// What leaves and reaches each host in a round, in bytes.
+// The bytes that leave and reach each host in a round.
 struct Traffic {
   std::map<std::string, uint64_t> in;
   std::map<std::string, uint64_t> out;
@@ -456,8 +456,8 @@ struct Traffic {
   }
 };
 
-// As docs/protocol.md has it: a member sends what its ranks give, once, and gets what they get, but
-// for what it has given itself. `placed`: the view that says where.
+// As docs/protocol.md says: a member sends what its ranks give, once, and receives what they get,
+// except for what it has given itself. `placed`: the view that the tensor is placed by.
 Traffic TrafficOf(const View& view, const View& placed, const Collective& collective,
                   std::optional<Place> root) {
   const Group group = AllRanks(view);
@@ -523,7 +523,7 @@ TEST_CASE("Placement: hosts of unequal size load no link more than striping does
     const uint64_t bytes = TrafficOf(view, view, collective, root).Busiest();
     const uint64_t striped_bytes = TrafficOf(view, striped, collective, root).Busiest();
     CAPTURE(row.name, rank_counts, bytes, striped_bytes);
-    // Runs end on cache lines, and rarely where parts do.
+    // Runs end on cache lines, and rarely at the end of a part.
     CHECK(bytes <= striped_bytes + striped_bytes / 200);
     better += bytes < striped_bytes * 3 / 4 ? 1 : 0;
   }

@@ -19,7 +19,7 @@ TEST_CASE("SliceKey: the tensor's number, then the slice's place", "[view]") {
 }
 
 TEST_CASE("HashOf: every hash gives what its definition does", "[view]") {
-  // Worked out beside this code, from the definitions in docs/protocol.md. Key 196610 is slice 2 of
+  // Computed outside this code, from the definitions in docs/protocol.md. Key 196610 is slice 2 of
   // tensor 3: naive has (3 + 2) x 9973.
   CHECK(HashOf(Rule("naive"), 0) == 0);
   CHECK(HashOf(Rule("naive"), 196610) == 49865);
@@ -59,7 +59,7 @@ TEST_CASE("OwnerOf: weighted owners share the points by their weights", "[view]"
   CHECK(OwnerOf(Rule("weighted"), 196610, std::array<uint32_t, 2>{60, 41}) == 0);
   CHECK(OwnerOf(Rule("weighted"), 0, std::array<uint32_t, 2>{63, 38}) == 1);
   CHECK(OwnerOf(Rule("weighted"), 0, std::array<uint32_t, 2>{64, 37}) == 0);
-  // Each owner gets its share of many keys, to a hundredth.
+  // Each owner gets its share of many keys, within a hundredth.
   const std::vector<uint32_t> weights = {1, 2, 5};
   std::vector<int> counts(3);
   constexpr int kKeys = 80'000;

@@ -45,7 +45,7 @@ inline Group AllRanks(const View& view) {
   return group;
 }
 
-// One whose elements are bytes.
+// The collective of that name with bytes as elements.
 inline Collective CollectiveOf(std::string_view name, uint64_t element_count) {
   for (const CollectiveRow& row : kCollectives) {
     if (row.name != name) continue;

@@ -56,7 +56,7 @@ TEST_CASE("Participation: a standby is in side tensors only", "[view]") {
   CHECK_FALSE(gathered.IsPossible());
   sum.side = true;
   CHECK(Participation(view, sum, both, std::nullopt).Includes(MemberIndex{1}));
-  // It dies with any of its ranks.
+  // The collective fails without any of its ranks.
   view.members.pop_back();
   CHECK_FALSE(Participation(view, sum, both, std::nullopt).IsPossible());
 }

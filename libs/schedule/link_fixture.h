@@ -18,27 +18,27 @@
 
 namespace talweg::schedule {
 
-// What lies between an agent and its owners.
+// The network between an agent and its owners.
 struct LinkShape {
   double gigabits_per_s = 1;
   std::vector<int64_t> round_trips_ns;  // To each owner and back.
   uint32_t slice_bytes = 256 * kKiB;
   uint64_t credit_bytes = 8 * kMiB;
-  // A connection that has rested begins with ten packets and doubles them each round trip.
+  // A connection that has rested begins with ten packets, and doubles them each round trip.
   bool slow_start = false;
-  // The agent waits for a CPU for half of each such period. It hears of what comes then after it.
+  // The agent waits for a CPU for half of each such period, and hears only afterwards of what came.
   int64_t cpu_period_ns = 0;
-  // A shaper lets so many bytes pass at once when the link has rested.
+  // A shaper lets this many bytes pass at once when the link has rested.
   uint64_t burst_bytes = 0;
 };
 
-// An agent's link in virtual time. Slices leave by the SliceQueue, one after the other over the
-// link. Their owners give credit back as soon as aggregators do. An urgent slice comes every now
-// and then, and overtakes what has not left.
+// An agent's link in virtual time. Slices leave through the SliceQueue, one after the other over
+// the link. Their owners return credit as soon as aggregators do. Now and then an urgent slice
+// comes, and overtakes those that have not left.
 class SimulatedLink {
  public:
   struct Figures {
-    double busy = 0;            // The part of the time that the link was busy.
+    double busy = 0;            // The part of the time in which the link was busy.
     double urgent_ms = 0;       // From readiness until the link carries it, on average...
     double urgent_ms_most = 0;  // ... and at worst.
   };
@@ -71,7 +71,7 @@ class SimulatedLink {
     });
   }
 
-  // Sends so many bytes, and runs until all of them have come.
+  // Sends `bytes`, and runs until all of them have arrived.
   Figures Round(uint64_t bytes) {
     return Measure([&] {
       for (uint64_t sent = 0; sent < bytes;) {
@@ -109,7 +109,7 @@ class SimulatedLink {
     Kind kind;
     uint32_t owner = 0;
     uint64_t bytes = 0;
-    int64_t ready_ns = 0;  // When an urgent slice was ready; else 0.
+    int64_t ready_ns = 0;  // When an urgent slice was ready; otherwise 0.
     bool operator>(const Event& other) const {
       return at_ns != other.at_ns ? at_ns > other.at_ns : number > other.number;
     }
@@ -135,7 +135,7 @@ class SimulatedLink {
   }
 
   void Push(uint32_t owner, int32_t priority) {
-    // Parts of all owners advance alike. The name of an urgent slice's tensor says when it was
+    // All owners' parts advance alike. The name of an urgent slice's tensor says when the slice was
     // ready.
     queue_.Push({.owner = AggregatorIndex{owner},
                  .priority = priority,
@@ -168,7 +168,7 @@ class SimulatedLink {
     }
   }
 
-  // The next event; returns the bytes that have come to an owner.
+  // Performs the next event; returns the bytes that have arrived at an owner.
   uint64_t Step() {
     const Event event = events_.top();
     events_.pop();
@@ -178,7 +178,7 @@ class SimulatedLink {
     switch (event.kind) {
       case Kind::kLeaves: {
         const int64_t begin_ns = std::max(now_ns_, free_at_ns_);
-        // Its bucket is full again when the link has been free for as long as a burst takes.
+        // The bucket is full again when the link has been free for as long as a burst takes.
         bucket_at_ns_ = std::max(bucket_at_ns_, begin_ns - TransferNs(shape_.burst_bytes)) +
                         TransferNs(event.bytes);
         free_at_ns_ = std::max(begin_ns, bucket_at_ns_);

@@ -21,7 +21,7 @@ std::vector<int64_t> Owners(size_t count, int64_t round_trip_ms) {
   return std::vector<int64_t>(count, round_trip_ms * kMs + kMs / 10);
 }
 
-// The share of the link that the credits let through.
+// The part of the link that the credits let through.
 double CreditShare(const LinkShape& shape) {
   const double bytes_per_ns = shape.gigabits_per_s / 8;
   const auto credit_bytes = static_cast<double>(shape.credit_bytes * shape.round_trips_ns.size());
@@ -37,7 +37,7 @@ TEST_CASE("SendWindow: begins with little, and a slice for each way", "[schedule
   CHECK(window.Bytes() == kMiB + kKeptBackBytes);
   window.OnSent(ways[0], kSliceBytes, 5);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
-  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // Part of a slice is no sample.
+  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // A part of a slice is not a sample.
   CHECK(window.BytesPerMs() == 0);
   window.OnReceived(ways[0], 0, 10);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
@@ -59,7 +59,7 @@ TEST_CASE("SendWindow: what was on a way that is closed is not in flight", "[sch
   CHECK(window.InFlightBytes() == kSliceBytes);
   CHECK(window.way_count() == 1);
   window.Close(way);
-  window.Open(other);  // Again: nothing is under way.
+  window.Open(other);  // Opened again: nothing is under way.
   CHECK(window.InFlightBytes() == 0);
   CHECK(window.way_count() == 1);
 }
@@ -93,8 +93,8 @@ TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
           CHECK(figures.busy > 0.93 * CreditShare(shape));
           LinkShape twice = shape;
           twice.credit_bytes /= 2;
-          if (CreditShare(twice) < 1) continue;  // It waits for credit.
-          // What fills the way holds up nothing that is urgent.
+          if (CreditShare(twice) < 1) continue;  // Then it waits for credit.
+          // The bytes that fill the way do not hold up an urgent slice.
           const double slices_ms =
               static_cast<double>((10 + owner_count) * kSliceBytes) * 8 / gigabits / 1e6;
           CHECK(figures.urgent_ms <= slices_ms + 20);
@@ -107,7 +107,7 @@ TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
 TEST_CASE("SendWindow: a window of few slices grows", "[schedule]") {
   SimulatedLink link(
       {.gigabits_per_s = 1, .round_trips_ns = Owners(1, 200), .slice_bytes = 128 * kKiB});
-  // The window begins small, after a while with less to send.
+  // The window begins small, after a time with less to send.
   for (int round = 0; round < 20; ++round) {
     link.Round(128 * kKiB);
     link.Rest(100 * kMs);
@@ -122,12 +122,12 @@ TEST_CASE("SendWindow: owners near and far", "[schedule]") {
   link.Run(2000 * kMs);
   const SimulatedLink::Figures figures = link.Run(20'000 * kMs);
   CHECK(figures.busy > 0.93);
-  // The far ones' way, in full, would be 40 ms more of the link than the near ones' slices need.
+  // The far owners' whole way would take 40 ms more of the link than the near owners' slices need.
   CHECK(figures.urgent_ms < 35);
 }
 
 TEST_CASE("SendWindow: receipts that come late, and together, make no link faster", "[schedule]") {
-  // The near owner's slices are back while those of the far one are heard of, which came before.
+  // Slices of the near owner return before the process hears of earlier ones of the far owner.
   for (const int64_t cpu_period_ms : {4, 10, 40}) {
     CAPTURE(cpu_period_ms);
     SimulatedLink link({.gigabits_per_s = 1,
@@ -189,7 +189,7 @@ TEST_CASE("SendWindow: a link that is always full tells how long the way is", "[
 }
 
 TEST_CASE("SendWindow: rounds with rests between them", "[schedule]") {
-  // Connections that have rested are slow at first. That is no longer way.
+  // Connections that have rested are slow at first. That does not make the way longer.
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(2, 40), .slow_start = true});
   for (int round = 0; round < 30; ++round) {
     link.Round(250 * kMiB);
@@ -197,7 +197,7 @@ TEST_CASE("SendWindow: rounds with rests between them", "[schedule]") {
   }
   CHECK(link.queue().RoundTripNs() < 60 * kMs);
   CHECK(link.queue().RoundTripNs() > 40 * kMs);
-  CHECK(link.queue().WindowBytes() > 5'000'000);  // What the link carries meanwhile.
+  CHECK(link.queue().WindowBytes() > 5'000'000);  // The link carries this much meanwhile.
 }
 
 TEST_CASE("SendWindow: small rounds after long rests hold nothing up", "[schedule]") {
@@ -219,7 +219,7 @@ TEST_CASE("SendWindow: figures of a peer that make no sense harm nothing", "[sch
   window.OnReceived(way, UINT64_MAX / 2, 7);
   const uint64_t known_bytes = window.Bytes();
   window.OnSent(way, kSliceBytes, 8);
-  window.OnReceived(way, kSliceBytes, 2);  // A clock that went back.
+  window.OnReceived(way, kSliceBytes, 2);  // The clock went back.
   CHECK(window.Bytes() == known_bytes);
   window.OnSent(way, UINT32_MAX, 10);
   window.OnReceived(way, UINT32_MAX, 11);

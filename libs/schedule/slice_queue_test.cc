@@ -78,16 +78,16 @@ TEST_CASE(
     return queue.InFlightBytes(kA) + queue.InFlightBytes(kB);
   };
   CHECK(take_all(0) < 2'000'000);  // Nothing is known yet.
-  // A slice a millisecond, from each in turn.
+  // A slice arrives each millisecond, from each owner in turn.
   for (int64_t ms = 1; ms <= 300; ++ms) {
     queue.ReturnCredit(ms % 2 == 0 ? kA : kB, 10'000, ms * 1'000'000);
     const uint64_t in_flight = take_all(ms * 1'000'000);
-    if (ms < 200) continue;  // What left before anything was known has arrived by then.
+    if (ms < 200) continue;  // What left before the speed was known has arrived by then.
     CHECK(in_flight <= queue.WindowBytes());
     CHECK(in_flight + 10'000 > queue.WindowBytes());
   }
   CHECK(queue.WindowBytes() < 500'000);
-  // Closing frees what was in flight to it.
+  // Closing an owner frees the bytes that were in flight to it.
   queue.Close(kB);
   take_all(300'000'000);
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
@@ -109,7 +109,7 @@ TEST_CASE("SliceQueue: an owner on this host neither fills the link nor tells it
   CHECK(queue.InFlightBytes(kB) == 3'000'000);
   CHECK(queue.InFlightBytes(kA) <= queue.WindowBytes());
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
-  // All of them arrive at once, while the link takes a slice a millisecond.
+  // All of them arrive at once, while the link takes a slice each millisecond.
   for (int64_t ms = 1; ms <= 300; ++ms) {
     queue.ReturnCredit(kB, 10'000, ms * 1'000'000);
     queue.ReturnCredit(kB, 10'000, ms * 1'000'000 + 1000);
@@ -126,7 +126,8 @@ TEST_CASE("SliceQueue: an owner on this host does not wait for the link", "[sche
   constexpr uint64_t kGranted = 8'000'000;
   queue.Open(kA, kGranted);
   queue.Open(kB, kGranted, Reach::kMemory);
-  // Two owners of one tensor: the window is full long before the link's part of it has left.
+  // Two owners of one tensor: the window is full long before the link's part of the tensor has
+  // left.
   for (uint32_t s = 0; s < 1000; ++s) {
     for (const AggregatorIndex owner : {kA, kB}) {
       QueuedSlice slice = Make(owner, 0, 1, owner == kA ? s : 1000 + s, 10'000);
@@ -142,10 +143,10 @@ TEST_CASE("SliceQueue: an owner on this host does not wait for the link", "[sche
   const std::vector<AggregatorIndex> owners = take_all();
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
   CHECK(queue.InFlightBytes(kB) == kGranted);
-  // In turns as long as both may leave.
+  // The owners take turns as long as both may send.
   REQUIRE(owners.size() > 100);
   for (size_t i = 0; i < 100; ++i) CHECK(owners[i] == (i % 2 == 0 ? kA : kB));
-  // What comes back from one lets that one go on.
+  // Credit that returns from one owner lets that owner continue.
   queue.ReturnCredit(kB, 20'000, 1'000'000);
   CHECK(take_all() == std::vector<AggregatorIndex>{kB, kB});
 }
@@ -169,8 +170,7 @@ TEST_CASE("SliceQueue: credit bounds what is in flight to each owner", "[schedul
     queue.Push(Make(kA, 5, 1, s));
     queue.Push(Make(kB, 0, 2, s));
   }
-  // The urgent tensor's owner runs out of credit; the other owner's slices go
-  // on.
+  // The urgent tensor's owner runs out of credit; the other owner's slices continue.
   CHECK(queue.Take(0)->owner == kA);
   CHECK(queue.Take(0)->owner == kA);
   CHECK(queue.Take(0)->owner == kB);
@@ -226,7 +226,7 @@ TEST_CASE(
   queue.Open(kA, 1000);
   CHECK(queue.InFlightBytes(kA) == 0);
   CHECK(queue.Take(0) == std::nullopt);
-  queue.ReturnCredit(kB, 5, 0);  // Unknown: ignored.
+  queue.ReturnCredit(kB, 5, 0);  // An unknown owner is ignored.
 }
 
 TEST_CASE("SliceQueue: what nobody wants any more is dropped without a charge", "[schedule]") {

@@ -8,17 +8,17 @@
 #include "libs/reduce/kernel_table.h"
 #include "libs/reduce/lane_elements.h"
 
-// The kernels, once, for all instruction sets.
+// The kernels, written once for all instruction sets.
 //
-// They are written with the compiler's vector types: `+` on a vector is one addition a lane,
-// rounded as in IEEE 754, whatever the width. `Isa`, a type with internal linkage, has what
-// differs: kVectorBytes, the conversions of float16, the minimum and maximum of floating point,
-// fused multiply-add, whether any lane is NaN or less than another, and stores that go around the
-// caches. An element meets the same operations in the same order in every lane, in a block, in a
-// rest and on every instruction set. So the bits are equal.
+// They use the compiler's vector types: `+` on a vector is one addition for each lane, rounded as
+// in IEEE 754, whatever the width. `Isa`, a type with internal linkage, has the differences:
+// kVectorBytes, the conversions of float16, minimum and maximum of floating point, fused
+// multiply-add, whether any lane is NaN or less than another, and stores around the caches. An
+// element meets the same operations in the same order in every lane, block and rest, and on every
+// instruction set. Therefore the bits are equal.
 namespace talweg::reduce::internal {
 
-// What a floating-point lane is to LaneKernels::Quotient.
+// The constants of a floating-point lane for LaneKernels::Quotient.
 template <class T>
 struct LaneTraits;
 template <>
@@ -62,17 +62,16 @@ struct LaneKernels {
 
   // ----- Averages. -----
 
-  // x / divisor, rounded once. Where divisor is a whole number below 2^16 there is no division,
-  // which takes longer than all else.
+  // x / divisor, rounded once. If divisor is a whole number below 2^16 there is no division, which
+  // would take longer than all else.
   //
-  // inverse + rest is 1 / divisor to twice the lane's precision. So what the fused multiply-add
-  // rounds is less than 2^-20 of a last place off (a float; a double still less). A quotient by
-  // such a number is no tie, and at least 2^-17 of a last place away from one. So both are rounded
-  // to the same number. inverse is less than 1 / divisor, so rest is greater than 0, which gives
-  // zeros and infinities their sign.
+  // inverse + rest is 1 / divisor to twice the lane's precision. Therefore what the fused
+  // multiply-add rounds is less than 2^-20 of a last place off (for a float; less for a double). A
+  // quotient by such a number is no tie, and at least 2^-17 of a last place away from one.
+  // Therefore both round to the same number. inverse is less than 1 / divisor, so rest is greater
+  // than 0, which gives zeros and infinities their sign.
   //
-  // None of that holds where a product with rest is denormal: a vector with a tiny number is
-  // divided.
+  // None of that holds if a product with rest is denormal: a vector with a tiny number is divided.
   template <class T>
   struct Quotient {
     using Bits = typename LaneTraits<T>::Bits;
@@ -97,8 +96,8 @@ struct LaneKernels {
       return x / divisor;
     }
 
-    // 0 < 2 |x| < limit in one comparison. All are moved down by 1, so that 0 is the greatest, and
-    // by half the range, so that it may be a comparison of signed numbers.
+    // Tests 0 < 2 |x| < limit in one comparison. All numbers are moved down by 1, so that 0 is the
+    // greatest, and by half the range, so that signed numbers can be compared.
     static constexpr Bits kLowest = Bits{1} << (sizeof(Bits) * 8 - 1);
     static constexpr Bits kLimit = 2 * LaneTraits<T>::kTinyBelow - 1 - kLowest;
     static Vector<SignedBits> Moved(Vector<T> x) {
@@ -158,7 +157,7 @@ struct LaneKernels {
     Quotient<typename E::Lane> quotient;
   };
 
-  // Products and sums are rounded each on its own. The build forbids their contraction into a fused
+  // Each product and each sum is rounded. The build forbids their contraction into a fused
   // multiply-add, which not every instruction set has.
   template <class E>
   struct WeightedSumOver : SumOver<E> {
@@ -187,9 +186,9 @@ struct LaneKernels {
   static V Times(V a, V b) {
     return a * b;
   }
-  // No instruction set multiplies bytes. A byte of a product needs no byte above its own. So the
-  // even ones come out of the products of the 16-bit lanes. The odd ones do too, where one factor
-  // is shifted down and the other is not.
+  // No instruction set multiplies bytes. A byte of a product needs no byte above its own, so the
+  // products of the 16-bit lanes give the even bytes. They also give the odd ones, if one factor is
+  // shifted down and the other is not.
   static Vector<uint8_t> Times(Vector<uint8_t> a, Vector<uint8_t> b) {
     using Pairs = Vector<uint16_t>;
     const Pairs pairs_a = __builtin_bit_cast(Pairs, a);
@@ -264,7 +263,7 @@ struct LaneKernels {
     return a > b ? a : b;
   }
 
-  // Stores around the caches where `streaming`.
+  // Stores around the caches if `streaming`.
   template <class Packed>
   static void Store(std::byte* to, Packed packed, bool streaming) {
     if constexpr (Isa::kHasStreaming) {
@@ -290,7 +289,7 @@ struct LaneKernels {
     static constexpr size_t kStride = sizeof(Packed);
     static constexpr size_t kUnroll = E::kUnroll;
     static constexpr size_t kBlockBytes = kStride * kUnroll;
-    static constexpr size_t kTurn = 4;  // Inputs that are read side by side, see Blocks.
+    static constexpr size_t kTurn = 4;  // How many inputs are read side by side; see Blocks.
     static constexpr size_t kTileBlocks = 4096 / kBlockBytes;
     static constexpr size_t kTileBytes = kTileBlocks * kBlockBytes;
 
@@ -298,7 +297,7 @@ struct LaneKernels {
       const size_t end = arguments.bytes;
       size_t at = 0;
       if constexpr (Isa::kHasStreaming) {
-        // A streaming store wants alignment, which elements that lie askew never reach.
+        // A streaming store needs alignment, which misaligned elements never reach.
         const uintptr_t address = reinterpret_cast<uintptr_t>(arguments.output);
         const size_t head = -address % Isa::kVectorBytes;
         if (arguments.streaming && address % E::kElementBytes == 0 && head < end) {
@@ -315,9 +314,9 @@ struct LaneKernels {
 
     // Sums whole blocks from byte `begin` on, and returns the first byte that it left.
     //
-    // Processors fetch ahead by what each load instruction has loaded before, and for some streams
-    // at a time, not for dozens. So up to kTurn inputs are read side by side, each by instructions
-    // of its own. More inputs are summed a tile at a time, by turns.
+    // Processors prefetch by what each load instruction has loaded before, and for some streams at
+    // a time, not for dozens. Therefore up to kTurn inputs are read side by side, each by its own
+    // instructions. More inputs are summed a tile at a time, in turns.
     static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end,
                          bool streaming) {
       const Work work = {arguments, O(arguments), streaming};
@@ -344,7 +343,7 @@ struct LaneKernels {
       Lanes held[kTileBlocks][kUnroll];  // In L1, from one turn to the next.
       for (size_t tile = begin; tile < end; tile += kTileBytes) {
         const size_t tile_end = end - tile < kTileBytes ? end : tile + kTileBytes;
-        // Takes so many first that whole turns are left.
+        // Takes a first turn of such a size that whole turns are left.
         size_t input = (count - 1) % kTurn + 1;
         switch (input) {
           case 1: Turn<1, true, false>(work, 0, tile, tile_end, held); break;
@@ -359,9 +358,9 @@ struct LaneKernels {
       }
     }
 
-    // Sums kCount inputs from `input` on, over the blocks from byte `begin` to `end`. kFirst:
-    // nothing is held of them. kLast: they are stored. All inputs of a block are read before its
-    // output is written, so the output may lie upon an input.
+    // Sums kCount inputs from `input` on, over the blocks from byte `begin` to `end`. kFirst: no
+    // sums are held yet. kLast: the sums are stored. All inputs of a block are read before its
+    // output is written, so the output may lie over an input.
     template <size_t kCount, bool kFirst, bool kLast>
     static void Turn(const Work& work, size_t input, size_t begin, size_t end,
                      Lanes (*held)[kUnroll]) {
@@ -391,7 +390,7 @@ struct LaneKernels {
       }
     }
 
-    // What is done with a block: inlined, so that its lanes stay in registers.
+    // The steps of a block are inlined, so that its lanes stay in registers.
     [[gnu::always_inline]] static void First(const O& operation, const std::byte* from,
                                              Lanes (&lanes)[kUnroll]) {
 #pragma GCC unroll 4
@@ -449,8 +448,8 @@ struct LaneKernels {
 
   // ----- Integers times a number. -----
 
-  // In double, whose products are rounded to nearest; then toward zero, and to the nearest of T's
-  // own numbers. As many bytes at a time as are a vector of doubles once they are words, or longs.
+  // Multiplies in double, rounded to nearest; then rounds toward zero, and to the nearest of T's
+  // numbers. Takes as many bytes at a time as make a vector of doubles when widened.
   template <class T>
   struct ScaledInteger {
     static constexpr bool kIsLong = sizeof(T) == 8;
@@ -482,7 +481,7 @@ struct LaneKernels {
       __builtin_memcpy(arguments.output + at, &rest, arguments.bytes - at);
     }
 
-    // A factor that does the same and whose products are no NaN: 0 for NaN; for an infinity the
+    // A factor with the same effect whose products are never NaN: 0 for NaN; for an infinity the
     // greatest double, which takes every integer but 0 beyond T.
     static double Finite(double factor) {
       constexpr double kMost = __DBL_MAX__;
@@ -508,13 +507,13 @@ struct LaneKernels {
       return above < last ? above : last;
     }
 
-    // A small integer is widened to a word where it lies, so that no lane has to move: the first
-    // ones of all words, then their second ones.
+    // A small integer is widened to a word where it lies, so that no lane has to move: first the
+    // first integers of all words, then their second ones.
     template <class Word>
     using WordsOf = typename Elements::template VectorOf<Word, kStride>::Type;
     using Bits = WordsOf<uint32_t>;
     using Extended = WordsOf<typename WordOf<!kIsSigned>::Type>;  // With the sign, or zeros.
-    // Processors convert words with a sign; what is smaller than a word fits one.
+    // Processors convert signed words; what is smaller than a word fits one.
     using Words = WordsOf<typename WordOf<!kIsSigned && kBits == 32>::Type>;
     [[gnu::always_inline]] static Lanes ScaledInWords(Lanes x, Doubles factor) {
       const Bits packed = __builtin_bit_cast(Bits, x);
@@ -551,7 +550,7 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
   }
 
-  // On bytes, whatever elements they make up.
+  // Works on bytes, whatever elements they make up.
   static constexpr void FillBits(Kernel (&row)[kCombineCount]) {
     using E = Plain<uint8_t>;
     row[static_cast<size_t>(Combine::kBitAnd)] = &Loop<E, BitAnd<E>>::Run;

@@ -12,7 +12,7 @@
 #include "libs/base/random.h"
 #include "libs/reduce/reduce.h"
 
-// What kernels are tried with.
+// Inputs to try kernels with.
 namespace talweg::reduce {
 
 inline std::vector<Isa> SupportedIsas() {
@@ -23,8 +23,8 @@ inline std::vector<Isa> SupportedIsas() {
   return isas;
 }
 
-// Bits that meet each other often enough to matter: NaNs quiet and signalling, infinities, zeros
-// and denormals of both signs, the largest numbers, numbers near 1, integers at their ends.
+// Bits that meet each other often enough to matter: quiet and signalling NaNs, infinities, zeros
+// and denormals of both signs, the largest numbers, numbers near 1, integers at their limits.
 inline uint64_t InterestingBits(DType dtype, Random& random) {
   const uint64_t any = random.Next();
   const uint64_t choice = random.Next() % 4;
@@ -71,7 +71,7 @@ inline uint64_t InterestingBits(DType dtype, Random& random) {
 }
 
 inline void StoreBits(DType dtype, uint64_t bits, std::byte* to) {
-  std::memcpy(to, &bits, DTypeSize(dtype));  // Little-endian, as all hosts here.
+  std::memcpy(to, &bits, DTypeSize(dtype));  // Little-endian, like all hosts here.
 }
 
 inline uint64_t LoadBits(DType dtype, const std::byte* from) {

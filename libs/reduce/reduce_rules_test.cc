@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of docs/arithmetic.md, one by one: numbers that tell them from what a kernel might do
-// instead.
+// The rules of docs/arithmetic.md, one by one, with numbers for which a kernel that broke them
+// would give another result.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -133,8 +133,8 @@ TEST_CASE("Reduce: all 65536 numbers of 16 bits lie in order", "[reduce]") {
   }
 }
 
-// The numbers over `divisor`, and twice the numbers over it, are what the processor's own division
-// says of each. How many are not.
+// Counts the numbers for which number / `divisor`, or 2 * number / `divisor`, differs from the
+// processor's own division.
 template <class T, class Bits>
 size_t WrongQuotients(DType dtype, const std::vector<T>& numbers, uint32_t divisor, Isa isa) {
   const std::byte* const input = reinterpret_cast<const std::byte*>(numbers.data());
@@ -158,7 +158,7 @@ constexpr uint32_t kDivisors[] = {
     3,   5,   6,    7,    9,     10,    12,    24,    31,    33,        64,      100,
     127, 129, 1000, 4095, 65521, 65535, 65536, 65537, 99999, 123456789, 1 << 24, 0xffffffff};
 
-// Any number at all, and numbers whose quotient is a tie's neighbour.
+// Arbitrary numbers, and numbers whose quotient is next to a tie.
 template <class T, class Bits>
 std::vector<T> Dividends(uint32_t divisor, size_t count, Random& random) {
   constexpr int kDigits = std::numeric_limits<T>::digits;
@@ -176,7 +176,7 @@ std::vector<T> Dividends(uint32_t divisor, size_t count, Random& random) {
   return numbers;
 }
 
-// Adds floats whose quotient is as near to a tie as one can be without being one: a power of two
+// Adds floats whose quotient is as near to a tie as possible without being one: a power of two
 // times the number, and an odd number of halves times the divisor, differ by 1.
 void AddHardest(uint32_t divisor, Random& random, std::vector<float>& numbers) {
   uint64_t odd = static_cast<uint64_t>(static_cast<float>(divisor));
@@ -231,10 +231,10 @@ TEST_CASE("Reduce: sums are made from the left", "[reduce]") {
 
 TEST_CASE("Reduce: 16-bit types are rounded once, after the last input", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
-    // 2048 + 1 is a tie in binary16, which rounded each time would stay 2048.
+    // 2048 + 1 is a tie in binary16: with rounding at each step the sum would stay 2048.
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum},
                     {0x6800, 0x3c00, 0x3c00, 0x3c00, 0x3c00}, isa) == 0x6802);
-    // 65504 + 65504 - 65504: no infinity on the way.
+    // 65504 + 65504 - 65504: there is no infinity on the way.
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff, 0xfbff}, isa) ==
           0x7bff);
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff}, isa) == 0x7c00);
@@ -336,9 +336,10 @@ uint64_t ScaleOne(DType dtype, double factor, uint64_t bits, Isa isa) {
 
 TEST_CASE("Scale: 16-bit floats are multiplied in float32 and rounded once", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
-    // 1 + 2^-10 times 1 + 2^-11 is a little more than a tie; a factor rounded to binary16 is 1.
+    // 1 + 2^-10 times 1 + 2^-11 is a little more than a tie; a factor rounded to binary16 would be
+    // 1.
     CHECK(ScaleOne(DType::kF16, 1 + 0x1p-11, 0x3c01, isa) == 0x3c02);
-    // 65504 times 1 / 65504: the factor is no binary16.
+    // 65504 times 1 / 65504: the factor is not a binary16 number.
     CHECK(ScaleOne(DType::kF16, 1.0 / 65504, 0x7bff, isa) == 0x3c00);
     CHECK(ScaleOne(DType::kF16, 2, 0x7bff, isa) == 0x7c00);
     // 1 times 1 + 2^-8 is a tie in bfloat16: to even. A little more goes up.
@@ -409,7 +410,7 @@ TEST_CASE("Reduce: denormals are kept, whatever the calling thread has set", "[r
 }
 #endif
 
-// Ranks of agents, reduced in two hops and in one: the contract of FirstHop and LastHop.
+// Ranks of agents, reduced in two hops and in one: what FirstHop and LastHop promise.
 TEST_CASE("Reduce: an average over two hops counts every rank once", "[reduce]") {
   const auto reduce_f32 = [](const ReduceSpec& spec, const std::vector<float>& values) {
     std::vector<const std::byte*> inputs;

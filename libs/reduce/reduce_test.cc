@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel over all that it may be given, against the reference.
+// Every kernel over everything that it may get, against the reference.
 #include "libs/reduce/reduce.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace talweg::reduce {
 namespace {
 
-// One set of inputs and what they must become.
+// One set of inputs and the expected output.
 struct Case {
   ReduceSpec spec;
   std::vector<float> weights;
@@ -52,7 +52,7 @@ Case MakeCase(DType dtype, Op op, size_t input_count, std::vector<float> weights
 constexpr std::byte kGuard{0xa5};
 constexpr size_t kGuardBytes = 64;
 
-// Memory in which bytes lie at a chosen distance from an address that 64 divides, between guards.
+// Memory in which bytes lie at a chosen distance from an address divisible by 64, between guards.
 class Placed {
  public:
   Placed(size_t offset, size_t bytes)
@@ -88,7 +88,7 @@ size_t OffsetOf(Layout layout, size_t buffer, size_t element_bytes) {
 
 const std::string kNothing;
 
-// Reduces elements [first, first + count) of the case; kNothing, or what was wrong.
+// Reduces elements [first, first + count) of the case. Returns kNothing, or what was wrong.
 std::string Try(const Case& tried, Isa isa, Stores stores, Layout layout, bool in_place,
                 size_t first, size_t count) {
   const DType dtype = tried.spec.dtype;
@@ -139,7 +139,7 @@ std::string Try(const Case& tried, Isa isa, Stores stores, Layout layout, bool i
   return kNothing;
 }
 
-// All lengths around the widths of vectors and blocks, and some without any pattern.
+// All lengths around the widths of vectors and blocks, and some irregular ones.
 constexpr size_t kLengths[] = {0,  1,  2,  3,  7,  8,   9,   15,  16,  17,  31,  32,   33,
                                47, 63, 64, 65, 96, 127, 128, 129, 255, 257, 511, 1023, 4099};
 constexpr size_t kLengthMax = 4099;
@@ -156,7 +156,8 @@ TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs"
       if (!IsReduction(dtype, op)) continue;
       for (size_t inputs = 1; inputs <= 9; ++inputs) {
         const uint32_t divisor = op == Op::kAverage ? static_cast<uint32_t>(inputs) : 1;
-        // The longest only with the inputs of a loop of its own each; the reference is slow.
+        // Uses the longest only with as many inputs as one loop reads side by side; the reference
+        // is slow.
         const size_t length_max = inputs <= 5 && inputs != 1 ? kLengthMax : 600;
         const Case made = MakeCase(dtype, op, inputs, {}, divisor, length_max, random);
         for (const Isa isa : SupportedIsas()) {
@@ -179,7 +180,7 @@ TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs"
 TEST_CASE("Reduce: more inputs than are read at a time", "[reduce]") {
   Random random(2);
   for (const DType dtype : kAllDTypes) {
-    // Two tiles, blocks of a third, and a rest.
+    // Two tiles, some blocks of a third, and a rest.
     const size_t length = (2 * 4096 + 1600) / DTypeSize(dtype) + 3;
     for (const Op op : kAllOps) {
       if (!IsReduction(dtype, op)) continue;
@@ -254,7 +255,7 @@ TEST_CASE("Reduce: stores around the caches write the same bytes", "[reduce]") {
   }
 }
 
-// Scales elements [first, first + count) of `from`; kNothing, or what was wrong.
+// Scales elements [first, first + count) of `from`. Returns kNothing, or what was wrong.
 std::string TryScale(DType dtype, double factor, Isa isa, const std::vector<std::byte>& from,
                      const std::vector<std::byte>& expected, Layout layout, bool in_place,
                      size_t first, size_t count) {

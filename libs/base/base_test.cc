@@ -59,7 +59,7 @@ TEST_CASE("Random: one seed gives one sequence, within bounds", "[base]") {
 TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base]") {
   constexpr int64_t kSecondNs = 1'000'000'000;
   AwakeTime time;
-  CHECK(time.Take(7 * kSecondNs) == 0);  // Begin was never called.
+  CHECK(time.Take(7 * kSecondNs) == 0);  // Begin was not called.
   CHECK(time.Take(8 * kSecondNs) == kSecondNs);
   CHECK(time.Take(8 * kSecondNs) == 0);
   CHECK(time.Take(10 * kSecondNs) == 2 * kSecondNs);
@@ -185,7 +185,7 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
   CHECK(DescribeSignature(0xfe00'0000'0000'0000) == "shape []");
   CHECK(DescribeSignature(0xfe10'0000'0000'0007) == "shape [7]");
   CHECK(DescribeSignature(0xff00'0000'0000'0a07) == "a shape with digest 00000000000a07");
-  for (uint64_t top = 0; top < 256; ++top) {  // Whatever another rank says fits.
+  for (uint64_t top = 0; top < 256; ++top) {  // Any text of another rank fits.
     CHECK_FALSE(DescribeSignature(top << 56 | ~uint64_t{0} >> 8).empty());
   }
   CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");

@@ -13,13 +13,13 @@
 namespace talweg::config {
 namespace {
 
-// Whatever is read is a configuration that may be used, or an error with a text.
+// Any input gives a usable configuration, or an error with a text.
 template <typename Config>
 void Check(const absl::StatusOr<Config>& config) {
   TALWEG_CHECK(config.ok() || !config.status().message().empty());
 }
 
-// Flags, one a line; the file that --config names is not the fuzzer's to choose.
+// One flag on each line. The fuzzer does not choose the file that --config names.
 std::vector<std::string> Args(const std::string& text) {
   std::vector<std::string> args;
   for (size_t begin = 0; begin < text.size();) {

@@ -183,7 +183,7 @@ TEST_CASE("config: options that exclude each other", "[config]") {
   }
   CHECK_THAT(AgentError({"--standalone", "--max_members=2"}), Contains("serves one node"));
   CHECK_FALSE(LoadSchedulerConfig({"--in_memory", "--store_path=/x"}, {}).ok());
-  // On a socket there is shared memory or nothing.
+  // With a socket there is shared memory or nothing.
   CHECK(LoadAgentConfig({"--scheduler=unix:/s"}, {}).value().scheduler == "unix:/s");
   CHECK_THAT(AgentError({"--scheduler=unix:/s", "--nolocal_transport"}),
              Contains("--scheduler=unix:/s is of this machine"));
@@ -259,7 +259,7 @@ TEST_CASE("config: a pipe is read by whom it is meant for, and by nobody else", 
   const Descriptor read_end(pipe_ends[0]);
   Descriptor write_end(pipe_ends[1]);
   const std::vector<std::string> args = {"--config=/dev/fd/" + std::to_string(read_end.get())};
-  // Nothing has been written, and the writer is there.
+  // Nothing has been written, and the writer is still there.
   const auto of_another = LoadAgentConfig(args, {}, [](const std::string& path) { return path; });
   CHECK_THAT(std::string(of_another.status().message()), Contains("is no regular file"));
   REQUIRE(write(write_end.get(), "rank_count: 3", 13) == 13);
@@ -279,7 +279,7 @@ void CheckFields(const google::protobuf::Descriptor& message) {
     INFO(option.name);
     CHECK(options.insert(option.name).second);
     CHECK_FALSE(option.help.empty());
-    // The default may be written out, and is what one gets without it.
+    // Writing the default out means the same as leaving the option away.
     Config config;
     CHECK(option.set(config, option.default_text) ==
           (option.default_text.empty() && option.type != "text" && option.type != "list"

@@ -41,7 +41,7 @@ TEST_CASE("Secret file: made once, for its user alone, and read again", "[config
   const std::string other = directory.Path("other");
   REQUIRE(MakeSecretFile(other).ok());
   CHECK(ReadSecretFile(other).value() != *secret);
-  // No draft stays.
+  // No draft remains.
   CHECK(std::distance(std::filesystem::directory_iterator(directory.Path("config/talweg")), {}) ==
         1);
 }
@@ -96,7 +96,7 @@ TEST_CASE("Secret file: named, found in its place, or none", "[config]") {
   CHECK(absl::IsNotFound(LoadSecret(config, environment).status()));
   REQUIRE(MakeSecretFile(config.secret_file).ok());
   CHECK(LoadSecret(config, environment).value() != found);
-  // A file that is there and open to others is no reason to go on without.
+  // An existing file that is open to others is an error, not a reason to go on without one.
   config.secret_file.clear();
   REQUIRE(chmod(DefaultSecretPath(environment).c_str(), 0644) == 0);
   CHECK(absl::IsPermissionDenied(LoadSecret(config, environment).status()));

@@ -44,7 +44,7 @@ int64_t ThreadCpuNs() {
   return static_cast<int64_t>(used.tv_sec) * 1'000'000'000 + used.tv_nsec;
 }
 
-// Whether epoll_pwait2 is there (Linux 5.11) and no filter of system calls forbids it.
+// Whether epoll_pwait2 exists (Linux 5.11) and no filter of system calls forbids it.
 bool HasShortSleeps() {
   const Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   epoll_event none;
@@ -140,7 +140,7 @@ TEST_CASE("EventLoop: descriptors are served until they are removed", "[runtime]
   const Descriptor first = NewEvent();
   const Descriptor second = NewEvent();
   int served = 0;
-  // Each removes the other: whichever is first, the second must not be served any more.
+  // Each removes the other: whichever comes first, the second must not be served any more.
   const auto serve = [&](const Descriptor& other) {
     return [&](uint32_t events) {
       CHECK((events & EPOLLIN) != 0);
@@ -157,7 +157,7 @@ TEST_CASE("EventLoop: descriptors are served until they are removed", "[runtime]
   loop->RunOnce();
   CHECK(served == 1);
   loop->RunOnce();
-  CHECK(served == 2);  // Level-triggered: the one that is left.
+  CHECK(served == 2);  // Level-triggered: the remaining one is served.
 }
 
 TEST_CASE("EventLoop: a callback may replace its own descriptor by one of the same number",
@@ -241,7 +241,7 @@ TEST_CASE("EventLoop: a sleep may be shorter than a millisecond", "[runtime]") {
   int64_t begin_ns = 0;
   int64_t shortest_ns = INT64_MAX;
   int sleeps = 0;
-  // On a busy machine most are longer; one that is not will do.
+  // On a busy machine most sleeps are longer; one that is not is enough.
   std::function<void()> sleep_again = [&] {
     if (begin_ns != 0) shortest_ns = std::min(shortest_ns, clock.NowNs() - begin_ns);
     if (shortest_ns < kMs || ++sleeps > 3'000) return loop->Stop();
@@ -383,10 +383,10 @@ TEST_CASE("ShutdownSignal: one that came too late to be an event ends nothing", 
   raise(SIGTERM);
   raise(SIGINT);
   signals->reset();
-  // Static objects go now, files are closed: a daemon that has obeyed has its exit status.
+  // Static objects go now, and files are closed: a daemon that has obeyed has its exit status.
   raise(SIGTERM);
   raise(SIGINT);
-  REQUIRE(ShutdownSignal::Create().ok());  // And forgotten, for the tests that follow.
+  REQUIRE(ShutdownSignal::Create().ok());  // Forgotten, for the tests that follow.
 }
 
 TEST_CASE("HostId: the same for every process here, and never empty on Linux", "[runtime]") {

@@ -48,7 +48,7 @@ TEST_CASE("HostLookup: one after the other, while the caller goes on", "[runtime
     found.push_back(*literal);
     both.set_value();
   });
-  let_go.set_value();  // Not before: Start has returned although the lookup has not.
+  let_go.set_value();  // Only now: Start has returned although the lookup has not.
   both.get_future().wait();
   CHECK(found == std::vector<std::string>{"a!", "b!"});
 }
@@ -64,8 +64,7 @@ TEST_CASE("HostLookup: whoever ends waits for no name server, and hears of none"
       let_go->get_future().wait();
       return std::string("late");
     });
-    // Destroyed when the thread has let go of it, together with whatever the thread would have
-    // called.
+    // Destroyed when the thread has let go of it, and of whatever it would have called.
     const std::shared_ptr<void> last(nullptr, [over](void*) { over->set_value(); });
     lookup.Start("slow", [&told, last](const auto&) { told = true; });
     begun->get_future().wait();

@@ -18,7 +18,7 @@ TEST_CASE("ReadKernelFile: the whole text, of several lines, too") {
 
 TEST_CASE("ReadKernelFile: nothing of a file that is not there, or cannot be read") {
   CHECK(ReadKernelFile("/proc/self/no such file").empty());
-  // It can be opened, but reading it fails, like a file of a process that has ended meanwhile.
+  // It can be opened, but reading it fails, as for a process that has ended meanwhile.
   CHECK(ReadKernelFile("/proc/self/mem").empty());
   CHECK(ReadKernelFile("/proc").empty());
 }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kNone = UINT64_MAX;
 
-// A directory with files as the kernel shows control groups.
+// A directory with files like the kernel's for control groups.
 class FakeMount {
  public:
   void Write(const std::string& file, const std::string& text) const {

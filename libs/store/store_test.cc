@@ -135,7 +135,7 @@ StoreWrite RandomWrite(Random& random) {
                             .state = AggregatorState{static_cast<uint8_t>(1 + random.Below(3))},
                             .text = RandomText(random),
                             .secret = RandomHash(random)};
-    // Few, so that some are replaced and removed; some with the highest bit.
+    // Few numbers, so that some are replaced and removed; some with the highest bit.
     record.aggregator.incarnation = Incarnation{random.Below(3) - 1};
     write.aggregators.push_back(record);
   }
@@ -165,8 +165,9 @@ TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "
   }
 }
 
-// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored. It is
-// killed at a random moment. Afterwards the store has the last acknowledged one, or the one after.
+// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored. The
+// child is killed at a random moment. Afterwards the store has the last acknowledged epoch, or the
+// one after it.
 TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
@@ -197,7 +198,7 @@ TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged
     close(channel[1]);
     uint64_t acknowledged = epoch;
     uint64_t got = 0;
-    // Waits for so many writes, then some microseconds: anywhere in the next write.
+    // Waits for `left` writes, then some microseconds: anywhere within the next write.
     for (uint64_t left = random.Below(6); left > 0; --left) {
       if (read(channel[0], &got, sizeof got) != sizeof got) break;
       acknowledged = got;
@@ -272,7 +273,7 @@ void Execute(const std::string& path, const std::string& sql) {
   sqlite3_close(database);
 }
 
-// A file as schema 1's scheduler wrote it, with a job that runs.
+// A file that schema 1's scheduler wrote, with a running job.
 constexpr char kSchema1[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
@@ -342,14 +343,14 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
                                               .members = {member},
                                               .aggregators = {aggregator}},
                            .members = {{.member = member, .state = MemberState::kJoined}}});
-  // What members said when they joined is known; the view that they hold does not have it.
+  // The members' own words at their join are kept; the view that they hold does not have them.
   expected.jobs[0].members[0].member.host_id = "b";
   expected.aggregators.push_back({.aggregator = aggregator, .state = AggregatorState::kLive});
   Random random(1);
   for (uint64_t life = 1; life <= 3; ++life) {
     const std::unique_ptr<Store> store = Open(path);
     CHECK(LoadOf(*store) == expected);
-    // What is written now has what schema 1 had no place for.
+    // New records have the fields that schema 1 did not.
     StoreWrite write;
     write.jobs.push_back(RandomJob(random, JobId{life}));
     MustWrite(*store, write);
@@ -414,7 +415,7 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     Random random(3);
     for (int i = 0; i < 20; ++i) MustWrite(*store, RandomWrite(random));
     store.reset();
-    // Everything but the first page.
+    // All pages except the first.
     const auto bytes = std::filesystem::file_size(path);
     REQUIRE(bytes > 4096);
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

@@ -15,7 +15,7 @@
 namespace talweg::telemetry {
 namespace {
 
-// What the process writes to stderr while this lives.
+// Captures what the process writes to stderr while this lives.
 class CapturedStderr {
  public:
   CapturedStderr() : file_(std::tmpfile()), saved_(dup(STDERR_FILENO)) {

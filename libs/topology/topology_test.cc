@@ -14,7 +14,7 @@
 namespace talweg::topology {
 namespace {
 
-// The bytes of the largest cache of that level.
+// The size of the largest cache of that level.
 uint64_t CacheBytes(const Topology& topology, uint32_t level) {
   uint64_t bytes = 0;
   for (const Cache& cache : topology.caches) {

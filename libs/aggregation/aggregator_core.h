@@ -34,12 +34,12 @@ namespace talweg::aggregation {
 // waits for, and what becomes of open rounds in a new view (docs/protocol.md, sections 4 to 6).
 //
 // A pure state machine. Events go in with the time, effects are appended to `out`, and the caller
-// performs them in order, before the next event of the same connection. It knows no bytes. The same
-// events give the same effects. Each frame of a peer is answered, counted or ends its connection;
-// nothing in a frame reaches a CHECK.
+// performs them in order, before the next event of the same connection. The core knows no bytes.
+// The same events give the same effects. Each frame of a peer is answered, counted or ends its
+// connection; nothing in a frame reaches a CHECK.
 //
-// It hands each event to its parts, in the order in which their effects must come: Sessions,
-// Declarations, TensorMemory, Rounds, Recovery, Notices.
+// AggregatorCore hands each event to its parts, in the order in which their effects must come:
+// Sessions, Declarations, TensorMemory, Rounds, Recovery, Notices.
 //
 // One owner thread. The other jobs of that thread share `budget`, which outlives this.
 class AggregatorCore {

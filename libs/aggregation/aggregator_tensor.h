@@ -97,7 +97,7 @@ struct AggregatorTensor {
   uint32_t slice_count = 0;  // 0: not placed in this epoch.
   view::Participation participation;
   uint64_t reserved_bytes = 0;
-  bool is_placed = false;  // It counts among its job's tensors. It may have no bytes here.
+  bool is_placed = false;  // The job's quota counts it. It may have no bytes here.
   AllocationId result;
   std::map<view::MemberIdentity, Slots> slots;
 

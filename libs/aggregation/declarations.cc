@@ -180,7 +180,7 @@ void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::
 
 void Declarations::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
   const TensorMemory::Use* const use = memory_->Find(id);
-  if (use == nullptr || !use->member) return;  // It was released, or is a result's.
+  if (use == nullptr || !use->member) return;  // Released, or a result's memory.
   AggregatorTensor& tensor = tensors_->at(use->tensor);
   TensorMemory::OnAllocated(tensor, *use, ref);
   const std::optional<MemberIndex> member = view_->IndexOf(*use->member);

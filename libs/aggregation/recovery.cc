@@ -29,8 +29,8 @@ void Recovery::OnReport(ConnectionId connection, MemberIndex member, const wire:
   if (const auto* entries = std::get_if<std::vector<wire::Report>>(&frame.entries)) {
     for (const wire::Report& entry : *entries) {
       const auto tensor = tensors_->find(entry.key);
-      // It has not declared the tensor, or another aggregator decides it: our peers do not send
-      // that.
+      // The member has not declared the tensor, or another aggregator decides it: our peers do not
+      // send that.
       if (tensor == tensors_->end() || !tensor->second.DeclaredBy(member) ||
           !view_->Decides(entry.key)) {
         ++counters_->frames_unexpected;

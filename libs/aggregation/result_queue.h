@@ -18,8 +18,8 @@ namespace talweg::aggregation {
 // way, a result leaves at once. Otherwise it waits. The one with the largest priority leaves next;
 // among equals, the one that came first.
 //
-// It knows no bytes. The owner of the connection keeps the results' memory while they wait and
-// while they are written. While anything waits something is under way, so OnWritten follows.
+// The queue knows no bytes. The owner of the connection keeps the results' memory while they wait
+// and while they are written. While anything waits something is under way, so OnWritten follows.
 //
 // A pure class. One owner thread.
 class ResultQueue {

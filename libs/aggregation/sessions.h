@@ -23,7 +23,7 @@ namespace talweg::aggregation {
 enum class SessionState : uint8_t {
   kHeld = 1,     // Its Hello waits for its view.
   kActive = 2,   // Welcomed.
-  kRefused = 3,  // It was told why; closed a little later, unless the peer closes first.
+  kRefused = 3,  // The peer was told why; closed a little later, or by the peer.
 };
 
 // A connection that has said Hello.

@@ -161,7 +161,7 @@ void TensorMemory::ReleaseAll(AggregatorTensor& tensor, Effects& out) {
     tensor.result = AllocationId{0};
     for (LocalSlice& slice : tensor.local) slice.writes_under_way = 0;
   }
-  tensor.slice_count = 0;  // It is placed again when a member declares it.
+  tensor.slice_count = 0;  // A later declaration places the tensor again.
   Unreserve(tensor);
 }
 

@@ -19,7 +19,7 @@ void WeighFor(const LiveJob& job, const std::vector<view::ViewMember>& members,
   WeighByLinks(hosts, aggregators);
 }
 
-// One that does not know standbys would take a standby for a full member.
+// A member or aggregator that does not know standbys would take one for a full member.
 bool AllKnowStandbys(const LiveJob& job, const AggregatorPool& pool) {
   for (const auto& [node, member] : job.members) {
     if (!job.Pending(member) && !member.ranks.ready) return false;

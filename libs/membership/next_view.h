@@ -15,7 +15,8 @@ namespace talweg::membership {
 
 struct SpareAggregator {
   std::string name;
-  // It came too late for this view; otherwise the other aggregators' links carry everything.
+  // The aggregator came too late for this view; otherwise the other aggregators' links carry
+  // everything.
   bool enters_next_view = false;
 };
 

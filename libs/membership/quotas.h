@@ -45,7 +45,7 @@ class Quotas {
   struct Rule {
     Kind kind = Kind::kJob;
     std::string name;        // Without its '*'.
-    bool is_prefix = false;  // It stands for all names with this prefix.
+    bool is_prefix = false;  // The rule is for all names with this prefix.
     std::optional<std::string> tenant;
     std::optional<view::Priority> priority;
     std::optional<uint32_t> weight;

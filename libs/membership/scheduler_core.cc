@@ -190,7 +190,7 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                      ", which is alive; give this node another rank or stop that "
                                      "agent");
     }
-    // It has only asked to join; it may have died before it opened its stream.
+    // The older process has only asked to join; it may have died before it opened its stream.
     life_.Remove(job, node, MemberState::kLost,
                  "was replaced by incarnation " + HexText(request.member.id.incarnation) +
                      " before it opened its stream",
@@ -438,7 +438,7 @@ void SchedulerCore::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<
     if (counts) {
       life_.Remove(job, member.node, MemberState::kLost, "closed its connection", turn);
     } else {
-      turn.Touch(job);  // It is not ready any more.
+      turn.Touch(job);  // The member is not ready any more.
     }
     return 0;
   });

@@ -240,7 +240,7 @@ class Fixture {
   int64_t start_unix_ns = 0;  // For the next Start().
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
-  bool shows_secrets = true;  // False: callers do not know the secrets.
+  bool shows_secrets = true;  // False: callers do not show secrets.
   std::vector<std::string> notes;
 
  private:

@@ -46,7 +46,7 @@ struct AgentCoreConfig {
   // contribution to it, and to the next round.
   bool one_view = false;
 
-  // When to report again somebody for whom this agent has waited since `since_ns`.
+  // When to report again that this agent has waited for a peer since `since_ns`.
   int64_t NextNoticeNs(int64_t since_ns, int64_t now_ns) const {
     return now_ns + std::clamp(now_ns - since_ns, waiting_first_ns, waiting_max_ns);
   }

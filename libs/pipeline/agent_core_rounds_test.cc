@@ -96,7 +96,7 @@ TEST_CASE("AgentCore: 256 KiB of writes are announced at once, later ones after 
 }
 
 TEST_CASE("AgentCore: what the link carries in a millisecond is announced at once", "[pipeline]") {
-  // Slices of 64 KiB. Returns how many of them a frame announces at most, if so many bytes arrive
+  // Slices of 64 KiB. Returns how many of them a frame announces at most, if `bytes_per_ms` arrive
   // in each millisecond.
   const auto announced = [](uint64_t bytes_per_ms) {
     Fixture f;

@@ -18,7 +18,7 @@ using testing::Spec;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// Node 0, which gives up on anybody from whom it hears nothing for 30 s.
+// Node 0, which gives up on a peer that is silent for 30 s.
 AgentCoreConfig Impatient() {
   return {.self = {NodeRank{0}, Incarnation{100}},
           .job_name = "job",

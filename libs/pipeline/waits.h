@@ -62,7 +62,7 @@ class Waits {
 
   // --- Ticks.
 
-  // Fails the job if somebody has been waited for too long.
+  // Fails the job if it has waited for a peer for too long.
   void CheckSilence(int64_t now_ns, Effects& out);
   // Reports the aggregators that this member waits for.
   void TellAggregators(int64_t now_ns, Effects& out);
@@ -92,7 +92,7 @@ class Waits {
   TickTimer* const timer_;
   SchedulerSilence silence_;
   bool ranks_ready_ = true;
-  std::map<NodeRank, std::string> left_members_;  // And their texts.
+  std::map<NodeRank, std::string> left_members_;  // With what they said.
   NodesNamed epoch_named_;
   int64_t phase_since_ns_ = 0;
   int64_t phase_notice_ns_ = 0;

@@ -98,7 +98,7 @@ struct LaneElements {
     };
     static constexpr size_t kElementBytes = 2;
     static constexpr size_t kUnroll = 2;
-    static constexpr bool kTiny = false;  // It becomes 0.
+    static constexpr bool kTiny = false;  // A tiny result becomes 0.
     static Lanes Load(const std::byte* from) {
       return {Isa::FromFloat16(LoadVector<HalfWords>(from)),
               Isa::FromFloat16(LoadVector<HalfWords>(from + sizeof(HalfWords)))};

@@ -199,7 +199,7 @@ void EventLoop::Wake() {
   // Sequentially consistent with Sleep: either we see asleep_, or Sleep sees woken_.
   if (asleep_.load()) {
     const uint64_t one = 1;
-    // It fails only when the counter is full, and then the loop wakes anyway.
+    // The write fails only if the counter is full, and then the loop wakes anyway.
     [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   }
 }

@@ -35,7 +35,7 @@ class Poller {
 
 // The duty cycle of one thread. It polls its pollers, runs its timers and serves its descriptors.
 // When there is nothing to do it spins for a bounded time. Then it sleeps until a descriptor is
-// ready, the next timer is due, or somebody wakes it.
+// ready, the next timer is due, or a thread wakes it.
 //
 // It belongs to the thread that calls Run. Everything is called on that thread, or before Run on
 // the one that made the loop. Any thread may call Wake and Stop. Callbacks may add and remove
@@ -119,7 +119,7 @@ class EventLoop {
   const Clock* const clock_;
   const int64_t spin_ns_max_;
   Descriptor epoll_;
-  Descriptor wake_;  // eventfd, readable when somebody woke us while we slept.
+  Descriptor wake_;  // eventfd; readable when a thread woke the sleeping loop.
 
   std::vector<Poller*> pollers_;  // A null is a poller that was removed during a pass.
   bool in_pass_ = false;

@@ -45,7 +45,7 @@ enum class Reach : uint8_t {
 // An owner has credit while the bytes in flight and the slice together stay within its grant. It
 // also has credit while nothing is in flight except what the owner may keep back, so that a slice
 // larger than the grant still leaves, alone. The same rule holds for all owners over the link
-// together and the SendWindow. An owner whose grant is unbounded (UINT64_MAX) counts for nothing.
+// together and the SendWindow. Bytes to an owner with an unbounded grant (UINT64_MAX) do not count.
 //
 // The most urgent slice waits for the window, and less urgent ones wait with it, so that all
 // owners' parts of a tensor advance alike. Slices that do not load the link do not wait: the owner

@@ -75,7 +75,7 @@ uint64_t View::Digest() const {
   uint64_t digest = Fingerprint64(job.value(), epoch.value());
   const auto add = [&digest](uint64_t value) { digest = Fingerprint64(digest, value); };
   add(slice_bytes_max);
-  // Without this part for the default, which releases that know one dealing use.
+  // Older releases know only the default dealing, and their digest has no such part.
   if (dealing != Dealing{}) {
     add(static_cast<uint64_t>(dealing.rule));
     add(dealing.constant);

@@ -8,7 +8,7 @@
 namespace talweg::shm {
 namespace {
 
-// A sleeping thread is woken at most once for this many bytes, and once for a sixteenth of the
+// A sleeping thread is woken for at least this many bytes, and for at least a sixteenth of the
 // tensor: a wake-up costs as much as copying 100 KiB.
 constexpr uint64_t kStepBytesMin = kMiB;
 constexpr uint64_t kStepsMax = 16;

@@ -47,9 +47,9 @@ namespace talweg::shm {
 // take a timeout as in talweg.h, and end at once when the job fails, the agent is gone, or the
 // client is shut down. After a fork every function returns kForked in the child.
 //
-// It is a facade. Each call checks for a forked child, finds its tensor, and goes to the part that
-// does the work. The parts' headers say what each promises. A part knows only those above it in the
-// list of members.
+// Client is a facade. Each call checks for a forked child, finds its tensor, and goes to the part
+// that does the work. The parts' headers say what each promises. A part knows only those above it
+// in the list of members.
 class Client {
  public:
   static RankStatus Connect(const ClientOptions& options, Client** out, ErrorText& error);

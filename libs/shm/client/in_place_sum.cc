@@ -80,7 +80,7 @@ class Combining {
         is_sum_(op != Op::kCopy),
         count_(count),
         contributions_(contributions) {
-    spec_.stores = reduce::Stores::kCached;  // They have just been read.
+    spec_.stores = reduce::Stores::kCached;  // The inputs have just been read.
   }
 
   void operator()(uint64_t begin, uint64_t end) const {

@@ -16,7 +16,7 @@ class PushedRounds {
  public:
   // The other ranks cannot be seen: the agent tells.
   PushedRounds() = default;
-  // They can be seen; none is known so far.
+  // The other ranks can be seen; none is known so far.
   static PushedRounds Visible() {
     PushedRounds rounds;
     rounds.visible_ = true;

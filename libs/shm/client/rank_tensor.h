@@ -39,7 +39,7 @@ struct RankTensor {
   uint64_t offset = 0;
   RankSumShape shape;                 // stride 0: one buffer, and the agent sums.
   bool one_place = false;             // The result comes to where the contribution lies.
-  std::atomic<bool> in_place{false};  // Declared in place, whoever sums.
+  std::atomic<bool> in_place{false};  // Declared in place; the agent may sum it all the same.
   std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
   std::atomic<bool> populated{false};
   std::atomic<char*> name{nullptr};

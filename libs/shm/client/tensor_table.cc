@@ -51,7 +51,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
   const uint64_t buffer_bytes = has_tables ? buffer.total_bytes() : buffer.data_bytes;
   if (RankTensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
     if (known->collective != collective) return "the tensor is another";
-    // It was declared on a GPU first, and now in host memory: its thread has not pushed yet.
+    // Declared on a GPU first, and now in host memory: its thread has not pushed the tensor yet.
     if (known->contribution == nullptr && declared.contribution.segment != 0) {
       known->contribution =
           memory_.Locate(declared.contribution, SegmentKind::kContribution, buffer_bytes);

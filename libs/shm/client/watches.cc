@@ -54,7 +54,7 @@ RankStatus Watches::Open(int socket, int64_t tick_ns, ErrorText& error) {
 void Watches::Signal() const {
   if (!is_open()) return;
   const uint64_t one = 1;
-  // It fails if the counter is full; the descriptor is readable then.
+  // The write fails if the counter is full; the descriptor is readable then.
   [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof(one));
 }
 

@@ -67,7 +67,7 @@ struct Connection {
   bool knows_in_place = false;
   bool knows_own_parts = false;
   bool knows_one_place = false;
-  bool said_goodbye = false;  // It counts once the rank's ring is empty.
+  bool said_goodbye = false;  // The goodbye counts once the ring is empty.
 
   // --- RankServerImpl, from what the agent says
   uint32_t number = 0;  // The rank's number in declarations.

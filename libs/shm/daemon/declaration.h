@@ -11,7 +11,8 @@
 namespace talweg::shm {
 
 // Returns why the declaration is invalid in itself for rank `rank` in a job of `job_size` ranks, or
-// "". `number_count`: ranks with standbys, which a side tensor may name.
+// "". `number_count`: the numbers of all ranks, with those of standbys, which a side tensor may
+// name.
 std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size,
                              uint32_t number_count);
 

@@ -84,7 +84,7 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
                        std::to_string(PeerOf(probe.get()).pid) +
                        " listens there already; stop it or choose another path"};
   }
-  if (errno == EAGAIN) {  // Its backlog is full, so it is alive.
+  if (errno == EAGAIN) {  // The backlog is full: the agent is alive.
     return Failure{RankStatus::kRankTaken,
                    "agent socket '" + path +
                        "': a busy agent listens there already; stop it or choose another path"};

@@ -59,7 +59,7 @@ struct RankHello {
   pid_t pid = 0;         // From SO_PEERCRED; 0 if the rank is in a foreign pid namespace.
   uid_t uid = 0;
   std::string client_name;
-  bool knows_standbys = false;  // And its node may enter a running job as a standby.
+  bool knows_standbys = false;  // The rank's node may enter a running job as one.
 };
 
 struct RankDeclaration {

@@ -108,8 +108,8 @@ void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
   Answer(tensor, member, out);
 }
 
-// Only a member that had heard of the failure knows of it. It may hear of it nowhere else, because
-// its owner may be new.
+// Only members that were told of the failure know of it. The tensor's owner may be new, and may
+// hear of it from nobody else.
 void Declarations::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
   const auto found = tensors_->find(entry.key);
   if (found == tensors_->end() || !found->second.DeclaredBy(member) ||

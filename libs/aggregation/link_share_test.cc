@@ -103,7 +103,7 @@ TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregati
     ++b;
     world.share.OnSent(kB, 9 * kSlice, world.now_ns);
   }
-  // 2 slices of A over the link for each 11 of B.
+  // A slice of A loads the link with 2 slices, one of B with 11.
   CHECK(static_cast<double>(a) / b > 4.5);
   CHECK(static_cast<double>(a) / b < 6.5);
 }

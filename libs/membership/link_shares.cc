@@ -51,9 +51,7 @@ void WeighByLinks(const std::set<std::string>& member_hosts,
     common = std::gcd(common, weights.back());
   }
   const bool fits = *std::max_element(weights.begin(), weights.end()) / common <= UINT32_MAX;
-  if (!fits)
-    return;  // There are dozens of different counts of aggregators on a host: leaves the
-             // weights alone.
+  if (!fits) return;  // With dozens of different counts of aggregators on a host, the weights stay.
   for (size_t i = 0; i < aggregators.size(); ++i) {
     aggregators[i].weight = static_cast<uint32_t>(weights[i] / common);
   }

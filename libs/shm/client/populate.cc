@@ -66,7 +66,7 @@ bool Populate(RankTensor& tensor) {
     return true;
   }
   if (tensor.bytes < kPopulateBytesMin) return true;
-  // Kernels before 5.14 do not know it; there pages come one by one.
+  // Kernels before 5.14 do not know MADV_POPULATE_WRITE: their pages come one by one.
   if (tensor.contribution == nullptr) {  // The tensor is on a GPU, and so are its results.
     tensor.populated.store(false);
     return true;

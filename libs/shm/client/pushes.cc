@@ -191,9 +191,7 @@ void Pushes::CopyIn(const RankTensor& tensor, const std::byte* data, const Pushe
 
 void Pushes::CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
-  if (tensor.collective.gets == Share::kWhole)
-    return;  // The part went there with the others'
-             // copy.
+  if (tensor.collective.gets == Share::kWhole) return;  // It went there with the other parts.
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
                [&](uint32_t part, const std::byte* from, uint64_t bytes) {
                  if (!tensor.Gets(part) || own == from) return;

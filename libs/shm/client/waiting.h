@@ -27,7 +27,7 @@ namespace talweg::shm {
 struct WaitingPlace {
   std::atomic<uint32_t>& sleepers;
   std::optional<uint32_t> tensor = std::nullopt;
-  uint64_t awaited_bytes = 0;  // Of the result; it is woken for them before the round is complete.
+  uint64_t awaited_bytes = 0;  // Result bytes to be woken for before the round is complete.
   bool needs_agent = true;     // Otherwise running ranks may bring about what it waits for.
 };
 

@@ -37,7 +37,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
   std::vector<RoundSignature> placed_as;              // The signatures of tensors on GPUs.
-  std::vector<RoundSignature> signatures;             // Of `pushes`, like `lengths`.
+  std::vector<RoundSignature> signatures;             // Those of `pushes`, as are `lengths`.
   std::vector<std::vector<uint32_t>> lengths;
   std::vector<DevicePlace> places;
   std::vector<RankGone> gone;

@@ -115,7 +115,7 @@ struct RankSumShape {
   uint32_t parts_held =
       1;                // How many parts a buffer has room for: all, or those that a rank gives.
   uint64_t stride = 0;  // From one buffer to the next, or to what follows the only one.
-  uint64_t share_bytes = 0;  // Of each rank except the last; 0: every rank sums all.
+  uint64_t share_bytes = 0;  // For each rank except the last; 0: every rank sums all.
   bool keeps_sums = false;   // Whether there is a buffer for the sums of a share.
   bool in_place = false;
   bool tells_pushes = false;  // Whether there is a PushedLine.

@@ -186,8 +186,7 @@ struct Fixture {
     }
     return effects;
   }
-  // Owners agree to every declaration in `effects`. A slot's key is its owner + 1, its address the
-  // tensor.
+  // Owners agree to every declaration in `effects`. A slot's key is its owner's index + 1.
   Effects AgreeTo(const Effects& effects) {
     Effects all_out;
     for (const Send& send : Of<Send>(effects)) {

@@ -372,7 +372,7 @@ TEST_CASE("AgentCore: a broadcast whose root is gone is aborted, and unusable fr
   REQUIRE(aborted.size() == 1);
   CHECK(aborted[0].status == Status::kAborted);
   CHECK(f.member.FindTensor(Key("b"))->held.round == Round{1});
-  // If yet another view came, it would say that round 1 has no bytes.
+  // In another view, this member would report that round 1 has no bytes.
   const auto again = f.Of<CompleteRound>(f.Push(0, 0, 2));
   REQUIRE(again.size() == 1);
   CHECK(again[0].status == Status::kAborted);

@@ -187,7 +187,7 @@ struct Patient : Fixture {
                                  .missing_nodes = std::move(nodes),
                                  .absent_ns = std::move(absent_s)}});
   }
-  // A round waits for the others.
+  // Makes a round wait for the others.
   void Contribute() {
     Start(MakeView(1, {1, 1, 1}, 1));
     Open(Spec("w", 10));

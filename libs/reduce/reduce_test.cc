@@ -156,8 +156,7 @@ TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs"
       if (!IsReduction(dtype, op)) continue;
       for (size_t inputs = 1; inputs <= 9; ++inputs) {
         const uint32_t divisor = op == Op::kAverage ? static_cast<uint32_t>(inputs) : 1;
-        // Uses the longest only with as many inputs as one loop reads side by side; the reference
-        // is slow.
+        // Long inputs only for the counts that have a loop of their own; the reference is slow.
         const size_t length_max = inputs <= 5 && inputs != 1 ? kLengthMax : 600;
         const Case made = MakeCase(dtype, op, inputs, {}, divisor, length_max, random);
         for (const Isa isa : SupportedIsas()) {

@@ -291,7 +291,8 @@ Outcome OpenRound::Collect(void* out) {
   const uint64_t bytes = call.GotBytes();
   Outcome outcome;
   if (client == nullptr) {
-    std::memcpy(out, given.data(), std::min<uint64_t>(bytes, given.size()));
+    std::copy_n(given.begin(), std::min<uint64_t>(bytes, given.size()),
+                static_cast<unsigned char*>(out));
   } else if (call.compares) {
     outcome = Compare(out);
   } else {

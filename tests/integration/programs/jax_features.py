@@ -330,6 +330,49 @@ def check_gradients_of_loops() -> None:
     same(mixed(tree)["float"], np.full(2, size, np.float32))
 
 
+def check_gradients_of_gradients() -> None:
+    """A penalty on a gradient, beside what one process computes of all ranks' inputs."""
+    size, rank = tw.size(), tw.rank()
+
+    def loss(weights: Any, x: Any) -> Any:
+        return (tw.push_pull(weights * x, "penalized", tw.Op.SUM) ** 2).sum()
+
+    def penalty(weights: Any, x: Any) -> Any:
+        return (jax.grad(loss)(weights, x) ** 2).sum()
+
+    weights = np.array([1, 2, 3], np.float32)
+    inputs = np.arange(1, size + 1, dtype=np.float32)
+    # Rank r's penalty is (2 n y x_r)^2, as all n ranks' losses have y = w (x_1 + ... + x_n) in them.
+    y = weights * inputs.sum()
+    expected = sum(8 * size**2 * y * x**2 * inputs[rank] for x in inputs)
+    for wrap in _EAGER_AND_JIT:
+        gradient = wrap(jax.grad(penalty))(jnp.asarray(weights), inputs[rank])
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+    calls: dict[str, Callable[[Any], Any]] = {
+        "gathered": lambda x: tw.all_gather(x, "gathered twice"),
+        "shared": lambda x: tw.reduce_scatter(x, "shared twice"),
+        "broadcast": lambda x: tw.broadcast(x, 0, "broadcast twice"),
+        "exchanged": lambda x: tw.all_to_all(x, name="exchanged twice")[0],
+    }
+    for name, call in calls.items():
+
+        def cubes(x: Any, call: Callable[[Any], Any] = call) -> Any:
+            return (call(x) ** 3).sum()
+
+        def of_gradient(x: Any, cubes: Callable[[Any], Any] = cubes) -> Any:
+            return (jax.grad(cubes)(x) ** 2).sum()
+
+        assert jnp.isfinite(jax.grad(of_gradient)(jnp.ones((2 * size, 2)))).all(), name
+
+
+def check_compiled_ahead_of_time() -> None:
+    x = jnp.full(3, 1.0 + tw.rank())
+    step = jax.jit(lambda x: tw.push_pull(x, "ahead", tw.Op.SUM)).lower(x).compile()
+    for _ in range(3):
+        same(step(x), np.full(3, sum(range(1, tw.size() + 1)), np.float32))
+
+
 def check_multi_steps() -> None:
     """optax accumulates two steps, and their average alone travels."""
     optimizer = optax.MultiSteps(tw.DistributedOptimizer(optax.sgd(1.0)), 2)

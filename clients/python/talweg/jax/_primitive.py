@@ -29,7 +29,7 @@ from jax.interpreters import batching, mlir
 
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax import _library
-from talweg.jax._effects import RoundEffect
+from talweg.jax._effects import AnyRound, RoundEffect
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ _TICKET = ShapedArray((2,), np.dtype(np.uint32))
 
 @start_p.def_effectful_abstract_eval
 def _started(*_: Any, rounds: tuple[Round, ...], key: str, comparison: Comparison | None) -> Any:
-    return [_TICKET] * len(rounds), {RoundEffect(key)}
+    return [_TICKET] * len(rounds), {AnyRound(), RoundEffect(key)}
 
 
 @collect_p.def_effectful_abstract_eval
 def _collected(*_: Any, rounds: tuple[Round, ...], keys: tuple[str, ...]) -> Any:
     results = [ShapedArray(each.shape if each.got else (0,), each.result_dtype) for each in rounds]
-    return results, {RoundEffect(key) for key in keys}
+    return results, {AnyRound(), *(RoundEffect(key) for key in keys)}
 
 
 _TOKEN = core.abstract_token

@@ -269,9 +269,11 @@ def _differentiable(
                 )
         turned = tuple(_transposed(rounds[index], shapes[index], size) for index in floats)
         gradients: list[Any] = [None] * len(rounds)
-        given = [cotangents[index] for index in floats]
-        for index, gradient in zip(floats, _results(given, turned, f"{key}.gradient")):
-            gradients[index] = gradient
+        if turned:
+            given_shapes = tuple(rounds[index].shape for index in floats)
+            call_back = _differentiable(turned, f"{key}.gradient", None, given_shapes, size)
+            for index, gradient in zip(floats, call_back(*(cotangents[at] for at in floats))):
+                gradients[index] = gradient
         return tuple(gradients)
 
     call.defvjp(forward, backward)

@@ -28,7 +28,7 @@ std::span<std::byte> SimRankMemory::At(const shm::Location& location) {
 }
 
 std::pair<shm::Location, std::span<std::byte>> SimRankMemory::Allocate(uint64_t bytes) {
-  segments_.emplace_back(CellCount(bytes) * kCellBytes / sizeof(uint64_t));
+  segments_.emplace_back(CellCount(bytes));
   return {{.segment = static_cast<uint32_t>(segments_.size())},
           std::as_writable_bytes(std::span(segments_.back())).first(bytes)};
 }

@@ -2,6 +2,7 @@
 #ifndef TALWEG_TESTS_SIM_SIM_RANK_MEMORY_H_
 #define TALWEG_TESTS_SIM_SIM_RANK_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -39,9 +40,14 @@ class SimRankMemory final : public shm::RankMemory {
   void DropTensorMemory() override { segments_.clear(); }
 
  private:
+  // As segments are, it is aligned and zeroed.
+  struct alignas(kCellBytes) Cell {
+    std::byte bytes[kCellBytes] = {};
+  };
+
   std::pair<shm::Location, std::span<std::byte>> Allocate(uint64_t bytes);
 
-  std::deque<std::vector<uint64_t>> segments_;  // By number, from 1.
+  std::deque<std::vector<Cell>> segments_;  // By number, from 1.
   bool refuses_ = false;
 };
 

@@ -341,7 +341,7 @@ def check_gradients_of_gradients() -> None:
         return (jax.grad(loss)(weights, x) ** 2).sum()
 
     weights = np.array([1, 2, 3], np.float32)
-    inputs = np.arange(1, size + 1, dtype=np.float32)
+    inputs: np.ndarray = np.arange(1, size + 1, dtype=np.float32)
     # Rank r's penalty is (2 n y x_r)^2, as all n ranks' losses have y = w (x_1 + ... + x_n) in them.
     y = weights * inputs.sum()
     expected = sum(8 * size**2 * y * x**2 * inputs[rank] for x in inputs)

@@ -104,9 +104,10 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
 
 talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags, Declare* declare) {
   talweg_collective reduction{};
-  reduction.dtype = given.dtype;
-  reduction.op = given.op;
-  reduction.gives = given.op == TALWEG_BROADCAST ? TALWEG_SHARE_ROOT : TALWEG_SHARE_WHOLE;
+  std::memcpy(&reduction.dtype, &given.dtype, sizeof given.dtype);
+  std::memcpy(&reduction.op, &given.op, sizeof given.op);
+  const bool has_root = NumberIn(given.op) == TALWEG_BROADCAST;
+  reduction.gives = has_root ? TALWEG_SHARE_ROOT : TALWEG_SHARE_WHOLE;
   reduction.gets = TALWEG_SHARE_WHOLE;
   reduction.element_count = given.count;
   Collective collective;

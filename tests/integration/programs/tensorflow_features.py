@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
+import keras
 import numpy as np
 import talweg.tensorflow as tw
 import tensorflow as tf
 from cases import run_cases
 from expected_errors import expect
-from talweg import InvalidArgument, Mismatch
+from talweg import InvalidArgument, Mismatch, Unsupported
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _INTEGERS = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64)
@@ -261,6 +263,9 @@ def errors() -> None:
     expect(InvalidArgument, "IndexedSlices", tw.push_pull, tf.IndexedSlices([1.0], [0]))
     expect(InvalidArgument, "first dimension", tw.all_gather, tf.constant(1.0))
     expect(InvalidArgument, "root_rank is 99", tw.broadcast, tf.ones(1), 99)
+    sgd = keras.optimizers.SGD(0.1)
+    with mock.patch.object(keras.backend, "backend", return_value="jax"):
+        expect(Unsupported, "KERAS_BACKEND=tensorflow", tw.DistributedOptimizer, sgd)
     if size == 1:
         return
     expect(Mismatch, "f32[", tw.push_pull, tf.ones(3 + rank), "shapes")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from talweg import _client
 from talweg._client import Client
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, Unsupported
 from talweg.tensorflow import _gradients
 from talweg.tensorflow._gradients import Choices
 from talweg.tensorflow._ops import plain
@@ -322,8 +322,19 @@ def _is_of(optimizer: Any, module: str, name: str) -> bool:
     return isinstance(cls, type) and isinstance(optimizer, cls)
 
 
+def _require_tensorflow_backend() -> None:
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise Unsupported(
+            f"Keras 3 runs on its backend '{backend}', and its optimizers are distributed on "
+            "'tensorflow' alone: set KERAS_BACKEND=tensorflow, or use talweg.jax or talweg.torch in "
+            "a training loop of your own"
+        )
+
+
 def _methods_for(optimizer: Any) -> type:
     if _is_of(optimizer, "keras", "optimizers.Optimizer"):
+        _require_tensorflow_backend()
         _combine_before_scaling(sys.modules["keras"].optimizers.LossScaleOptimizer)
         return _Keras3Methods
     for name in ("optimizers.Optimizer", "optimizers.legacy.Optimizer"):

@@ -25,13 +25,14 @@ namespace talweg::agent {
 namespace {
 
 constexpr int kEventsPerPass = 256;
-// Between two looks at the network and the rings the reducer works on so much.
+// The reducer does so much before the data thread polls the network and the rings again.
 constexpr uint64_t kReduceBytesPerPass = 512 * kKiB;
 constexpr uint64_t kGpuReduceBytesMax = 32 * kMiB;
-// Where nothing is sent slices are not for a network: each costs calls of the GPU's driver.
+// If nothing is sent, no network needs small slices, and each slice costs calls of the GPU's
+// driver.
 constexpr uint64_t kAloneGpuSliceBytes = 16 * kMiB;
-// With CPUs to spare for it. A GPU's switch from one process to the other takes 140 us, the copy of
-// a piece to the host or back 80.
+// Used if there are CPUs to spare. A GPU takes 140 us to switch between two processes, and 80 us to
+// copy a piece to the host or back.
 constexpr int64_t kWatchGpuNs = 300'000;
 
 }  // namespace
@@ -97,11 +98,11 @@ AgentDriverOptions Agent::DriverOptions() {
       .host_id = config_.local_transport ? host_id_ : "",
       .rank_count = config_.rank_count,
       .credit_bytes_max = config_.credit_bytes,
-      // GPUs overlap what they are given.
+      // GPUs overlap the slices that they are given.
       .reduce_bytes_max = gpu_platform_ != nullptr ? kGpuReduceBytesMax
                                                    : pipeline::AgentCoreConfig{}.reduce_bytes_max,
       .unreachable_ns = static_cast<int64_t>(config_.unreachable_ms) * 1'000'000,
-      // Where nodes may come and go, those that wait would be the ones that go.
+      // If nodes may come and go, a stall would end the nodes that wait, not the one that stalls.
       .stall_ns = config_.loss_policy == config::LossPolicy::kContinue
                       ? 0
                       : static_cast<int64_t>(config_.stall_ms) * 1'000'000,
@@ -109,7 +110,8 @@ AgentDriverOptions Agent::DriverOptions() {
       .drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000,
       .alone = standalone(),
       .membership_changes = !standalone() && config_.loss_policy == config::LossPolicy::kContinue,
-      // Nobody may join, and whoever is lost ends the job. GPUs read results in their own time.
+      // The view is the only one if no node may join and a lost node ends the job. Not with GPUs,
+      // which read results in their own time.
       .one_view = gpu_platform_ == nullptr &&
                   (standalone() || (config_.loss_policy != config::LossPolicy::kContinue &&
                                     config_.min_members == config_.max_members)),
@@ -196,8 +198,8 @@ absl::Status Agent::OpenRankServer() {
   server.takes_devices = gpu_platform_ != nullptr;
   uint64_t arena_bytes = config_.arena_bytes_max;
   if (arena_bytes == 0) arena_bytes = runtime::MemoryLimitBytes() / 2;
-  // Every tensor lies once a rank and twice as a result; those that the ranks sum lie twice a rank,
-  // and are no results.
+  // Each tensor has one buffer per rank, and two results. If the ranks sum, it has two buffers per
+  // rank, and no results.
   const bool ranks_sum = standalone() && TensorMemory::RanksSum(config_.rank_count);
   server.contribution_bytes_max =
       ranks_sum ? arena_bytes / config_.rank_count : arena_bytes / (config_.rank_count + 2);
@@ -292,7 +294,7 @@ void Agent::CloseDevices() {
   driver_->CloseDesk();
   if (gpus_ != nullptr) loop_->RemoveDescriptor(gpus_->stage().WaitDescriptor());
   gpu_rounds_.reset();
-  gpus_.reset();  // Its copies may still use memory that is freed later.
+  gpus_.reset();  // Its copies may still use memory that is freed below.
 }
 
 void Agent::Stop(std::string why) { mailbox_->Post(StopRequested{std::move(why)}); }
@@ -308,7 +310,7 @@ bool Agent::PrepareToSleep() {
   if (deadline_ns != timer_deadline_ns_) {
     loop_->CancelTimer(timer_);
     timer_deadline_ns_ = deadline_ns;
-    // The pass that follows looks at the clock.
+    // The timer only wakes the loop. The pass that follows looks at the clock.
     timer_ = loop_->AddTimer(deadline_ns, [this] { timer_deadline_ns_ = 0; });
   }
   return may_sleep;
@@ -335,7 +337,7 @@ void Agent::OnMail(Mail mail) {
       mail);
 }
 
-// --- What the GPUs' stage tells.
+// --- GpuEvents
 
 void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority) {
@@ -353,7 +355,7 @@ void Agent::OnUnexported(LocalRank rank, uint32_t request) {
 void Agent::OnEventsLost(LocalRank rank) { driver_->desk().TellEventsLost(rank); }
 
 void Agent::OnGpuFailed(const std::string& text) {
-  // What a NIC still reads on a GPU that is lost nobody can vouch for.
+  // A NIC may still read memory of the lost GPU, whose bytes are not reliable.
   if (gpus_->stage().AnyDirect()) driver_->link().CloseAll();
   driver_->rank_words().OnRankFailure(text);
 }

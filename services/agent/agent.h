@@ -35,27 +35,27 @@ struct AgentOptions {
   Incarnation incarnation;
   std::string job_secret;                                    // Shown to the scheduler.
   std::shared_ptr<const rpc::Credentials> credentials = {};  // Null: no TLS.
-  // For tests: what carries frames. Null: libfabric and the host's own shared memory, as
-  // configured.
+  // For tests: makes the transport. Null: libfabric and this host's shared memory, as configured.
   std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const runtime::Clock*)>
       make_transport;
 };
 
 // talweg-agent but for main(): serves one node's ranks in one job, from joining it to its end.
 //
-// Made, run and destroyed by one thread, the data thread; Stop may be called by any. gRPC's threads
-// only post to its mailbox.
+// One thread, the data thread, makes, runs and destroys an Agent. Any thread may call Stop. gRPC's
+// threads only post to its mailbox.
 class Agent final : private runtime::Poller, private GpuEvents {
  public:
-  // Binds the ranks' socket and the admin port. Errors name what is taken and the remedy.
+  // Binds the ranks' socket and the admin port. An error names the socket or port that is taken,
+  // and the remedy.
   static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
   ~Agent() override;
 
-  // Until all ranks have left, the job has failed and its ranks are gone, or Stop was called and
-  // had its time. OK: a clean end; else why the job failed.
+  // Serves until all ranks have left, until the job has failed and its ranks are gone, or until the
+  // time that Stop grants is over. Returns OK after a clean end, else why the job failed.
   absl::Status Run();
 
-  // Drains: lets ranks finish for the configured time, then fails them with `why`.
+  // Drains: gives the ranks `drain_ns` to finish, then fails them with `why`.
   void Stop(std::string why);
 
   runtime::EventLoop& loop() { return *loop_; }
@@ -136,7 +136,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   std::unique_ptr<shm::RankServer> rank_server_;
   telemetry::CounterSet counters_;                   // The transport's.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
-  std::unique_ptr<gpu::Platform> gpu_platform_;      // Until gpus_ has it.
+  std::unique_ptr<gpu::Platform> gpu_platform_;      // Null once gpus_ owns it.
   std::unique_ptr<GpuFront> gpus_;                   // Null without GPUs.
   std::unique_ptr<GpuRounds> gpu_rounds_;            // Likewise.
   const KernelCombiner combiner_;

@@ -120,7 +120,7 @@ bool AgentDataPlane::Drained() const {
 
 void AgentDataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> frame) {
   const auto it = peers_.find(connection);
-  if (it == peers_.end()) return;  // Its end is being told to the core.
+  if (it == peers_.end()) return;  // The core is being told that the connection has ended.
   bytes_sent_ += frame.size();
   it->second.traffic.bytes_sent += frame.size();
   transport_->PostFrame(it->second.transport_id, std::move(frame));
@@ -128,7 +128,7 @@ void AgentDataPlane::PostFrame(ConnectionId connection, std::vector<std::byte> f
 
 template <typename Entry>
 void AgentDataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entries) {
-  // A report says of every frame but the last that more follows.
+  // Each frame of a report, except for the last, says that more follows.
   const bool is_report = std::is_same_v<Entry, wire::Report>;
   size_t first = 0;
   while (first < entries.size()) {
@@ -166,7 +166,7 @@ void AgentDataPlane::Do(pipeline::Send& send) {
       wire::Contribute& entry = (*contributions)[i];
       if (entry.form == wire::Form::kInline) {
         const auto bytes = InlineBytes(send.sources[i], fetched);
-        if (!bytes.ok()) return;  // With its GPU this agent has ended, and all connections.
+        if (!bytes.ok()) return;  // The GPU is lost, and this agent ends.
         entry.bytes = *bytes;
       } else if (entry.form == wire::Form::kDisagreement) {
         entry.bytes = std::as_bytes(std::span(send.texts[i]));
@@ -212,7 +212,7 @@ std::optional<ConnectionId> AgentDataPlane::TransportNameOf(ConnectionId connect
 }
 
 void AgentDataPlane::OnAccepted(ConnectionId connection) {
-  // Agents listen nowhere; whoever this is has no business here.
+  // Agents do not listen, so nobody may connect to one.
   transport_->Close(connection);
 }
 

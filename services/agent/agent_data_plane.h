@@ -24,7 +24,7 @@
 
 namespace talweg::agent {
 
-// What arrives from aggregators, under the core's names of connections.
+// Receives what aggregators send. `connection` is the core's id of the connection.
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;
@@ -34,20 +34,20 @@ class PeerEvents {
   virtual void OnPeerFrame(ConnectionId connection, const wire::Frame& frame) = 0;
 };
 
-// The agent's connections to aggregators: performs the core's effects on a Transport, and delivers
+// The agent's connections to aggregators. Performs the core's effects on a Transport, and delivers
 // the transport's events. Owned by the data thread.
 class AgentDataPlane final : public transport::EventSink {
  public:
   struct Options {
     std::string host_id;
     bool local_transport = true;  // Whether an aggregator on this host is reached through memory.
-    // Called on another thread; takes both to OnHostFound on the owner's.
+    // Called on another thread. Passes its arguments to OnHostFound on the data thread.
     std::function<void(ConnectionId, absl::StatusOr<std::string>)> host_found;
-    // Bytes of a result that a NIC has on a GPU.
+    // Copies a slice of a result from the GPU into which a NIC wrote it.
     std::function<absl::Status(const pipeline::SliceBytes&, std::span<std::byte>)> fetch_result;
   };
 
-  // All outlive it.
+  // All pointers outlive this object.
   AgentDataPlane(const Options& options, transport::Transport* transport,
                  const TensorMemory* memory, Timeline* timeline, const runtime::Clock* clock,
                  PeerEvents* events);
@@ -59,15 +59,16 @@ class AgentDataPlane final : public transport::EventSink {
   void Do(pipeline::Send& effect);
   void Do(const pipeline::WriteSlice& effect);
 
-  // Whether an aggregator is reached through this host's memory, which carries nothing of GPUs'.
+  // Returns whether the agent reaches any aggregator through this host's shared memory, which
+  // cannot carry bytes of a GPU.
   bool AnyLocal() const;
-  // From now on none is.
+  // From now on the agent reaches every aggregator over the network.
   void UseNetworkOnly() { network_only_ = true; }
 
-  // The host's name of an aggregator's address has become a literal one, or not.
+  // The lookup of an aggregator's host name has ended: `literal` is the address, or the error.
   void OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal);
 
-  // Nothing that was posted is still waiting to leave.
+  // Returns whether everything that was posted has left.
   bool Drained() const;
   void CloseAll();
 
@@ -76,9 +77,9 @@ class AgentDataPlane final : public transport::EventSink {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
   };
-  // For a connection that is there.
+  // The connection must be open.
   Traffic TrafficOf(ConnectionId connection) const;
-  // The transport's name of a connection that is there, for those who watch the transport.
+  // Returns the transport's id of an open connection, for tests that watch the transport.
   std::optional<ConnectionId> TransportNameOf(ConnectionId connection) const;
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }
@@ -97,7 +98,8 @@ class AgentDataPlane final : public transport::EventSink {
     Traffic traffic;
   };
 
-  // The bytes of a slice that leaves in a frame; `fetched` keeps those that lie on no host.
+  // Returns the bytes of a slice that leaves in a frame. `fetched` keeps copies of bytes that lie
+  // on a GPU.
   absl::StatusOr<std::span<const std::byte>> InlineBytes(
       const pipeline::SliceBytes& slice, std::deque<std::vector<std::byte>>& fetched) const;
   void ConnectTo(ConnectionId connection, const std::string& address);
@@ -113,8 +115,8 @@ class AgentDataPlane final : public transport::EventSink {
   const runtime::Clock* const clock_;
   PeerEvents* const events_;
 
-  std::unordered_map<ConnectionId, Peer> peers_;               // By the core's name.
-  std::unordered_map<ConnectionId, ConnectionId> core_names_;  // By the transport's.
+  std::unordered_map<ConnectionId, Peer> peers_;               // By the core's id.
+  std::unordered_map<ConnectionId, ConnectionId> core_names_;  // By the transport's id.
   std::vector<std::pair<ConnectionId, std::string>> failed_connects_;
   std::unordered_map<ConnectionId, std::string> looked_up_;  // Addresses of unfinished Connects.
   runtime::HostLookup lookup_;

@@ -74,7 +74,7 @@ int AgentDriver::Poll() {
 bool AgentDriver::PrepareToSleep(int64_t* deadline_ns) {
   if (bytes_.AnyQueued() || runner_.dirty()) return false;
   using Until = shm::RankServer::Until;
-  // A timeline has each push when it was.
+  // A timeline records when each push came.
   bool may_sleep = rank_server_->PrepareToSleep(
       memory_->ranks_sum() && !timeline_.records() ? Until::kAwaited : Until::kPushed);
   may_sleep &= link_->PrepareToSleep();
@@ -109,7 +109,7 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<E, pipeline::LogWaiting>) {
             waits_.OnWaiting(e, core(), *memory_, NowNs());
           } else if constexpr (std::is_same_v<E, pipeline::SliceArrived>) {
-            // What GPUs have summed is in host memory when they deliver the round, not before.
+            // A GPU's sum is in host memory only when the GPU has delivered the round.
             if (!OnDevices(e.result.tensor, e.result.round)) desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
             if (OnDevices(e.tensor, e.round)) {
@@ -196,8 +196,8 @@ void AgentDriver::OnPeerFrame(ConnectionId connection, const wire::Frame& frame)
       if (tensor != nullptr) timeline_.OnResult(tensor->index, result.round, now_ns);
     }
   }
-  // The transport delivers frames outside of everything else, so this is performed before it
-  // returns: the frame is borrowed for that long.
+  // `frame` is borrowed for this call. The transport delivers frames while no event is being
+  // performed, so Deliver performs all effects before it returns.
   TALWEG_CHECK(!runner_.performing());
   bytes_.SetFrame(&frame);
   runner_.Deliver([this, connection, &frame](pipeline::Effects& out) {

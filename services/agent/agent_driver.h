@@ -34,41 +34,41 @@ struct AgentDriverOptions {
   std::string job_name;
   view::MemberIdentity self;
   std::string node_name;
-  std::string host_id;  // "": no aggregator is reached through this host's memory.
+  std::string host_id;  // "": reaches no aggregator through this host's memory.
   uint32_t rank_count = 1;
   uint64_t credit_bytes_max = 0;
-  // Where nothing is reduced nothing can be overtaken, and there is no such limit.
+  // AgentCoreConfig::reduce_bytes_max. Not used when the ranks sum: then the agent reduces nothing.
   uint64_t reduce_bytes_max = 0;
   int64_t unreachable_ns = 0;
   int64_t stall_ns = 0;  // AgentCoreConfig::stall_ns.
   int64_t stall_notice_ns =
-      1'000'000'000;  // People are told of rounds that have waited so long; 0: of none.
+      1'000'000'000;  // The log names rounds that have waited for so long; 0: none.
   int64_t drain_ns = 0;
   bool alone = false;
   bool membership_changes = false;  // Nodes may come and go.
   bool one_view = false;            // AgentCoreConfig::one_view.
-  // Slices are large enough for what has come of a result to be told.
+  // Slices are so large that it pays to tell ranks which bytes of a result have arrived.
   bool tells_arrivals = true;
   uint32_t trace_rounds = 0;
-  std::string scheduler;  // Its address, for people.
+  std::string scheduler;  // The scheduler's address, for messages.
   int events_per_poll = 256;
   uint64_t reduce_bytes_per_poll = 0;
-  // Why this agent cannot take part in a view; "" if it can.
+  // Returns why this agent cannot take part in a view, or "" if it can.
   std::function<std::string(const view::View& view)> view_problem = {};
-  // Sees each effect before it is performed, for tests.
+  // For tests: called with each effect before the driver performs it.
   std::function<void(const pipeline::Effect& effect)> watch = {};
-  // The life is over. Called inside Poll; Leave follows.
+  // Called inside Poll when the agent's life is over. The caller then calls Leave.
   std::function<void()> on_end = {};
 };
 
-// One node's agent without threads, sockets, GPUs' drivers and gRPC: feeds events to the core of a
-// member, performs the core's effects, and ends when its life is over.
+// One node's agent without threads, sockets, GPU drivers and gRPC. Gives the core its events,
+// performs the core's effects, and decides when the agent ends (AgentLife).
 //
-// One owner thread, which calls Poll, and again after Poll has returned more than 0 or whenever
-// something has come. Nothing blocks.
+// One owner thread. It calls Poll again while Poll returns more than 0, and whenever something has
+// arrived. Nothing blocks.
 class AgentDriver final : public PeerEvents {
  public:
-  // All outlive it. `transport` is null where the agent is alone.
+  // All outlive the driver. `transport` is null if the agent is alone.
   struct Parts {
     const runtime::Clock* clock = nullptr;
     shm::RankServer* ranks = nullptr;
@@ -78,37 +78,40 @@ class AgentDriver final : public PeerEvents {
 
   AgentDriver(AgentDriverOptions options, const Parts& parts);
 
-  // Before Join, if there are any. Both stay until CloseDesk.
+  // Call it before Join if there are GPUs. Both objects live until CloseDesk.
   void SetDevices(DeviceRounds* rounds, RankDevices* devices) {
     SetDeviceRounds(rounds);
     desk_->SetDevices(devices);
   }
-  // Before Join: the link's AgentDataPlane has memory() and timeline(), and tells this object.
+  // Call it before Join. The link's AgentDataPlane uses memory() and timeline(), and delivers its
+  // events to this object.
   void SetLink(std::unique_ptr<JobLink> link) {
     link_ = std::move(link);
     rank_words_.SetLink(link_.get());
   }
   void Join() { link_->Join(options_.self); }
 
-  // One turn of the duty cycle; how much was done.
+  // Does one turn of the duty cycle. Returns how much work it did.
   int Poll();
-  // False: call Poll instead of sleeping. Else sleep until `*deadline_ns` at most.
+  // Returns false if the caller must call Poll instead of sleeping. Otherwise the caller may sleep
+  // until `*deadline_ns` at most.
   bool PrepareToSleep(int64_t* deadline_ns);
 
-  // What comes from elsewhere.
+  // The scheduler has sent `event`.
   void OnMemberEvent(const rpc::MemberEvent& event);
-  // Lets ranks finish for a while, then fails them. False: it was asked for before, or it is too
-  // late.
+  // Gives the ranks `drain_ns` to finish, then fails them. Returns false if Stop was called before,
+  // or if the life is about to end.
   bool Stop(const std::string& why);
-  // Says goodbye to the scheduler, for how the life ended. Nothing is said or heard after it.
+  // Tells the scheduler how the life ended. Nothing is sent or received after that.
   absl::Status Leave();
 
-  // A device tells: the ranks may be told, the result is where they want it.
+  // The GPUs have delivered the round's result. Tells the ranks that the round is complete.
   void FinishRound(const pipeline::CompleteRound& effect);
 
-  // Nobody calls Poll any more. The ranks see that nobody serves them; a NIC has no tensor.
+  // Closes the ranks' connections, and takes all tensors from the NICs. Poll must not be called
+  // again.
   void CloseDesk();
-  // After that. What devices copied to and from stays until they are gone.
+  // After CloseDesk. The memory must outlive the devices, which copy to and from it.
   void CloseLink() { link_.reset(); }
   void CloseMemory() { memory_.reset(); }
 
@@ -123,7 +126,7 @@ class AgentDriver final : public PeerEvents {
   JobLink& link() { return *link_; }
 
   JobId job() const { return job_; }
-  // OK, or why the job has failed.
+  // Returns OK, or why the job has failed.
   const absl::Status& end() const { return end_; }
 
   // --- PeerEvents
@@ -147,7 +150,7 @@ class AgentDriver final : public PeerEvents {
     return devices_ != nullptr && devices_->TakesPart(tensor, round);
   }
 
-  // driver_life.cc: what the scheduler says, and what the agent's life has come to.
+  // driver_life.cc: the scheduler's events, and the steps of the agent's life.
   void OnView(const view::View& view);
   void Live();
   LifeSight Look() const;

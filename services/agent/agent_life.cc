@@ -7,9 +7,9 @@
 namespace talweg::agent {
 namespace {
 
-// How long Goodbyes may take to leave.
+// How long the last messages may take to leave.
 constexpr int64_t kLeavingNs = 500'000'000;
-// How long ranks that do not end keep a failed job's agent alive.
+// How long ranks that stay connected keep a failed job's agent alive.
 constexpr int64_t kFailedLingerNs = 30'000'000'000;
 
 }  // namespace

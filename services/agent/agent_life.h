@@ -9,37 +9,37 @@
 namespace talweg::agent {
 
 enum class LifeState : uint8_t {
-  kServing = 1,   // Ranks come, or train.
-  kDraining = 2,  // Stop was asked for: ranks have a while to finish.
-  kFailed = 3,    // The job has failed: ranks have a while to hear of it.
-  kLeaving = 4,   // Nobody is served any more: the last words leave.
+  kServing = 1,   // Ranks join or train.
+  kDraining = 2,  // Stop was called: ranks have `drain_ns` to finish.
+  kFailed = 3,    // The job has failed: ranks have a while to read the error.
+  kLeaving = 4,   // Serves nobody any more. The last messages leave.
   kEnded = 5,
 };
 const char* LifeStateName(LifeState state);
 
 struct LifeConfig {
-  // Nobody else is in the job: when its ranks have left, others may come.
+  // No other node is in the job. When the ranks have left, others may come.
   bool alone = false;
-  int64_t drain_ns = 0;  // What ranks have to finish, when the agent is to stop.
+  int64_t drain_ns = 0;  // How long ranks may go on after Stop.
 };
 
-// What an agent's life depends on.
+// The conditions that AgentLife::Advance looks at.
 struct LifeSight {
   bool any_attached = false;    // Some rank has a connection.
-  bool gpus_are_idle = true;    // Nothing goes on among GPUs: memory may be given away.
+  bool gpus_are_idle = true;    // No work runs on GPUs, so their memory may be freed.
   bool words_have_left = true;  // Nothing waits to be sent to an aggregator.
 };
 
 enum class LifeStep : uint8_t {
   kNone = 0,
-  kServeOthers = 1,   // The ranks are done: begin anew, for others.
-  kFailTheRanks = 2,  // They had their time. OnFailed follows.
-  kLeave = 3,         // Say goodbye, for how_it_ends().
+  kServeOthers = 1,   // The ranks are done. Begin again, for other ranks.
+  kFailTheRanks = 2,  // The ranks' time is over. The caller fails them, and calls OnFailed.
+  kLeave = 3,         // Tell the others, as how_it_ends() says.
   kEnd = 4,
 };
 
 struct LifeEnd {
-  bool finished = false;  // The ranks were done, or nobody waits for them. Else: stopped.
+  bool finished = false;  // The ranks were done, or no other node waits for them. False: stopped.
   std::string text;
 };
 
@@ -59,8 +59,8 @@ struct LifeEnd {
 //   kFailed   | ranks linger for too long, or had their time       | kLeaving   | kLeave (stopped)
 //   kLeaving  | the last words have left, or had their time        | kEnded     | kEnd
 //
-// All else changes nothing: a second Stop or failure, ranks that are done when the job has failed,
-// whatever comes when it leaves. A Stop of a failed job only shortens it.
+// No other event changes the state: a second Stop or failure, ranks that are done after the job has
+// failed, any event in kLeaving. A Stop of a failed job only shortens kFailed.
 //
 // Pure: no clock, no I/O. One owner thread. Call Advance() after events, and at NextNs().
 class AgentLife {
@@ -70,13 +70,13 @@ class AgentLife {
   void OnRankAttached() { ever_attached_ = true; }
   // All ranks that joined have said goodbye.
   void OnRanksDone();
-  // False: it was asked for before, or it is too late.
+  // Returns false if Stop was called before, or in kLeaving and kEnded.
   bool OnStop(const std::string& why, int64_t now_ns);
   void OnFailed(const std::string& text, int64_t now_ns);
 
-  // What is to be done now. Performed before the next call, but for kNone.
+  // Returns what the caller does next. The caller does it before the next call.
   LifeStep Advance(const LifeSight& sight, int64_t now_ns);
-  // When Advance() may say something else although nothing has happened; nullopt: never.
+  // Returns when Advance() may return another step without any event; nullopt: never.
   std::optional<int64_t> NextNs(const LifeSight& sight) const;
 
   LifeState state() const { return state_; }
@@ -93,9 +93,9 @@ class AgentLife {
   bool ever_attached_ = false;
   bool ranks_done_ = false;
   bool ranks_had_their_time_ = false;
-  std::string stop_why_;                     // Not empty: Stop was called.
-  std::optional<int64_t> stop_deadline_ns_;  // Likewise.
-  int64_t since_ns_ = 0;                     // In kFailed, kLeaving.
+  std::string stop_why_;                     // Not empty if Stop was called.
+  std::optional<int64_t> stop_deadline_ns_;  // Set if Stop was called.
+  int64_t since_ns_ = 0;                     // When kFailed or kLeaving began.
   std::string failed_text_;
   LifeEnd end_;
 };

@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
   if (config::IsUnixAddress(config.scheduler)) return local;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
                           transport::NewNetworkTransport(network_options, clock, counters));
-  // What libfabric's tcp lacks is the aggregators' to say: nobody connects to an agent.
+  // The aggregators warn of what libfabric's tcp lacks: nobody connects to an agent.
   if (config.provider != "tcp") {
     const std::string warning = transport::NetworkWarning(network_options);
     if (!warning.empty()) telemetry::Log(telemetry::LogLevel::kWarning, warning);
@@ -88,7 +88,7 @@ absl::Status MakeSocketDirectory(const std::string& socket_path) {
   if (lstat(directory.c_str(), &status) != 0)
     return status::ErrnoStatus(errno, "stat " + directory);
   if (!S_ISDIR(status.st_mode)) {
-    // A link that the user made to a directory of theirs is fine; others' are not followed.
+    // Follows a link that this user made, but no other user's.
     if (!S_ISLNK(status.st_mode) || status.st_uid != geteuid() ||
         stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
       return absl::FailedPreconditionError(directory +

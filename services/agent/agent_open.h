@@ -17,28 +17,29 @@
 
 namespace talweg::agent {
 
-// The network that the configuration names, and shared memory if it allows that; for these devices'
-// memory, too, if it reaches that. Shared memory alone where the scheduler, and so every
-// aggregator, is on this machine.
+// Makes the transport that the configuration names: the network, and shared memory if `config`
+// allows it. The network also carries the memory of `devices` if the provider can. If the
+// scheduler, and so every aggregator, is on this machine, shared memory is the only transport.
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const runtime::Clock* clock, telemetry::CounterSet* counters);
 
-// Why this agent cannot exchange data with an aggregator of the view: they are set to carry it in
-// different ways. Names both. "" if it can.
+// Returns why this agent cannot exchange data with an aggregator of the view, because their
+// transport settings differ; the text names both. Returns "" if it can.
 std::string SettingProblem(const config::AgentConfig& config, const view::View& view);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 
-// Makes the directory of a socket's path, for this user alone; one that is there must be this
-// user's, or not writable by others unless its entries are protected (/tmp).
+// Makes the directory of a socket's path, with access for this user only. A directory that exists
+// must belong to this user or root. Others may write to it only if it is sticky, as /tmp is.
 absl::Status MakeSocketDirectory(const std::string& socket_path);
 
-// Where a trace is written, to be renamed: whoever waits for the file sees it whole.
+// Returns the path where the agent writes a trace before it renames the file. A reader of
+// `trace_path` so sees the whole trace or nothing.
 std::string PartialPath(const std::string& trace_path);
 
-// Whether the trace can be written to this path when the agent ends, which is too late to hear that
-// it cannot. Leaves nothing there. "" is no trace.
+// Checks at the start whether the agent can write a trace to `path` when it ends. Leaves no file
+// there. OK if `path` is "": no trace.
 absl::Status CheckTracePath(const std::string& path);
 
 }  // namespace talweg::agent

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What GetStatus, SetTrace and GetTrace answer, and the file of a timeline.
+// SPDX-License-Identifier: Apache-2.0 The answers to GetStatus, SetTrace and GetTrace, and the file
+// of a timeline.
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace {
 using pipeline::SliceState;
 
 constexpr uint32_t kOpenRoundsMax = 100;
-// Away from the numbers of real processes in the same trace.
+// Far from the pids of real processes in the same trace.
 constexpr uint32_t kTraceProcess = 1'000'000'000;
-// The data thread makes as many for an answer before it does anything else: in some 0.2 ms.
+// The events in one answer. The data thread does nothing else while it makes them: some 0.2 ms.
 constexpr uint64_t kTracePieceEvents = 1024;
 
 std::string StateText(const pipeline::AgentCore& member) {
@@ -76,7 +76,7 @@ v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::A
   return round;
 }
 
-// 0, or errno.
+// Returns 0, or errno.
 int WriteFile(const std::string& path, const std::string& text) {
   std::FILE* file = std::fopen(path.c_str(), "w");
   if (file == nullptr) return errno;

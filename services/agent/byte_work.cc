@@ -15,7 +15,7 @@ void ByteWork::Do(const pipeline::CopyInline& effect) {
   const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
   const std::span<const std::byte> bytes = results[effect.entry].bytes;
   if (parts_.memory->OnNic(effect.target)) {
-    // If that fails the GPU is lost, and with it this member.
+    // If that fails, the GPU is lost, and this member fails.
     devices_->StoreResult(effect.target, bytes).IgnoreError();
     return;
   }
@@ -57,7 +57,7 @@ int ByteWork::ReduceSome(uint64_t bytes_max) {
 void ByteWork::Reduce(const pipeline::ReduceSlice& reduce) {
   const pipeline::SliceBytes& target = reduce.target;
   if (parts_.memory->Shared(target.tensor)) {
-    // The round is over, and what is left is done where the bytes are wanted.
+    // The ranks sum. Each does so where it wants the result.
     return OnReduced(reduce.ticket, 0);
   }
   const pipeline::TensorSpec& spec = parts_.memory->spec(target.tensor);

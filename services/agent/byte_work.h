@@ -17,7 +17,7 @@
 
 namespace talweg::agent {
 
-// Combines what the ranks of a node push, in the order of the ranks (combine.h).
+// Combines what the ranks of a node push, in rank order (combine.h).
 class RankCombiner {
  public:
   virtual ~RankCombiner() = default;
@@ -26,11 +26,11 @@ class RankCombiner {
                        std::span<std::byte> output) const = 0;
 };
 
-// Does with bytes what the core asks for: copies at once, reductions a few at a time. Owned by the
-// data thread.
+// Performs the core's effects that touch bytes. Copies run at once, reductions a few at a time.
+// Owned by the data thread.
 class ByteWork {
  public:
-  // All outlive its last call.
+  // All are valid until the last call.
   struct Parts {
     const runtime::Clock* clock = nullptr;
     const RankCombiner* combiner = nullptr;
@@ -40,20 +40,20 @@ class ByteWork {
   };
   explicit ByteWork(const Parts& parts) : parts_(parts) {}
 
-  // Null: there are none any more.
+  // Null: the GPUs are gone.
   void SetDevices(DeviceRounds* devices) { devices_ = devices; }
-  // The frame that the core is being given, from which bytes are copied; null: none is.
+  // Sets the frame that the core is handling, which CopyInline copies from; null: none.
   void SetFrame(const wire::Frame* frame) { frame_ = frame; }
 
   void Do(const pipeline::CopyInline& effect);
   void Do(const pipeline::CopyOwn& effect);
   void Do(pipeline::ReduceSlice& effect);
 
-  // Reduces what is queued, until it has done so many bytes. Says how many slices.
+  // Reduces queued slices until it has done `bytes_max` bytes. Returns how many slices it reduced.
   int ReduceSome(uint64_t bytes_max);
   bool AnyQueued() const { return !reduces_.empty(); }
   void Abandon() { reduces_.clear(); }
-  // A reduction is done, here or on devices.
+  // The reduction with this ticket is done, by this object or on GPUs.
   void OnReduced(uint64_t ticket, uint64_t bytes);
   uint64_t bytes_reduced() const { return bytes_reduced_; }
 

@@ -10,12 +10,13 @@
 
 namespace talweg::agent {
 
-// The hop in which this node's ranks are combined. `is_final`: no other node takes part, so this is
-// the round's result and not a contribution to it. Not for broadcasts.
+// Returns the hop that combines this node's ranks. `is_final`: no other node takes part, so the
+// output is the round's result and not a contribution to it. Not for broadcasts.
 reduce::ReduceSpec RankHop(DType dtype, Op op, bool is_final, size_t rank_count);
 
-// One slice of the node's contribution from its ranks' bytes in host memory, in the order of the
-// ranks. A broadcast takes the first input's. `output` has whole elements and overlaps no input.
+// Combines the ranks' bytes of one slice, in rank order, into the node's contribution. All are in
+// host memory. A broadcast copies the first input. `output` has whole elements and overlaps no
+// input.
 void CombineRanks(DType dtype, Op op, bool is_final, std::span<const std::byte* const> inputs,
                   std::span<std::byte> output);
 

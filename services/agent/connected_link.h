@@ -12,7 +12,8 @@
 
 namespace talweg::agent {
 
-// A link to aggregators by an AgentDataPlane. A class derived from it talks to the scheduler.
+// The part of a JobLink that talks to aggregators, through an AgentDataPlane. A derived class talks
+// to the scheduler.
 class ConnectedLink : public JobLink {
  public:
   bool IsAlone() const override { return false; }
@@ -38,7 +39,7 @@ class ConnectedLink : public JobLink {
   }
 
  protected:
-  // Both outlive it.
+  // Both outlive the link.
   ConnectedLink(AgentDataPlane* data_plane, transport::Transport* transport)
       : data_plane_(data_plane), transport_(transport) {}
 

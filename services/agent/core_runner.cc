@@ -9,7 +9,7 @@ void CoreRunner::Begin(pipeline::AgentCoreConfig config) {
 
 void CoreRunner::Deliver(Event event) {
   events_.push_back(std::move(event));
-  if (performing_) return;  // After what is being performed.
+  if (performing_) return;  // The outer call delivers it next.
   performing_ = true;
   while (!events_.empty()) {
     const auto next = std::move(events_.front());

@@ -13,26 +13,27 @@
 
 namespace talweg::agent {
 
-// Gives the core of a member one event after the other, each with what follows from it. Owned by
-// the data thread.
+// Gives a member's core one event at a time, and performs its effects before the next event. Owned
+// by the data thread.
 class CoreRunner {
  public:
   using Event = std::function<void(pipeline::Effects&)>;
 
-  // `perform` does what an event has led to; it may deliver more. The clock outlives this.
+  // `perform` performs the effects of an event, and may call Deliver. The clock outlives this
+  // object.
   CoreRunner(const runtime::Clock* clock, std::function<void(pipeline::Effects&)> perform)
       : clock_(clock), perform_(std::move(perform)) {}
 
-  // From here on there is another member.
+  // Starts the core of another member.
   void Begin(pipeline::AgentCoreConfig config);
   pipeline::AgentCore& core() { return *core_; }
   const pipeline::AgentCore& core() const { return *core_; }
 
-  // Gives the core the event, performs what follows, and what follows from that.
+  // Gives the core `event`, performs its effects, and then delivers the events that came meanwhile.
   void Deliver(Event event);
   void FailJob(const std::string& text);
-  // Flushes the core: what the events since the last time have led to leaves. Says whether there
-  // were any.
+  // Flushes the core: the messages of the events since the last Flush leave. Returns whether there
+  // were such events.
   bool Flush();
 
   bool dirty() const { return dirty_; }

@@ -14,24 +14,25 @@
 
 namespace talweg::agent {
 
-// What GPUs do for the rounds of this node. Owned by the data thread.
+// The work that GPUs do for this node's rounds. Owned by the data thread.
 class DeviceRounds {
  public:
   virtual ~DeviceRounds() = default;
 
   virtual bool TakesPart(pipeline::TensorIndex tensor, Round round) const = 0;
-  // ByteWork::OnReduced follows.
+  // The device calls ByteWork::OnReduced when it is done.
   virtual void Reduce(const pipeline::ReduceSlice& reduce) = 0;
-  // AgentDriver::FinishRound follows.
+  // The device calls AgentDriver::FinishRound when it is done.
   virtual void Deliver(const pipeline::CompleteRound& round) = 0;
-  // The job has failed: what goes on ends.
+  // The job has failed. Ends all work.
   virtual void Abandon() = 0;
   virtual void OnRankLeft(LocalRank rank) = 0;
   virtual bool IsIdle() const = 0;
   // Only when IsIdle().
   virtual void ForgetTensors() = 0;
 
-  // Where a NIC has the tensor on its GPU, if it may: docs/gpu.md, "GPUDirect".
+  // Returns the memory on a GPU through which a NIC sends and receives the tensor, or nullopt if it
+  // goes through the host (docs/gpu.md, "GPUDirect").
   virtual std::optional<TensorMemory::NicRegions> MakeDirect(
       const pipeline::AllocateTensor& tensor) = 0;
   virtual void DropDirect(pipeline::TensorIndex tensor) = 0;
@@ -41,7 +42,7 @@ class DeviceRounds {
                                    std::span<std::byte> bytes) = 0;
 
   virtual int Poll(int64_t now_ns) = 0;
-  // When Poll has something to do at the latest.
+  // Returns when Poll must be called at the latest.
   virtual std::optional<int64_t> PrepareToSleep() = 0;
 };
 

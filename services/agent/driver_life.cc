@@ -1,5 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the scheduler and signals say to an agent, and how it ends.
+// SPDX-License-Identifier: Apache-2.0 The agent's life: events of the scheduler, Stop, and the end.
 #include <unistd.h>
 
 #include <type_traits>
@@ -14,7 +13,8 @@
 namespace talweg::agent {
 namespace {
 
-// With this member's keys of data connections in that epoch, where the scheduler gives seeds.
+// Returns the view with addresses that hold this member's keys for the epoch, if the scheduler
+// gives seeds for keys.
 view::View WithKeys(view::View view) {
   for (view::ViewAggregator& aggregator : view.aggregators) {
     aggregator.data_address = transport::AddressInEpoch(aggregator.data_address, view.epoch);
@@ -36,7 +36,7 @@ void AgentDriver::OnView(const view::View& view) {
       return runner_.FailJob(problem);
     }
   }
-  desk_->OnNewestView(view.epoch);  // Before ranks go on in it.
+  desk_->OnNewestView(view.epoch);  // Before ranks go on in the new view.
   runner_.Deliver(
       [this, view](pipeline::Effects& out) { runner_.core().OnView(view, NowNs(), out); });
   if (!core().views().has_failed()) desk_->SetView(view, core().config().self);
@@ -75,7 +75,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
             telemetry::Log(telemetry::LogLevel::kWarning, "the scheduler at ", options_.scheduler,
                            " cannot be reached: ", e.text,
                            job_ == JobId{0} ? "; trying again" : "; running steps go on");
-            // Until it has joined, the time limit is that of joining.
+            // Before the agent has joined, the time limit of joining applies instead.
             if (job_ != JobId{0}) runner_.core().OnSchedulerSilent(NowNs());
           }
         } else {

@@ -17,8 +17,8 @@
 
 namespace talweg::agent {
 
-// Memory on GPUs that ranks have exported, mapped here. A rank is known from its first buffer until
-// it has left and nothing needs its memory. Owned by the data thread.
+// Memory on GPUs that ranks have exported, mapped into this process. A rank is known from its first
+// buffer until it has left and no task needs its memory. Owned by the data thread.
 class GpuBuffers {
  public:
   struct Buffer {
@@ -30,26 +30,26 @@ class GpuBuffers {
     uint32_t leave_request = 0;
   };
 
-  // Both outlive it.
+  // Both outlive this object.
   GpuBuffers(GpuNode& node, const GpuLosses& losses) : node_(node), losses_(losses) {}
 
-  // UNAVAILABLE: the process that was this rank before has not gone yet.
+  // UNAVAILABLE: memory of the process that was this rank before is still in use.
   absl::Status MayExport(LocalRank rank) const;
   struct Exported {
     uint32_t buffer = 0;
     uint64_t bytes = 0;
   };
-  // The rank may, and the GPU is open and not lost.
+  // MayExport is OK, and the GPU is open and not lost.
   absl::StatusOr<Exported> Export(LocalRank rank, const gpu::GpuUuid& uuid, uint64_t buffer_id,
                                   const gpu::MemoryHandle& handle);
-  // INVALID_ARGUMENT: it has not exported this one, or gives it back already.
+  // INVALID_ARGUMENT: the rank has not exported this buffer, or is giving it back.
   absl::StatusOr<const Buffer*> Get(LocalRank rank, uint32_t number) const;
-  // Null instead of that.
+  // The same, but returns null instead of INVALID_ARGUMENT.
   const Buffer* Find(LocalRank rank, uint32_t number) const;
 
   // ----- Giving back. -----
 
-  // The buffer is no longer the rank's to use. `request` is what the answer names.
+  // The rank gives the buffer back, and must not use it any more. The answer names `request`.
   void Unexport(LocalRank rank, uint32_t request, uint32_t number);
   struct Leaving {
     LocalRank rank;
@@ -57,45 +57,46 @@ class GpuBuffers {
     uint32_t request = 0;
     gpu::GpuUuid gpu;
   };
-  // Those that nothing needs any more. Release may wait for their GPUs.
+  // Returns the buffers that ranks gave back and no task needs. Release may wait for their GPUs.
   std::vector<Leaving> GivenBack() const;
   void Release(const Leaving& buffer);
 
   void OnRankLeft(LocalRank rank);
-  // The ranks that have left and whose memory no task needs.
+  // Returns the ranks that have left and whose memory no task needs.
   std::vector<LocalRank> Finished() const;
-  // The rank is gone. May wait for its GPUs.
+  // Forgets the rank and unmaps its memory. May wait for its GPUs.
   void Release(LocalRank rank);
 
-  // While a task needs its memory.
+  // A task calls Hold when it begins to need the rank's memory, and LetGo when it ends.
   void Hold(LocalRank rank) { ++ranks_.at(rank).tasks; }
   void LetGo(LocalRank rank) { --ranks_.at(rank).tasks; }
 
   // ----- A GPU that was lost. -----
 
-  // Maps what lies on it anew.
+  // Maps all buffers on the GPU again.
   absl::Status MapAgain(const gpu::GpuUuid& uuid);
 
   // ----- To look at. -----
 
   bool empty() const { return ranks_.empty(); }
   bool Knows(LocalRank rank) const { return ranks_.contains(rank); }
-  // It is known and has not left.
+  // Returns whether the rank is known and has not left.
   bool IsHere(LocalRank rank) const;
-  // Also those that are given back.
+  // Also returns buffers that the rank is giving back.
   const std::optional<Buffer>& At(LocalRank rank, uint32_t number) const {
     return ranks_.at(rank).buffers[number];
   }
   GpuSet GpusOf(LocalRank rank) const;
   bool Use(const gpu::GpuUuid& uuid) const;
-  // The ranks that are here and have memory on it.
+  // Returns the ranks that are here and have memory on the GPU.
   std::vector<LocalRank> RanksOn(const gpu::GpuUuid& uuid) const;
   void AddGpus(std::set<gpu::GpuUuid>& uuids) const;
   struct Spread {
     GpuSet gpus;
     uint32_t ranks = 0;
   };
-  // Where the ranks that are here have memory, and how many have any.
+  // Returns the GPUs on which the ranks that are here have memory, and how many of these ranks have
+  // any.
   Spread PresentSpread() const;
 
  private:
@@ -103,7 +104,7 @@ class GpuBuffers {
     Incarnation life;
     std::vector<std::optional<Buffer>> buffers;
     bool left = false;
-    uint32_t tasks = 0;  // How many need its memory.
+    uint32_t tasks = 0;  // How many tasks need its memory.
   };
   static bool Uses(const Rank& rank, const gpu::GpuUuid& uuid);
 

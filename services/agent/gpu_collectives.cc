@@ -20,7 +20,7 @@ bool GpuCollectives::MayUse(const GpuSet& gpus, int64_t now_ns) {
   if (entry.communicator != nullptr) return true;
   if (entry.unavailable || now_ns < entry.retry_at_ns) return false;
   for (const Buried& buried : buried_) {
-    if (buried.gpus == gpus) return false;  // The old one comes first.
+    if (buried.gpus == gpus) return false;  // The old communicator must be gone first.
   }
   std::vector<gpu::Device*> devices;
   for (const gpu::GpuUuid& uuid : gpus) devices.push_back(node_.At(uuid).device.get());
@@ -87,7 +87,7 @@ int GpuCollectives::Poll() {
   int freed = 0;
   for (Buried& buried : buried_) {
     if (!graveyard_.IsBuried(buried.name)) continue;
-    // The streams go on now. When these events are done, all that the streams still had to do is
+    // After the abort the streams go on. When these events are done, all work on the streams is
     // done.
     if (!std::exchange(buried.recorded, true)) {
       for (const auto& [uuid, part] : buried.aside) {

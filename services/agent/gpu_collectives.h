@@ -22,20 +22,20 @@ namespace talweg::agent {
 class Graveyard {
  public:
   virtual ~Graveyard() = default;
-  // Aborts and destroys it, sooner or later. Returns a name for it.
+  // Aborts and destroys the communicator, sooner or later. Returns a name for IsBuried.
   virtual uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) = 0;
   virtual bool IsBuried(uint64_t name) = 0;
 };
 
-// The communicators of a node: one for each set of GPUs that tensors are spread over. Each is made
-// when it is needed, and again after it failed. Owned by the data thread.
+// The communicators of a node: one for each set of GPUs that tensors are spread over. This class
+// makes each when it is first needed, and again after a failure. Owned by the data thread.
 class GpuCollectives {
  public:
   enum class Readiness : uint8_t {
     kReady,
-    kBusy,         // Starting, or launching for another lane: ask again.
-    kFailed,       // Failed now, or was not ready in time: call Fail.
-    kUnavailable,  // Not until something changes: take another path.
+    kBusy,         // The communicator starts, or launches for another lane. Ask again.
+    kFailed,       // It failed now, or was not ready in time. Call Fail.
+    kUnavailable,  // There is none for now. Take another path.
   };
 
   GpuCollectives(const GpuStageOptions& options, GpuNode& node, Graveyard& graveyard)
@@ -43,29 +43,29 @@ class GpuCollectives {
   // Communicators in the graveyard may outlive this object. Then so do their devices (GpuNode).
   ~GpuCollectives();
 
-  // Starts one if need be. It waits for a start that is under way, because the path must not depend
-  // on time: otherwise the bits would.
+  // Returns whether the collective path may be taken, and starts a communicator if there is none.
+  // Returns true while a start is under way: if the path depended on time, so would the bits.
   bool MayUse(const GpuSet& gpus, int64_t now_ns);
-  // The same for each group of several GPUs.
+  // The same for all groups that have more than one GPU.
   bool MayUseAll(const std::vector<GpuSet>& groups, int64_t now_ns);
   Readiness Ask(const GpuSet& gpus, int64_t now_ns);
   gpu::Communicator& At(const GpuSet& gpus) { return *entries_.at(gpus).communicator; }
   absl::Status Error(const GpuSet& gpus) const;
 
-  // `aside`: the lane parts that its work may still run on. They are put aside until the abort is
-  // over.
+  // Aborts the communicator. Its work may still run on the lane parts `aside`, so they are kept
+  // until the abort is over.
   void Fail(const GpuSet& gpus, std::vector<std::pair<gpu::GpuUuid, LanePart>> aside,
             int64_t now_ns);
-  // Frees what was put aside and is done. Returns how much that was.
+  // Frees the lane parts of aborts that are over. Returns how many aborts these were.
   int Poll();
-  // No rank uses the GPU any more. Ends the communicators that it is in. Returns false while one is
+  // No rank uses the GPU any more. Ends the communicators of the GPU. Returns false while one is
   // still being aborted.
   bool Release(const gpu::GpuUuid& uuid);
   bool HasAside() const { return !buried_.empty(); }
-  // Whether a communicator that the GPU is in is being aborted. What was posted to it may hang
-  // until that is over.
+  // Returns whether a communicator of the GPU is being aborted. Work that was posted to the GPU may
+  // hang until the abort is over.
   bool IsEnding(const gpu::GpuUuid& uuid) const;
-  // Says once why there are none.
+  // Returns, once, why there are no communicators.
   std::string TakeNote() { return std::exchange(note_, ""); }
 
  private:

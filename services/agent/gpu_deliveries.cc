@@ -21,7 +21,7 @@ absl::Status GpuDeliveries::Ask(int64_t now_ns, int* ended) {
   return absl::OkStatus();
 }
 
-// Once all of the ranks' `taken` can be recorded, each is recorded once. After that they are asked.
+// Records each rank's `taken` once, when all can be recorded. After that it only queries them.
 absl::StatusOr<bool> GpuDeliveries::IsTaken(GpuDelivery& delivery, int64_t now_ns) {
   std::vector<const GpuGradients::Part*> parts;
   for (const LocalRank rank : delivery.ranks) {

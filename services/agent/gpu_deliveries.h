@@ -17,12 +17,12 @@
 
 namespace talweg::agent {
 
-// The rounds whose results are being brought to ranks. When the last copy of one is done, each
-// rank's `taken` is recorded, and when all of these are done, the round is over. Owned by the data
+// The rounds whose results are being copied to ranks. After a round's last copy, this class records
+// each rank's `taken` event. The round is over when all of these events are done. Owned by the data
 // thread.
 class GpuDeliveries {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuDeliveries(const GpuStageOptions& options, GpuNode& node, GpuEvents& events,
                 GpuGradients& gradients)
       : options_(options), node_(node), events_(events), gradients_(gradients) {}
@@ -31,11 +31,13 @@ class GpuDeliveries {
   void Abandon() { all_.clear(); }
   bool empty() const { return all_.empty(); }
 
-  // Ends those that are done, and tells of them. An error is a GPU's: the others are asked later.
+  // Ends the deliveries that are done, and calls OnDelivered for each. Returns the error of a GPU;
+  // the deliveries after it are asked next time.
   absl::Status Ask(int64_t now_ns, int* ended);
-  // Their events may be lost. Those of a round that failed need none.
+  // A GPU was lost, perhaps with `taken` events: Ask records them again. Failed rounds need none.
   void OnGpuLost();
-  // Before sleeping: has the GPUs wake this thread. Returns when Ask is wanted anyhow.
+  // Call it before sleeping. Has the GPUs wake this thread. Returns when Ask must be called at the
+  // latest.
   std::optional<int64_t> PrepareToSleep(int64_t now_ns);
 
  private:

@@ -60,8 +60,8 @@ absl::Status GpuFailures::RenewParts(const Lane& lane) {
   return absl::OkStatus();
 }
 
-// A failed group takes along what runs beside it in a lane, and that takes along what runs beside
-// it.
+// A failed group affects the groups that run beside it in a lane. Each of these affects the groups
+// beside it in turn.
 std::vector<Lane*> GpuFailures::AffectedBy(std::set<GpuSet>& failed) {
   std::vector<Lane*> affected;
   const auto is_affected = [&](const Lane& lane) {
@@ -97,7 +97,7 @@ void GpuFailures::OnCollectiveFailed(const GpuSet& group, const absl::Status& st
   for (const GpuSet& set : failed) {
     if (set.size() > 1) collectives_.Fail(set, std::move(aside[set]), now_ns);
   }
-  // After the aborts, because an allocation may have to wait for what hangs.
+  // After the aborts, because an allocation may have to wait for a collective that hangs.
   for (const Lane* const lane : affected) {
     if (lane->step == LaneStep::kAwaitCommunicator) continue;
     if (const absl::Status renewed = RenewParts(*lane); !renewed.ok()) {

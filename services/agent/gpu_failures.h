@@ -18,11 +18,11 @@
 
 namespace talweg::agent {
 
-// What follows when a piece, a collective or a lane's GPU fails: the host does the piece, or this
+// Handles the failure of a piece, a collective or a lane's GPU: the host does the piece, or this
 // node cannot go on. Owned by the data thread.
 class GpuFailures {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuFailures(GpuNode& node, GpuCollectives& collectives, const GpuLosses& losses, GpuLanes& lanes,
               GpuEvents& events, GpuStageCounters& counters)
       : node_(node),
@@ -32,22 +32,23 @@ class GpuFailures {
         events_(events),
         counters_(counters) {}
 
-  // This node cannot go on. The first reason is the one that is told.
+  // This node cannot go on. Only the first call is reported.
   void Fail(const std::string& text);
   bool has_failed() const { return has_failed_; }
 
-  // No GPU is lost by it.
+  // The lane's piece failed, but no GPU is lost.
   void OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns);
-  // Handles the failure of one group, and with it of all that run beside it in a lane.
+  // The group's collective failed. Handles it, and all groups that run beside this one in a lane.
   void OnCollectiveFailed(const GpuSet& group, const absl::Status& status, int64_t now_ns);
-  // Lanes on lost GPUs are drained, or are from now on.
+  // Drains the lanes on lost GPUs.
   void OnGpuLost(const absl::Status& why, int64_t now_ns);
 
  private:
   using Aside = std::vector<std::pair<gpu::GpuUuid, LanePart>>;
 
   std::string OverContributions(const Lane& lane, const absl::Status& why) const;
-  // Those that use one of the groups, to which it adds the groups that they use beside it.
+  // Returns the lanes that use one of the groups in `failed`. Adds the other groups of these lanes
+  // to `failed`.
   std::vector<Lane*> AffectedBy(std::set<GpuSet>& failed);
   void PutAside(const Lane& lane, std::map<GpuSet, Aside>& aside);
   absl::Status RenewParts(const Lane& lane);

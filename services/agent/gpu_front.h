@@ -18,8 +18,8 @@
 
 namespace talweg::agent {
 
-// Opens the machine's GPUs as configured: a test's fake ones, or NVIDIA's. Null: there are none, or
-// they are off. `why` says which, for people.
+// Opens the machine's GPUs as configured: a test's fake ones, or NVIDIA's. Returns null if there
+// are none or they are switched off; `why` then says which.
 absl::StatusOr<std::unique_ptr<gpu::Platform>> OpenGpus(const config::AgentConfig& config,
                                                         std::string* why);
 
@@ -34,10 +34,10 @@ class ThreadGraveyard final : public Graveyard {
   std::map<uint64_t, std::shared_ptr<std::atomic<bool>>> done_;
 };
 
-// Connects the stage with an agent's desk and its memory. Owned by the data thread.
+// Connects the GpuStage with the agent's RankDesk and its TensorMemory. Owned by the data thread.
 class GpuFront final : public RankDevices, private HostTensors {
  public:
-  // `memory` and `events` outlive it. `watch_own_ns`: as in GpuStageOptions.
+  // `memory` and `events` outlive this object. `watch_own_ns`: as in GpuStageOptions.
   GpuFront(std::unique_ptr<gpu::Platform> platform, int64_t watch_own_ns,
            const TensorMemory* memory, GpuEvents* events)
       : memory_(memory),

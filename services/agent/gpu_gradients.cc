@@ -11,7 +11,7 @@
 namespace talweg::agent {
 namespace {
 
-// How many of a rank's gradients are asked for at a time, after the oldest.
+// How many of a rank's gradients are asked for at a time, beside the oldest.
 constexpr size_t kOthersAsked = 4;
 
 }  // namespace
@@ -103,7 +103,8 @@ absl::Status GpuGradients::Push(LocalRank local_rank, pipeline::TensorIndex tens
   Rank& rank = ranks_.at(local_rank);
   Part& part = rank.parts.at(tensor);
   if (source.again) {
-    // The round is over, or was pushed after an event of another GPU that is still good.
+    // The push is needed only if the round is open and its event was lost. The rank pushes again
+    // for all GPUs, not only for the lost one.
     const bool is_waiting =
         std::any_of(rank.waiting.begin(), rank.waiting.end(),
                     [&](const Waiting& waiting) { return waiting.tensor == tensor; });
@@ -118,7 +119,7 @@ absl::Status GpuGradients::Push(LocalRank local_rank, pipeline::TensorIndex tens
   part.offset = source.offset;
   part.span =
       buffers_.At(local_rank, source.buffer)->span.Part(source.offset, host_.Spec(tensor).bytes());
-  // Without its events the tensor is pushed again, after the rank has placed it.
+  // If the events are lost, the rank places the tensor and pushes it again.
   if (part.placed) {
     if (rank.waiting.empty()) rank.brought_ns.reset();
     rank.waiting.push_back({tensor, round, priority});
@@ -172,7 +173,8 @@ absl::Status GpuGradients::Ask(LocalRank local_rank, int64_t now_ns, Asked& aske
     TALWEG_ASSIGN_OR_RETURN(const bool done, AskOne(local_rank, rank, 0, now_ns, asked));
     if (!done) break;
   }
-  // A rank has several streams. One that is late may wait for what another's result brings.
+  // A rank has several streams. A late stream may wait for a result whose gradient another stream
+  // brings.
   for (size_t i = 0; i < kOthersAsked && rank.waiting.size() > 1; ++i) {
     rank.asked = rank.asked % (rank.waiting.size() - 1) + 1;
     TALWEG_RETURN_IF_ERROR(AskOne(local_rank, rank, rank.asked, now_ns, asked).status());
@@ -204,7 +206,7 @@ std::optional<int64_t> GpuGradients::AskAfterNs(int64_t now_ns) const {
   std::optional<int64_t> after_ns;
   for (const auto& [local_rank, rank] : ranks_) {
     if (rank.waiting.empty() || !rank.brought_ns) continue;
-    // A sixteenth more is not missed after a long wait, and costs little CPU after a short one.
+    // Asking again after 1/16 of the wait delays a gradient little, and costs little CPU.
     const int64_t ns = std::clamp((now_ns - *rank.brought_ns) / 16, options_.ask_gradients_first_ns,
                                   options_.ask_gradients_last_ns);
     after_ns = std::min(after_ns.value_or(ns), ns);
@@ -235,7 +237,7 @@ void GpuGradients::OnMappedAgain(const gpu::GpuUuid& uuid) {
       if (part.gpu != uuid || !part.open) continue;
       part.span =
           buffers_.At(local_rank, part.buffer)->span.Part(part.offset, host_.Spec(tensor).bytes());
-      // One that has left pushes no more: its gradient was there when the core was told.
+      // A rank that has left does not push again. Its gradient was complete when the core was told.
       part.ready = !buffers_.IsHere(local_rank);
     }
   }

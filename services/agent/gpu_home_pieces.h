@@ -13,34 +13,37 @@
 
 namespace talweg::agent {
 
-// What lanes post for tensors that a NIC has on one GPU, their home. Among GPUs a sum is reduced to
-// the home, and the result broadcast from there. On the host path it comes down from the home, or
-// goes up to it. An error is the GPUs'. Owned by the data thread.
+// Posts the work of lanes for tensors that a NIC reads and writes on one GPU, their home. Among
+// GPUs, a sum is reduced to the home, and the result is broadcast from there. On the host path, a
+// result is copied down from the home, and a sum is copied up to it. An error is the GPUs'. Owned
+// by the data thread.
 class GpuHomePieces {
  public:
-  // Both outlive it.
+  // Both outlive this object.
   GpuHomePieces(GpuCollectives& collectives, LaneStreams& streams)
       : collectives_(collectives), streams_(streams) {}
 
-  // The piece's bytes at home.
+  // Returns the piece's bytes at the home.
   static gpu::DeviceSpan Bytes(const Lane& lane) { return lane.task->home->Bytes(lane.bytes()); }
 
   // Copies a single rank's bytes to where the NIC reads them, or a result from where the NIC wrote
   // it.
   absl::Status PostStay(Lane& lane);
 
-  // Where the host puts a sum that it makes: after its inputs.
+  // Returns where the host writes its sum: in the staging buffer, after the inputs.
   std::span<std::byte> HostSum(const Lane& lane);
-  // That sum to the home.
+  // Copies that sum to the home.
   absl::Status PostSumUp(Lane& lane);
-  // A result to staging memory.
+  // Copies a result from the home to staging memory.
   absl::Status PostMirror(Lane& lane);
   std::span<const std::byte> Mirrored(const Lane& lane);
-  // It from there to the ranks: for those on other GPUs, to which it cannot be broadcast.
+  // Copies the result from staging memory to the ranks, for ranks on GPUs that a broadcast cannot
+  // reach.
   absl::Status PostMirrorUp(Lane& lane);
 
-  // Collectives never touch what a NIC has. One that hangs may write when it is aborted, over what
-  // was sent meanwhile. So there is a copy at home after each sum, and before each broadcast.
+  // Collectives never touch the NIC's memory: a collective that hangs may still write when it is
+  // aborted, over bytes that were sent meanwhile. So the home copies its bytes after each sum, and
+  // before each broadcast.
   absl::Status PostFromHome(Lane& lane);
   absl::Status PostCollective(Lane& lane, const GpuSet& group,
                               const std::vector<gpu::CollectivePart>& parts);

@@ -43,8 +43,8 @@ absl::StatusOr<gpu::GpuUuid> GpuHomes::ChooseGpu(const pipeline::TensorSpec& spe
           "the node's ranks use several GPUs, and there is no communicator among them");
     }
   }
-  // The bits of a sum among GPUs depend on where it ends. For each tensor that is the same in every
-  // run. Many tensors use the links, and the memory, of all GPUs.
+  // The bits of a sum among GPUs depend on the GPU where it ends. So each tensor has the same home
+  // in every run. Homes of many tensors spread over the links and the memory of all GPUs.
   return gpus[Fingerprint64(spec.name) % gpus.size()];
 }
 
@@ -57,7 +57,8 @@ absl::StatusOr<GpuHomes::DirectMemory> GpuHomes::Make(pipeline::TensorIndex tens
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, ChooseGpu(spec, rank_count, now_ns));
   gpu::Device& device = node_.DeviceOf(uuid);
   const uint64_t each = RoundUp(spec.bytes(), gpu::kNicPageBytes);
-  const uint64_t wanted = 3 * each + gpu::kNicPageBytes;  // The pages are a part of this.
+  // The last term is for alignment to pages.
+  const uint64_t wanted = 3 * each + gpu::kNicPageBytes;
   uint64_t taken = 0;
   for (const auto& [other, home] : homes_) {
     if (home.gpu == uuid) taken += home.allocated.bytes;
@@ -118,8 +119,9 @@ const GpuHome* GpuHomes::Find(pipeline::TensorIndex tensor) const {
   return at == homes_.end() ? nullptr : &at->second;
 }
 
-// The CPU writes what leaves in a frame. Results are whole on the GPU: after a new view slices are
-// cut elsewhere, and what came in a frame may leave as part of a longer slice.
+// A short contribution leaves in a frame, so it lies on the host. A result always lies on the GPU
+// as a whole: after a new view slices are cut elsewhere, and bytes that came in a frame may leave
+// as part of a longer slice.
 const GpuHome* GpuHomes::HomeOf(const pipeline::SliceBytes& slice) const {
   const bool is_on_gpu =
       slice.memory == pipeline::Memory::kResult || slice.length_bytes > wire::kInlineBytesMax;

@@ -19,9 +19,10 @@
 
 namespace talweg::agent {
 
-// Memory of a tensor that a NIC has on one GPU, beside its places on the host.
+// The memory on one GPU through which a NIC sends and receives a tensor, beside the tensor's memory
+// on the host.
 struct GpuHome {
-  gpu::GpuUuid gpu;         // One that the ranks use.
+  gpu::GpuUuid gpu;         // A GPU that the ranks use.
   uint32_t rank_count = 0;  // The node's.
   gpu::DeviceSpan allocated;
   gpu::DeviceSpan send;
@@ -39,7 +40,7 @@ class GpuHomes {
     std::array<gpu::NicMemory, 2> results;  // By parity of the round.
   };
 
-  // All outlive it.
+  // All outlive this object.
   GpuHomes(const GpuStageOptions& options, GpuNode& node, GpuCollectives& collectives,
            const GpuLosses& losses, const GpuBuffers& buffers)
       : options_(options),
@@ -51,28 +52,29 @@ class GpuHomes {
   // GpuStage::MakeDirect.
   absl::StatusOr<DirectMemory> Make(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
                                     uint32_t rank_count, int64_t now_ns);
-  // Frees it, if there is one. Returns whether there was.
+  // Frees the tensor's home, if there is one. Returns whether there was.
   bool Drop(pipeline::TensorIndex tensor);
   void DropAll();
 
-  // The bytes of a slice that came, or leaves, in a frame. An error is the GPU's.
+  // Store writes the bytes of a slice that came in a frame, Fetch reads those of one that leaves in
+  // a frame. An error is the GPU's.
   absl::Status Store(const pipeline::SliceBytes& slice, std::span<const std::byte> bytes);
   absl::Status Fetch(const pipeline::SliceBytes& slice, std::span<std::byte> bytes);
-  // Before anything is posted that reads what a NIC wrote.
+  // Call it before posting work that reads what a NIC wrote.
   absl::Status Flush(const GpuHome& home) { return node_.DeviceOf(home.gpu).FlushNicWrites(); }
 
   bool Has(pipeline::TensorIndex tensor) const { return homes_.contains(tensor); }
   bool empty() const { return homes_.empty(); }
-  // Null: there is none.
+  // Returns null if the tensor has no home.
   const GpuHome* Find(pipeline::TensorIndex tensor) const;
-  // Null: these bytes lie on the host.
+  // Returns null if these bytes lie on the host.
   const GpuHome* HomeOf(const pipeline::SliceBytes& slice) const;
   bool AreOn(const gpu::GpuUuid& uuid) const;
   void AddGpus(std::set<gpu::GpuUuid>& uuids) const;
 
  private:
-  // One of the GPUs where the node's ranks have their memory. The same GPUs always have the same
-  // home.
+  // Returns one of the GPUs on which the node's ranks have memory. For the same set of GPUs it is
+  // always the same.
   absl::StatusOr<gpu::GpuUuid> ChooseGpu(const pipeline::TensorSpec& spec, uint32_t rank_count,
                                          int64_t now_ns);
 

@@ -17,19 +17,19 @@
 
 namespace talweg::agent {
 
-// A piece goes one of five ways:
+// A piece takes one of five paths:
 enum class LanePath : uint8_t {
-  // Ranks that share a GPU: one kernel, then a copy to the host; in place, and no copy, when no
-  // other node takes part.
+  // For ranks that share a GPU: one kernel, then a copy to the host. If no other node takes part,
+  // the kernel sums in place, without a copy.
   kKernel,
-  // Among GPUs: local sums, reduce-scatter, each shard to the host; or each shard from the host,
-  // all-gather; or an all-reduce when no other node takes part.
+  // Among GPUs. A sum: local sums, reduce-scatter, each shard to the host. A delivery: each shard
+  // from the host, all-gather. An all-reduce if no other node takes part.
   kCollective,
-  // Every rank's bytes to the host, and summed there: for what the others cannot do.
+  // Copies every rank's bytes to the host, which sums them: for pieces that no other path can do.
   kHost,
-  // The result from the host to every GPU.
+  // Copies the result from the host to every GPU.
   kDirect,
-  // On the GPU: to where a NIC reads it, or the result from where it was written.
+  // Copies on the GPU: to where a NIC reads, or the result from where a NIC wrote it.
   kStay,
 };
 
@@ -39,36 +39,36 @@ enum class LaneStep : uint8_t {
   kLaunching,
   kCollective,
   kCopying,
-  kDraining,  // Its piece goes back to its task when what was posted is done.
+  kDraining,  // When what was posted is done, the piece goes back to its task.
 };
 
 // A stream on every GPU with its staging buffers (LanePart). It has one piece of a task at a time.
 struct Lane {
-  size_t index = 0;  // Its part on each GPU has it, too.
+  size_t index = 0;  // Also the index of its part on each GPU.
   LaneStep step = LaneStep::kFree;
   LanePath path = LanePath::kHost;
   std::shared_ptr<GpuTask> task;
   GpuRange range;
-  GpuSet gpus;  // The GPUs that it works on.
-  // A collective's GPUs: those of each group, in the order in which the groups' sums are added.
+  GpuSet gpus;  // The GPUs that the lane works on.
+  // A collective's groups of GPUs, in the order in which the groups' sums are added.
   std::vector<GpuSet> groups;
   int64_t deadline_ns = 0;
-  int64_t posted_ns = 0;  // When what it waits for was posted.
+  int64_t posted_ns = 0;  // When the work that the lane waits for was posted.
   bool through_staging = false;
-  bool wakes = false;         // When what is recorded is done.
+  bool wakes = false;         // The GPUs wake this thread when the recorded events are done.
   bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
-  // Between GPUs through the host: what was brought down is on its way up. That is a sum that the
-  // host made for a NIC that reads the GPU, or a NIC's result for ranks on other GPUs.
+  // The host's bytes are on their way up to a GPU: a sum that the host made for a NIC that reads
+  // the GPU, or a NIC's result for ranks on other GPUs.
   bool goes_up = false;
 
   bool is_free() const { return step == LaneStep::kFree; }
-  // A collective is launched, or at work: it may hang.
+  // Returns whether a collective of the lane launches or runs. It may hang.
   bool is_in_collective() const {
     return step == LaneStep::kLaunching || step == LaneStep::kCollective;
   }
   uint64_t elements() const { return range.length / DTypeSize(task->dtype); }
   pipeline::SliceBytes bytes() const { return task->Bytes(range); }
-  // The host adds up its result: it goes there, and nowhere else.
+  // Returns whether the host adds the groups' sums. The result then lies on the host only.
   bool adds_groups() const {
     return path == LanePath::kCollective && groups.size() > 1 && !task->delivers;
   }
@@ -85,11 +85,11 @@ struct Lane {
   std::vector<Shard> ShardsOf(const GpuSet& group) const;
 };
 
-// What lanes have on GPUs: a lane's stream on each, with its event and its staging. Owned by the
+// What each lane has on each GPU: a stream with its event and its staging buffers. Owned by the
 // data thread.
 class LaneStreams {
  public:
-  // Both outlive it.
+  // Both outlive this object.
   LaneStreams(GpuNode& node, const GpuLosses& losses) : node_(node), losses_(losses) {}
 
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return node_.DeviceOf(uuid); }
@@ -97,17 +97,19 @@ class LaneStreams {
     return node_.At(uuid).lanes[lane.index];
   }
 
-  // What was posted on its streams up to now is what it waits for.
+  // Records the lane's events. The lane then waits for all work that was posted on its streams so
+  // far.
   absl::Status Record(Lane& lane, int64_t now_ns);
   absl::StatusOr<bool> IsDone(const Lane& lane);
-  // Has the GPUs wake this thread when it is done. False: one cannot.
+  // Has the GPUs wake this thread when the lane's work is done. Returns false if a GPU cannot.
   bool WakeWhenDone(Lane& lane);
 
-  // On the host path each rank's bytes have their own part of their GPU's staging buffer.
+  // On the host path each rank's bytes have a part of their own in the staging buffer of the rank's
+  // GPU.
   std::span<std::byte> StagedInput(const Lane& lane, size_t input);
 
-  // Copies to the ranks' tensors on that GPU: from the host to the first, and from it to the
-  // others.
+  // Copies to the ranks' tensors on that GPU: from the host to the first rank, and from that rank
+  // to the others.
   absl::Status CopyUpToRanks(const Lane& lane, const gpu::GpuUuid& uuid,
                              std::span<const std::byte> source);
   absl::Status CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source);

@@ -41,8 +41,8 @@ std::string GpuLanes::Describe(const Lane& lane) const {
 
 // ----- Beginning. -----
 
-// A piece may not start while an older piece may still write to the same bytes: one of a round that
-// was given up, or of an epoch that is over.
+// A piece may not start while an older piece may still write to the same bytes. The older piece is
+// of an abandoned round, or of an older epoch.
 bool GpuLanes::MayStart(const GpuTask& task, const GpuRange& range) const {
   return std::none_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return !lane.is_free() && lane.task.get() != &task &&
@@ -157,8 +157,8 @@ absl::StatusOr<bool> GpuLanes::GoOn(Lane& lane, int64_t now_ns) {
   }
   const auto done = streams_.IsDone(lane);
   if (!done.ok() || !*done) return done;
-  // The lane's work is done before a collective is posted. So what is put aside with a collective
-  // that hangs uses no rank's memory.
+  // The lane's earlier work is done before a collective is posted. So a lane part that is put aside
+  // with a collective that hangs uses no rank's memory.
   const bool before = lane.step == LaneStep::kAwaitCommunicator;
   absl::Status status = before ? pieces_.PostCollective(lane) : pieces_.PostAfterCollective(lane);
   if (status.ok() && !before) status = streams_.Record(lane, now_ns);
@@ -195,7 +195,8 @@ absl::Status GpuLanes::OnCopied(Lane& lane, int64_t now_ns) {
 absl::Status GpuLanes::OnInputsOnHost(Lane& lane, int64_t now_ns) {
   const GpuTask& task = *lane.task;
   ++counters_.pieces_by_host;
-  // Does not write what nobody wants any more: its bytes may be another round's by now.
+  // Does not write a sum that is not wanted any more: its target may belong to another round by
+  // now.
   if (lane.through_staging && tasks_.IsWanted(task)) {
     pieces_.CombineOnHost(lane);
     if (task.home != nullptr) {
@@ -273,7 +274,7 @@ std::optional<int64_t> GpuLanes::PrepareToSleep(int64_t now_ns) {
   };
   for (Lane& lane : lanes_) {
     if (lane.is_free()) continue;
-    // So recent that it is done before this thread would be asleep.
+    // The work is so recent that it ends before this thread would be asleep.
     if (now_ns - lane.posted_ns < options_.watch_own_ns) return now_ns;
     // Communicators wake nobody, neither when they are ready nor when they fail.
     if (lane.step == LaneStep::kAwaitCommunicator || lane.step == LaneStep::kLaunching) {

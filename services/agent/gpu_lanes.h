@@ -25,31 +25,31 @@
 
 namespace talweg::agent {
 
-// The lanes, each with a piece of a task or free, and how far each has come:
+// The lanes. Each is free, or has a piece of a task and takes these steps:
 //
 //   kFree --Start--> kCopying --done--> kFree, or once more kCopying (what the host made goes up)
 //   kFree --Start--> kAwaitCommunicator --ready--> kLaunching --launched--> kCollective --done-->
 //   kCopying
 //   any --Redo--> kDraining --done--> kFree
 //
-// A lane that meets with an error stays where it is: GpuFailures has what follows. Owned by the
-// data thread.
+// After an error a lane keeps its step, and GpuFailures handles the error. Owned by the data
+// thread.
 class GpuLanes {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuLanes(const GpuStageOptions& options, const HostTensors& host, GpuNode& node,
            GpuCollectives& collectives, const GpuLosses& losses, const GpuPins& pins,
            GpuTasks& tasks, GpuStageCounters& counters);
 
   std::vector<Lane>& all() { return lanes_; }
 
-  // Gives the lane, which is free, the next piece that may start. False: there is none. An error is
-  // of the piece, which the lane has by then.
+  // Gives the free lane the next piece that may start. Returns false if there is none. After an
+  // error, which is the piece's, the lane has the piece.
   absl::StatusOr<bool> Start(Lane& lane, int64_t now_ns);
 
   enum class Trouble : uint8_t {
     kNone,
-    kPiece,         // What was posted for it, or could not be.
+    kPiece,         // The piece's work failed, or could not be posted.
     kCommunicator,  // `group` has failed.
     kOverdue,       // `group`'s collective does not end.
   };
@@ -60,31 +60,32 @@ class GpuLanes {
     GpuSet group;
   };
   Progress Step(Lane& lane, int64_t now_ns);
-  // Gives the lane's piece back to its task, for the host, when its streams have come to rest.
+  // When the lane's streams are idle, gives its piece back to its task. The host then does the
+  // piece.
   void Redo(Lane& lane, int64_t now_ns);
-  // Nobody wants any more what they are at.
+  // The job has failed: the results of the lanes' pieces are no longer wanted.
   void Abandon();
 
-  // Grows the staging of all free lanes, unless that might wait for ever.
+  // Grows the staging of all free lanes on the GPU, unless a wait for the GPU might not end.
   void GrowStaging(const gpu::GpuUuid& uuid);
-  // No collective that might hang is on its streams, launched or put aside. So a wait for the GPU
-  // ends.
+  // Returns whether a wait for the GPU ends: no collective that might hang runs on its streams.
   bool MayWaitFor(const gpu::GpuUuid& uuid) const;
   bool AnyBusy() const;
-  // Those that lanes work on.
+  // Adds the GPUs that lanes work on.
   void AddGpus(std::set<gpu::GpuUuid>& uuids) const;
-  // Before sleeping: has the GPUs wake this thread. Returns when Step is wanted anyhow.
+  // Call it before sleeping. Has the GPUs wake this thread. Returns when Step must be called at the
+  // latest.
   std::optional<int64_t> PrepareToSleep(int64_t now_ns);
-  // The lane's tensor, round and ranks, for people.
+  // Returns the lane's tensor, round and ranks, for messages.
   std::string Describe(const Lane& lane) const;
 
  private:
-  // Null: none may start.
+  // Returns null if no task may start.
   std::shared_ptr<GpuTask> NextTask();
   bool MayStart(const GpuTask& task, const GpuRange& range) const;
-  // Asks for all groups of the lane together, and names one that has failed.
+  // Asks for all groups of the lane at once. `failed` is a group that has failed, if one has.
   GpuCollectives::Readiness AskGroups(const Lane& lane, int64_t now_ns, GpuSet& failed);
-  // Goes on where the communicators are ready. True: it has.
+  // Takes the lane's next step when its communicators are ready. Returns whether it did.
   absl::StatusOr<bool> GoOn(Lane& lane, int64_t now_ns);
   absl::Status OnCopied(Lane& lane, int64_t now_ns);
   // The host has every rank's bytes.

@@ -12,8 +12,8 @@
 
 namespace talweg::agent {
 
-// The GPUs that are lost to this agent, because a fault has ended its context there. Each is here
-// from then until it is open again, with when it is tried, and when it is given up.
+// The GPUs that this agent has lost, because a fault has ended its context there. Each is listed
+// until it is open again. Knows when to try to open each, and when to give up.
 class GpuLosses {
  public:
   explicit GpuLosses(const GpuStageOptions& options) : options_(options) {}
@@ -21,11 +21,11 @@ class GpuLosses {
   void Add(const gpu::GpuUuid& uuid, const absl::Status& why, int64_t now_ns) {
     lost_[uuid] = {.why = why, .since_ns = now_ns};
   }
-  // It is open again, or nobody uses it any more.
+  // The GPU is open again, or nobody uses it any more.
   void Remove(const gpu::GpuUuid& uuid) { lost_.erase(uuid); }
-  // Whether the lost context is gone, with what was pinned in it.
+  // Whether the lost context is closed, and with it all memory that was pinned in it.
   void SetClosed(const gpu::GpuUuid& uuid, bool closed) { lost_.at(uuid).closed = closed; }
-  // It was tried to be opened, which has failed.
+  // An attempt to open the GPU has failed.
   void OnTried(const gpu::GpuUuid& uuid, int64_t now_ns) {
     lost_.at(uuid).retry_at_ns = now_ns + options_.reopen_every_ns;
   }
@@ -43,14 +43,14 @@ class GpuLosses {
   }
   const absl::Status& Why(const gpu::GpuUuid& uuid) const { return lost_.at(uuid).why; }
   bool IsClosed(const gpu::GpuUuid& uuid) const { return lost_.at(uuid).closed; }
-  // Nothing is pinned in a lost context any more.
+  // Returns whether all lost contexts are closed: no memory is pinned in one.
   bool AreClosed() const {
     return std::all_of(lost_.begin(), lost_.end(), [](const auto& at) { return at.second.closed; });
   }
   bool IsDue(const gpu::GpuUuid& uuid, int64_t now_ns) const {
     return now_ns >= lost_.at(uuid).retry_at_ns;
   }
-  // It has been lost for so long that the job ends here.
+  // Returns whether the GPU has been lost for so long that this node cannot go on.
   bool IsOverdue(const gpu::GpuUuid& uuid, int64_t now_ns) const {
     return now_ns >= lost_.at(uuid).since_ns + options_.reopen_deadline_ns;
   }

@@ -12,7 +12,8 @@ namespace talweg::agent {
 
 GpuNode::~GpuNode() {
   for (auto& [uuid, gpu] : gpus_) {
-    // The end of a device waits for its work. If a collective hangs, that is for ever.
+    // A device's destructor waits for its work, for ever if a collective hangs. So such a device is
+    // leaked.
     if (gpu.parts_aside == 0) continue;
     gpu.imports.release();  // NOLINT(bugprone-unused-return-value)
     gpu.device.release();   // NOLINT(bugprone-unused-return-value)
@@ -51,7 +52,7 @@ const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
     joined.push_back(uuid);
     groups.push_back(std::move(joined));
   }
-  // Each lies behind a port of its own: there is no switch, and nothing to gain.
+  // Each GPU lies behind a port of its own. There is no switch, so groups would gain nothing.
   if (groups.size() == gpus.size()) groups = {gpus};
   for (GpuSet& group : groups) std::sort(group.begin(), group.end());
   return groups;
@@ -100,8 +101,8 @@ void GpuNode::GrowStaging(NodeGpu& gpu, size_t lane) const {
   if (part.memory_epoch == gpu.memory_epoch || part.in.bytes == options_.piece_bytes) return;
   part.memory_epoch = gpu.memory_epoch;
   const uint64_t least = part.in.bytes == 0 ? options_.piece_bytes_min : part.in.bytes * 2;
-  // Staging is of use only where every lane has it, because the path must not depend on the lane.
-  // So no lane takes what the lanes without any need to get as much.
+  // Staging is of use only if every lane has it, because the path must not depend on the lane. So a
+  // lane leaves enough for the lanes that have none to get as much.
   const auto memory = gpu.device->Memory();
   if (!memory.ok()) return;
   uint64_t takers = 1;
@@ -151,7 +152,7 @@ void GpuNode::Drop(NodeGpu& gpu, const LanePart& part) {
 }
 
 void GpuNode::Close(const gpu::GpuUuid& uuid) {
-  // A late wake-up still has the device's descriptor.
+  // Closing the descriptor would not remove it: a late wake-up still holds a copy.
   epoll_ctl(wakeups_.get(), EPOLL_CTL_DEL, gpus_.at(uuid).device->WaitDescriptor(), nullptr);
   gpus_.erase(uuid);
 }

@@ -27,33 +27,33 @@ struct GpuStageOptions {
   topology::Topology topology;  // Where GPUs lie; empty: unknown.
 
   size_t lanes = 4;
-  // The bytes of a lane's staging buffer. A buffer that cannot be had is halved, down to the
-  // minimum. After that sums are made on the host.
+  // The bytes of a lane's staging buffer. If it cannot be allocated, half of that is tried, down to
+  // the minimum. Without staging, sums are made on the host.
   uint64_t piece_bytes = 4 * kMiB;
   uint64_t piece_bytes_min = 256 * kKiB;
-  // What is summed where it lies needs no staging. Pieces are so long that the calls for one cost
+  // Pieces that are summed in place need no staging. They are so long that the calls for one cost
   // next to nothing.
   uint64_t piece_bytes_in_place = 64 * kMiB;
-  size_t allocations_max = 4096;  // For one rank.
-  // Tensors that a NIC has on the GPU. Each has so many bytes at least, since a copy of less costs
-  // next to nothing. All of them together have at most this part of the GPU's memory.
+  size_t allocations_max = 4096;  // Of one rank.
+  // Tensors with a GpuHome. Each has at least `direct_bytes_min` bytes, since a copy of less costs
+  // next to nothing. Together they take at most 1/`direct_share` of the GPU's memory.
   uint64_t direct_bytes_min = 256 * kKiB;
   uint64_t direct_share = 16;
-  // For so long the agent asks for what it posted without sleeping, because a wake-up takes longer
-  // than most of it.
+  // After it posts work, the agent polls for so long before it sleeps, because a wake-up takes
+  // longer than most work.
   int64_t watch_own_ns = 0;
   int64_t collective_deadline_ns = 30'000'000'000;
   int64_t rebuild_first_ns = 1'000'000'000;  // Doubles with each failure, to the maximum.
   int64_t rebuild_max_ns = 60'000'000'000;
-  // How often the sleeping agent asks for what wakes nobody: communicators that start or launch;
+  // How often the sleeping agent polls what does not wake it: communicators that start or launch;
   // errors of collectives, and aborts.
   int64_t ask_launch_every_ns = 100'000;
   int64_t ask_errors_every_ns = 10'000'000;
-  // How often it asks for gradients: more seldom the longer a rank has brought none, within these
-  // bounds.
+  // How often the agent polls for gradients, between these bounds: the longer a rank has brought
+  // none, the less often.
   int64_t ask_gradients_first_ns = 100'000;
   int64_t ask_gradients_last_ns = 1'000'000;
-  // How often, and for how long, a lost GPU is tried to be opened again.
+  // How often, and for how long, the agent tries to open a lost GPU again.
   int64_t reopen_every_ns = 500'000'000;
   int64_t reopen_deadline_ns = 30'000'000'000;
 };
@@ -65,10 +65,10 @@ struct LanePart {
   std::span<std::byte> host;  // Pinned.
   gpu::DeviceSpan in;         // Empty: no memory for it.
   gpu::DeviceSpan out;
-  uint64_t memory_epoch = 0;  // The GPU's, when they were tried for.
+  uint64_t memory_epoch = 0;  // NodeGpu::memory_epoch when staging was last tried for.
 
-  // Where a collective among so many GPUs leaves what was in `in`. With one GPU that is `in`
-  // itself.
+  // Returns where a collective among `group_size` GPUs leaves its output. With one GPU that is
+  // `in`.
   gpu::DeviceSpan After(size_t group_size) const { return group_size == 1 ? in : out; }
 };
 
@@ -76,46 +76,47 @@ struct LanePart {
 struct NodeGpu {
   std::unique_ptr<gpu::Device> device;
   std::unique_ptr<gpu::ImportCache> imports;
-  gpu::StreamId signals;  // For the records of `taken` events only.
+  gpu::StreamId signals;  // Only for recording `taken` events.
   std::vector<LanePart> lanes;
   uint64_t memory_epoch = 1;
   bool has_kernels = true;
   size_t parts_aside = 0;  // Lane parts that a collective holds.
 };
 
-// The GPUs that are open, each from its first rank to its last. Owned by the data thread.
+// The open GPUs. Each is open from its first rank to its last. Owned by the data thread.
 class GpuNode {
  public:
   GpuNode(const GpuStageOptions& options, gpu::Platform& platform)
       : options_(options), platform_(platform), wakeups_(epoll_create1(EPOLL_CLOEXEC)) {}
   ~GpuNode();
 
-  // Opens the GPU on its first use. Afterwards the pinned staging of every lane is there.
+  // Opens the GPU on its first use, with pinned staging for every lane.
   absl::StatusOr<NodeGpu*> Open(const gpu::GpuUuid& uuid);
   NodeGpu& At(const gpu::GpuUuid& uuid) { return gpus_.at(uuid); }
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *At(uuid).device; }
   NodeGpu* Find(const gpu::GpuUuid& uuid);
-  // Nothing of the GPU is in use.
+  // Nothing of the GPU may be in use.
   void Close(const gpu::GpuUuid& uuid);
   const std::map<gpu::GpuUuid, NodeGpu>& gpus() const { return gpus_; }
   size_t gpu_count() const { return gpus_.size(); }
   gpu::Platform& platform() { return platform_; }
 
-  // For epoll: one descriptor for all open devices (gpu::Device::WakeWhenDone). -1: none could be
-  // made.
+  // Returns one descriptor for all open devices, for epoll (gpu::Device::WakeWhenDone), or -1 if it
+  // could not be made.
   int WaitDescriptor() const { return wakeups_.get(); }
   void DrainWakeups();
 
-  // The groups of GPUs that make sums by one collective each; the host adds up the groups' sums.
-  // There is one group, unless PCIe switches lie between the GPUs. Then the GPUs behind one switch
-  // are a group, with those that are linked to them beside PCIe.
+  // Returns the groups of GPUs: one collective sums within each, and the host adds the groups'
+  // sums. All GPUs are one group, unless they lie behind several PCIe switches. Then the GPUs
+  // behind one switch are a group, with the GPUs that have a link of their own (NVLink) to one of
+  // them.
   const std::vector<GpuSet>& GroupsOf(const GpuSet& gpus);
 
-  // Tries for as much staging memory on the GPU as is wanted, if a lane has less. Waits for the
+  // Tries to allocate staging memory of the wanted size for the lane, if it has less. Waits for the
   // GPU.
   void GrowStaging(NodeGpu& gpu, size_t lane) const;
-  // Takes away a lane's part, with whatever runs on it. The lane needs another part (RenewPart),
-  // which has no staging memory yet.
+  // Takes a lane's part away, with the work that runs on it. The lane then needs another part from
+  // RenewPart, which has no staging memory on the GPU yet.
   LanePart TakeAside(const gpu::GpuUuid& uuid, size_t lane);
   absl::Status RenewPart(const gpu::GpuUuid& uuid, size_t lane);
   static void Drop(NodeGpu& gpu, const LanePart& part);
@@ -126,7 +127,7 @@ class GpuNode {
 
   const GpuStageOptions options_;
   gpu::Platform& platform_;
-  const Descriptor wakeups_;  // An epoll of the devices' descriptors.
+  const Descriptor wakeups_;  // An epoll descriptor that watches the devices' descriptors.
   std::map<gpu::GpuUuid, NodeGpu> gpus_;
   std::map<GpuSet, std::vector<GpuSet>> groups_;
 };

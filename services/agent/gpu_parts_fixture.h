@@ -24,11 +24,11 @@
 
 namespace talweg::agent {
 
-// The parts, with one tensor of 1000 32-bit integers, and what they tell.
+// The parts, with one tensor of 1000 32-bit integers, and a record of the events that they send.
 struct Parts : public HostTensors, public GpuEvents {
   explicit Parts(const FakeMachineOptions& given = {.gpu_count = 4}) : machine(clock, given) {}
 
-  // A rank with memory for the tensor there, all of which is exported.
+  // Adds a rank that has exported memory for the tensor on the GPU.
   TestRank& AddRank(size_t gpu) {
     ranks.push_back(std::make_unique<TestRank>(machine, gpu, spec.bytes()));
     TestRank& rank = *ranks.back();
@@ -48,7 +48,7 @@ struct Parts : public HostTensors, public GpuEvents {
     rank.pushed = *rank.device->ImportEvent(placed->pushed);
     rank.taken = *rank.device->ImportEvent(placed->taken);
   }
-  // What a gradient takes on the rank's stream.
+  // Posts what writes a gradient to the rank's stream.
   void Write(uint32_t number) {
     TestRank& rank = *ranks[number];
     REQUIRE(rank.device->CopyToDevice(rank.stream, rank.tensor(), rank.host).ok());
@@ -58,7 +58,7 @@ struct Parts : public HostTensors, public GpuEvents {
     return gradients.Push(LocalRank{number}, TensorIndex{0}, Round{round}, 0,
                           {ranks[number]->buffer, 256, again});
   }
-  // How many of the rank's pushes the core is told of.
+  // Returns how many of the rank's pushes the core is told of.
   size_t Ask(uint32_t number) {
     GpuGradients::Asked asked;
     REQUIRE(gradients.Ask(LocalRank{number}, clock.NowNs(), asked).ok());
@@ -68,7 +68,7 @@ struct Parts : public HostTensors, public GpuEvents {
     clock.Advance(ns);
     machine.Advance();
   }
-  // A rank whose gradient of this round is there: `value` in every element.
+  // Adds a rank whose gradient of this round is ready: `value` in every element.
   void AddReady(size_t gpu, uint64_t round, uint32_t value = 0) {
     TestRank& rank = AddRank(gpu);
     const auto number = static_cast<uint32_t>(ranks.size() - 1);
@@ -79,14 +79,14 @@ struct Parts : public HostTensors, public GpuEvents {
     PassTime();
     REQUIRE(Ask(number) == 1);
   }
-  // Gives the lane the next piece, which there is.
+  // Gives the lane the next piece. There must be one.
   Lane& Start(size_t lane) {
     const auto started = lanes.Start(lanes.all()[lane], clock.NowNs());
     REQUIRE(started.ok());
     REQUIRE(*started);
     return lanes.all()[lane];
   }
-  // Steps the lane until it has come so far, or meets with an error.
+  // Steps the lane until it is at `step`, or an error occurs.
   GpuLanes::Progress StepUntil(Lane& lane, LaneStep step) {
     for (int i = 0; i < 1000 && lane.step != step; ++i) {
       GpuLanes::Progress progress = lanes.Step(lane, clock.NowNs());

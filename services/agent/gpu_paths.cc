@@ -25,8 +25,7 @@ bool GpuPaths::SumsInPlace(const GpuTask& task, const GpuSet& gpus) {
 
 bool GpuPaths::LeavesHome(const Lane& lane) {
   const GpuTask& task = *lane.task;
-  // A GPU from which no rank has pushed, such as perhaps the home, has nothing to bring into a
-  // reduction.
+  // A GPU from which no rank has pushed has no input for a reduction. The home may be such a GPU.
   const bool all_have_inputs =
       std::all_of(lane.gpus.begin(), lane.gpus.end(), [&](const auto& uuid) {
         return std::any_of(task.inputs.begin(), task.inputs.end(),
@@ -66,7 +65,7 @@ LanePath GpuPaths::PathOf(const Lane& lane, int64_t now_ns) {
     return node_.At(uuid).has_kernels;
   });
   if (gpus.size() == 1) {
-    // A rank alone has its result already.
+    // A node's only rank has its result already if no other node takes part.
     if (task.inputs.size() == 1) {
       return SumsInPlace(task, gpus) ? LanePath::kKernel : LanePath::kHost;
     }
@@ -90,7 +89,7 @@ uint64_t GpuPaths::RoomOn(const Lane& lane, const gpu::GpuUuid& uuid) const {
       auto shares = std::count_if(inputs.begin(), inputs.end(), [&](const GpuInput& input) {
         return input.on_device && input.gpu == uuid;
       });
-      // One more for their sum, or for the result.
+      // One more for the inputs' sum, or for the result.
       if (lane.task->home != nullptr && lane.task->home->gpu == uuid) ++shares;
       return part.host.size() / static_cast<uint64_t>(shares);
     }

@@ -12,28 +12,29 @@
 
 namespace talweg::agent {
 
-// Which way a piece goes, and how long it may be: by configuration alone, as long as nothing fails.
-// The lane has its task, and the range that its piece begins. Owned by the data thread.
+// Chooses the path and the length of a piece. Both depend on the configuration only, as long as
+// nothing fails. The lane has its task, and the range at whose start the piece begins. Owned by the
+// data thread.
 class GpuPaths {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuPaths(const GpuStageOptions& options, GpuNode& node, GpuCollectives& collectives)
       : options_(options), node_(node), collectives_(collectives) {}
 
-  // In the order of the first ranks on them.
+  // Returns the groups of these GPUs, in the order of the first rank on each.
   std::vector<GpuSet> GroupsOf(const GpuTask& task, const GpuSet& gpus);
-  // The lane has its groups.
+  // The lane must have its groups.
   LanePath PathOf(const Lane& lane, int64_t now_ns);
-  // The lane has its path.
+  // The lane must have its path.
   uint64_t BytesMax(const Lane& lane) const;
 
  private:
-  // Whether one kernel sums it over the contributions.
+  // Returns whether one kernel writes the sum over the contributions.
   static bool SumsInPlace(const GpuTask& task, const GpuSet& gpus);
-  // A NIC has the memory, and it cannot stay on GPUs.
+  // Returns whether a piece of a tensor with a home has to go through the host.
   static bool LeavesHome(const Lane& lane);
   bool HasStaging(const gpu::GpuUuid& uuid) const;
-  // What of the GPU's staging one piece may take.
+  // Returns how many bytes of the GPU's staging one piece may take.
   uint64_t RoomOn(const Lane& lane, const gpu::GpuUuid& uuid) const;
 
   const GpuStageOptions& options_;

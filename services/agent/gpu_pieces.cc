@@ -37,7 +37,7 @@ absl::Status GpuPieces::PostKernel(Lane& lane) {
     return streams_.DeviceOf(uuid).Reduce(part.stream, spec, inputs,
                                           GpuHomePieces::Bytes(lane).address, lane.elements());
   }
-  if (task.is_final) {  // No other node has a share: write over the contributions.
+  if (task.is_final) {  // No other node takes part: write over the contributions.
     TALWEG_RETURN_IF_ERROR(
         streams_.DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements()));
     lane.writes_ranks = inputs.size() > 1;
@@ -51,7 +51,7 @@ absl::Status GpuPieces::PostKernel(Lane& lane) {
   return streams_.DeviceOf(uuid).CopyToHost(part.stream, target, sum);
 }
 
-// Nothing changes a single rank's bytes, so they go where they are wanted.
+// A single rank's bytes need no sum, so they are copied straight to the target.
 absl::Status GpuPieces::PostToHost(Lane& lane) {
   const GpuTask& task = *lane.task;
   if (task.inputs.size() > 1 || !task.inputs[0].on_device) lane.through_staging = true;
@@ -85,7 +85,8 @@ absl::Status GpuPieces::PostDirect(Lane& lane) {
 
 absl::Status GpuPieces::PostLocalSums(Lane& lane) {
   const GpuTask& task = *lane.task;
-  // f16 and bf16 become means, so that no sum among GPUs overflows where the average fits.
+  // f16 and bf16 inputs are averaged on each GPU first, so that no sum among GPUs overflows if the
+  // average fits.
   const bool divides = task.op == Op::kAverage && task.is_narrow();
   const gpu::ReduceSpec spec{.dtype = task.dtype,
                              .op = task.op == Op::kAverage && !divides ? Op::kSum : task.op,

@@ -14,11 +14,11 @@
 
 namespace talweg::agent {
 
-// What a lane posts for its piece on each path, and what the host adds to it. An error is the
+// Posts the work for a lane's piece on each path, and does the host's part of it. An error is the
 // GPUs'. Owned by the data thread.
 class GpuPieces {
  public:
-  // All outlive it. Counts the bytes that it stages.
+  // All outlive this object, which counts the bytes that it stages in `counters`.
   GpuPieces(const HostTensors& host, GpuCollectives& collectives, LaneStreams& streams,
             GpuHomePieces& homes, GpuStageCounters& counters)
       : host_(host),
@@ -27,20 +27,20 @@ class GpuPieces {
         homes_(homes),
         counters_(counters) {}
 
-  // The piece's first work: all of it, unless it takes the collective path.
+  // Posts the piece's first work. Only the collective path has more.
   absl::Status Post(Lane& lane);
-  // When that is done, and the communicators are ready.
+  // Call it when that is done and the communicators are ready.
   absl::Status PostCollective(Lane& lane);
-  // When that is done.
+  // Call it when the collective is done.
   absl::Status PostAfterCollective(Lane& lane);
 
   // ----- When what was posted is done. -----
 
-  // The host path's sum.
+  // Makes the host path's sum.
   void CombineOnHost(Lane& lane);
   // Adds the groups' sums, which lie in shards of their own sizes.
   void AddGroups(Lane& lane);
-  // Staging memory's bytes to the tensor: a collective's shards, or what came down from a home.
+  // Copy from staging memory to the tensor: a collective's shards, or bytes that came from a home.
   void CopyShards(Lane& lane);
   void CopyMirrored(Lane& lane);
 
@@ -51,10 +51,10 @@ class GpuPieces {
   absl::Status PostLocalSums(Lane& lane);
   absl::Status PostShardsDown(Lane& lane);
   absl::Status PostShardsUp(Lane& lane);
-  // Bytes that a GPU can copy from: the given ones where they lie, or a copy of them.
+  // Returns bytes that a GPU can copy from: `source` itself, or a copy of it in `part`.
   std::span<const std::byte> Stage(const Lane& lane, const LanePart& part,
                                    std::span<const std::byte> source);
-  // The piece's bytes on the host.
+  // Returns the piece's bytes on the host.
   std::span<std::byte> HostBytes(const Lane& lane) const { return host_.Writable(lane.bytes()); }
 
   const HostTensors& host_;

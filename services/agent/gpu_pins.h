@@ -13,22 +13,22 @@
 
 namespace talweg::agent {
 
-// Tensors' memory on the host that copies of GPUs go to and come from without staging: one GPU has
-// pinned it for all. What cannot be pinned is staged, and is told of once. Owned by the data
-// thread.
+// Pins tensors' host memory, so that GPUs copy to and from it without staging. One GPU pins a
+// tensor for all GPUs. A tensor that cannot be pinned is staged; OnGpuNote reports it once. Owned
+// by the data thread.
 class GpuPins {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuPins(GpuNode& node, const HostTensors& host, GpuEvents& events)
       : node_(node), host_(host), events_(events) {}
 
-  // Unless it is pinned already.
+  // Does nothing if the tensor was pinned before.
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
   bool IsPinned(const pipeline::SliceBytes& slice) const;
   void UnpinAll();
-  // What this GPU has pinned.
+  // Unpins what this GPU has pinned.
   void UnpinOn(const gpu::GpuUuid& uuid);
-  // The same, where the GPU's context is lost, and the pins with it.
+  // The same for a GPU whose context is lost, and the pins with it.
   void Forget(const gpu::GpuUuid& uuid);
 
  private:

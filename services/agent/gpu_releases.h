@@ -14,12 +14,12 @@
 
 namespace talweg::agent {
 
-// Gives back what nobody needs any more: buffers, the memory of ranks that have left, and GPUs that
-// no rank, no lane and no NIC uses. Giving back waits for everything on a GPU, so it is put off
-// while a collective there may hang. Owned by the data thread.
+// Releases what nobody needs any more: buffers, the memory of ranks that have left, and GPUs that
+// no rank, lane or NIC uses. A release waits for all work on a GPU, so it is put off while a
+// collective there may hang. Owned by the data thread.
 class GpuReleases {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuReleases(GpuNode& node, GpuCollectives& collectives, const GpuLosses& losses,
               GpuBuffers& buffers, GpuPins& pins, GpuGradients& gradients, const GpuHomes& homes,
               const GpuLanes& lanes, GpuEvents& events)
@@ -33,7 +33,7 @@ class GpuReleases {
         lanes_(lanes),
         events_(events) {}
 
-  // A GPU may have become unused, otherwise than by a rank that left.
+  // A GPU may have become unused for another reason than a rank that left.
   void OnLetGo() { look_for_unused_ = true; }
   int Poll();
   void CloseUnusedGpus();

@@ -35,7 +35,7 @@ absl::Status GpuReopening::TendOne(const gpu::GpuUuid& uuid, int64_t now_ns, Pro
   ++progress.work;
   const absl::Status status = is_used ? Reopen(uuid) : absl::OkStatus();
   if (status.ok()) progress.back.push_back(uuid);
-  // Lost again.
+  // The GPU was lost again while it was opened.
   if (absl::IsAborted(status)) losses_.SetClosed(uuid, node_.Find(uuid) == nullptr);
   if (absl::IsFailedPrecondition(status)) {
     progress.failed =

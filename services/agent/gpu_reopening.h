@@ -17,18 +17,18 @@
 
 namespace talweg::agent {
 
-// Closes the contexts of lost GPUs, and opens those that ranks still use again.
+// Closes the contexts of lost GPUs, and reopens the GPUs that ranks still use.
 //
-// A context is lost by a fault of the GPU, or of a neighbour under MPS. It takes the agent's
-// streams, events, mappings and pinned memory with it. It takes nothing of the ranks', which have
-// contexts of their own. So the stage gives up what was begun, opens the GPU again, maps the ranks'
-// memory anew, and does again what is not over. Only the events were the agent's, and the ranks
-// have to ask for them: they push once more what is open. Until then nothing touches that memory.
+// A fault of the GPU, or of a neighbour under MPS, destroys the agent's context there, with its
+// streams, events, mappings and pinned memory. The ranks have contexts of their own and lose
+// nothing. So the stage drops the pieces that were begun, reopens the GPU, maps the ranks' memory
+// again, and repeats what was not complete. The events were the agent's: the ranks ask for new
+// ones, and push their open rounds again. Until then nothing touches the ranks' memory.
 //
 // Owned by the data thread.
 class GpuReopening {
  public:
-  // All outlive it.
+  // All outlive this object.
   GpuReopening(const GpuStageOptions& options, GpuNode& node, GpuCollectives& collectives,
                GpuLosses& losses, GpuBuffers& buffers, GpuPins& pins, GpuGradients& gradients,
                const GpuLanes& lanes)
@@ -44,14 +44,14 @@ class GpuReopening {
   struct Progress {
     int work = 0;
     std::string failed;  // Why this node cannot go on, or "".
-    GpuSet back;         // They are lost no more.
+    GpuSet back;         // The GPUs that are no longer lost.
   };
   Progress Tend(int64_t now_ns);
 
  private:
-  // Returns why it is lost still; OK: it is not.
+  // Returns OK if the GPU is no longer lost, else why it still is.
   absl::Status TendOne(const gpu::GpuUuid& uuid, int64_t now_ns, Progress& progress);
-  // Whether the lost context is gone, with what was pinned in it.
+  // Closes the lost context, and with it all pins there. Returns whether it could.
   bool Close(const gpu::GpuUuid& uuid);
   absl::Status Reopen(const gpu::GpuUuid& uuid);
 

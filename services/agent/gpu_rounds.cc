@@ -29,7 +29,7 @@ absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& tr
 }  // namespace
 
 void GpuRounds::NoteNotDirect(const absl::Status& why) {
-  if (absl::IsOutOfRange(why)) return;  // As with most tensors.
+  if (absl::IsOutOfRange(why)) return;  // True of most tensors.
   if (absl::IsUnimplemented(why)) direct_off_ = true;
   if (!not_direct_noted_.insert(why.code()).second) return;
   telemetry::Log(telemetry::LogLevel::kInfo, "GPUDirect: ",
@@ -57,7 +57,7 @@ std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
   auto regions = RegisterDirect(*transport_, *memory);
   if (!regions.ok()) {
     stage.DropDirect(effect.tensor);
-    direct_off_ = true;  // Whatever it is, the next tensor would find it too.
+    direct_off_ = true;  // The next tensor would fail for the same reason.
     NoteNotDirect(regions.status());
     return std::nullopt;
   }
@@ -65,7 +65,7 @@ std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
     telemetry::Log(telemetry::LogLevel::kInfo, "GPUDirect: used, from tensor '", effect.spec.name,
                    "' on");
   }
-  // An aggregator that comes to this host later has no ring that could carry it.
+  // Shared memory could not carry the tensor to an aggregator that comes to this host later.
   link_->UseNetworkOnly();
   return *std::move(regions);
 }

@@ -17,18 +17,18 @@
 
 namespace talweg::agent {
 
-// The rounds that the stage takes part in, and which tensors a NIC has on the GPU that they are
-// pushed from. Owned by the data thread.
+// DeviceRounds by a GpuStage. Decides which tensors a NIC sends from the GPU, and registers their
+// memory with the transport. Owned by the data thread.
 class GpuRounds final : public DeviceRounds {
  public:
   struct Options {
     uint32_t rank_count = 1;
     bool direct_wanted = false;  // gpu_direct=auto.
   };
-  // Both outlive it. `transport` may be null: alone, nothing is sent.
+  // Both outlive this object. `transport` is null if the agent is alone and sends nothing.
   GpuRounds(const Options& options, GpuFront* gpus, transport::Transport* transport)
       : options_(options), gpus_(gpus), transport_(transport) {}
-  // Before the first tensor.
+  // Call it before the first tensor.
   void SetLink(JobLink* link) { link_ = link; }
 
   // --- DeviceRounds
@@ -62,7 +62,7 @@ class GpuRounds final : public DeviceRounds {
   transport::Transport* const transport_;
   JobLink* link_ = nullptr;
   bool any_direct_ = false;
-  bool direct_off_ = false;  // No further tensor is a NIC's on a GPU.
+  bool direct_off_ = false;  // No further tensor gets memory for a NIC.
   std::set<absl::StatusCode> not_direct_noted_;
 };
 

@@ -19,7 +19,7 @@ absl::Status BeingReopened(const gpu::GpuUuid& uuid) {
       absl::StrCat(gpu::FormatUuid(uuid), " was lost and is being opened again: ask once more"));
 }
 
-// The rank can go through host memory, whatever the GPU's driver says. The status tells it so.
+// Whatever the GPU's driver says, the rank can push from host memory. UNAVAILABLE tells it so.
 absl::Status NotUsable(const absl::Status& status) {
   const bool is_gpus =
       absl::IsInternal(status) || absl::IsAborted(status) || absl::IsFailedPrecondition(status);
@@ -154,7 +154,7 @@ void GpuStage::Deliver(const pipeline::CompleteRound& round) {
   } else if (has_bytes && !targets.empty()) {
     tasks_.AddDelivery(delivery, targets, tasks_.RangesFromHost(round.tensor), nullptr, false);
   } else {
-    delivery->recorded = true;  // Nothing to order: AskDeliveries ends it.
+    delivery->recorded = true;  // No rank gets bytes. AskDeliveries ends the delivery.
   }
   tasks_.ForgetResult(round.tensor);
   deliveries_.Add(std::move(delivery));
@@ -169,7 +169,7 @@ void GpuStage::DeliverFromHome(const std::shared_ptr<GpuDelivery>& delivery, con
   if (on_gpus) {
     return tasks_.AddDelivery(delivery, targets, tasks_.AllOf(tensor), &home, false);
   }
-  // A rank pushed from the host, and wants the result there.
+  // A rank pushed from host memory, and wants the result there.
   delivery->mirrored_for = std::move(targets);
   delivery->mirrors = true;
   tasks_.AddDelivery(delivery, {}, tasks_.AllOf(tensor), &home, true);
@@ -193,7 +193,7 @@ void GpuStage::ForgetTensors() {
 // ----- The duty cycle. -----
 
 int GpuStage::Poll(int64_t now_ns) {
-  if (failures_.has_failed()) return collectives_.Poll();  // What was put aside is freed still.
+  if (failures_.has_failed()) return collectives_.Poll();  // Still frees what was put aside.
   now_ns_ = now_ns;
   touched_ = false;
   tasks_.ClearNews();
@@ -246,7 +246,7 @@ int GpuStage::StepLanes() {
 
 int GpuStage::StartPieces() {
   int started = 0;
-  // Any piece may copy to what a lost context had pinned.
+  // Any piece may copy to memory that a lost context has pinned.
   if (!losses_.AreClosed()) return 0;
   for (Lane& lane : lanes_.all()) {
     if (failures_.has_failed()) break;
@@ -294,7 +294,7 @@ bool GpuStage::IsIdle() const {
 
 void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
   if (!FoundLost(status)) return failures_.OnPieceFailed(lane, status, now_ns_);
-  // The lane is being drained, or is now.
+  // OnGpuLost drains lanes on lost GPUs. This lane may be on another one.
   if (lane.step != LaneStep::kDraining) lanes_.Redo(lane, now_ns_);
 }
 
@@ -314,7 +314,8 @@ bool GpuStage::FoundLost(const absl::Status& status) {
 void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
   losses_.Add(uuid, why, now_ns_);
   if (homes_.AreOn(uuid)) {
-    // What a NIC has there is gone: results that others may ask for, and sums on their way.
+    // The NIC's memory there is gone, with results that others may ask for and sums that are being
+    // sent.
     return failures_.Fail(
         absl::StrCat(status::StatusText(why),
                      "; the network reads and writes its memory, which is lost with it: "
@@ -333,7 +334,7 @@ int GpuStage::TendLost() {
     return progress.work;
   }
   for (const gpu::GpuUuid& uuid : progress.back) {
-    releases_.OnLetGo();  // If nobody uses it any more.
+    releases_.OnLetGo();  // The GPU may be unused by now.
     const NodeGpu* const gpu = node_.Find(uuid);
     if (gpu == nullptr) continue;
     ++counters_.gpus_reopened;

@@ -32,26 +32,26 @@ namespace talweg::agent {
 
 // Turns gradients on GPUs into contributions in host memory, and brings results back: docs/gpu.md.
 //
-// It is a state machine over libs/gpu, polled by its one owner thread. Only what declares blocks
-// (Export, Place: these make a context, mappings and buffers). It knows no ranks' sockets.
+// A state machine over libs/gpu, which its one owner thread polls. Only Export and Place block:
+// they make a context, mappings and buffers. The stage knows nothing of the ranks' sockets.
 //
-//   push -> PUSHED asked until done -> OnGradientReady -> [core] -> Reduce -> pieces on lanes ->
-//   OnReduced -> [core: network] -> Deliver -> pieces on lanes -> TAKEN recorded, asked ->
+//   push -> `pushed` asked until done -> OnGradientReady -> [core] -> Reduce -> pieces on lanes ->
+//   OnReduced -> [core: network] -> Deliver -> pieces on lanes -> `taken` recorded, asked ->
 //   OnDelivered
 //
-// A lane is a stream on every GPU with its staging buffers. Each has one piece of a slice at a
+// A lane is a stream on every GPU with its staging buffers. Each lane has one piece of a slice at a
 // time. The lanes overlap: one's copy to the host runs beside another's sum and a third's copy
-// back. Nothing is written into a rank's tensor before the core has decided its round, unless this
-// member is the whole job, because until then a new view may want the contribution once more.
+// back. Until the core has decided a round, a new view may need the contribution again. So the
+// stage writes no rank's tensor before that, unless this member is the whole job.
 //
-// Each part below has its own rules and state; this has the order in which they are polled, and
-// what a GPU that is lost means to each.
+// Each part below has its own rules and state. This class decides in which order they are polled,
+// and what the loss of a GPU means to each.
 class GpuStage {
  public:
-  // All of these outlive it. `graveyard` takes failed communicators.
+  // All of these outlive the stage. `graveyard` takes failed communicators.
   GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
            Graveyard& graveyard, GpuEvents& events);
-  // Waits for the GPUs, except for those that a collective will not let go.
+  // Waits for the GPUs, except for GPUs on which a collective hangs.
   ~GpuStage() = default;
   GpuStage(const GpuStage&) = delete;
   GpuStage& operator=(const GpuStage&) = delete;
@@ -67,48 +67,48 @@ class GpuStage {
   using Placed = GpuGradients::Placed;
   absl::StatusOr<Placed> Place(LocalRank rank, pipeline::TensorIndex tensor, uint32_t buffer);
   using Source = GpuGradients::Source;
-  // INVALID_ARGUMENT: the rank's push makes no sense.
+  // INVALID_ARGUMENT: the rank's push is not valid.
   absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round, int32_t priority,
                     const Source& source);
 
   // ----- Tensors that a NIC sends from the GPU, and receives into it: gpu_homes.h. -----
 
   using DirectMemory = GpuHomes::DirectMemory;
-  // Makes the memory for a tensor that is being declared, for good. If it cannot be had:
-  // FAILED_PRECONDITION, RESOURCE_EXHAUSTED or OUT_OF_RANGE (too small, or a broadcast) for this
-  // tensor, UNIMPLEMENTED for any. Whoever registers the memory ends that before the tensors are
-  // forgotten.
+  // Makes the memory for a tensor that is being declared. It stays until ForgetTensors or
+  // DropDirect. FAILED_PRECONDITION, RESOURCE_EXHAUSTED and OUT_OF_RANGE (too small, or a
+  // broadcast) say that this tensor gets none, UNIMPLEMENTED that no tensor does. A caller that
+  // registers the memory with a transport deregisters it before ForgetTensors.
   absl::StatusOr<DirectMemory> MakeDirect(pipeline::TensorIndex tensor,
                                           const pipeline::TensorSpec& spec, uint32_t rank_count);
   void DropDirect(pipeline::TensorIndex tensor);
-  // Such a tensor's slices are this stage's, wherever its ranks pushed from.
+  // The stage handles all slices of such a tensor, wherever its ranks pushed from.
   bool IsDirect(pipeline::TensorIndex tensor) const { return homes_.Has(tensor); }
   bool AnyDirect() const { return !homes_.empty(); }
-  // A slice's result that came, or leaves, in a frame. Fails only when the GPU does; then
-  // OnGpuFailed is called.
+  // StoreResult writes a slice's result that came in a frame, FetchResult reads one that leaves in
+  // a frame. Fails only if the GPU does; the stage then handles that failure.
   absl::Status StoreResult(const pipeline::SliceBytes& slice, std::span<const std::byte> bytes);
   absl::Status FetchResult(const pipeline::SliceBytes& slice, std::span<std::byte> bytes);
 
-  // The rank pushes nothing more. What it pushed is still summed. Its memory goes when nothing
-  // needs it.
+  // The rank pushes nothing more. What it pushed is still summed. Its memory is unmapped when
+  // nothing needs it.
   void OnRankLeft(LocalRank rank);
   bool IsGone(LocalRank rank) const { return !buffers_.Knows(rank); }
 
   // ----- What the core wants. -----
 
-  // Whether a rank has pushed the tensor's open round from a GPU. Then the slices of that round are
-  // this stage's.
+  // Returns whether a rank has pushed the tensor's open round from a GPU. The stage then handles
+  // the slices of that round.
   bool HasGradients(pipeline::TensorIndex tensor, Round round) const {
     return gradients_.HasAny(tensor, round);
   }
-  // The same, or a NIC has its bytes, wherever its ranks pushed it from.
+  // Returns whether the stage handles the slices of this round.
   bool TakesPart(pipeline::TensorIndex tensor, Round round) const {
     return IsDirect(tensor) || HasGradients(tensor, round);
   }
   void Reduce(const pipeline::ReduceSlice& reduce);
   // OnDelivered follows, at once for a round that failed.
   void Deliver(const pipeline::CompleteRound& round);
-  // The job is over. The stage begins nothing more, and tells nothing.
+  // The job is over. The stage begins nothing more, and sends no more events about rounds.
   void Abandon();
   // Forgets all tensors. Only when IsIdle().
   void ForgetTensors();
@@ -116,12 +116,12 @@ class GpuStage {
   // ----- The duty cycle. -----
 
   int Poll(int64_t now_ns);
-  // Whether nothing is under way, deliveries and ranks that have left included.
+  // Returns whether nothing is under way: no task, no delivery, no memory of a rank.
   bool IsIdle() const;
-  // Call it before sleeping on WaitDescriptor. It has the GPUs make the descriptor readable when
-  // what this agent posted is done. Gradients end by other processes' work, so they wake nobody and
-  // are asked for. Returns when Poll is wanted anyhow, which may be at once. None: not before a
-  // wake-up, or another call.
+  // Call it before sleeping on WaitDescriptor. The GPUs then make the descriptor readable when this
+  // agent's work is done. Gradients are other processes' work and do not wake this thread, so Poll
+  // asks for them. Returns when Poll must be called at the latest, which may be at once; nullopt:
+  // not before a wake-up or another call.
   std::optional<int64_t> PrepareToSleep();
   int WaitDescriptor() const { return node_.WaitDescriptor(); }
   // Call it when the descriptor is readable, then Poll.
@@ -132,10 +132,10 @@ class GpuStage {
   const GpuNode& node() const { return node_; }
 
  private:
-  // Hardly a byte of a tensor that a NIC has on the GPU goes through the host: that is not pinned.
+  // Pins the tensor's host memory, unless it has a home: then hardly a byte goes through the host.
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
 
-  // The result lies where a NIC wrote it.
+  // Delivers a result that lies where a NIC wrote it.
   void DeliverFromHome(const std::shared_ptr<GpuDelivery>& delivery, const GpuHome& home,
                        std::vector<GpuInput> targets);
 
@@ -146,13 +146,13 @@ class GpuStage {
   int TendLost();
 
   void OnPieceFailed(Lane& lane, const absl::Status& status);
-  // Looks for lost GPUs, which `status` may tell of. False: it tells of something else.
+  // Looks for lost GPUs if `status` may report one. Returns false if it reports something else.
   bool FoundLost(const absl::Status& status);
   void OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why);
-  // Returns the status, after it has acted on a failure.
+  // Handles a failure, and returns `status`.
   absl::Status Checked(absl::Status status, pipeline::TensorIndex tensor);
 
-  // Each part knows only parts that stand before it.
+  // Each part knows only parts that are declared before it.
   const GpuStageOptions options_;
   const HostTensors& host_;
   GpuEvents& events_;
@@ -171,7 +171,7 @@ class GpuStage {
   GpuFailures failures_;
   GpuReopening reopening_;
   int64_t now_ns_ = 0;    // When Poll was last called.
-  bool touched_ = false;  // Since then.
+  bool touched_ = false;  // Whether anything was called since then that Poll has to look at.
 };
 
 }  // namespace talweg::agent

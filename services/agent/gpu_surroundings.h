@@ -10,31 +10,31 @@
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
 
-// What the stage for GPUs (GpuStage) knows of the agent around it, and tells it.
+// What GpuStage reads from the agent around it, and the events that it sends to it.
 namespace talweg::agent {
 
-// Memory of this node's tensors on the host, under the core's names (TensorMemory).
+// The host memory of this node's tensors, by the core's indices (TensorMemory).
 class HostTensors {
  public:
   virtual ~HostTensors() = default;
   virtual const pipeline::TensorSpec& Spec(pipeline::TensorIndex tensor) const = 0;
   virtual std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const = 0;
-  // The contribution of a rank that pushed from host memory.
+  // Returns the contribution of a rank that pushed from host memory.
   virtual std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice,
                                                   LocalRank rank) const = 0;
-  // The send buffer, and the results by parity of the round. Copies of GPUs go to these and come
-  // from these directly, if they can be pinned. May be empty.
+  // Return the send buffer, and the results by parity of the round. If they can be pinned, GPUs
+  // copy to and from them directly. May be empty.
   virtual std::span<std::byte> PinnableSend(pipeline::TensorIndex tensor) const = 0;
   virtual std::array<std::span<std::byte>, 2> PinnableResults(
       pipeline::TensorIndex tensor) const = 0;
 };
 
-// What the stage tells. Called inside Poll (OnGpuFailed inside any call). A sink may call the
-// stage, but not Poll.
+// The stage's events. The stage calls OnGpuFailed inside any call, the others inside Poll. They may
+// call the stage, but not Poll.
 class GpuEvents {
  public:
   virtual ~GpuEvents() = default;
-  // The gradient is there. For the core this is the push.
+  // The gradient is ready. For the core this is the push.
   virtual void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                                int32_t priority) = 0;
   virtual bool ReduceWanted(uint64_t ticket) = 0;
@@ -42,8 +42,8 @@ class GpuEvents {
   // The round's result lies in the tensors of all ranks that pushed it from a GPU.
   virtual void OnDelivered(const pipeline::CompleteRound& round) = 0;
   virtual void OnUnexported(LocalRank rank, uint32_t request) = 0;
-  // The events of the rank's tensors are void. The rank places the tensors again, and pushes again
-  // what is open.
+  // The events of the rank's tensors are void. The rank has to place the tensors again, and to push
+  // its open rounds again.
   virtual void OnEventsLost(LocalRank rank) = 0;
   // This node cannot go on.
   virtual void OnGpuFailed(const std::string& text) = 0;
@@ -51,11 +51,11 @@ class GpuEvents {
 };
 
 struct GpuStageCounters {
-  uint64_t pieces_by_kernel = 0;      // Ranks that share a GPU, on it.
+  uint64_t pieces_by_kernel = 0;      // Summed by a kernel, for ranks that share a GPU.
   uint64_t pieces_by_collective = 0;  // Among GPUs.
-  uint64_t pieces_by_groups = 0;      // Those that groups of GPUs reduced and the host added.
+  uint64_t pieces_by_groups = 0;      // Of these: reduced by groups of GPUs, added by the host.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
-  uint64_t pieces_direct = 0;         // Those of all that a NIC sends from the GPU, or sent to it.
+  uint64_t pieces_direct = 0;         // Of all: those that a NIC reads or wrote on the GPU.
   uint64_t pieces_delivered = 0;
   uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;

@@ -18,13 +18,13 @@
 
 namespace talweg::agent {
 
-// What binds an agent to the others of its job: what the core wants said to the scheduler and to
-// aggregators, and what they answer. Owned by the data thread.
+// Connects an agent with its job: carries the core's messages to the scheduler and to aggregators.
+// Owned by the data thread.
 class JobLink {
  public:
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.
-    kStopped,   // Stopped while ranks still work: a loss for the job.
+    kStopped,   // Stopped while ranks still work: the job has lost a member.
   };
   struct Totals {
     uint64_t bytes_sent = 0;
@@ -34,11 +34,11 @@ class JobLink {
 
   virtual ~JobLink() = default;
 
-  // This node is the whole job: there is nobody to hear any of this.
+  // Returns whether this node is the whole job. Then no message goes anywhere.
   virtual bool IsAlone() const = 0;
-  // A view follows, now or later.
+  // A view follows, during the call or later.
   virtual void Join(const view::MemberIdentity& self) = 0;
-  // Nothing is said or heard after it. OK when there was nobody to tell.
+  // Nothing is sent or received after that. Returns OK if there was nobody to tell.
   virtual absl::Status Leave(LeaveReason reason, const std::string& text) = 0;
 
   // --- To the scheduler.
@@ -49,7 +49,7 @@ class JobLink {
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 
-  // --- To aggregators; what comes from them goes to the PeerEvents of the AgentDataPlane.
+  // --- To aggregators. Their messages go to the PeerEvents of the AgentDataPlane.
   virtual void Do(const pipeline::Connect& effect) = 0;
   virtual void Do(const pipeline::Close& effect) = 0;
   virtual void Do(pipeline::Send& effect) = 0;

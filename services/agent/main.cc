@@ -63,7 +63,7 @@ int Main(int argc, char** argv) {
   if (!announced.ok()) return Fail(announced);
   const absl::Status end = agent.Run();
   (*signals)->Unwatch(&agent.loop());
-  return end.ok() ? 0 : 1;  // Why not has been logged.
+  return end.ok() ? 0 : 1;  // The reason is in the log.
 }
 
 }  // namespace

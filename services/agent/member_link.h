@@ -11,8 +11,8 @@
 
 namespace talweg::agent {
 
-// A JobLink over gRPC. `join.member.id` is Join's. `on_event` is called on other threads. The
-// transport, which carries the data plane, outlives the link.
+// Returns a JobLink over gRPC. Join sets `join.member.id`. `on_event` is called on other threads.
+// `transport`, which carries the data plane, outlives the link.
 std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<AgentDataPlane> data_plane,
                                        transport::Transport* transport,
                                        rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,

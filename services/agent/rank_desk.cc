@@ -9,8 +9,8 @@
 namespace talweg::agent {
 namespace {
 
-// Who a local rank is in a view. A standby's is told who it would be if its node were a full
-// member.
+// The numbers of a local rank in a view. For a standby's rank: the numbers it would have if its
+// node were a full member.
 struct Numbers {
   talweg::Rank rank;
   uint32_t size = 0;
@@ -49,7 +49,7 @@ shm::RankStatus FromStatus(const absl::Status& status) {
   }
 }
 
-// The core's numbers are the ranks', too.
+// The core and the ranks use the same numbers.
 shm::TensorIndex ToShm(pipeline::TensorIndex tensor) { return shm::TensorIndex{tensor.value()}; }
 
 }  // namespace
@@ -107,7 +107,7 @@ void RankDesk::SetView(const view::View& view, const view::MemberIdentity& self)
 
 void RankDesk::LookForState() {
   if (have_state_ || !view_ || !AllAttached()) return;
-  // Steps that the others had ended before these ranks entered.
+  // steps_base: how many steps the others had ended before these ranks entered.
   const bool began_with_job = events_->Core().views().steps_base() == 0;
   have_state_ =
       began_with_job || std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
@@ -138,7 +138,7 @@ void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHell
 void RankDesk::Greet(LocalRank local_rank) {
   Rank& rank = ranks_[local_rank.value()];
   if (!rank.attached || rank.welcomed || !view_) return;
-  // The core may have a reason to refuse it: then it ends in Do(FailRank).
+  // The core may refuse the rank. Do(FailRank) has then disconnected it.
   events_->OnRankJoined(local_rank, static_cast<uint32_t>(rank.pid));
   const std::optional<MemberIndex> member = view_->IndexOf(self_);
   if (!rank.attached || !member) return;
@@ -152,7 +152,7 @@ void RankDesk::Greet(LocalRank local_rank) {
                                      .job_name = job_name_,
                                      .standby = numbers.is_standby,
                                      .numbers = numbers.declared});
-  // What the others were told before it came.
+  // The other ranks were told before this one came.
   if (stop_) server_->PublishStop(rank.connection, *stop_ + 1);
 }
 
@@ -277,7 +277,7 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
   rank->ended = gone.clean ? "left" : gone.text;
   events_->OnRanksAttached(false);
   if (!rank->welcomed) {
-    // It never was a rank: another process may take its place.
+    // The process never became a rank, so another one may take its place.
     *rank = {};
     server_->Release(connection);
     return;
@@ -346,7 +346,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
   std::vector<shm::MembershipMember> members;
   uint32_t member_count = 0;
   for (const view::ViewMember& member : view->members) {
-    // Who knows no standbys would count their ranks.
+    // A client that does not know standbys would count their ranks.
     if (member.standby && !rank.knows_standbys) continue;
     if (member_count++ < first_member || members.size() == shm::kMembershipMembersMax) continue;
     members.push_back({.node = member.id.node.value(),
@@ -448,7 +448,8 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
   rank.attached = false;
   rank.ended = effect.text;
   if (!rank.welcomed) {
-    // The job is over for this rank: the process asks for nothing that is wrong in itself.
+    // Not kInvalidArgument: the process asks for nothing that is wrong in itself. The job is over
+    // for it.
     server_->Refuse(rank.connection, shm::RankStatus::kJobFailed, effect.text);
     return;
   }

@@ -23,17 +23,17 @@ namespace talweg::agent {
 
 shm::RankStatus ToRankStatus(pipeline::Status status);
 
-// What ranks do, under the core's names.
+// What ranks do, in the core's terms.
 class RankEvents {
  public:
   virtual ~RankEvents() = default;
   virtual void OnRankJoined(LocalRank rank, uint32_t pid) = 0;
-  // Whether all of the node's ranks are connected. Said when one comes or goes.
+  // Called when a rank connects or disconnects. `all`: all of the node's ranks are connected.
   virtual void OnRanksAttached(bool all) = 0;
-  // Whether the node could take part in steps at once. Said before OnRanksAttached, and when it
-  // changes.
+  // Called before OnRanksAttached, and when `all` changes. `all`: the node can take part in steps
+  // at once.
   virtual void OnRanksReady(bool all) = 0;
-  // They have what the others have of the training's state. Said once.
+  // The ranks have the training state that the other members have. Called once.
   virtual void OnRanksHaveState() = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
                              const pipeline::TensorSpec& spec) = 0;
@@ -44,12 +44,12 @@ class RankEvents {
   virtual void OnRanksStop(std::vector<uint64_t> ended) = 0;
   // RankDesk::AnswerFollow follows.
   virtual void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) = 0;
-  // Says whom a round that ranks have pushed waits for, for people; empty: nobody that is known.
+  // Returns a text that names whom a pushed round waits for, or "" if that is not known.
   virtual std::string WhomItWaitsFor(pipeline::TensorIndex tensor, Round round) const = 0;
   virtual const pipeline::AgentCore& Core() const = 0;
 };
 
-// What ranks hand over of GPUs (GpuFront).
+// Takes what ranks hand over of their GPUs (GpuFront).
 class RankDevices {
  public:
   virtual ~RankDevices() = default;
@@ -58,13 +58,13 @@ class RankDevices {
   virtual absl::Status Unexport(LocalRank rank, uint32_t request, uint32_t buffer) = 0;
   virtual absl::StatusOr<shm::Placed> Place(LocalRank rank, pipeline::TensorIndex tensor,
                                             uint32_t buffer) = 0;
-  // INVALID_ARGUMENT: it made no sense.
+  // INVALID_ARGUMENT: the rank's push is not valid.
   virtual absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority, const shm::DevicePlace& place) = 0;
 };
 
-// Between the ranks' server and the core. Greets ranks when there is a view that tells them who
-// they are. Owned by the data thread.
+// Connects the ranks' server with the core. Welcomes ranks once a view tells which rank each is.
+// Owned by the data thread.
 class RankDesk final : public shm::RankEventSink {
  public:
   struct Rank {
@@ -75,18 +75,19 @@ class RankDesk final : public shm::RankEventSink {
     uint64_t uid = 0;
     std::string client_name;
     bool knows_standbys = false;
-    bool ready = false;  // It has said so.
-    std::string ended;   // How it ended, unless it has not.
+    bool ready = false;  // The rank has said that it is ready.
+    std::string ended;   // How the rank ended; "" if it has not.
     uint64_t bytes_pushed = 0;
     std::unordered_map<uint32_t, RoundSignature>
-        signatures;  // By tensors that it pushes from GPUs.
+        signatures;  // By tensor, for those that the rank pushes from GPUs.
   };
 
-  // All outlive it.
+  // All outlive the desk.
   RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
            TensorMemory* memory, RankEvents* events);
 
-  // Who the ranks are, by the first view of this member, and stay. Those that wait are welcomed.
+  // The first view of this member numbers the ranks for good. Welcomes the ranks that wait. Later
+  // calls do nothing.
   void SetView(const view::View& view, const view::MemberIdentity& self);
 
   void Do(const pipeline::DeclareReply& effect);
@@ -96,35 +97,35 @@ class RankDesk final : public shm::RankEventSink {
   void Do(const pipeline::FailJob& effect);
   void Do(const pipeline::StopRanks& effect);
 
-  // A view has come, which ranks may look at.
+  // Tells ranks that there is a newer view, which they may ask for.
   void OnNewestView(Epoch epoch) { server_->PublishEpoch(epoch); }
-  // Looks how far the ranks are, now and then: those that began with the job, or have ended a step
-  // since they entered it, have what the others have.
+  // Call it now and then. Calls OnRanksHaveState once the ranks began with the job, or have each
+  // ended a step since they entered it.
   void LookForState();
   // Whether nodes may come and go in this job.
   void SetMembershipChanges(bool changes) { membership_changes_ = changes; }
   void AnswerFollow(LocalRank rank, uint32_t request, Epoch epoch, bool ok);
 
-  // With devices that outlive it; else the server takes none.
+  // `devices` outlives the desk. Without this call the server refuses tensors on GPUs.
   void SetDevices(RankDevices* devices) { devices_ = devices; }
-  // Whether the first declaration of the name on this node was of a tensor on a GPU.
+  // Returns whether the first declaration of the name on this node was of a tensor on a GPU.
   bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
-  // Whether it was to be summed in place, if the ranks sum.
+  // Returns whether that declaration asked for a sum in place, if the ranks sum.
   bool IsInPlace(const std::string& name) const { return in_place_names_.contains(name); }
-  // The node's only rank, if it takes the tensor's result where it contributes.
+  // Returns the node's only rank, if it takes the tensor's result where it contributes.
   std::optional<shm::RankConnectionId> OnePlaceOf(const std::string& name) const;
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
-  // The signature of the rank's rounds of the tensor that come from a GPU.
+  // Returns the signature of the rounds of this tensor that the rank pushes from a GPU.
   RoundSignature SignatureOnDevice(LocalRank rank, pipeline::TensorIndex tensor) const;
 
-  // A new generation of ranks: the old ones are all gone. Their memory is dropped.
+  // Prepares for new ranks after the old ones have all gone. Drops their memory.
   void Restart();
 
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool AnyAttached() const;
   bool AllAttached() const;
-  // Or one does not ask to enter as a standby.
+  // Returns whether all ranks are ready, or one of them cannot enter as a standby.
   bool AllReady() const;
   uint64_t bytes_pushed() const { return bytes_pushed_; }
 
@@ -157,7 +158,7 @@ class RankDesk final : public shm::RankEventSink {
   };
 
   void Greet(LocalRank rank);
-  // The view of `epoch`, 0 for the newest, to one rank.
+  // Sends the view of `epoch`, 0 for the newest, to one rank.
   void AnswerView(LocalRank rank, shm::RequestId request, Epoch epoch, uint32_t first_member);
 
   Rank* Find(shm::RankConnectionId connection, LocalRank* local_rank);
@@ -170,14 +171,14 @@ class RankDesk final : public shm::RankEventSink {
   std::set<std::string> declared_names_;
   std::set<std::string> device_names_;                        // First declared on a GPU.
   std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
-  std::set<std::string> in_place_names_;                      // First declared so.
-  std::set<std::string> one_place_names_;                     // Likewise.
+  std::set<std::string> in_place_names_;                      // First declared in place.
+  std::set<std::string> one_place_names_;                     // First declared in one place.
   std::vector<Rank> ranks_;
   std::optional<view::View> view_;
   view::MemberIdentity self_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
-  bool have_state_ = false;       // The ranks; it has been said.
+  bool have_state_ = false;       // OnRanksHaveState was called.
   std::optional<uint64_t> stop_;  // As in StopRanks.
   std::vector<AtBoundary> at_boundary_;
   uint64_t bytes_pushed_ = 0;

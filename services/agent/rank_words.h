@@ -18,11 +18,11 @@
 
 namespace talweg::agent {
 
-// Gives the core what ranks say: of their tensors and rounds, of their steps, and which view they
+// Gives the core the ranks' events: their tensors and rounds, their steps, and which view they
 // follow (docs/elastic.md). Owned by the data thread.
 class RankWords final : public RankEvents {
  public:
-  // All outlive its last call.
+  // All are valid until the last call.
   struct Parts {
     const runtime::Clock* clock = nullptr;
     CoreRunner* runner = nullptr;
@@ -31,10 +31,10 @@ class RankWords final : public RankEvents {
   };
   explicit RankWords(const Parts& parts) : parts_(parts) {}
 
-  // Before the first word of a rank.
+  // Call both before the first event of a rank.
   void SetDesk(RankDesk* desk) { desk_ = desk; }
   void SetLink(JobLink* link) { link_ = link; }
-  // Null: there are none, or none any more.
+  // Null: there are no GPUs, or they are gone.
   void SetDevices(DeviceRounds* devices) { devices_ = devices; }
 
   // --- RankEvents

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kWaitingNamedMax = 5;
 
-// Whether all these nodes are standbys, which may take as long as they like.
+// Returns whether all these nodes are standbys, which may take as long as they like.
 bool AreStandbys(const view::View* view, const std::vector<uint32_t>& nodes) {
   return view != nullptr && !nodes.empty() &&
          std::all_of(nodes.begin(), nodes.end(), [&](uint32_t node) {

@@ -12,21 +12,21 @@
 
 namespace talweg::agent {
 
-// Tells people for whom rounds wait. Owned by the data thread.
+// Logs which nodes or ranks rounds wait for. Owned by the data thread.
 class RoundWaits {
  public:
   // `notice_ns`: AgentDriverOptions::stall_notice_ns.
   RoundWaits(std::string job_name, NodeRank node, int64_t notice_ns)
       : job_name_(std::move(job_name)), node_(node), notice_ns_(notice_ns) {}
 
-  // Logs it, unless it is too early for that, nobody's step waits for them, or there is too much of
-  // this in the same second.
+  // Logs the wait, unless it is shorter than `notice_ns`, the round waits only for standbys, or
+  // enough waits were logged in this second.
   void OnWaiting(const pipeline::LogWaiting& effect, const pipeline::AgentCore& core,
                  const TensorMemory& memory, int64_t now_ns);
 
  private:
-  // Whether one more wait is named in this second's log. A node may be waited for with thousands of
-  // tensors; the others are counted.
+  // Returns whether this second's log has room for one more wait. Thousands of tensors may wait for
+  // one node, so the log counts the rest.
   bool NameWaiting(int64_t now_ns);
 
   const std::string job_name_;

@@ -8,17 +8,17 @@
 
 namespace talweg::agent {
 
-// Whether the scheduler answers, for people.
+// Whether the scheduler answers, for messages and status.
 class SchedulerContact {
  public:
-  // `text`: why it cannot be reached. Returns whether it answered until now.
+  // `text`: why the scheduler cannot be reached. Returns whether it answered until now.
   bool OnUnreachable(const std::string& text, int64_t now_ns) {
     text_ = text;
     if (silent_since_ns_ != 0) return false;
     silent_since_ns_ = now_ns;
     return true;
   }
-  // Returns whether it did not answer until now.
+  // Returns whether the scheduler did not answer until now.
   bool OnReachable() {
     text_.clear();
     return std::exchange(silent_since_ns_, 0) != 0;
@@ -26,7 +26,7 @@ class SchedulerContact {
 
   bool answers() const { return silent_since_ns_ == 0; }
   const std::string& text() const { return text_; }
-  // What a failure says of it while it does not answer.
+  // Returns what an error text says about the scheduler while it does not answer.
   std::string SilenceText(int64_t now_ns) const {
     return "for " + std::to_string((now_ns - silent_since_ns_) / 1'000'000'000) + " s the " +
            text_ + " (start it again, and then this job)";

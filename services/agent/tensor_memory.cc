@@ -29,7 +29,7 @@ absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) return status::ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
   pages.bytes_ = {static_cast<std::byte*>(address), bytes};
-  madvise(address, bytes, MADV_HUGEPAGE);  // Or not: it only costs time.
+  madvise(address, bytes, MADV_HUGEPAGE);  // A failure only costs time.
   return pages;
 }
 
@@ -62,7 +62,7 @@ const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const 
 }
 
 absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, bool on_device) {
-  // A driver pins pages, and each but once.
+  // A driver pins whole pages, and each page only once. So the buffer shares no page with another.
   auto buffer = ranks_->AllocateResult(on_device ? RoundUp(bytes, kPageBytes) + kPageBytes : bytes);
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
   shm::ResultBuffer result = buffer.value();
@@ -103,7 +103,7 @@ absl::Status TensorMemory::AllocateResults(Entry& entry) {
 void TensorMemory::AddArrivalLog(Entry& entry) {
   const uint64_t log_bytes = shm::ArrivalsBytes(entry.shape.data_bytes);
   if (log_bytes == 0 || entry.on_device || !tells_arrivals_) return;
-  // A tensor that fits is not refused for what only makes it faster.
+  // The log only makes a tensor faster. Without memory for it the tensor is not refused.
   if (const auto log = AllocateResult(log_bytes, false); log.ok()) {
     entry.results.arrivals_location = log->location;
     entry.results.arrivals = shm::ArrivalLog(log->bytes);
@@ -143,7 +143,7 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
     TALWEG_RETURN_IF_ERROR(AllocateResults(*entry));
     AddArrivalLog(*entry);
   }
-  // Pages that a NIC does not have are not pinned for it.
+  // If the NIC uses memory on a GPU, the host's pages are not pinned for it.
   const bool registers = transport_ != nullptr && !entry->nic;
   if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
   const bool reduces = (rank_count_ > 1 || wishes.on_device) && transport_ != nullptr;
@@ -174,7 +174,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
   auto buffer = ranks_->AllocateContribution(connection, entry.shape.total_bytes());
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
   if (rank_count_ == 1 && transport_ != nullptr) {
-    // Only ever a source of writes; registering asks for a mutable span.
+    // The bytes are only a source of writes, but Register takes a mutable span.
     const std::span<const std::byte> bytes = buffer.value().bytes;
     TALWEG_ASSIGN_OR_RETURN(
         entry.contribution_region,
@@ -261,7 +261,8 @@ const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorInde
 }
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
-  // One that there was no memory for has failed here, and is declared so: nobody writes to it.
+  // A tensor without memory has failed. Its declaration has empty references, and nobody writes to
+  // it.
   const Entry* const entry = Find(tensor);
   if (transport_ == nullptr || entry == nullptr) return {};
   const auto& regions = entry->nic ? entry->nic->results : entry->results.regions;

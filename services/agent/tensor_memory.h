@@ -34,22 +34,22 @@ class PrivatePages {
   std::span<std::byte> bytes_;
 };
 
-// Where this node's tensors lie: contributions of its ranks, results, and the send buffer that
-// several ranks are reduced to. Names of the core become memory here.
+// The memory of this node's tensors: its ranks' contributions, the results, and the send buffer
+// into which several ranks are reduced. Maps the core's slices to bytes.
 //
-// In a job whose view may change a tensor has two results, by parity of the round, and what it has
-// contributed stays (docs/protocol.md, section 6). In one that has a single view nobody asks for
-// either again (section 7, "One place"): there is one result, which stands where several ranks are
-// reduced to, or where a single rank contributes if that rank has asked for it.
+// If the job's view may change, a tensor has two results, by parity of the round, and its
+// contribution stays unchanged (docs/protocol.md, section 6). With a single view nobody asks for
+// either again (section 7, "One place"). The tensor then has one result. It shares the memory of
+// the send buffer, or of a single rank's contribution if that rank has asked for that.
 //
-// Owned by the data thread. `ranks` and `transport` outlive it; `transport` may be null (alone,
-// nothing is sent).
+// Owned by the data thread. `ranks` and `transport` outlive this object. `transport` is null if the
+// agent is alone and sends nothing.
 class TensorMemory {
  public:
   struct Options {
     uint32_t rank_count = 1;
     bool one_view = false;  // The job's view does not change while a round is open.
-    // Slices are large enough for what has come of a result to be told.
+    // Slices are so large that it pays to tell ranks which bytes of a result have arrived.
     bool tells_arrivals = false;
   };
   TensorMemory(const Options& options, shm::RankMemory* ranks, transport::Transport* transport)
@@ -61,85 +61,89 @@ class TensorMemory {
         transport_(transport),
         rank_bytes_(options.rank_count) {}
 
-  // Whether so many ranks, alone, sum their contributions themselves: no process but they touches
-  // a byte then. Each reads all contributions, so there must be a CPU for each, or few of them.
+  // Returns whether `rank_count` ranks of a job on one node sum their contributions themselves; no
+  // other process touches a byte then. Each rank reads all contributions, so there must be a CPU
+  // for each rank, or few ranks.
   static bool RanksSum(uint32_t rank_count);
   bool ranks_sum() const { return ranks_sum_; }
 
-  // Where a NIC has a tensor on a GPU: its send buffer and its results, but not what travels in
-  // frames (gpu::Device::OpenToNic).
+  // A tensor's send buffer and results on a GPU, which a NIC reads and writes
+  // (gpu::Device::OpenToNic). Contributions that travel in frames do not use them.
   struct NicRegions {
     transport::Region send;
     std::array<transport::Region, 2> results;
   };
 
-  // Whether the node's ranks combine it themselves: all of them have to take part.
+  // Returns whether the ranks sum this tensor themselves. All of the node's ranks must take part.
   bool RanksSum(const pipeline::TensorSpec& spec) const {
     return ranks_sum_ && !spec.collective.side &&
            (spec.ranks.empty() || spec.ranks.size() == rank_count_);
   }
-  // What is known of a tensor beside its spec.
+  // What the ranks asked for beside the tensor's spec.
   struct Wishes {
-    // Its ranks push it from GPUs, so that they do not sum it, and a single rank's contribution is
-    // copied.
+    // The ranks push it from GPUs. Then they do not sum it, and the agent copies a single rank's
+    // contribution, too.
     bool on_device = false;
     std::optional<NicRegions> nic;
-    bool in_place = false;  // If its ranks sum.
-    // The only rank, if it may have contribution and result in one place.
+    bool in_place = false;  // Used if the ranks sum.
+    // The node's only rank, if its contribution and result may share one place.
     std::optional<shm::RankConnectionId> one_place;
   };
-  // Results and send buffer. RESOURCE_EXHAUSTED with the figures.
+  // Allocates the results and the send buffer. RESOURCE_EXHAUSTED: the text has the figures.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
                         Wishes wishes);
-  // A NIC has these bytes, on a GPU: what is on the host in their place means nothing.
+  // Returns whether the slice's bytes lie on a GPU, where a NIC reads and writes them. The host's
+  // bytes for the slice then mean nothing.
   bool OnNic(const pipeline::SliceBytes& slice) const;
-  // Before the GPUs' memory goes. Nothing is sent or received any more.
+  // Call it before the GPUs' memory is freed, when nothing is sent or received any more.
   void DropNicRegions();
-  // Whether a rank may push it from a GPU: not if it was first declared for where it lies.
+  // Returns whether a rank may push the tensor from a GPU. It may not if the ranks sum the tensor,
+  // nor if a node's only rank declared it in host memory.
   bool TakesDevices(pipeline::TensorIndex tensor) const;
-  // Only a tensor that was declared on a GPU has one, where something is sent.
+  // Returns the send buffer. Empty if the tensor has none of its own.
   std::span<std::byte> SendBuffer(pipeline::TensorIndex tensor) const;
-  // What holds the results of a tensor that was declared on a GPU, by parity: whole pages, that
-  // nothing else lies in. Else none.
+  // Returns the whole pages of the results, by parity, of a tensor that was declared on a GPU.
+  // Nothing else lies in these pages. Empty for other tensors.
   std::array<std::span<std::byte>, 2> ResultPages(pipeline::TensorIndex tensor) const;
-  // The contribution buffer of one rank; once made it stays.
+  // Makes the contribution buffer of one rank, unless it exists.
   absl::Status Attach(pipeline::TensorIndex tensor, LocalRank rank,
                       shm::RankConnectionId connection);
 
   const pipeline::TensorSpec& spec(pipeline::TensorIndex tensor) const;
   shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
-  // By parity of the round. None when the ranks sum.
+  // By parity of the round. Not set if the ranks sum.
   std::array<shm::Location, 2> ResultLocations(pipeline::TensorIndex tensor) const;
-  // None of small tensors, nor of those on GPUs, nor when the ranks sum.
+  // Not set for small tensors and tensors on GPUs, nor if the ranks sum.
   shm::Location ArrivalsLocation(pipeline::TensorIndex tensor) const;
   const std::optional<shm::SharedPlace>& Shared(pipeline::TensorIndex tensor) const;
   std::array<wire::RemoteRef, 2> ResultRefs(pipeline::TensorIndex tensor) const;
 
-  // A rank's bytes of a slice. Empty when the rank has no buffer.
+  // Returns a rank's bytes of a slice. Empty if the rank has no buffer.
   std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice, LocalRank rank) const;
-  // Memory that the agent writes: kSendBuffer, kResult.
+  // Returns memory that the agent writes. `slice.memory` is kSendBuffer or kResult.
   std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const;
   std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
   transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
 
-  // How long the parts of a round's result are, for the ranks. Nothing where the ranks sum.
+  // Writes the lengths of the parts of a round's result, for the ranks. Does nothing if the ranks
+  // sum.
   void WriteLengths(pipeline::TensorIndex tensor, Round round,
                     const std::vector<uint64_t>& lengths);
-  // Tells ranks that a slice of the open round's result is there. Returns how many bytes of it are,
-  // as far as that is told; 0: it is not.
+  // Records, for the ranks, that a slice of the open round's result has arrived. Returns how many
+  // bytes of the result have arrived, or 0 if the tensor does not record arrivals.
   uint64_t AddArrival(const pipeline::SliceBytes& result);
 
-  // All tensors are forgotten. RankMemory::DropTensorMemory follows.
+  // Forgets all tensors. The caller then calls RankMemory::DropTensorMemory.
   void Forget();
 
   uint64_t bytes() const { return bytes_; }
-  // What the contributions of one rank take of that.
+  // The part of bytes() that the contributions of one rank take.
   uint64_t ContributionBytes(LocalRank rank) const { return rank_bytes_[rank.value()]; }
   size_t tensor_count() const { return tensors_.size(); }
 
  private:
   struct Results {
-    uint32_t count = 2;  // 1: the same for every round.
+    uint32_t count = 2;  // 1: one result for all rounds.
     std::array<shm::ResultBuffer, 2> buffers;
     std::array<transport::Region, 2> regions;
     shm::Location arrivals_location;
@@ -149,24 +153,24 @@ class TensorMemory {
   };
   struct Entry {
     pipeline::TensorSpec spec;
-    shm::BufferShape shape;  // A contribution's, and a result's.
+    shm::BufferShape shape;  // The shape of a contribution, and of a result.
     bool on_device = false;
     Results results;
-    bool reduces_into_result = false;  // There is no other send buffer.
-    bool one_place = false;            // The only contribution, and the result.
+    bool reduces_into_result = false;  // The result's memory is the send buffer.
+    bool one_place = false;            // The only contribution and the result share memory.
     PrivatePages send_buffer;
     transport::Region send_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
     std::optional<NicRegions> nic;
-    std::optional<shm::SharedPlace> shared;  // When the ranks sum: where their contributions lie.
+    std::optional<shm::SharedPlace> shared;  // If the ranks sum: where their contributions lie.
     transport::Region contribution_region;   // The only rank's.
   };
 
   void CountContribution(const Entry& entry, LocalRank rank);
-  // Null: there was no memory for it.
+  // Returns null if there was no memory for the tensor.
   const Entry* Find(pipeline::TensorIndex tensor) const;
   const Entry& At(pipeline::TensorIndex tensor) const;
-  // Whether contribution and result now are in one place.
+  // Returns whether contribution and result now share one place.
   absl::StatusOr<bool> AllocateOnePlace(Entry& entry, const Wishes& wishes);
   absl::Status AllocateResults(Entry& entry);
   void AddArrivalLog(Entry& entry);
@@ -181,7 +185,8 @@ class TensorMemory {
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   uint64_t bytes_ = 0;
-  std::vector<uint64_t> rank_bytes_;  // Those of them that are contributions, by local rank.
+  // The part of `bytes_` that contributions take, by local rank.
+  std::vector<uint64_t> rank_bytes_;
 };
 
 }  // namespace talweg::agent

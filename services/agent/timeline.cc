@@ -128,9 +128,8 @@ std::string Timeline::Json(const std::string& process_name, uint32_t process_num
       out += ",\n{\"ph\":\"M\",\"name\":\"thread_name\"," + place +
              ",\"args\":{\"name\":" + JsonString(*event.tensor) + "}}";
     }
-    // A row shows one thing at a time. Slices of one tensor may overlap: a later one is reduced
-    // while an earlier one is sent. Then what comes later in a slice's life begins where the
-    // earlier thing ends.
+    // A row shows one span at a time, but slices of a tensor overlap: a later slice is reduced
+    // while an earlier one is sent. Each span then begins where the span before it ends.
     const int64_t begin_ns = std::max(event.begin_ns, row.end_ns);
     const int64_t end_ns = std::max(event.end_ns, begin_ns);
     row.end_ns = end_ns;

@@ -12,38 +12,37 @@
 
 namespace talweg::agent {
 
-// What a round of a tensor spent its time with.
+// The parts of the time that a round of a tensor takes.
 enum class Span : uint8_t {
   kRanks = 0,    // From the first local rank's push to the last one's.
-  kQueue,        // Until the first slice leaves (or is reduced).
+  kQueue,        // From then until the first slice leaves, or is reduced.
   kLocalReduce,  // From the first slice's reduction to the last one's.
-  kPush,         // From the first slice that leaves to the last that has left.
-  kSum,          // Until the first result.
+  kPush,         // From when the first slice leaves until the last one has left.
+  kSum,          // From then until the first result.
   kPull,         // From the first result to the last.
 };
 const char* SpanName(Span span);
 
 struct TimelineEvent {
   Span span = Span::kRanks;
-  const std::string* tensor = nullptr;  // Its name; the timeline's own.
+  const std::string* tensor = nullptr;  // The tensor's name. The Timeline owns it.
   Round round;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   uint64_t bytes = 0;
 };
 
-// Records when the rounds of tensors were pushed, reduced, sent, summed and visible. It records
-// rounds 1 to rounds_max while that is not 0, and all rounds while recording is on. It drops the
-// oldest events when there are too many. Costs a branch where nothing is recorded. Owned by the
-// data thread.
+// Records when the rounds of tensors were pushed, reduced, sent, summed and visible. Records rounds
+// 1 to `rounds_max`, and all rounds while recording is on. Drops the oldest events when there are
+// too many. Costs one branch per call while nothing is recorded. Owned by the data thread.
 class Timeline {
  public:
   explicit Timeline(uint32_t rounds_max) : rounds_max_(rounds_max) {}
 
-  // Begins recording of all rounds, dropping what there was, or ends it.
+  // Begins to record all rounds, after it drops the events it has; or ends that.
   void Record(bool enabled, size_t events_max);
   bool recording() const { return recording_; }
-  // Whether it records any round, now or later.
+  // Returns whether the timeline records any round, now or later.
   bool records() const { return recording_ || rounds_max_ > 0; }
   bool Wants(Round round) const {
     return recording_ || (round.value() > 0 && round.value() <= rounds_max_);
@@ -54,20 +53,21 @@ class Timeline {
   void OnSent(pipeline::TensorIndex tensor, Round round, int64_t now_ns);
   void OnWriteDone(pipeline::TensorIndex tensor, int64_t now_ns);
   void OnResult(pipeline::TensorIndex tensor, Round round, int64_t now_ns);
-  // The round is over: what it spent its time with becomes events.
+  // The round is over: its times become events.
   void OnVisible(pipeline::TensorIndex tensor, const std::string& name, Round round, uint64_t bytes,
                  int64_t now_ns);
 
-  // The tensors of open rounds are gone.
+  // Forgets the open rounds, whose tensors are gone.
   void ForgetOpen() { open_.clear(); }
 
-  // The events that are there, by their numbers since recording began.
+  // The numbers of the first event that is kept, and of the one after the last. Numbers count from
+  // when recording began.
   uint64_t first() const { return dropped_; }
   uint64_t end() const { return dropped_ + events_.size(); }
   const TimelineEvent& event(uint64_t number) const { return events_[number - dropped_]; }
 
-  // Trace event JSON, which ui.perfetto.dev and chrome://tracing open: one process for the agent,
-  // one row a tensor. Times are this host's monotonic clock.
+  // Returns trace event JSON, which ui.perfetto.dev and chrome://tracing open. It has one process
+  // for the agent, and one row per tensor. Times are from this host's monotonic clock.
   std::string Json(const std::string& process_name, uint32_t process_number) const;
 
  private:

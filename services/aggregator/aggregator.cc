@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kTickNs = 100'000'000;
 constexpr int64_t kNsPerMs = 1'000'000;
-// The data thread answers within this, beside what it waits for.
+// How long the data thread may take to answer, beside what it waits for.
 constexpr int64_t kAnswerNs = 1'000'000'000;
 constexpr char kAdminServiceName[] = "talweg.aggregator.v1.AdminService";
 
@@ -34,7 +34,7 @@ bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-// Whether what is said to that address does not leave this machine.
+// Returns whether bytes that are sent to this address stay on this machine.
 bool StaysHere(const std::string& address) {
   return config::IsUnixAddress(address) || address.starts_with("[::1]:") ||
          IsLoopback(address.substr(0, address.rfind(':')));
@@ -80,7 +80,7 @@ uint64_t Aggregator::MemoryBytesMaxOf(const config::AggregatorConfig& config) {
 }
 
 Aggregator::~Aggregator() {
-  life_.reset();  // Its link posts to errands_.
+  life_.reset();  // The life's link posts to errands_.
   if (loop_ == nullptr) return;
   if (data_plane_ != nullptr) loop_->RemovePoller(data_plane_.get());
   if (errands_ != nullptr) loop_->RemovePoller(errands_.get());
@@ -222,7 +222,7 @@ void Aggregator::Stop() {
 void Aggregator::Shutdown(const std::string& text) {
   const int64_t drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * kNsPerMs;
   errands_->Post([this, text] { life_->Shutdown(text); });
-  // Until the life has ended, or the data thread does not get round to it.
+  // Runs calls until the life has ended, or the data thread takes too long.
   while (shutdown_calls_.RunNext(drain_ns + kAnswerNs)) {
   }
   Stop();

@@ -32,35 +32,35 @@ namespace talweg::aggregator {
 //   ... (*aggregator)->Shutdown("SIGTERM"); data.join();
 class Aggregator {
  public:
-  // Binds both addresses; no thread runs yet but gRPC's. `incarnation` is random. `clock` outlives
-  // it. `job_secret` is shown to the scheduler. Without `credentials` there is no TLS. `link` is
-  // what it shares with the other lanes of the process, and outlives it; nullptr: there are none.
-  // Errors name what is wrong and the remedy.
+  // Binds the data and the admin address. Only gRPC's threads run until Run. `incarnation` is
+  // random. The aggregator shows `job_secret` to the scheduler. Without `credentials` there is no
+  // TLS. The lanes of a process share `link`; nullptr: there is one lane. `clock` and `link`
+  // outlive the aggregator. Errors name the cause and the remedy.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Create(
       const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
       std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr,
       SharedLink* link = nullptr);
-  // Run has returned, or was never called.
+  // Run must have returned, unless it was never called.
   ~Aggregator();
 
-  // The values of options that are not given.
+  // Return the option's value, or its default if it is not given.
   static std::string NameOf(const config::AggregatorConfig& config);
   static uint64_t MemoryBytesMaxOf(const config::AggregatorConfig& config);
 
-  // Registers with the scheduler and serves, on the calling thread, which owns the data plane,
-  // until Shutdown or Stop. Not OK: the scheduler has refused this aggregator.
+  // Registers with the scheduler and serves until Shutdown or Stop. The calling thread is the data
+  // thread. Returns an error if the scheduler refuses this aggregator.
   absl::Status Run();
 
-  // Asks the scheduler for no further jobs, waits until those that it serves are over, at most the
-  // configured drain timeout, says goodbye, and ends Run. Blocks; not on Run's thread.
+  // Asks the scheduler for no further jobs, waits until the aggregator's jobs are over, at most for
+  // `drain_timeout_ms`, deregisters, and ends Run. Blocks. Must not be called on the data thread.
   void Shutdown(const std::string& text);
-  // Ends Run at once; for the scheduler that is a loss. Any thread.
+  // Ends Run at once. The scheduler declares the aggregator lost. Any thread.
   void Stop();
 
-  // What peers connect to: "fi:tcp://127.0.0.1:4711/<token>,local:...". For the scheduler, which
-  // tells the members of jobs.
+  // The address that peers connect to: "fi:tcp://127.0.0.1:4711/<token>,local:...". Only the
+  // scheduler gets it, and tells the members of jobs.
   const std::string& data_address() const { return data_address_; }
-  // For everybody else's eyes: without what lets one in.
+  // The same without the token, for logs and status.
   std::string public_data_address() const;
   const std::string& admin_address() const { return server_->address(); }
   const std::string& name() const { return name_; }
@@ -71,7 +71,7 @@ class Aggregator {
              std::shared_ptr<const rpc::Credentials> credentials, SharedLink* link);
   absl::Status Open();
   absl::Status OpenTransport();
-  // Logs who reaches the data port, and what they can do there.
+  // Logs who can reach the data port, and what they can do there.
   void SayWhoCanConnect() const;
   absl::Status OpenAdmin();
   std::unique_ptr<SchedulerLink> MakeLink(Incarnation incarnation, SchedulerLink::OnEvent on_event);
@@ -109,10 +109,10 @@ class Aggregator {
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> server_;
 
-  BlockingCalls shutdown_calls_;  // Shutdown's thread runs them.
+  BlockingCalls shutdown_calls_;  // The thread in Shutdown runs them.
 
   const Incarnation incarnation_;         // The first.
-  std::unique_ptr<AggregatorLife> life_;  // The data thread's.
+  std::unique_ptr<AggregatorLife> life_;  // Owned by the data thread.
 };
 
 }  // namespace talweg::aggregator

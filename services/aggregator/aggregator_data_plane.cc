@@ -34,7 +34,7 @@ AggregatorDataPlane::AggregatorDataPlane(DataPlaneOptions options, transport::Tr
 
 AggregatorDataPlane::~AggregatorDataPlane() {
   transport_->SetAdmission({});
-  // Before the memory that peers may write to.
+  // Close the connections before the memory that peers may write to is freed.
   std::vector<ConnectionId> ids = lobby_.ids();
   for (const ConnectionId id : connections_.ids()) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
@@ -43,7 +43,7 @@ AggregatorDataPlane::~AggregatorDataPlane() {
 
 void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::View& view,
                                     const view::JobQuota& quota) {
-  // Members would contribute as if what they have said in that view were still known here.
+  // Members would go on as if their declarations in that view were still known here.
   if (const auto over = ended_.EpochOf(view.job); over && view.epoch <= *over) {
     telemetry::Log(telemetry::LogLevel::kWarning, "job '", job_name, "' (", view.job,
                    ") was over here in epoch ", *over,
@@ -53,7 +53,7 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
   }
   std::unique_ptr<ServedJob>& slot = jobs_[view.job];
   if (slot != nullptr && slot->core.closed()) {
-    LetLeave(std::move(slot));  // It begins again with nothing that waits.
+    LetLeave(std::move(slot));  // The job begins again, with nothing that waits.
   }
   if (slot == nullptr) {
     aggregation::AggregatorCoreConfig config = {.job = view.job,
@@ -206,7 +206,7 @@ void AggregatorDataPlane::Flush() {
     if (found == nullptr) continue;
     ServedJob& job = *found->job;
     found->connection.Flush(job.core.view().epoch, options_.credit_bytes);
-    // One that sends and never reads must not make us keep what it does not take.
+    // A peer that sends but never reads must not make this aggregator keep more and more for it.
     if (found->connection.pending_bytes() <= options_.memory_bytes_max + kPendingBytesSlack) {
       continue;
     }
@@ -236,7 +236,7 @@ std::string AggregatorDataPlane::WhyRefused(const transport::PeerIdentity& peer)
   const auto job = jobs_.find(peer.job);
   if (job != jobs_.end() && !job->second->core.closed()) {
     const aggregation::AggregatorCore& core = job->second->core;
-    // A key for a view that has not come here yet: the Hello waits for it.
+    // The key is for a view that has not come here yet. The Hello will wait for that view.
     if (peer.epoch > core.view().epoch) return "";
     if (core.view().IndexOf(view::MemberIdentity{peer.node, peer.incarnation})) return "";
     return "node " + std::to_string(peer.node.value()) + " is not in epoch " +
@@ -255,7 +255,7 @@ void AggregatorDataPlane::OnAccepted(ConnectionId id) {
   lobby_.OnAccepted(id, peer, connections_.CountOf(peer));
 }
 
-void AggregatorDataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
+void AggregatorDataPlane::OnConnected(ConnectionId) {}  // Aggregators do not connect.
 
 void AggregatorDataPlane::OnDisconnected(ConnectionId id, const std::string& reason) {
   if (!lobby_.Has(id) && connections_.Find(id) == nullptr) return;
@@ -318,7 +318,7 @@ void AggregatorDataPlane::OnJobFrame(ConnectionId id, JobConnections::Entry& ent
   const auto* contributions = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
   const uint64_t before_bytes = job.core.counters().contribution_bytes;
   job.core.OnFrame(id, frame, clock_->NowNs(), job.effects);
-  // Inline bytes are in the frame and are taken off again where they are stored.
+  // Inline bytes are counted twice here: in the frame, too. StoreInline takes them off again.
   const uint64_t taken_bytes = job.core.counters().contribution_bytes - before_bytes;
   connection.OnReceived(taken_bytes);
   turns_.Charge(job.id(), bytes.size() + taken_bytes);

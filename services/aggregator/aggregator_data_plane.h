@@ -31,14 +31,16 @@
 
 namespace talweg::aggregator {
 
-// The aggregator without its control plane: one core a job, their memory, sums and connections.
+// The aggregator without its control plane: a core for each job, and the jobs' memory, sums and
+// connections.
 //
-// A connection begins in the Lobby and goes on to JobConnections when its job is known. What comes
-// over it there goes to the job's core. EffectPerformer does what the core asks for, and SumTurns
-// says whose sum is next.
+// A connection begins in the Lobby, and moves to JobConnections when its job is known. From then on
+// its frames go to the job's core. EffectPerformer performs the core's effects, and SumTurns
+// chooses the job whose sum is next.
 //
-// A Poller of the data thread's loop; everything is called on that thread. Transport and clock
-// outlive it. Nothing blocks but memory that is made ready when a tensor is declared.
+// A Poller of the data thread's loop. All calls are on that thread. `transport` and `clock` outlive
+// this object. Nothing blocks, except that a tensor's declaration waits for its memory to be
+// mapped.
 class AggregatorDataPlane final : public runtime::Poller, private transport::EventSink {
  public:
   using Totals = DataPlaneTotals;
@@ -50,26 +52,27 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
 
   void OnJobView(const std::string& job_name, const view::View& view,
                  const view::JobQuota& quota = {});
-  // The rules have changed. Unknown jobs are ignored.
+  // The job's quota has changed. Ignores unknown jobs.
   void OnJobQuota(JobId job, const view::JobQuota& quota);
   void OnJobClosed(JobId job, const std::string& text);
-  // Every job ends with this text; those that come are served by another incarnation.
+  // Ends every job with this text. Serves later jobs as `incarnation`.
   void Restart(Incarnation incarnation, const std::string& text);
 
   int Poll() override;
   bool PrepareToSleep() override;
-  // Notices, time limits, jobs that are over. A few times a second.
+  // Call it a few times a second. Handles notices, time limits and jobs that are over.
   void Tick();
 
   std::vector<const aggregation::AggregatorCore*> jobs()
-      const;  // By id; those that are closing included.
-  // Jobs of former incarnations, until all their connections are closed.
+      const;  // By id, with jobs that are closing.
+  // Returns jobs of former incarnations, and jobs that have begun again, until all their
+  // connections are closed.
   std::vector<const aggregation::AggregatorCore*> leaving_jobs() const;
-  // That a connection has said Hello to; null before.
+  // Returns the job that the connection has said Hello to, or null before that.
   const aggregation::AggregatorCore* JobOf(ConnectionId connection) const;
-  // What counted towards the job's share of this thread.
+  // Returns the bytes that counted towards the job's share of this thread.
   uint64_t ServedBytes(JobId job) const { return turns_.ServedBytes(job); }
-  // What slots and results take that a job has asked for and not released. 0: no such job.
+  // Returns the bytes of the slots and results that the job holds. 0: no such job.
   uint64_t HeldBytes(JobId job) const;
   ConnectionTraffic TrafficOf(ConnectionId connection) const;
   Totals totals() const { return totals_; }
@@ -84,17 +87,18 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
   void OnWriteDone(ConnectionId connection, uint64_t context) override;
 
-  // Why whoever proves that it is this member may not connect; "" if it may. One that is not in the
-  // job's view, or whose job is over, may not.
+  // Returns why the member `peer` may not connect, or "" if it may. It may not if it is not in the
+  // job's view, or if the job is over.
   std::string WhyRefused(const transport::PeerIdentity& peer) const;
-  // To its job, if that is known.
+  // Moves the connection to its job, if the job is known, else has the lobby hold it.
   void OnHello(ConnectionId id, const wire::Frame& hello, std::span<const std::byte> bytes);
   void OnJobFrame(ConnectionId id, JobConnections::Entry& entry, std::span<const std::byte> bytes);
   void Flush();
-  // Tells the link what jobs have moved, and gives back the credit for which there is room. Where
-  // there was none, and nobody has made some since, it is looked at again if `look_again`.
+  // Tells the link how many bytes jobs have moved, and gives back the credit for which there is
+  // room. Credit that found no room is tried again if another lane has made room since, or if
+  // `look_again`.
   void SettleLink(bool look_again);
-  // The job begins again, or never: its members are being told.
+  // This life of the job is over. Keeps the job until its members have been told.
   void LetLeave(std::unique_ptr<ServedJob> job);
   int SumSome();
   void CloseJob(ServedJob& job, const std::string& text);
@@ -109,11 +113,11 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   aggregation::MemoryBudget budget_;
   std::map<std::string, std::shared_ptr<aggregation::PlaceBudget>> tenants_;
   EndedJobs ended_;
-  SharedLink own_link_;    // If the process has none.
+  SharedLink own_link_;    // Used if the process has no shared link.
   SharedLink::Lane lane_;  // Outlives the jobs.
-  SumTurns turns_;         // Whose sum is next, by jobs_.
+  SumTurns turns_;         // Which of jobs_ has the next sum.
   std::map<JobId, std::unique_ptr<ServedJob>> jobs_;
-  // Jobs of former incarnations, or that have begun again, which are telling their members so.
+  // Jobs that are telling their members that they are over: of former incarnations, or begun again.
   std::vector<std::unique_ptr<ServedJob>> leaving_;
   Lobby lobby_;
   JobConnections connections_;

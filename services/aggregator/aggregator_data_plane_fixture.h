@@ -25,7 +25,7 @@
 #include "libs/view/placement.h"
 #include "services/aggregator/aggregator_data_plane.h"
 
-// The data plane over a real transport, spoken to by agents that are made by hand.
+// A data plane over a real transport, and agents that tests drive by hand.
 namespace talweg::aggregator {
 
 using wire::FrameType;
@@ -34,7 +34,7 @@ inline constexpr Incarnation kSelf{900};
 
 inline TensorKey KeyOf(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 
-// Time that goes on by itself until a test stops it, and that a test can move ahead.
+// A real clock that a test can stop, and move ahead.
 class SkippingClock final : public runtime::Clock {
  public:
   int64_t NowNs() const override { return stopped_ns_.value_or(real_.NowNs()) + skipped_ns; }
@@ -74,7 +74,7 @@ class HandAgent : public transport::EventSink {
   }
 
   void Follow(view::View view) { view_ = std::move(view); }
-  // As its member, to the aggregator that has said this of itself.
+  // Connects to `address` with the key of this agent's member.
   void Connect(const std::string& address) {
     ConnectTo(
         transport::AddressForMember(address, {.job = view_.job,
@@ -99,7 +99,7 @@ class HandAgent : public transport::EventSink {
     transport->PostFrame(connection, writer.Take());
   }
   void SayHello() { SayHelloOf(view_); }
-  // As the member that has this one's place in another view.
+  // Says Hello as the member that has this agent's place in `view`.
   void SayHelloOf(const view::View& view) {
     const view::ViewMember& self = view.members[node_];
     Say(FrameType::kHello, std::vector{wire::Hello{.member = self.id,
@@ -109,7 +109,8 @@ class HandAgent : public transport::EventSink {
                                                    .node_name = self.name}});
   }
   void SayReport() { Say(FrameType::kReport, std::vector<wire::Report>()); }
-  // Results of even rounds land at `offset` of the first half of results_, odd ones of the second.
+  // Results of even rounds land at `offset` in the first half of results_, those of odd rounds in
+  // the second half.
   wire::Declare DeclareOf(const std::string& name, uint64_t count, Op op, uint64_t offset = 0) {
     return {.key = KeyOf(name),
             .name = name,
@@ -134,7 +135,7 @@ class HandAgent : public transport::EventSink {
     }
     Say(FrameType::kContribute, std::vector{entry});
   }
-  // Several tensors of the same long values, with a priority each, in one frame.
+  // Pushes several tensors of the same long values, each with a priority, in one frame.
   void PushTogether(const std::vector<std::pair<std::string, int32_t>>& names, uint64_t round,
                     const std::vector<float>& values) {
     const size_t bytes = values.size() * sizeof(float);
@@ -150,7 +151,7 @@ class HandAgent : public transport::EventSink {
     }
     Say(FrameType::kContribute, entries);
   }
-  // The tensors whose results have come, in that order.
+  // Returns the tensors whose results have come, in the order in which they came.
   std::vector<TensorKey> ResultOrder() const {
     std::vector<TensorKey> order;
     for (const wire::Frame& frame : frames) {
@@ -196,7 +197,7 @@ class HandAgent : public transport::EventSink {
     end = reason;
   }
   void OnFrame(ConnectionId, std::span<const std::byte> bytes) override {
-    kept.emplace_back(bytes.begin(), bytes.end());  // Entries point into them.
+    kept.emplace_back(bytes.begin(), bytes.end());  // `frames` points into them.
     const auto parsed = wire::ParseFrame(kept.back());
     REQUIRE(std::holds_alternative<wire::Frame>(parsed));
     frames.push_back(std::get<wire::Frame>(parsed));
@@ -256,13 +257,14 @@ struct Pool {
     agents.back()->Connect(address);
     return *agents.back();
   }
-  // Somebody who has the aggregator's own key, and is no member.
+  // Adds a peer that has the aggregator's own key, and is no member.
   HandAgent& AddNobody(const view::View& view) {
     agents.push_back(std::make_unique<HandAgent>(make(&clock), view, 0));
     agents.back()->ConnectTo(address);
     return *agents.back();
   }
-  // Everybody polls, and sleeps on the descriptors when there is nothing, until `done`.
+  // Polls the data plane and all agents until `done`. Sleeps on their descriptors while there is
+  // nothing to do.
   void Until(const std::function<bool()>& done) {
     const int64_t deadline_ns = clock.NowNs() + 60'000'000'000;
     while (!done()) {
@@ -280,7 +282,7 @@ struct Pool {
       if (sleep) poll(descriptors.data(), descriptors.size(), 20);
     }
   }
-  // Agents of one job, welcomed, with their declarations answered.
+  // Has the agents of one job say Hello and declare the tensors, and waits for the answers.
   void Start(const std::vector<HandAgent*>& members, const std::vector<std::string>& names,
              uint64_t count, Op op = Op::kSum) {
     for (HandAgent* agent : members) {

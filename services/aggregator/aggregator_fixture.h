@@ -7,8 +7,8 @@
 #include "libs/base/bytes.h"
 #include "libs/config/config.h"
 
-// For tests of the daemon in one process, with no scheduler to be found. With one:
-// tests/integration.
+// For tests of the daemon in one process, without a scheduler. tests/integration has tests with
+// one.
 namespace talweg::aggregator {
 
 inline constexpr int64_t kTimeoutNs = 60'000'000'000;

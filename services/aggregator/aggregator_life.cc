@@ -12,7 +12,7 @@
 namespace talweg::aggregator {
 namespace {
 
-// The last word to the scheduler, when draining has taken all the time that there was.
+// How long Deregister may take after draining has used up the drain timeout.
 constexpr int64_t kGoodbyeNs = 1'000'000'000;
 
 }  // namespace
@@ -74,7 +74,7 @@ void AggregatorLife::OnLeaseLost(const std::string& text) {
   telemetry::Log(telemetry::LogLevel::kError,
                  "the scheduler takes this incarnation for lost: ", text);
   if (state_ != State::kServing) return End();
-  // What was declared lost never comes back; a new incarnation may be given new jobs.
+  // An incarnation that was declared lost never comes back. A new incarnation may get new jobs.
   incarnation_ = Incarnation{Mix64(incarnation_.value())};
   data_plane_->Restart(incarnation_,
                        "aggregator '" + options_.self.name + "' lost its lease: " + text);
@@ -92,7 +92,7 @@ void AggregatorLife::Shutdown(const std::string& text) {
   state_ = State::kDraining;
   shutdown_text_ = text;
   drain_end_ns_ = clock_->NowNs() + options_.drain_timeout_ns;
-  if (link_ == nullptr) return End();  // It was never started.
+  if (link_ == nullptr) return End();  // Start was never called.
   link_->Drain(text, LeftNs(), [this](const absl::StatusOr<uint32_t>& jobs) { OnDrained(jobs); });
 }
 

@@ -19,7 +19,7 @@
 
 namespace talweg::aggregator {
 
-// An aggregator's life: what the scheduler and signals say to it, and how it ends.
+// An aggregator's life, from its registration to its end.
 //
 //   state     | what happens                                     | next state
 //   ----------+--------------------------------------------------+-----------------------------------
@@ -32,7 +32,7 @@ namespace talweg::aggregator {
 //   kLeaving  | the scheduler has heard it, or gives no answer   | kEnded
 //   before    | the scheduler refuses to register this aggregator| kEnded
 //
-// Knows no threads, sockets or gRPC: tests/sim runs it. Everything happens on the data thread.
+// Uses no threads, sockets or gRPC, so tests/sim can run it. Owned by the data thread.
 class AggregatorLife {
  public:
   enum class State : uint8_t { kServing = 1, kDraining = 2, kLeaving = 3, kEnded = 4 };
@@ -40,27 +40,27 @@ class AggregatorLife {
                                                                 SchedulerLink::OnEvent on_event)>;
   struct Options {
     view::ViewAggregator self;
-    std::string scheduler;  // Its address, for texts.
+    std::string scheduler;  // The scheduler's address, for messages.
     int64_t drain_timeout_ns = 0;
   };
 
-  // `on_ended` is called once, when kEnded is reached. `data_plane` and `clock` outlive it.
+  // Calls `on_ended` once, in kEnded. `data_plane` and `clock` outlive this object.
   AggregatorLife(Options options, AggregatorDataPlane* data_plane, const runtime::Clock* clock,
                  MakeLink make_link, std::function<void()> on_ended);
 
   void Start();
-  // Asks the scheduler for no further jobs, waits until those that it serves are over, at most the
-  // drain timeout, says goodbye, and ends. A second call changes nothing.
+  // Asks the scheduler for no further jobs, waits until the aggregator's jobs are over, at most for
+  // `drain_timeout_ns`, deregisters, and ends. A second call changes nothing.
   void Shutdown(const std::string& text);
-  // A few times a second.
+  // Call it a few times a second.
   void Tick();
 
   State state() const { return state_; }
   bool scheduler_reachable() const { return scheduler_reachable_; }
-  const std::string& scheduler_text() const { return scheduler_text_; }  // Why not.
+  const std::string& scheduler_text() const { return scheduler_text_; }  // Why it is not reachable.
   const absl::Status& result() const { return result_; }
 
-  // What is left of the drain timeout, or enough for a last word.
+  // Returns the rest of the drain timeout, but at least the time to deregister.
   int64_t LeftNs() const;
 
  private:
@@ -83,7 +83,7 @@ class AggregatorLife {
   bool scheduler_reachable_ = false;
   std::string scheduler_text_ = "not registered yet";
   std::string shutdown_text_;
-  int64_t drain_end_ns_ = 0;      // From kDraining on.
+  int64_t drain_end_ns_ = 0;      // Set from kDraining on.
   bool awaits_its_jobs_ = false;  // In kDraining: the scheduler has answered.
   absl::Status result_;
 };

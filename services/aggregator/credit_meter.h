@@ -9,10 +9,10 @@
 
 namespace talweg::aggregator {
 
-// How much of an agent's credit may wait for a result to ride on, since a frame of its own would
-// wake an agent that can do nothing with it. It is as much as comes over the connection in a
-// millisecond, because an agent has more than that in flight, and never much of what it was granted
-// (docs/protocol.md, section 5).
+// Says how much credit may wait until a result carries it. A frame for credit alone would wake an
+// agent that does not need the credit yet. The amount is what arrives on the connection in a
+// millisecond, because an agent has more than that in flight, and at most 1/kPartMax of the granted
+// credit (docs/protocol.md, section 5).
 class CreditMeter {
  public:
   static constexpr uint64_t kPartMax = 8;

@@ -10,19 +10,19 @@
 
 namespace talweg::aggregator {
 
-// Who has connected: a member, if it has proven to be one, else whoever is at that address.
+// The peer of a connection: a member, if it has proven to be one, else just an address.
 struct DataPeer {
-  std::string host;  // Where it comes from; "": this machine, through its memory.
+  std::string host;  // The peer's address; "": this machine, through shared memory.
   std::optional<transport::PeerIdentity> member = std::nullopt;
 
   static DataPeer Of(const transport::Transport& transport, ConnectionId id) {
     DataPeer peer{.host = transport.PeerHost(id), .member = transport.ProvenIdentity(id)};
-    // Whoever has the listener's own key is no member of a job.
+    // A peer that has the listener's own key is no member of a job.
     if (peer.member && peer.member->job == JobId{0}) peer.member.reset();
     return peer;
   }
 
-  // Whether their connections count together.
+  // Returns whether the connections of both peers count together.
   bool IsSame(const DataPeer& other) const {
     if (member && other.member) return member->SameMember(*other.member);
     return member.has_value() == other.member.has_value() && host == other.host;

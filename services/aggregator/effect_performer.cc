@@ -14,7 +14,7 @@
 namespace talweg::aggregator {
 
 void EffectPerformer::Perform(ServedJob& job) {
-  // Events that effects cause (memory was allocated) append to job.effects.
+  // An effect may cause an event (memory was allocated), whose effects are appended to job.effects.
   while (!job.effects.empty()) {
     const aggregation::Effects batch = std::exchange(job.effects, {});
     for (const aggregation::Effect& effect : batch) {

@@ -13,16 +13,16 @@
 
 namespace talweg::aggregator {
 
-// Does what the cores ask for: each effect goes to the connection, the memory or the sums that it
-// names. One owner thread. `connections` and `turns` outlive it.
+// Performs the cores' effects on the connections, memory and sums that they name. One owner thread.
+// `connections` and `turns` outlive this object.
 class EffectPerformer {
  public:
   EffectPerformer(JobConnections* connections, SumTurns* turns)
       : connections_(connections), turns_(turns) {}
 
-  // Performs what the job's core asks for until it asks for no more.
+  // Performs the effects of the job's core, and the effects of these, until there are none.
   void Perform(ServedJob& job);
-  // The same for a frame that `from` has brought. `contributions` are its own; null: it has none.
+  // The same after a frame from `from`. `contributions` are the frame's entries; null: it has none.
   void PerformFrame(ServedJob& job, JobConnection& from,
                     const std::vector<wire::Contribute>* contributions);
 

@@ -12,9 +12,9 @@
 
 namespace talweg::aggregator {
 
-// The epoch in which each job was over here, of the last kJobsMax: a scheduler whose store is older
-// may bring them back. Members would go on as if what they have said were still known here. One
-// owner thread.
+// The epoch in which each of the last kJobsMax jobs ended here. A scheduler with an older store may
+// publish such a job again. Its members would go on as if this aggregator still had their
+// declarations and contributions. One owner thread.
 class EndedJobs {
  public:
   static constexpr size_t kJobsMax = 65'536;
@@ -27,18 +27,19 @@ class EndedJobs {
     if (epochs_.size() > kJobsMax) epochs_.erase(epochs_.begin());
   }
 
-  // nullopt: it was not over here, or that is forgotten.
+  // Returns nullopt if the job has not ended here, or if that is forgotten.
   std::optional<Epoch> EpochOf(JobId job) const {
     const auto found = epochs_.find(job);
     if (found == epochs_.end()) return std::nullopt;
     return found->second;
   }
-  // Ids ascend: one below those that are remembered was over before.
+  // Returns whether the job may have ended here and been forgotten. Ids ascend, so it may if its id
+  // is below all that are kept.
   bool IsForgotten(JobId job) const {
     return epochs_.size() == kJobsMax && job < epochs_.begin()->first;
   }
 
-  // The text that refuses a Hello for a job that is not served here.
+  // Returns the text that refuses a Hello for a job that is not served here.
   std::string WhyUnknown(JobId job) const {
     const std::string id = std::to_string(job.value());
     const std::optional<Epoch> epoch = EpochOf(job);

@@ -58,7 +58,7 @@ void HeldCredit::GiveBack(const Give& give) {
     turns_.pop_front();
     const auto held = bytes_.find(next);
     if (held == bytes_.end()) continue;
-    // Members take turns, as a sum needs all of them.
+    // Members take turns, because a sum needs all of them.
     const uint64_t bytes = std::min({held->second, turn_.given_bytes, kPieceBytes});
     turn_.given_bytes -= bytes;
     held->second -= bytes;

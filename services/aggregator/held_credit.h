@@ -14,11 +14,11 @@
 
 namespace talweg::aggregator {
 
-// The credit of one life of a job at one lane that waits, because jobs share the link
+// The credit that one life of a job at one lane holds back, because jobs share the link
 // (docs/quotas.md), and which of its members want more of the link.
 //
-// One owner thread, the lane's, which outlives it. What is told here goes to the link, which lanes
-// share, when the lane settles turn(). Then GiveBack does what the answer says.
+// Owned by the lane's thread. `lane` outlives this object. The calls below only change turn(). The
+// lane settles turn() with the link, which lanes share, and GiveBack then acts on the answer.
 class HeldCredit {
  public:
   using Give = std::function<void(ConnectionId, uint64_t bytes)>;
@@ -28,40 +28,41 @@ class HeldCredit {
   HeldCredit(const HeldCredit&) = delete;
   HeldCredit& operator=(const HeldCredit&) = delete;
 
-  // This life of the job is over, though some of its connections are not: nothing of theirs counts
-  // as the job's, which may have begun again.
+  // This life of the job is over, though some of its connections are still open. Their traffic no
+  // longer counts for the job, which may have begun again.
   void Leave();
 
-  // Whether more of the connection's waits, at its member or here, than is on its way.
+  // `wants`: the connection has bytes that wait, at its member or here, beside those on their way.
   void SetWants(ConnectionId connection, bool wants);
-  // What has come and left over the link.
+  // Count bytes that came and left over the link.
   void OnReceived(uint64_t bytes) { turn_.received_bytes += bytes; }
   void OnSent(uint64_t bytes) { turn_.sent_bytes += bytes; }
 
-  // At least one byte, to be given back later.
+  // Holds back `bytes`, at least one, of the connection's credit.
   void Hold(ConnectionId connection, uint64_t bytes);
-  // What is held for it is not to be given back.
+  // Drops the credit that is held for the connection.
   void Forget(ConnectionId connection);
 
-  // Whether turn() is to be settled. What has found no room is worth it again when `may_have_room`.
+  // Returns whether turn() has to be settled. Credit that found no room counts only if
+  // `may_have_room`.
   bool HasNews(bool may_have_room) const;
   SharedLink::Turn* turn() { return &turn_; }
-  // It was settled.
+  // turn() was settled. Calls `give` for the credit that goes back.
   void GiveBack(const Give& give);
 
   bool is_shared() const { return !has_left_ && lane_->link().is_shared(); }
-  // There was no room for all of it when it was looked at.
+  // Returns whether there was no room for all held credit when it was last settled.
   bool is_late() const { return is_late_; }
 
  private:
   SharedLink::Lane* const lane_;
   SharedLink::Turn turn_;
   bool has_left_ = false;
-  bool has_said_wants_ = false;  // As settled.
+  bool has_said_wants_ = false;  // `wants` as last settled.
   bool is_late_ = false;
   std::set<ConnectionId> wanting_;
   std::unordered_map<ConnectionId, uint64_t> bytes_;
-  // In the order in which it is given back. Some may have nothing held any more.
+  // The order in which credit is given back. For some of them none may be held any more.
   std::deque<ConnectionId> turns_;
 };
 

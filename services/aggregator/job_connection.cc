@@ -37,7 +37,7 @@ void JobConnection::SetMoreWaits(bool more_wait) {
 }
 
 void JobConnection::Say(const aggregation::Send& effect) {
-  // After these nothing is in flight.
+  // After these entries nothing is in flight.
   if (std::holds_alternative<wire::Welcome>(effect.entry) ||
       std::holds_alternative<wire::FenceAck>(effect.entry)) {
     credit_->Forget(config_.id);
@@ -113,7 +113,7 @@ void JobConnection::PostResult(const aggregation::SendResult& effect) {
   write.has_left = true;
   traffic_.sent_bytes += effect.length_bytes;
   share_.totals->sent_bytes += effect.length_bytes;
-  // The frame that announces it is posted later, so it arrives after the bytes.
+  // The frame that announces the result is posted later, so it arrives after the bytes.
   share_.transport->PostWrite(config_.id,
                               write.source.Slice(effect.offset_bytes, effect.length_bytes),
                               effect.target, effect.write.value());
@@ -156,7 +156,7 @@ void JobConnection::UpdateWants() {
 
 void JobConnection::Flush(Epoch epoch, uint64_t credit_bytes) {
   has_news_ = false;
-  // What is kept waits for a result to ride on, or for FlushKept.
+  // Credit that is kept waits until a result carries it, or for FlushKept.
   outbox_.Flush(epoch, credit_meter_.KeptBytes(credit_bytes));
 }
 

@@ -23,67 +23,70 @@
 
 namespace talweg::aggregator {
 
-// What the connections of a data plane have in common. All outlive them.
+// What all connections of a data plane use. All outlive the connections.
 struct ConnectionsShare {
   transport::Transport* transport = nullptr;
   const runtime::Clock* clock = nullptr;
   DataPlaneTotals* totals = nullptr;
-  // Connections that have something to say, in the order in which they had it first: Flush them.
+  // Connections that have something to send, in the order in which each first had: Flush them.
   std::vector<ConnectionId>* unflushed = nullptr;
 };
 
-// A connection that has come to a job: what is to be said over it, the results that are written to
-// its member, and the credit that goes back.
+// A connection of a job: the entries to send over it, the results to write to its member, and the
+// credit to give back.
 //
-// One owner thread, the data thread. It neither parses what comes nor knows the job's core.
+// Owned by the data thread. Does not parse frames, and does not know the job's core.
 class JobConnection {
  public:
   struct Config {
     ConnectionId id;
     JobId job;
     DataPeer peer;
-    uint64_t received_bytes = 0;  // Before it came to the job.
+    uint64_t received_bytes = 0;  // Received before it came to the job.
     uint64_t results_window_bytes = aggregation::ResultQueue::kNoWindow;
   };
 
-  // `credit` is the job's, and outlives it.
+  // `credit` is the job's, and outlives the connection.
   JobConnection(Config config, const ConnectionsShare& share, HeldCredit* credit);
   JobConnection(const JobConnection&) = delete;
   JobConnection& operator=(const JobConnection&) = delete;
 
-  // Bytes of a frame have come, or bytes that the member has written, which its frame tells.
+  // The bytes of a frame have come, or bytes that the member has written and a frame announces.
   void OnReceived(uint64_t bytes);
-  // A frame has been taken in: so many bytes in all, over the link if it is one.
+  // A frame was handled: `bytes` are its own and those that it announces. Counts them if the
+  // connection uses the link.
   void OnFrameTaken(uint64_t bytes);
-  // Whether the member has more to send than it has room for.
+  // `more_wait`: the member has more to send than its credit allows.
   void SetMoreWaits(bool more_wait);
-  // Bytes that were counted twice: as part of a frame, and as what it told.
+  // Takes off bytes that were counted twice: in a frame, and as announced by it.
   void UncountInline(uint64_t bytes);
 
   void Say(const aggregation::Send& effect);
   void ReturnCredit(uint64_t bytes);
   void GiveCredit(uint64_t bytes);
-  // `memory` is what the result is read from. It is held until it has been written.
+  // Reads the result from `memory`, and holds that until the result is written.
   void SendResult(const aggregation::SendResult& effect, const SlotMemory& memory);
-  // A result that was written is not read any more. False: there was no such write.
+  // A result was written, so its memory is not read any more. Returns false if there was no such
+  // write.
   bool OnWritten(uint64_t write);
 
-  // Posts what is there. Credit may wait for something to ride on: `credit_bytes` was granted.
+  // Posts all entries. Part of the credit may wait until a frame carries it (CreditMeter);
+  // `credit_bytes` is the granted credit.
   void Flush(Epoch epoch, uint64_t credit_bytes);
-  // Posts credit that nothing has carried.
+  // Posts the credit that no frame has carried.
   void FlushKept(Epoch epoch);
-  // It is over: neither credit nor results matter any more.
+  // The connection is over. Drops its results and its credit.
   void End();
 
   const DataPeer& peer() const { return config_.peer; }
   const ConnectionTraffic& traffic() const { return traffic_; }
-  // Something is to be flushed.
+  // Returns whether Flush has something to post.
   bool has_news() const { return has_news_; }
-  // What the member does not take.
+  // Returns the bytes that wait because the member does not read.
   uint64_t pending_bytes() const;
 
  private:
-  // A result that is written to the member, or waits to be.
+  // A result that is being written to the member, or waits for that.
   struct ResultWrite {
     SlotMemory source;
     uint32_t length_bytes = 0;
@@ -91,7 +94,7 @@ class JobConnection {
   };
 
   bool is_over_link() const { return !config_.peer.host.empty(); }
-  // What it moves counts on the link that jobs share.
+  // Returns whether its bytes count on the link that jobs share.
   bool SharesLink() const { return is_over_link() && credit_->is_shared(); }
   void MarkUnflushed();
   void UpdateWants();
@@ -104,9 +107,9 @@ class JobConnection {
   HeldCredit* const credit_;
   Outbox outbox_;
   CreditMeter credit_meter_;
-  bool has_news_ = false;                             // In share_.unflushed.
-  bool more_wait_ = false;                            // Its member has said so last.
-  bool wants_link_ = false;                           // As credit_ has been told.
+  bool has_news_ = false;                             // Whether it is in share_.unflushed.
+  bool more_wait_ = false;                            // As last set by SetMoreWaits.
+  bool wants_link_ = false;                           // As last told to credit_.
   std::unordered_map<uint64_t, ResultWrite> writes_;  // By WriteId.
   aggregation::ResultQueue results_;
   ConnectionTraffic traffic_;

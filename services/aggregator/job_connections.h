@@ -17,8 +17,8 @@
 
 namespace talweg::aggregator {
 
-// The connections that have come to jobs, and which of them have something to say. One owner
-// thread. What it is made of outlives it, and each job its connections.
+// The connections of jobs, and which of them have something to send. One owner thread. The
+// constructor's arguments outlive this object, and each job outlives its connections.
 class JobConnections {
  public:
   struct Entry {
@@ -37,18 +37,18 @@ class JobConnections {
   JobConnections& operator=(const JobConnections&) = delete;
 
   void Add(ServedJob* job, JobConnection::Config config);
-  // nullptr: it has not come to a job, or is over.
+  // Returns nullptr if the connection has no job yet, or is over.
   Entry* Find(ConnectionId id);
   const Entry* Find(ConnectionId id) const;
-  // Nothing of the peer lands any more. Also one that is not known.
+  // Closes the connection: the peer can write nothing any more. It need not be known here.
   void Close(ConnectionId id, const std::string& reason);
-  // It is closed already. The job that it had come to; nullptr: none.
+  // Forgets a connection that is closed. Returns its job, or nullptr.
   ServedJob* Remove(ConnectionId id);
 
   bool has_unflushed() const { return !unflushed_.empty(); }
-  // Those that have something to say. Some may be over.
+  // Returns the connections that have something to send. Some may be over.
   std::vector<ConnectionId> TakeUnflushed();
-  // Posts credit that nothing has carried.
+  // Posts the credit that no frame has carried.
   void FlushKept();
 
   std::vector<ConnectionId> ids() const;

@@ -18,8 +18,8 @@
 
 namespace talweg::aggregator {
 
-// The memory that the core of one job has asked for, by the names that it gives to it. One owner
-// thread; `transport` and `source` outlive it, and the memory.
+// The memory that the core of one job has asked for, by the core's ids. One owner thread.
+// `transport` and `source` outlive this object and the memory.
 class JobMemory {
  public:
   JobMemory(JobId job, transport::Transport* transport, MemorySource* source, SlotLimits limits)
@@ -29,16 +29,16 @@ class JobMemory {
         limits_(limits),
         results_(transport, source, limits) {}
 
-  // A member's slots are of a pool that its key of `epoch` opens. RESOURCE_EXHAUSTED: no memory, or
-  // no more of it may be locked.
+  // Allocates a member's slots from a pool to which the member's key of `epoch` gives access.
+  // RESOURCE_EXHAUSTED: no memory, or the limit of locked memory is reached.
   absl::StatusOr<wire::RemoteRef> Allocate(const aggregation::AllocateMemory& effect, Epoch epoch);
-  // Sums and writes under way hold it on.
+  // Sums and writes that are under way keep the memory.
   void Release(aggregation::AllocationId id);
-  // It has been allocated and not released. Invalid for 0.
+  // Returns memory that is allocated and not released. Invalid if `id` is 0.
   SlotMemory Of(aggregation::AllocationId id) const;
-  // Copies a contribution's bytes to where they belong.
+  // Copies a contribution's bytes to its slot.
   void Store(const aggregation::StoreInline& effect, std::span<const std::byte> bytes) const;
-  // Members that are not in the view will ask for no more.
+  // Forgets the pools of members that are not in the view. They ask for no more memory.
   void ForgetPoolsBut(const view::View& view);
 
   uint64_t held_bytes() const;

@@ -10,7 +10,8 @@
 namespace talweg::aggregator {
 namespace {
 
-// The K-th port after a single one. Of a range, and of port 0, each lane takes one that is free.
+// Returns the K-th port after a single port. From a range, and for port 0, each lane takes a free
+// port.
 config::ListenAddress LaneAddress(config::ListenAddress listen, uint32_t lane) {
   if (lane == 0) return listen;
   if (!listen.path.empty()) {

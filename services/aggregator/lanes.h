@@ -21,32 +21,33 @@
 
 namespace talweg::aggregator {
 
-// What lane `lane` of the daemon is given: its own name and addresses, and an equal part of the
-// memory. Lane 0 has the daemon's.
+// Returns the configuration of lane `lane`: a name and addresses of its own, and an equal part of
+// the memory. Lane 0 has the daemon's name and addresses.
 config::AggregatorConfig LaneConfig(const config::AggregatorConfig& config, uint32_t lane);
 
-// The aggregators of one process, each with a data thread of its own: its lanes. To the scheduler
-// and to jobs each is an aggregator like any other, with an endpoint, slots and credit of its own.
-// They have the host's link in common, and end together.
+// The lanes of one process: aggregators, each with a data thread of its own. To the scheduler and
+// to jobs each lane is an aggregator like any other, with an endpoint, slots and credit of its own.
+// Lanes share the host's link, and end together.
 //
-// Everything is called by one thread.
+// All calls are on one thread.
 class Lanes {
  public:
-  // As Aggregator::Create, config.lanes times. Lane 0 has `incarnation`.
+  // Calls Aggregator::Create `config.lanes` times. Lane 0 has `incarnation`.
   static absl::StatusOr<std::unique_ptr<Lanes>> Create(
       const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
       const std::string& job_secret, const std::shared_ptr<const rpc::Credentials>& credentials);
-  // Stops what is still running.
+  // Stops the lanes that still run.
   ~Lanes();
 
-  // Starts the data threads. `on_ended` is called on each when it ends, by itself or not.
+  // Starts the data threads. Each calls `on_ended` when it ends for any reason.
   void Start(std::function<void()> on_ended);
-  // As Aggregator::Shutdown, of all lanes at once.
+  // Calls Aggregator::Shutdown of all lanes at once.
   void Shutdown(const std::string& text);
-  // Stops the lanes that still run, and returns what the first one that failed says.
+  // Stops the lanes that still run. Returns the error of the first lane that failed, else OK.
   absl::Status Join();
 
-  // "data" and "admin" of lane 0, "data/1" and "admin/1" of the next.
+  // Returns the addresses: "data" and "admin" of lane 0, "data/1" and "admin/1" of lane 1, and so
+  // on.
   std::map<std::string, std::string> addresses() const;
   const std::string& name() const { return lanes_.front().aggregator->name(); }
 
@@ -54,7 +55,7 @@ class Lanes {
   struct Lane {
     std::unique_ptr<Aggregator> aggregator;
     std::thread data_thread;
-    absl::Status served;  // The data thread's, until it is joined.
+    absl::Status served;  // Owned by the data thread until it is joined.
   };
 
   explicit Lanes(std::vector<uint32_t> cpus) : cpus_(std::move(cpus)) {}

@@ -11,7 +11,7 @@
 namespace talweg::aggregator {
 namespace {
 
-// Whether these bytes begin as a frame does, of whatever version.
+// Returns whether these bytes begin like a frame of any version.
 bool LooksLikeFrame(std::span<const std::byte> bytes) {
   return bytes.size() >= wire::kHeaderBytes &&
          std::memcmp(bytes.data(), &wire::kMagic, sizeof wire::kMagic) == 0;
@@ -39,7 +39,7 @@ void Lobby::OnAccepted(ConnectionId id, const DataPeer& peer, size_t others_of_p
   guest.deadline_ns = clock_->NowNs() + options_->hello_timeout_ns;
   guest.peer = peer;
   size_t of_peer = others_of_peer;
-  // The oldest of all, and of the peer, but for the new one.
+  // The oldest of all, and the oldest of the peer, except for the new one.
   std::optional<ConnectionId> oldest;
   std::optional<ConnectionId> oldest_of_peer;
   for (const auto& [other, record] : guests_) {
@@ -50,7 +50,7 @@ void Lobby::OnAccepted(ConnectionId id, const DataPeer& peer, size_t others_of_p
     if (is_of_peer && !oldest_of_peer) oldest_of_peer = other;
   }
   const size_t of_peer_max = options_->peer_connections_max;
-  // A member may connect again before we know that its connection broke.
+  // A member may connect again before the lobby knows that its old connection broke.
   if (of_peer_max > 0 && of_peer > of_peer_max && (!peer.member || of_peer > 2)) {
     ++totals_->connections_over_limit;
     const std::string text = WhyOverLimit(peer);

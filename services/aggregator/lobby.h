@@ -20,24 +20,24 @@
 
 namespace talweg::aggregator {
 
-// The connections that have not come to a job: those that have not said Hello, whose Hello waits
-// for its job's view, or that are refused. It closes those that take too long, or are too many.
+// The connections that have no job yet: they have not said Hello, their Hello waits for the job's
+// view, or they are refused. The lobby closes connections that take too long or are too many.
 //
-// One owner thread. What it is made of outlives it.
+// One owner thread. The constructor's arguments outlive the lobby.
 class Lobby {
  public:
-  // A Hello that may be handed to its job.
+  // A Hello that can be given to its job.
   struct Arrival {
     ConnectionId id;
     std::vector<std::byte> bytes;  // The Hello's frame.
   };
-  // A connection that leaves for its job.
+  // A connection in the lobby.
   struct Guest {
     DataPeer peer;
     uint64_t received_bytes = 0;
-    int64_t deadline_ns = 0;  // Closed then.
+    int64_t deadline_ns = 0;  // When the lobby closes or refuses it.
     bool is_refused = false;
-    std::string over_limit;  // Not empty: there are too many, so it is refused with this.
+    std::string over_limit;  // Not empty: there are too many connections, and this text refuses it.
     std::vector<std::byte> held_hello;  // For a job that is not known yet.
     JobId held_job;
   };
@@ -46,19 +46,20 @@ class Lobby {
         const runtime::Clock* clock, const EndedJobs* ended, DataPlaneTotals* totals)
       : options_(options), transport_(transport), clock_(clock), ended_(ended), totals_(totals) {}
 
-  // `others_of_peer`: connections of the same peer that have come to jobs. Closes an older one, or
-  // has this one refused, where there are too many.
+  // `others_of_peer`: how many connections of the same peer have a job. If there are too many,
+  // closes an older one, or has this one refused when it says Hello.
   void OnAccepted(ConnectionId id, const DataPeer& peer, size_t others_of_peer);
-  // What came over a connection that is here. The frame, if it is a Hello that may be handed to its
-  // job: Hold or Leave follows.
+  // A frame came over a connection in the lobby. Returns it if it is a Hello that can be given to
+  // its job. The caller then calls Hold or Leave.
   std::optional<wire::Frame> OnFrame(ConnectionId id, std::span<const std::byte> bytes);
-  // Its job is not known yet. Nobody else says anything before its Hello is answered.
+  // The job is not known yet, so its Hello waits. The peer must send nothing before the answer.
   void Hold(ConnectionId id, JobId job, std::span<const std::byte> hello);
-  // Those whose Hellos wait for this job, which is known now. They stay until they Leave.
+  // Returns the Hellos that wait for this job, which is now known. The connections stay until
+  // Leave.
   std::vector<Arrival> TakeHeld(JobId job);
-  // It goes on to its job.
+  // The connection goes on to its job.
   Guest Leave(ConnectionId id);
-  // It is closed already.
+  // The connection is closed.
   void Forget(ConnectionId id) { guests_.erase(id); }
   void OnTick(int64_t now_ns);
 
@@ -70,8 +71,8 @@ class Lobby {
   std::string WhyOverLimit(const DataPeer& peer) const;
   void OnUnreadable(ConnectionId id, Guest& guest, std::span<const std::byte> bytes,
                     const std::string& text);
-  // Why this Hello is not of the member that the connection's key is for; "" if it is, or if the
-  // transport has its peers prove nothing.
+  // Returns why this Hello names another member than the connection's key, or "" if it does not or
+  // if the transport's peers prove nothing.
   std::string ImpostureOf(ConnectionId id, const wire::Header& header,
                           const wire::Hello& hello) const;
   void Refuse(ConnectionId id, Guest& guest, JobId job, Epoch epoch, wire::WelcomeStatus status,

@@ -13,8 +13,8 @@
 
 namespace talweg::aggregator {
 
-// Puts the entries for one connection into as few frames as their order allows: entries of one type
-// and epoch that follow each other share a frame. Credit rides on whatever leaves.
+// Puts the entries for one connection into as few frames as their order allows: consecutive entries
+// of one type and epoch share a frame. The next frame that leaves carries the credit.
 class Outbox {
  public:
   using PostFrame = std::function<void(std::vector<std::byte>)>;
@@ -31,14 +31,14 @@ class Outbox {
     writer_->Add(entry);
   }
 
-  // Frames after which nothing is in flight: credit that is not told yet is forgotten.
+  // After these frames nothing is in flight, so they drop credit that was not sent yet.
   void AddWelcome(Epoch epoch, const wire::Welcome& welcome);
   void AddFenceAck(Epoch epoch);
 
   void AddCredit(uint64_t bytes) { credit_bytes_ += bytes; }
 
-  // Posts what is there; credit alone in a frame of its own, but only if it is more than
-  // `kept_bytes`: so much may wait for something that it can ride on.
+  // Posts all entries. Posts remaining credit in a frame of its own if it is more than
+  // `kept_bytes`; less waits until another frame carries it.
   void Flush(Epoch epoch, uint64_t kept_bytes);
   uint64_t credit_bytes() const { return credit_bytes_; }
 

@@ -50,7 +50,7 @@ class RegistrationLink final : public SchedulerLink {
 
   const std::function<void(std::function<void()>)> post_;
   BlockingCalls* const calls_;
-  // Gone with the link: what has been posted by then is told to nobody.
+  // Destroyed with the link, so closures that were posted before are not run after it.
   const std::shared_ptr<OnEvent> on_event_;
   rpc::AggregatorRegistration registration_;
 };

@@ -14,13 +14,13 @@
 
 namespace talweg::aggregator {
 
-// Calls that block, on their way to a thread that may block. Any thread.
+// A queue of blocking calls for a thread that may block. Any thread may use it.
 class BlockingCalls {
  public:
   void Post(std::function<void()> call);
-  // Runs the next call. False: none came in `timeout_ns`, or none comes any more.
+  // Runs the next call. Returns false if none came within `timeout_ns`, or after Close.
   bool RunNext(int64_t timeout_ns);
-  // No call is run from now on.
+  // From now on no call runs.
   void Close();
 
  private:
@@ -32,8 +32,8 @@ class BlockingCalls {
 
 // A SchedulerLink over gRPC.
 //
-// `post` runs a closure on the data thread; any thread may call it. Drain and Deregister are done
-// by whoever runs `calls`, which is over before this object is destroyed.
+// `post` runs a closure on the data thread; any thread may call it. The thread that runs `calls`
+// does Drain and Deregister. It must have stopped before this object is destroyed.
 std::unique_ptr<SchedulerLink> NewRegistrationLink(rpc::SchedulerLinkOptions options,
                                                    std::function<void(std::function<void()>)> post,
                                                    BlockingCalls* calls,

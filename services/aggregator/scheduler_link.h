@@ -16,24 +16,24 @@ namespace talweg::aggregator {
 
 // One incarnation's place in the scheduler's pool: registers, keeps the lease, watches jobs.
 //
-// Belongs to the data thread, which makes, calls and destroys it. Nothing blocks. Events and
-// answers come on that thread, never from within a call of the link. None comes after the link is
-// gone.
+// The data thread makes, calls and destroys it. Nothing blocks. Events and answers come on that
+// thread, never inside a call of the link, and none after the link is destroyed.
 class SchedulerLink {
  public:
   using OnEvent = std::function<void(const rpc::AggregatorEvent& event)>;
 
-  // Without Deregister before, the scheduler takes the end of the link for a loss.
+  // Without an earlier Deregister, the scheduler declares the aggregator lost.
   virtual ~SchedulerLink() = default;
 
-  // Once.
+  // Call it once.
   virtual void Register(view::ViewAggregator self) = 0;
 
-  // Asks to be taken into no further job. `done` gets how many running jobs still use it
-  // (JobClosed tells of each that ends), or why the scheduler gave no answer in `timeout_ns`.
+  // Asks the scheduler for no further jobs. `done` gets the number of running jobs that still use
+  // this aggregator (JobClosed follows for each), or why the scheduler did not answer within
+  // `timeout_ns`.
   virtual void Drain(std::string text, int64_t timeout_ns,
                      std::function<void(absl::StatusOr<uint32_t> jobs)> done) = 0;
-  // The last word, and a loss for the jobs that still use this aggregator. No event follows.
+  // Leaves the pool. Jobs that still use this aggregator lose it. No event follows.
   virtual void Deregister(std::string text, int64_t timeout_ns,
                           std::function<void(absl::Status told)> done) = 0;
 };

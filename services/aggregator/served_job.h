@@ -12,7 +12,7 @@
 
 namespace talweg::aggregator {
 
-// One life of a job at this aggregator: its core, and what the core's effects have left here.
+// One life of a job at this aggregator: its core, memory, waiting sums and held credit.
 struct ServedJob {
   ServedJob(aggregation::AggregatorCoreConfig config, aggregation::MemoryBudget* budget,
             JobMemory memory_of_job, SharedLink::Lane* lane)
@@ -23,7 +23,7 @@ struct ServedJob {
   JobId id() const { return core.config().job; }
 
   aggregation::AggregatorCore core;
-  aggregation::AggregatorCore::Effects effects;  // To perform.
+  aggregation::AggregatorCore::Effects effects;  // Not yet performed.
   JobMemory memory;
   JobSums sums;
   HeldCredit credit;

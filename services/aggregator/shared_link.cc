@@ -70,7 +70,7 @@ void SharedLink::SetWants(Use& use, bool wants, int64_t now_ns) {
 void SharedLink::Settle(std::span<Turn* const> turns, int64_t now_ns) {
   const std::lock_guard lock(mutex_);
   now_ns = NotBefore(now_ns);
-  // First what all have moved: it says what there is room for.
+  // First all reports: they decide how much room there is.
   for (Turn* const turn : turns) {
     Use& use = *uses_.at(turn->use);
     const uint64_t received_bytes = std::exchange(turn->received_bytes, 0);
@@ -97,7 +97,8 @@ void SharedLink::Give(Use& use, Turn& turn, int64_t now_ns) {
   }
   if (use.waiting_bytes == 0 && turn.held_bytes > 0) {
     ++waiting_count_;
-    // That nothing waited here is no credit: others of the job are not held up for it.
+    // A lane where nothing waited saves up no right to more: the job's other lanes do not wait for
+    // it to catch up.
     for (const Use* const other : jobs_.at(use.job).uses) {
       if (other->given_bytes < kLaneAheadBytes) continue;
       use.given_bytes = std::max(use.given_bytes, other->given_bytes - kLaneAheadBytes);

@@ -20,40 +20,40 @@
 
 namespace talweg::aggregator {
 
-// The host's link, and the jobs that meet on it at all lanes of the process (docs/quotas.md).
+// The host's link, which the jobs at all lanes of the process share (docs/quotas.md).
 //
-// A job has one account (LinkShare), wherever its bytes go through. So a job at one lane and a job
-// at all of them have their parts of the link, and not of each lane. Lanes at which credit of one
-// job waits take turns with what that job gets, by deficit round robin (Shreedhar and Varghese,
-// SIGCOMM'95) without the rounds: none is given kLaneAheadBytes more than another one that waits.
+// A job has one account (LinkShare) for all lanes. So each job has a part of the link, not of each
+// lane, whether it uses one lane or all. If a job's credit waits at several lanes, these take turns
+// by deficit round robin (Shreedhar and Varghese, SIGCOMM'95) without the rounds: no lane gets
+// kLaneAheadBytes more than another lane that waits.
 //
-// A lane says what its jobs have moved, and asks for its credit, once in a pass: Settle takes one
-// lock for all of it. Where something waits, the lane sleeps or does other things. Whoever makes
-// room wakes it.
+// Once in a pass, a lane reports what its jobs have moved and asks for their credit. Settle takes
+// one lock for all of that. A lane whose credit waits sleeps or does other work. The lane that
+// makes room wakes it.
 //
-// Any thread. Nothing blocks for longer than another thread's Settle.
+// Any thread may call it. A call blocks no longer than another thread's Settle takes.
 class SharedLink {
  public:
-  // So far may a lane be ahead of another lane of its job.
+  // How far a lane may be ahead of another lane of its job.
   static constexpr uint64_t kLaneAheadBytes = 256 * kKiB;
-  // It is worth waking a lane for so much, or for all that waits, if that is less.
+  // A lane is woken for so much room, or for all that waits, if that is less.
   static constexpr uint64_t kWakeBytes = 64 * kKiB;
-  // Nobody waits longer for a lane that was woken, and has not come.
+  // How long the other lanes wait for a lane that was woken and has not settled.
   static constexpr int64_t kLateNs = 20'000'000;
 
   // A data thread's end of the link.
   class Lane {
    public:
-    // `wake` has that thread settle soon. It is called on any thread, under a lock: it does not
-    // block, and calls nothing of the link.
+    // `wake` makes the lane's thread settle soon. It is called on any thread, under a lock, so it
+    // must not block, nor call the link.
     Lane(SharedLink* link, std::function<void()> wake);
-    // All its uses have ended.
+    // All its uses must have ended.
     ~Lane();
     Lane(const Lane&) = delete;
     Lane& operator=(const Lane&) = delete;
 
     SharedLink& link() const { return *link_; }
-    // Whether there has been room for what waits since this was asked.
+    // Returns whether the lane was woken since the last call: there may be room for what waits.
     bool TakeWoken() { return woken_.exchange(false, std::memory_order_acquire); }
 
    private:
@@ -68,31 +68,34 @@ class SharedLink {
 
   enum class UseId : uint64_t {};
 
-  // What one life of a job at a lane says in a pass, and is given. The lane's own.
+  // One pass of one life of a job at a lane: its report to the link, and the answer. Owned by the
+  // lane.
   struct Turn {
     UseId use{};
-    bool wants = false;  // More of it waits, at its members or here, than is on its way.
+    // The job has bytes that wait, at its members or here, beside those on their way.
+    bool wants = false;
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
-    uint64_t held_bytes = 0;   // Credit that is to be given back.
-    uint64_t given_bytes = 0;  // The answer: so much of it goes back now.
+    uint64_t held_bytes = 0;   // Credit that waits to be given back.
+    uint64_t given_bytes = 0;  // The answer: how much of it goes back now.
   };
 
   SharedLink() = default;
   SharedLink(const SharedLink&) = delete;
   SharedLink& operator=(const SharedLink&) = delete;
 
-  // A life of a job begins at a lane, and ends. Until SetQuota it has no rules.
+  // A life of a job begins, or ends, at a lane. Until SetQuota the job has no quota.
   UseId Begin(Lane* lane, JobId job);
   void End(UseId use);
-  // The job has begun.
+  // Ignored unless the job has begun.
   void SetQuota(JobId job, const view::JobQuota& quota);
 
-  // Takes what the turns say, and gives what there is room for. The counts are zero then, and
-  // held_bytes is less by given_bytes.
+  // Takes the reports in `turns`, and gives the credit for which there is room. Sets the received
+  // and sent bytes to 0, and takes `given_bytes` off `held_bytes`.
   void Settle(std::span<Turn* const> turns, int64_t now_ns);
 
-  // Several jobs are here. Otherwise nothing is to be said, and credit goes back at once.
+  // Returns whether there are several jobs. If not, lanes report nothing, and credit goes back at
+  // once.
   bool is_shared() const { return job_count_.load(std::memory_order_relaxed) > 1; }
 
   // For tests.
@@ -105,8 +108,9 @@ class SharedLink {
     Lane* lane = nullptr;
     JobId job;
     bool wants = false;
-    uint64_t waiting_bytes = 0;  // When it last settled.
-    uint64_t given_bytes = 0;    // In all its life, and what idleness is worth.
+    uint64_t waiting_bytes = 0;  // The held credit when it last settled.
+    // Credit given so far, raised after a pause to within kLaneAheadBytes of the others.
+    uint64_t given_bytes = 0;
     std::optional<int64_t> woken_at_ns;
   };
   struct Job {
@@ -114,11 +118,12 @@ class SharedLink {
     size_t wanting_count = 0;
   };
 
-  // Times of several threads do not come in order.
+  // Returns the later of `now_ns` and the last time, since several threads' times come out of
+  // order.
   int64_t NotBefore(int64_t now_ns);
   void SetWants(Use& use, bool wants, int64_t now_ns);
   void Give(Use& use, Turn& turn, int64_t now_ns);
-  // What the other lanes of its job leave to it.
+  // Returns how much credit the use may get before it is too far ahead of the job's other lanes.
   uint64_t LaneRoomBytes(const Use& use, int64_t now_ns) const;
   void WakeLanes(int64_t now_ns);
   bool IsLate(const Use& use, int64_t now_ns) const {

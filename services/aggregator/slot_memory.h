@@ -31,12 +31,12 @@ class Mapping {
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  // Zeroed, on a page. RESOURCE_EXHAUSTED: the system does not give it.
+  // Returns zeroed memory that begins on a page. RESOURCE_EXHAUSTED: the system has no memory.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) = 0;
 };
 
-// Anonymous memory whose pages are there: no page fault in the middle of a receive, no kill by a
-// fault that cannot be served.
+// Anonymous memory with all pages present. So a receive takes no page fault, and no fault for which
+// there is no memory kills the process.
 MemorySource& AnonymousMemory();
 
 // A part of a registered mapping. Copies share it; the mapping is freed after the last of them.
@@ -56,7 +56,7 @@ class SlotMemory {
   struct Chunk {
     explicit Chunk(std::unique_ptr<Mapping> m) : mapping(std::move(m)) {}
     std::unique_ptr<Mapping> mapping;
-    transport::Region region;  // Gone before the mapping.
+    transport::Region region;  // Destroyed before the mapping.
   };
 
   SlotMemory(std::shared_ptr<Chunk> chunk, size_t offset, size_t bytes)
@@ -69,28 +69,28 @@ class SlotMemory {
   std::span<std::byte> bytes_;
 };
 
-// How large the registrations are that small memory is cut from.
+// The sizes of the registrations from which small memory is cut.
 struct SlotLimits {
   size_t chunk_bytes_min = 256 * kKiB;
   size_t chunk_bytes_max = 64 * kMiB;
 };
 
-// Cuts the memory of one writer (a member of a job, or the results that we write) out of few large
-// registrations, so that thousands of small tensors cost few of them, and so that no two members
-// share one: a member's key opens nothing but its own slots.
+// Cuts the memory of one writer, a member of a job or this aggregator, out of few large
+// registrations. So thousands of small tensors need few registrations. No two members share a
+// registration, so a member's key gives access to its own slots only.
 //
-// Chunks grow with what is used, to waste at most a quarter. Released memory is not given out again
-// before its whole chunk is free and unmapped. One owner thread; `transport` and `source` outlive
-// the memory.
+// Chunks grow with the used bytes, so that at most a quarter is wasted. A chunk's memory is not
+// used again after its release; the chunk is unmapped when all of it is released. One owner thread.
+// `transport` and `source` outlive the memory.
 class SlotPool {
  public:
-  // `writer`: whose writes the memory takes. nullopt: nobody is meant to write there but we.
+  // `writer`: the member that may write to the memory. nullopt: only this aggregator.
   SlotPool(transport::Transport* transport, MemorySource* source, SlotLimits limits = {},
            std::optional<transport::PeerIdentity> writer = std::nullopt)
       : transport_(transport), source_(source), limits_(limits), writer_(writer) {}
 
-  // `bytes` of at least 1, on a cache line. RESOURCE_EXHAUSTED: no memory, or no more of it may be
-  // locked.
+  // Returns `bytes` bytes, at least 1, that begin on a cache line. RESOURCE_EXHAUSTED: no memory,
+  // or the limit of locked memory is reached.
   absl::StatusOr<SlotMemory> Allocate(uint64_t bytes);
 
  private:
@@ -98,7 +98,7 @@ class SlotPool {
   MemorySource* const source_;
   const SlotLimits limits_;
   const std::optional<transport::PeerIdentity> writer_;
-  std::shared_ptr<SlotMemory::Chunk> chunk_;  // That allocations are cut from at present.
+  std::shared_ptr<SlotMemory::Chunk> chunk_;  // The chunk from which allocations are cut now.
   size_t chunk_used_ = 0;
   uint64_t used_bytes_ = 0;
 };

@@ -9,8 +9,8 @@
 
 namespace talweg::aggregator {
 
-// What the data plane does, in the words of the admin service: jobs, totals, memory. The rest of
-// the response (address, scheduler, start) is the caller's. On the data thread.
+// Fills the jobs, totals and memory of `response` from the data plane. The caller fills the rest
+// (address, scheduler, start). Call it on the data thread.
 void FillStatus(const AggregatorDataPlane& data_plane,
                 const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
                 aggregator::v1::GetStatusResponse* response);

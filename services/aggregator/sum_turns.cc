@@ -60,7 +60,7 @@ void SumTurns::Add(JobId job, JobSums& sums, PendingSum sum) {
 
 PendingSum SumTurns::Begin(JobId job, JobSums& sums) {
   PendingSum sum = std::move(sums.front());
-  fair_share_.Serve(job, ReadBytes(sum));  // Before what follows from it is charged.
+  fair_share_.Serve(job, ReadBytes(sum));  // Before the sum's effects are charged.
   sums.pop_front();
   --pending_;
   return sum;

@@ -19,44 +19,45 @@
 
 namespace talweg::aggregator {
 
-// A sum, or a copy, that a core has asked for. It holds the memory on.
+// A sum, or a copy, that a core has asked for. Keeps the memory that it uses.
 struct PendingSum {
   aggregation::SumId id;
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;  // kCopy: a copy.
   size_t offset_bytes = 0;
   size_t length_bytes = 0;
-  std::vector<SlotMemory> inputs;  // Invalid where a tensor is empty.
+  std::vector<SlotMemory> inputs;  // Not valid if the tensor is empty.
   std::vector<float> rank_counts;
   uint32_t rank_count_total = 0;
   SlotMemory result;
 };
-using JobSums = std::deque<PendingSum>;  // In the order in which they were asked for.
+using JobSums = std::deque<PendingSum>;  // In the order of the core's effects.
 
 PendingSum PendingSumOf(const aggregation::Sum& effect, const JobMemory& memory);
 PendingSum PendingSumOf(const aggregation::CopyResult& effect, const JobMemory& memory);
-// Does it, on this thread.
+// Makes the sum, on this thread.
 void Compute(const PendingSum& sum, const Summer& summer);
 
-// Whose sum is next, where those of several jobs wait (docs/quotas.md). Each job keeps its own
-// sums. Whoever is done with a job hands them to Drop. One owner thread.
+// Chooses the job whose sum is next, if sums of several jobs wait (docs/quotas.md). Each job keeps
+// its own sums. The caller gives the sums of a job that is over to Drop. One owner thread.
 class SumTurns {
  public:
-  // A job comes, or its rules change.
+  // A job begins, or its quota changes.
   void Set(JobId job, const view::JobQuota& quota) { fair_share_.Set(job, quota); }
-  // Nothing of it waits any more.
+  // The job is over.
   void Remove(JobId job) { fair_share_.Remove(job); }
 
   void Add(JobId job, JobSums& sums, PendingSum sum);
-  // nullopt: none waits.
+  // Returns nullopt if no sum waits.
   std::optional<JobId> Next() const { return fair_share_.Next(); }
-  // The next sum of the job that is next. End follows, after all that the sum has brought.
+  // Returns the next sum of the job that Next has returned. Call End after the sum's effects are
+  // performed.
   PendingSum Begin(JobId job, JobSums& sums);
   void End(JobId job, const JobSums& sums);
-  // They are not wanted any more.
+  // Drops sums that are not wanted any more.
   void Drop(JobSums& sums);
 
-  // Something else was done for the job that counts as its share of this thread.
+  // Other work for the job counts towards its share of this thread.
   void Charge(JobId job, uint64_t bytes) { fair_share_.Charge(job, bytes); }
   uint64_t ServedBytes(JobId job) const { return fair_share_.ServedBytes(job); }
 
@@ -67,7 +68,7 @@ class SumTurns {
   size_t pending_ = 0;
 };
 
-// What a sum reads.
+// Returns how many bytes a sum reads.
 inline uint64_t ReadBytes(const PendingSum& sum) { return sum.length_bytes * sum.inputs.size(); }
 
 }  // namespace talweg::aggregator

@@ -11,7 +11,7 @@
 
 namespace talweg::aggregator {
 
-// What reduce::LastHop and reduce::Reduce need.
+// One slice's sum, as reduce::LastHop and reduce::Reduce need it.
 struct SliceSum {
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;        // Never kCopy.
@@ -19,10 +19,10 @@ struct SliceSum {
   uint32_t rank_count_total = 0;
   std::vector<const std::byte*> inputs;
   std::byte* output = nullptr;
-  size_t length_bytes = 0;  // Each one's.
+  size_t length_bytes = 0;  // Of each input.
 };
 
-// Combines contributions. The simulation has one for memory that holds other things than numbers.
+// Combines contributions. The simulation has its own, for memory that does not hold numbers.
 class Summer {
  public:
   virtual ~Summer() = default;

@@ -10,7 +10,8 @@
 
 namespace talweg::credentials {
 
-// What the daemon's options say. Null: no TLS. The error names the file and the remedy.
+// Loads the credentials that the daemon's options name. Returns null for no TLS. An error names the
+// file and the remedy.
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
     const config::ProcessConfig& config);
 

@@ -88,7 +88,7 @@ void FillWaiting(const membership::SchedulerCore& core, int64_t now_ns,
   }
   tenants.erase("");
   for (const std::string& name : tenants) {
-    // What is said of every job of the tenant.
+    // The quota's tenant fields, which are the same for all jobs of the tenant.
     const membership::Quota quota = core.TenantQuota(name);
     const membership::TenantUse use = core.UseOf(name);
     v1::TenantUse* shown = response->add_tenants();
@@ -103,7 +103,7 @@ void FillWaiting(const membership::SchedulerCore& core, int64_t now_ns,
   }
 }
 
-// Whether it is in the job's view beside those that make steps.
+// Returns whether the node is a standby of the job's view.
 bool IsStandby(const membership::LiveJob& job, NodeRank node) {
   if (!job.view) return false;
   const std::optional<MemberIndex> index = job.view->IndexOf(node);

@@ -7,11 +7,11 @@
 #include "libs/membership/scheduler_core.h"
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 
-// What AdminService shows of the scheduler core.
+// AdminService's answers from the scheduler core.
 namespace talweg::scheduler {
 
 v1::JobSummary SummaryOf(const membership::SchedulerCore& core, const membership::LiveJob& job);
-// Who waits for room, and what tenants have.
+// Fills in the joins that wait for room, and what each tenant uses.
 void FillWaiting(const membership::SchedulerCore& core, int64_t now_ns,
                  v1::ListJobsResponse* response);
 v1::GetJobResponse DetailsOf(const membership::SchedulerCore& core, const membership::LiveJob& job,

@@ -21,7 +21,7 @@ namespace {
 
 using membership::StreamId;
 
-// A watcher that lets so many messages pile up does not read; it would not be told in time anyway.
+// A watcher with so many unread messages does not read, and would learn nothing in time.
 constexpr size_t kQueueMax = 4096;
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -33,12 +33,12 @@ grpc::Status Ending() {
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the scheduler is shutting down");
 }
 
-// One watch call: the core's thread sends and ends, gRPC's threads say what has become of it. Lives
-// until both have let it go.
+// One watch call. The core thread sends and ends; gRPC's threads report completion and
+// cancellation. Lives until both have released it.
 template <typename Response>
 class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Stream<Response> {
  public:
-  // `on_broken` is called at most once, when the peer has gone before the core ended the stream.
+  // Calls `on_broken` at most once, if the peer is gone before the core ends the stream.
   explicit WatchReactor(std::function<void()> on_broken)
       : on_broken_(std::move(on_broken)), self_(this) {}
 
@@ -107,7 +107,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
 
   const std::function<void()> on_broken_;
   std::mutex mutex_;
-  std::deque<Response> queue_;  // Its front is being written.
+  std::deque<Response> queue_;  // The front is being written.
   std::optional<grpc::Status> ending_;
   bool finished_ = false;
   bool ended_by_core_ = false;
@@ -115,8 +115,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
   std::shared_ptr<WatchReactor> self_;
 };
 
-// What a request claims to speak for; its caller must be that. The other calls show the session
-// secret of whoever was let in by these.
+// Returns the identity that a request claims, which must be its caller's. Other requests show the
+// session secret of an agent or aggregator that one of these has let in.
 template <typename Request>
 std::optional<rpc::Identity> ClaimOf(const Request&) {
   return std::nullopt;
@@ -130,14 +130,14 @@ std::optional<rpc::Identity> ClaimOf(const v1::RegisterAggregatorRequest& reques
   return rpc::Identity{rpc::Role::kAggregator, request.aggregator().name()};
 }
 
-// What proves the process that a request speaks for; "" where none does.
+// Returns the session secret that a request shows, or "" if it has none.
 template <typename Request>
 std::string SecretOf(const Request& request) {
   if constexpr (requires { request.session_secret(); }) return request.session_secret();
   return "";
 }
 
-// What the three services share.
+// Shared by the three services.
 class Gate {
  public:
   Gate(Front::Post post, std::shared_ptr<const rpc::Credentials> credentials,
@@ -166,7 +166,7 @@ class Gate {
     }
     const bool posted = post_([=, this](SchedulerDriver& driver) {
       const absl::Status status = (driver.*method)(*request, response);
-      // The core has compared the secret.
+      // OK: the core has compared the secret.
       if (status.ok() && calls_ != nullptr) calls_->Prove(SecretOf(*request));
       reactor->Finish(ToGrpc(status));
     });
@@ -174,7 +174,7 @@ class Gate {
     return reactor;
   }
 
-  // As Answer, of an AdminService.
+  // Like Answer, for an AdminService.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Show(grpc::CallbackServerContext* context, const Request* request,
                                  Response* response,
@@ -213,7 +213,7 @@ class Gate {
       stream->End(absl::ResourceExhaustedError(entered.error_message()));
       return reactor;
     }
-    // The request is gRPC's only until the call ends.
+    // gRPC frees the request when the call ends, so copy it.
     const bool posted = post_([method, id, stream, request = *request](SchedulerDriver& driver) {
       (driver.*method)(id, stream, request);
     });

@@ -16,19 +16,18 @@ class Service;
 
 namespace talweg::scheduler {
 
-// The gRPC services, without gRPC's headers. Their threads hand every request to the core's owner.
+// The gRPC services, without gRPC's headers. Their threads post every request to the core thread.
 class Front {
  public:
-  // Runs `work` with the core on its owner's thread, in the order of the posts. False: it never
-  // will, since the daemon is ending.
+  // Runs `work` with the driver on the core thread, in the order of the posts. Returns false if it
+  // never will, because the daemon is ending.
   using Post = std::function<bool(std::function<void(SchedulerDriver&)> work)>;
 
   virtual ~Front() = default;
   virtual std::vector<grpc::Service*> services() = 0;
 };
 
-// The Front outlives the server that its services are in. `credentials` and `gate` are the
-// server's.
+// The Front outlives the server of its services. `credentials` and `gate` are the server's.
 std::unique_ptr<Front> MakeFront(Front::Post post,
                                  std::shared_ptr<const rpc::Credentials> credentials,
                                  std::shared_ptr<rpc::CallGate> gate);

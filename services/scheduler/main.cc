@@ -38,7 +38,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ShutdownSignal> signal,
                           runtime::ShutdownSignal::Create());
   const runtime::MonotonicClock clock;
-  // Nothing here is worth a spinning core, unless its owner says so.
+  // The scheduler does not spin, unless the option says so.
   TALWEG_ASSIGN_OR_RETURN(
       const std::unique_ptr<runtime::EventLoop> loop,
       runtime::EventLoop::Create(&clock,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A member of a job that does nothing, for tests to kill: member_process ADDRESS NODE MEMBERS. Ends
-// when its standard input does.
+// A member of a job that does nothing, for tests to kill: member_process ADDRESS NODE MEMBERS.
+// Exits at the end of its standard input.
 #include <unistd.h>
 
 #include <cstdlib>

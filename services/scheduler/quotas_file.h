@@ -13,14 +13,14 @@
 
 namespace talweg::scheduler {
 
-// The file with rules on jobs and tenants, read whenever it has changed. Reading blocks.
+// The file with rules on jobs and tenants. Both calls block while they read.
 class QuotasFile {
  public:
   explicit QuotasFile(std::string path) : path_(std::move(path)) {}
 
-  // The rules, or what is wrong with the file, with its name and the line.
+  // Returns the rules. An error names the file, the line and the problem.
   absl::StatusOr<membership::Quotas> Read();
-  // The same if the file is another than at the last look, else nullopt.
+  // The same if the file has changed since it was last read, else nullopt.
   std::optional<absl::StatusOr<membership::Quotas>> ReadIfChanged();
 
  private:
@@ -28,7 +28,7 @@ class QuotasFile {
     ino_t inode = 0;
     off_t size = 0;
     int64_t modified_ns = 0;
-    int error_number = 0;  // It could not be looked at.
+    int error_number = 0;  // Not 0 if stat failed.
 
     friend bool operator==(const Look&, const Look&) = default;
   };

@@ -63,7 +63,7 @@ class Scheduler::Impl : private runtime::Poller {
     loop_->CancelTimer(tick_);
     if (quotas_) loop_->CancelTimer(looks_);
     loop_->RemovePoller(this);
-    // What was asked before is answered; then all streams end, so that the server can.
+    // Answers earlier requests. Then all streams must end, so that the server can end.
     Poll();
     driver_.EndStreams(absl::UnavailableError("the scheduler is shutting down"));
     server_->Shutdown(timeout_ns);
@@ -108,7 +108,7 @@ class Scheduler::Impl : private runtime::Poller {
   std::unique_ptr<rpc::Server> server_;
   runtime::EventLoop::TimerId tick_ = 0;
   std::optional<QuotasFile> quotas_;
-  runtime::EventLoop::TimerId looks_ = 0;  // With quotas_.
+  runtime::EventLoop::TimerId looks_ = 0;  // Set if quotas_ is.
 };
 
 absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Start(

@@ -22,37 +22,38 @@ struct SchedulerOptions {
   rpc::ServerOptions server;
   membership::Config membership;
   rpc::Version version;
-  std::string job_secret;             // Whoever joins or registers shows it; empty: anybody may.
-  std::string data_security = "any";  // Core::SetDataSecurity.
+  // Agents and aggregators must show it; empty: anybody may join.
+  std::string job_secret;
+  std::string data_security = "any";  // SchedulerDriver::SetDataSecurity.
   std::string quotas_path;            // File with rules on jobs and tenants; empty: none.
-  // What Shutdown gives calls in progress.
+  // How long Shutdown waits for calls in progress.
   int64_t drain_timeout_ns = 5'000'000'000;
 };
 
 // The scheduler daemon: the scheduler core and its store behind gRPC.
 //
-// Lives on the thread of `loop`, which owns the core and the store; gRPC's threads only post to it.
-// The loop blocks while the store syncs. Made, and destroyed, while the loop does not run, or on
-// its thread.
+// The thread of `loop` owns the core and the store; gRPC's threads only post to it. The loop blocks
+// while the store syncs. Make and destroy a Scheduler while the loop does not run, or on its
+// thread.
 class Scheduler {
  public:
-  // Loads the store, binds, serves as soon as the loop runs. `on_failure` is called on the loop's
-  // thread when the store fails: nothing more is announced or answered, and the owner should end.
-  // `clock` and `loop` outlive the Scheduler.
+  // Loads the store, binds, and serves as soon as the loop runs. If the store fails, calls
+  // `on_failure` on the loop's thread. The scheduler then announces and answers nothing more, and
+  // the process should end. `clock` and `loop` outlive the Scheduler.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Start(
       const SchedulerOptions& options, std::unique_ptr<store::Store> store,
       const runtime::Clock* clock, runtime::EventLoop* loop,
       std::function<void(const absl::Status&)> on_failure);
-  // Without Shutdown before: as a crash would, but for calls in progress, which are cancelled.
+  // Without an earlier Shutdown it ends like a crash, but cancels calls in progress.
   ~Scheduler();
 
-  // "host:port" that others connect to.
+  // Returns the address that others connect to: "host:port".
   const std::string& address() const;
-  // A sentence for the log when more than this machine can connect; else "".
+  // Returns a warning for the log if other machines can connect, else "".
   const std::string& warning() const;
 
-  // Ends watch streams with UNAVAILABLE, upon which clients come back to the next scheduler, and
-  // the server. Loses nobody. Blocks at most the drain timeout.
+  // Ends watch streams with UNAVAILABLE, so that clients come back to the next scheduler, then the
+  // server. No member is lost. Blocks at most for `drain_timeout_ns`.
   void Shutdown();
 
  private:

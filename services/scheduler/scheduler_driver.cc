@@ -120,8 +120,8 @@ absl::Status SchedulerDriver::Persist(const membership::StoreWrite& write) {
   store_write_max_ns_ = std::max(store_write_max_ns_, clock_->NowNs() - begin_ns);
   ++store_write_count_;
   if (status.ok()) return status;
-  // The core has decided what is not stored. Rather than announce what a restart would not know,
-  // stop.
+  // The core has decided something that is not stored. A restart would not know it, so the
+  // scheduler stops instead of announcing it.
   failed_ = status;
   on_failure_(status);
   return absl::UnavailableError("the scheduler stops: " + status::StatusText(status));
@@ -417,7 +417,7 @@ void SchedulerDriver::WatchJobs(membership::StreamId id,
 void SchedulerDriver::OnStreamBroken(membership::StreamId id, const std::string& shut_out) {
   member_streams_.erase(id);
   aggregator_streams_.erase(id);
-  // A failure has been told of.
+  // on_failure_ has reported a failure.
   Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnStreamBroken(id, now_ns, out, shut_out);
   }).IgnoreError();

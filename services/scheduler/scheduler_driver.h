@@ -29,14 +29,14 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual void Send(Response response) = 0;
-  // After what was sent. Nothing is sent afterwards.
+  // Ends the stream after all messages. Send must not be called again.
   virtual void End(const absl::Status& status) = 0;
 };
 using MemberStream = Stream<v1::WatchViewsResponse>;
 using AggregatorStream = Stream<v1::WatchJobsResponse>;
 
-// Answers requests out of the scheduler core and performs its effects: stores, then tells. Knows
-// messages, but no gRPC.
+// Passes requests to the scheduler core, and performs the core's effects: first it stores, then it
+// tells the streams. Uses the proto messages, but no gRPC.
 //
 // One owner thread. Blocks while the store syncs.
 class SchedulerDriver {
@@ -45,13 +45,14 @@ class SchedulerDriver {
                   std::unique_ptr<store::Store> store, const runtime::Clock* clock,
                   std::function<void(const absl::Status&)> on_failure);
 
-  // Loads the store and goes on where it left off.
+  // Loads the store, and continues from its state.
   absl::Status Open();
   void SetAddress(const std::string& address) { address_ = address; }
-  // From then on whoever joins or registers has to show it. Empty: nothing has to be shown.
+  // From then on agents that join and aggregators that register must show `secret`. Empty: they
+  // need none.
   void SetJobSecret(const std::string& secret);
-  // From then on whoever joins or registers carries data so: "none", "keyed", "tls". "any": nobody
-  // is asked.
+  // From then on refuses agents and aggregators with another data_security: "none", "keyed" or
+  // "tls". "any": refuses none.
   void SetDataSecurity(const std::string& data_security) { data_security_ = data_security; }
 
   absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse* response);
@@ -59,7 +60,7 @@ class SchedulerDriver {
   absl::Status Leave(const v1::LeaveRequest& request, v1::LeaveResponse* response);
   absl::Status ReportLost(const v1::ReportLostRequest& request, v1::ReportLostResponse* response);
   absl::Status Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse* response);
-  // Ends the stream itself if the caller is refused.
+  // Ends the stream if the caller is refused.
   void WatchViews(membership::StreamId id, const std::shared_ptr<MemberStream>& stream,
                   const v1::WatchViewsRequest& request);
 
@@ -81,12 +82,12 @@ class SchedulerDriver {
   absl::Status GetScheduler(const v1::GetSchedulerRequest& request,
                             v1::GetSchedulerResponse* response);
 
-  // `shut_out`: of SchedulerCore::OnStreamBroken.
+  // `shut_out`: see SchedulerCore::OnStreamBroken.
   void OnStreamBroken(membership::StreamId id, const std::string& shut_out);
-  // From now on these rules hold.
+  // Replaces the rules.
   void SetQuotas(membership::Quotas quotas);
   void OnTick();
-  // Ends all streams, without any loss. The core is not to be used afterwards.
+  // Ends all streams. No member or aggregator is lost. The core must not be used after that.
   void EndStreams(const absl::Status& status);
 
  private:
@@ -98,7 +99,7 @@ class SchedulerDriver {
     std::shared_ptr<AggregatorStream> stream;
     AggregatorTold told;
   };
-  // Runs one event of the scheduler core and performs what follows; fails when the store does.
+  // Runs one event of the scheduler core, and performs its effects. Fails if the store does.
   template <typename Event>
   absl::Status Do(const Event& event);
   absl::Status Perform(const std::vector<membership::Effect>& effects);
@@ -108,10 +109,10 @@ class SchedulerDriver {
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
   absl::Status CheckJobSecret(const std::string& shown, const std::string& who);
-  // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
+  // Returns OK if the secrets in `request` are right, else an error that names `who`.
   template <typename Request>
   absl::Status CheckSecrets(const Request& request, const std::string& who);
-  // `shown`: what `who` carries data with. "": nothing.
+  // `shown`: the data_security of `who`. "": it has named none.
   absl::Status CheckDataSecurity(const std::string& shown, const std::string& who);
   absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);
   google::protobuf::Duration Lease() const;
@@ -124,12 +125,12 @@ class SchedulerDriver {
   std::optional<membership::SchedulerCore> membership_;
   std::optional<membership::SecretHash> job_secret_;
   std::string data_security_ = "any";
-  absl::Status failed_;  // The store's failure; nothing happens afterwards.
+  absl::Status failed_;  // The store's failure. After that the driver does nothing.
   std::map<membership::StreamId, MemberWatch> member_streams_;
   std::map<membership::StreamId, AggregatorWatch> aggregator_streams_;
   ToldViews told_views_;
 
-  // For people.
+  // For GetScheduler.
   std::string address_;
   const int64_t started_ns_;
   const int64_t started_unix_ns_;

@@ -15,11 +15,11 @@
 
 #include "libs/rpc/scheduler_client.h"
 
-// What the scheduler's tests share.
+// Shared by the scheduler's tests.
 namespace talweg::scheduler {
 
 inline constexpr int64_t kSecond = 1'000'000'000;
-// Ends a hang; says nothing about speed.
+// Ends a test that hangs. Not a limit for speed.
 inline constexpr auto kPatience = std::chrono::seconds(30);
 
 // Keeps events until they are asked for.
@@ -31,7 +31,7 @@ class Events {
     events_.push_back(std::move(event));
     changed_.notify_all();
   }
-  // The next event of this kind; those before it are dropped.
+  // Waits for the next event of this kind, and drops the events before it.
   template <typename Kind>
   Kind Next() {
     std::unique_lock lock(mutex_);

@@ -12,7 +12,7 @@
 namespace talweg::scheduler {
 namespace {
 
-// An aggregator's data address as that member may have it.
+// Returns an aggregator's data address with what this member needs to connect.
 std::string AddressFor(const MemberTold& told, const view::View& view,
                        const std::string& data_address) {
   const transport::PeerIdentity identity = {.job = view.job,

@@ -15,7 +15,7 @@ namespace talweg::scheduler {
 
 using ViewPointer = std::shared_ptr<const view::View>;
 
-// What a member's stream can take, and has been told.
+// What a member's stream can take, and the last view sent on it.
 struct MemberTold {
   view::MemberIdentity member;
   bool takes_changes = false;
@@ -23,37 +23,36 @@ struct MemberTold {
   ViewPointer view = nullptr;  // The last one on this stream.
 };
 
-// Likewise an aggregator's, of each job.
+// The same for an aggregator's stream, with the last view of each job.
 struct AggregatorTold {
   bool takes_changes = false;
   std::map<JobId, ViewPointer> views = {};
 };
 
-// Writes views into messages: whole, or as what differs from the view that came before on the same
-// stream. Nearly all streams are told the same change, which is worked out once, so a view costs
-// each of them a few bytes.
+// Writes views into messages: whole, or as a change to the last view on the same stream. Nearly all
+// streams get the same change, which is made once, so a view costs each stream a few bytes.
 class ToldViews {
  public:
-  // A member gets the addresses of aggregators with what it needs for keys of its own. Of an
-  // aggregator that stays it has that already, if that is good in all epochs.
+  // A member gets the aggregators' addresses with its own keys, or with seeds for its keys. Seeds
+  // are good in all epochs, so with seeds a change has only the addresses of new aggregators.
   void Write(const ViewPointer& view, MemberTold& told, v1::WatchViewsResponse& response);
-  // An aggregator connects to nobody, and gets addresses without keys.
+  // An aggregator does not connect, so it gets addresses without keys.
   void Write(const membership::JobView& job, AggregatorTold& told, v1::WatchJobsResponse& response);
 
  private:
-  // The last change that was told.
+  // The last change that was made.
   struct Change {
     ViewPointer base;
     ViewPointer view;
     v1::WatchViewsResponse::ViewChange message;
-    bool has_seeds = false;  // Members' keys of all aggregators are made of seeds.
+    bool has_seeds = false;  // All aggregators' addresses have seeds.
 
     bool Is(const ViewPointer& from, const ViewPointer& to) const {
       return base == from && view == to;
     }
   };
 
-  // A view as aggregators may have it.
+  // A view, and the same view without keys for aggregators.
   struct Shown {
     ViewPointer whole;
     ViewPointer shown;
@@ -63,7 +62,7 @@ class ToldViews {
 
   Change to_members_;
   Change to_aggregators_;
-  // The last one of each job, while a stream's AggregatorTold has it.
+  // The last one of each job, as long as an AggregatorTold holds it.
   std::map<JobId, Shown> shown_;
 };
 

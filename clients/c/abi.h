@@ -7,7 +7,7 @@
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/layout/rank_status.h"
 
-// What the functions of the C ABI have in common.
+// Shared by the functions of the C ABI.
 namespace talweg::c {
 
 // The calling thread's last error.

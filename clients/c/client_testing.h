@@ -13,7 +13,7 @@
 namespace talweg::c {
 
 inline constexpr int64_t kSecondNs = 1'000'000'000;
-// Long enough for a loaded machine; a test that needs it has failed already.
+// Long enough for a loaded machine. Only a test that fails takes so long.
 inline constexpr int64_t kGenerousNs = 60 * kSecondNs;
 
 inline shm::FakeAgent::Options AgentOptions(const TestDirectory& directory, uint32_t ranks) {
@@ -58,14 +58,14 @@ class TestClient {
   std::string error_;
 };
 
-// How many waits of the client have outlasted their spinning: those of declarations are among them.
+// Returns how many waits of the client have slept, those for declarations included.
 inline uint64_t WaitsSlept(talweg_client* client) {
   talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
   return talweg_get_statistics(client, &statistics) == TALWEG_OK ? statistics.waits_slept : 0;
 }
 
-// Returns when so many more waits sleep, or have slept, than `before`: only then does what a test
-// does next come to sleepers.
+// Returns when `count` more waits than `before` sleep or have slept, so that the test's next action
+// wakes sleepers.
 inline void AwaitSleepers(talweg_client* client, uint64_t before, uint64_t count) {
   while (WaitsSlept(client) < before + count) std::this_thread::yield();
 }

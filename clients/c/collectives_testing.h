@@ -20,12 +20,12 @@
 #include "libs/base/collective.h"
 #include "libs/shm/testing/fake_agent.h"
 
-// Ranks of a node that push parts of a tensor, and what each must get.
+// Ranks of a node that push parts of a tensor, and the parts that each must get.
 namespace talweg::c {
 
 using Part = std::vector<int32_t>;
 
-// What a collective is, for talweg_declare_collective.
+// Returns a collective for talweg_declare_collective.
 inline talweg_collective ToC(const Collective& collective, uint32_t root = 0) {
   talweg_collective c{};
   c.struct_bytes = sizeof(c);
@@ -49,7 +49,7 @@ inline Collective Named(std::string_view name, uint64_t count, Op op = Op::kSum)
   return {};
 }
 
-// Some ranks of a node, all in this process, and one tensor of theirs.
+// Some ranks of a node, all in this process, with one tensor.
 class Group {
  public:
   Group(const std::vector<TestClient>& clients, std::vector<uint32_t> ranks,
@@ -80,7 +80,7 @@ class Group {
     return collective_.Gives(part, place, size(), root_);
   }
 
-  // `length(place, part)`: how many elements a rank gives as a part.
+  // `length(place, part)` is how many elements the rank at `place` gives as `part`.
   template <typename Length>
   void Push(const Length& length, RoundSignature signature = 0) {
     for (uint32_t place = 0; place < size(); ++place) {
@@ -116,7 +116,7 @@ class Group {
   }
   void Next() { ++round_; }
 
-  // What a rank must get of the open round.
+  // Returns what a rank must get from the open round.
   std::vector<Part> Expected(uint32_t place) const {
     std::vector<Part> parts;
     for (uint32_t part = 0; part < part_count(); ++part) {
@@ -138,7 +138,7 @@ class Group {
     }
     return parts;
   }
-  // What it gets; the round is taken.
+  // Returns what the rank gets. Takes the round.
   std::vector<Part> Take(uint32_t place) const {
     const uint32_t count = talweg_parts_got(member(place), tensor_);
     std::vector<uint64_t> lengths(count);

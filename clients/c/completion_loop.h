@@ -22,9 +22,9 @@
 
 namespace talweg::c {
 
-// For the kernels of frameworks: one thread that polls a client's descriptor and calls back for
-// each round that is over. The thread starts with the first watch, so a loop that nobody uses costs
-// nothing. Header only; needs a C++17 library, libc and libtalweg.
+// For the kernels of frameworks: one thread that polls a client's descriptor, and calls back for
+// each round that is over. The thread starts with the first Watch, so an unused loop costs nothing.
+// Header only; needs a C++17 library, libc and libtalweg.
 //
 //   CompletionLoop loop(client);
 //   talweg_push_pull(client, tensor, gradient, TALWEG_DECLARED_PRIORITY, -1, &round);
@@ -33,22 +33,22 @@ namespace talweg::c {
 //     done(told, talweg_last_error());
 //   });
 //
-// Any thread may call Watch; the destructor is called by the last one, before talweg_free, and not
-// by a callback. Each loop has a descriptor of its own, until talweg_free: make one for a client.
+// Any thread may call Watch. Destroy the loop after all calls and before talweg_free, but not in a
+// callback. Each loop has a descriptor of its own, until talweg_free: make one loop for a client.
 class CompletionLoop {
  public:
-  // Called once, and throws nothing. TALWEG_OK: the round is over, and talweg_wait says how,
-  // without waiting for other ranks' pushes; it sums or copies on the thread that calls it. Else:
-  // nothing tells of this round, which must not be waited for without a time limit: TALWEG_CLOSED,
-  // the loop has ended; TALWEG_LIMIT, no descriptor or thread is left; TALWEG_FORKED. On the loop's
-  // thread nothing else is told meanwhile, so long work belongs on another one.
+  // Called once. Must not throw. TALWEG_OK: the round is over, and talweg_wait says how, without
+  // waiting for other ranks' pushes; it sums or copies on the thread that calls it. Else the loop
+  // does not know when the round is over, and a wait for it needs a time limit: TALWEG_CLOSED, the
+  // loop has ended; TALWEG_LIMIT, no descriptor or thread is left; TALWEG_FORKED. Callbacks block
+  // the loop's thread, so long work belongs on another one.
   using Callback = std::function<void(talweg_status told)>;
 
   explicit CompletionLoop(talweg_client* client) : client_(client) {}
   CompletionLoop(const CompletionLoop&) = delete;
   CompletionLoop& operator=(const CompletionLoop&) = delete;
 
-  // Rounds that are not over are told TALWEG_CLOSED, on this thread.
+  // Calls back for rounds that are not over with TALWEG_CLOSED, on this thread.
   ~CompletionLoop() {
     if (IsInherited()) return;
     if (runs_) {
@@ -65,9 +65,9 @@ class CompletionLoop {
     for (auto& [tag, callback] : left) callback(TALWEG_CLOSED);
   }
 
-  // Has `callback` called on the loop's thread when the round, which has been pushed, is over. A
-  // round that cannot be watched is told at once, on this thread: with TALWEG_OK where talweg_wait
-  // does not wait, since the client's health has ended.
+  // Has the loop's thread call `callback` when this pushed round is over. If the round cannot be
+  // watched, calls `callback` at once, on this thread: with TALWEG_OK if the client's health has
+  // ended, so that talweg_wait does not wait.
   void Watch(talweg_tensor tensor, talweg_round round, Callback callback) {
     uint64_t tag = 0;
     talweg_status status = TALWEG_FORKED;
@@ -80,10 +80,10 @@ class CompletionLoop {
       }
     }
     if (status != TALWEG_OK) {
-      callback(status);  // NOLINT(bugprone-use-after-move): it was not moved, as status tells.
+      callback(status);  // NOLINT(bugprone-use-after-move): not moved unless `status` is TALWEG_OK.
       return;
     }
-    // Without the lock: the thread that tells takes it after the client's own.
+    // Without the lock: the loop's thread takes this lock after the client's own.
     if (talweg_watch_by(client_, fd_, tensor, round, tag) == TALWEG_OK) return;
     // talweg_wait says why.
     if (Callback refused = Take(tag)) refused(TALWEG_OK);
@@ -92,7 +92,7 @@ class CompletionLoop {
  private:
   static constexpr size_t kTagsAtOnce = 64;
 
-  // In a forked child the thread is not there, and another may have had the lock.
+  // In a forked child the thread does not exist, and another thread may have held the lock.
   bool IsInherited() const {
     const pid_t pid = pid_.load();
     return pid != 0 && pid != ::getpid();
@@ -105,7 +105,7 @@ class CompletionLoop {
     if (status != TALWEG_OK) return status;
     if (stop_fd_ < 0) stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd_ < 0) return TALWEG_LIMIT;
-    // Signals are for the program's own threads.
+    // The loop's thread blocks signals, so that the program's own threads get them.
     sigset_t all;
     sigset_t before;
     ::sigfillset(&all);
@@ -116,7 +116,7 @@ class CompletionLoop {
     return runs_ ? TALWEG_OK : TALWEG_LIMIT;
   }
 
-  // Empty: there is none of that tag any more.
+  // Returns an empty function if no callback has that tag any more.
   Callback Take(uint64_t tag) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = callbacks_.find(tag);
@@ -138,7 +138,7 @@ class CompletionLoop {
       if (polled[1].revents != 0) return;
       size_t count = 0;
       do {
-        // The client's health has ended, and all tags have been told.
+        // The client's health has ended, and all tags were given.
         if (talweg_completed_by(client_, fd_, tags.data(), tags.size(), &count) != TALWEG_OK)
           return;
         for (size_t i = 0; i < count; ++i) {
@@ -155,7 +155,7 @@ class CompletionLoop {
   int fd_ = -1;
   int stop_fd_ = -1;
   bool runs_ = false;
-  std::atomic<pid_t> pid_{0};  // The process whose thread it is.
+  std::atomic<pid_t> pid_{0};  // The process that started the thread.
   pthread_t thread_{};
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The C ABI of the descriptor that tells of rounds.
+// The C ABI of the descriptor for completed rounds.
 
 #include "clients/c/abi.h"
 #include "clients/c/talweg.h"

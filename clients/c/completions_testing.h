@@ -16,7 +16,7 @@
 #include "clients/c/client_testing.h"
 #include "clients/c/talweg.h"
 
-// What the tests of a client's descriptor do in all of them.
+// Shared by the tests of a client's descriptor.
 namespace talweg::c {
 
 inline bool IsReadable(int fd, int64_t timeout_ns = 0) {
@@ -39,7 +39,7 @@ inline void Watch(const TestClient& client, talweg_tensor tensor, talweg_round r
   REQUIRE(status == TALWEG_OK);
 }
 
-// What is told now.
+// Returns the tags that talweg_completed gives now.
 inline std::vector<uint64_t> Tags(const TestClient& client, size_t capacity = 64) {
   std::vector<uint64_t> tags(capacity);
   size_t count = 0;
@@ -50,7 +50,7 @@ inline std::vector<uint64_t> Tags(const TestClient& client, size_t capacity = 64
   return tags;
 }
 
-// What a thread is told that sleeps on the descriptor until there are so many.
+// Sleeps on the descriptor until it has `count` tags, and returns them.
 inline std::vector<uint64_t> AwaitTags(const TestClient& client, int fd, size_t count) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::nanoseconds(kGenerousNs);
@@ -66,7 +66,7 @@ inline std::vector<uint64_t> AwaitTags(const TestClient& client, int fd, size_t 
   return all;
 }
 
-// How the client's health has ended, as a thread learns that sleeps on the descriptor.
+// Sleeps on the descriptor until the client's health has ended, and returns how.
 inline talweg_status AwaitEnd(const TestClient& client, int fd) {
   for (;;) {
     if (!IsReadable(fd, kGenerousNs)) FAIL("not told that the client's health has ended");

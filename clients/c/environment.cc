@@ -16,7 +16,7 @@ using shm::RankStatus;
 
 namespace {
 
-// False when the variable is not set.
+// Returns false if the variable is not set.
 bool LocalRankFrom(const char* name, uint32_t* local_rank, RankStatus* status, ErrorText& error) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return false;
@@ -80,7 +80,7 @@ size_t CommandLine(char* out, size_t bytes_max) {
   while (bytes > 0 && out[bytes - 1] == '\0') --bytes;
   for (size_t i = 0; i < bytes; ++i) {
     if (out[i] == '\0') out[i] = ' ';
-    // Names travel as UTF-8; a cut or foreign sequence is not worth more than this.
+    // Names travel as UTF-8, and a cut sequence is not valid, so only ASCII stays.
     if (static_cast<unsigned char>(out[i]) >= 0x80) out[i] = '?';
   }
   return bytes;

@@ -7,21 +7,22 @@
 
 #include "libs/shm/client/error_text.h"
 
-// What a client learns from its process, and nobody told it.
+// What a client reads from its process and environment.
 namespace talweg::c {
 
-// $TALWEG_LOCAL_RANK, or $LOCAL_RANK, or any. kInvalidArgument if it is no number.
+// Reads $TALWEG_LOCAL_RANK, else $LOCAL_RANK, else any rank. kInvalidArgument if it is no number.
 shm::RankStatus LocalRankFromEnvironment(uint32_t* local_rank, shm::ErrorText& error);
 
-// $TALWEG_CACHE_BYTES, or 0. kInvalidArgument if it is no number of bytes.
+// Reads $TALWEG_CACHE_BYTES, else 0. kInvalidArgument if it is no number of bytes.
 shm::RankStatus CacheBytesFromEnvironment(uint64_t* bytes, shm::ErrorText& error);
 
-// Says to `talweg run`, by a file that $TALWEG_RUN_NEEDS names, that this rank needs an agent, or
-// that it has one. Without the variable nothing.
+// Tells `talweg run`, through a file that $TALWEG_RUN_NEEDS names, that this rank needs an agent,
+// or has one. Does nothing without the variable.
 void SayThatAgentIsNeeded();
 void SayThatAgentIsFound();
 
-// "python3 train.py --lr 0.1": this process's command line, cut; its length.
+// Writes this process's command line, cut, to `out`: "python3 train.py --lr 0.1". Returns its
+// length.
 size_t CommandLine(char* out, size_t bytes_max);
 
 }  // namespace talweg::c

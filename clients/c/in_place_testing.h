@@ -15,7 +15,7 @@
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/testing/fake_agent.h"
 
-// What the tests of tensors that are summed in place do in all of them.
+// Shared by the tests of tensors that are summed in place.
 namespace talweg::c {
 
 inline talweg_status TryDeclare(const TestClient& client, uint64_t count, talweg_tensor* tensor,
@@ -41,7 +41,7 @@ std::span<T> Buffer(const TestClient& client, talweg_tensor tensor) {
           talweg_tensor_bytes(client.get(), tensor) / sizeof(T)};
 }
 
-// How a tensor of so many bytes lies in each rank's arena.
+// Returns how a tensor of `bytes` bytes lies in each rank's arena.
 inline shm::RankSumShape InPlaceShape(uint64_t bytes, uint32_t ranks) {
   return shm::RankSumShape::Of(
       shm::BufferShape::Of(Collective::Of(DType::kU8, Op::kSum, bytes), ranks), ranks,
@@ -59,7 +59,8 @@ struct Node {
     }
   }
 
-  // What ranks look at while they wait for each other's pieces, in local rank 0's arena.
+  // Returns the line in local rank 0's arena that ranks read while they wait for each other's
+  // pieces.
   shm::InPlaceLine& Line() const {
     const uint64_t bytes = talweg_tensor_bytes(clients[0].get(), tensor);
     const shm::RankSumShape shape = InPlaceShape(bytes, static_cast<uint32_t>(clients.size()));
@@ -73,13 +74,13 @@ struct Node {
   talweg_tensor tensor = 0;
 };
 
-// A node's only rank, whose results come from other nodes: to where it contributes.
+// A node's only rank, whose results come from other nodes into its contribution buffer.
 struct LonelyRank {
   explicit LonelyRank(uint64_t count) : agent(Options(directory)), client(agent.socket_path(), 0) {
     tensor = DeclareInPlace(client, count);
   }
 
-  // Contributes what stands in its buffer. The result that comes has `byte` everywhere.
+  // Contributes the buffer's bytes. Each byte of the result is `byte`.
   void Round(std::byte byte) {
     agent.HoldRounds();
     const talweg_round round = Push(client, tensor, nullptr);

@@ -12,7 +12,7 @@
 #include "clients/c/talweg.h"
 #include "libs/shm/testing/fake_agent.h"
 
-// What the tests of tensors that the ranks sum do in all of them.
+// Shared by the tests of tensors that the ranks sum.
 namespace talweg::c {
 
 inline shm::FakeAgent::Options SummingOptions(const TestDirectory& directory, uint32_t ranks) {

@@ -64,11 +64,11 @@ static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
-// A talweg_collective of before version 1.3 ends there.
+// A talweg_collective of a version before 1.3 ends there.
 constexpr size_t kCollectiveBytesMin = offsetof(talweg_collective, side);
 constexpr char kBarrierName[] = "talweg.barrier";
 
-// What a C program has put into an enumeration: any number.
+// Returns the number in an enumeration, which a C program may have set to any value.
 template <typename Enumeration>
 unsigned NumberIn(const Enumeration& enumeration) {
   unsigned number = 0;
@@ -77,10 +77,10 @@ unsigned NumberIn(const Enumeration& enumeration) {
   return number;
 }
 
-// The one piece of state outside of a client: a thread's last error, as errno is.
+// The only state outside of clients: each thread's last error, like errno.
 thread_local ErrorText last_error;
 
-// A value that does not fit must not become another one.
+// A value that does not fit must not turn into a valid one.
 talweg_status ToCollective(const char* name, const talweg_collective& given,
                            Collective* collective) {
   const unsigned dtype = NumberIn(given.dtype);
@@ -120,7 +120,7 @@ talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags, Declare
   return TALWEG_OK;
 }
 
-// Whether nothing is NULL that a declaration needs.
+// Returns whether all pointers that a declaration needs are set.
 talweg_status CheckDeclaration(const char* function, const talweg_client* client, const char* name,
                                const talweg_tensor* tensor) {
   if (client != nullptr && name != nullptr && tensor != nullptr) return TALWEG_OK;
@@ -545,7 +545,7 @@ talweg_status talweg_barrier(talweg_client* client, const char* name, int64_t ti
   talweg_status status = talweg_declare(client, name == nullptr ? kBarrierName : name, TALWEG_I32,
                                         TALWEG_SUM, 0, 1, 0, left_ns(), &tensor);
   if (status != TALWEG_OK) return status;
-  // A barrier that ran out of time is still open: this rank has been counted in it.
+  // After a timeout the barrier is still open, and this rank is counted in it.
   talweg_round round = FromC(client)->OpenRound(tensor);
   if (round == 0) {
     const int32_t one = 1;

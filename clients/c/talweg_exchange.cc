@@ -20,7 +20,7 @@ using talweg::shm::RankStatus;
 
 constexpr uint32_t kRanksMax = talweg::shm::kSummingRanksMax;
 
-// What a C program has put into an enumeration: any number.
+// Returns the number in an enumeration, which a C program may have set to any value.
 template <typename Enumeration>
 uint32_t NumberIn(const Enumeration& enumeration) {
   uint32_t number = 0;
@@ -41,7 +41,7 @@ Op OpOf(const talweg_exchange_call& call) {
   return number > 0xff ? Op::kUnspecified : static_cast<Op>(number);
 }
 
-// What is wrong with it, or null.
+// Returns what is wrong with the call, or null.
 const char* Problem(talweg_client* client, talweg_tensor tensor, const talweg_exchange_call& call) {
   if (call.word_bytes > TALWEG_EXCHANGE_BYTES_MAX ||
       call.data_bytes > TALWEG_EXCHANGE_BYTES_MAX - call.word_bytes) {
@@ -70,8 +70,8 @@ const char* Problem(talweg_client* client, talweg_tensor tensor, const talweg_ex
   return nullptr;
 }
 
-// Whether all `ranks` have said the same. Who says the same gives as much, so the words of the next
-// rank are found; no words begin others.
+// Returns whether the words of all `ranks` are equal. Equal words mean equally long data, so the
+// next rank's words can be found. No words are a prefix of others.
 bool AreAlike(const talweg_exchange_call& call, uint32_t ranks) {
   const uint64_t stride = call.word_bytes + call.data_bytes;
   if (stride > call.all_bytes / ranks) return false;
@@ -82,7 +82,7 @@ bool AreAlike(const talweg_exchange_call& call, uint32_t ranks) {
   return true;
 }
 
-// What all `ranks` have said is alike: brings it to `out`.
+// Copies or combines the data of all `ranks` into `out`, after their words were found equal.
 void Finish(const talweg_exchange_call& call, uint32_t ranks) {
   const auto* const first = static_cast<const std::byte*>(call.all) + call.word_bytes + call.offset;
   const uint64_t stride = call.word_bytes + call.data_bytes;
@@ -127,7 +127,7 @@ talweg_status talweg_wait_places(talweg_client* client, talweg_tensor tensor, ta
   if (parts > 0 && (places == nullptr || rooms == nullptr)) {
     return Invalid("talweg_wait_places: `places` or `rooms` is NULL, and this rank gets something");
   }
-  // One part lies as wait_parts has it: reductions have no more.
+  // One part lies as talweg_wait_parts copies it. Reductions have only one part.
   if (parts <= 1) {
     void* const out = parts == 0 ? nullptr : places[0];
     return talweg_wait_parts(client, tensor, round, out, out == nullptr ? 0 : rooms[0], timeout_ns);

@@ -5,49 +5,48 @@
 #include "clients/c/talweg.h"
 
 /* What exchanges of tensors of any shape need beyond talweg.h: parts that lie apart, and a whole
- * call in one. The Python package's collectives are made of these (docs/collectives.md). */
+ * exchange in one call. The Python package's collectives use these (docs/collectives.md). */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* How many parts a contribution to the tensor has room for: those that this rank gives, where the
- * node's ranks read each other's; all, where the agent or an older release has to do with it. 0 for
- * no tensor. */
+/* Returns how many parts a contribution to the tensor has room for: only the parts that this rank
+ * gives, if the node's ranks read each other's contributions; all parts, if the agent or an older
+ * release reads them. 0 if `tensor` is none. */
 TALWEG_API uint32_t talweg_parts_held(talweg_client* client, talweg_tensor tensor);
 
-/* As talweg_push_parts. places[i]: where the i-th part lies that this rank gives; `places` may be
- * NULL where it gives nothing. `own`: where the part goes that this rank gives itself, for a caller
- * that knows; the talweg_wait_places of the round then finds it there. It may be the part's own
- * place. NULL: it is copied with the others. */
+/* Like talweg_push_parts. places[i]: the i-th part that this rank gives; `places` may be NULL if it
+ * gives nothing. `own`: where the part that this rank gives to itself will go, if the caller knows
+ * that already; the round's talweg_wait_places then finds it there. It may be the part's own place.
+ * NULL: the part is copied with the others. */
 TALWEG_API talweg_status talweg_push_places(talweg_client* client, talweg_tensor tensor,
                                             const void* const* places, const uint64_t* lengths,
                                             void* own, uint64_t signature, int32_t priority,
                                             int64_t timeout_ns, talweg_round* round);
 
-/* As talweg_wait_parts: the i-th part that this rank gets goes to places[i], where there is room
- * for rooms[i] bytes. */
+/* Like talweg_wait_parts. The i-th part that this rank gets goes to places[i], which has room for
+ * rooms[i] bytes. */
 TALWEG_API talweg_status talweg_wait_places(talweg_client* client, talweg_tensor tensor,
                                             talweg_round round, void* const* places,
                                             const uint64_t* rooms, int64_t timeout_ns);
 
-/* A call in one round of an all_gather of bytes. */
+/* A call that takes one round of an all_gather of bytes. */
 typedef struct {
   size_t struct_bytes; /* sizeof(talweg_exchange_call). */
-  /* What every rank must say alike, and what it gives after that: as much as the tensor's part has
-   * room for, at most TALWEG_EXCHANGE_BYTES_MAX. Words say how long they are, so that none begin
-   * others, and how much is given. */
+  /* `words` must be equal at all ranks; `data` is what the rank gives. Together they fit into a
+   * part of the tensor, and have at most TALWEG_EXCHANGE_BYTES_MAX bytes. The words contain their
+   * own length, so that no words are a prefix of others, and the length of the data. */
   const void* words;
   uint64_t word_bytes;
   const void* data;
   uint64_t data_bytes;
-  /* Where all that the ranks have said and given goes, rank by rank. */
+  /* Gets the words and data of all ranks, rank by rank. */
   void* all;
   uint64_t all_bytes;
-  /* If all have said the same: `bytes` at `offset` of each rank's data. Without an op they go to
-   * `out` one after another. With one they are combined, as `dtype`, and `bytes` go there: in the
-   * order of ranks and as the ranks of one node do, so only where talweg_parts_held of the tensor
-   * is 1. */
+  /* If all words are equal, `bytes` bytes at `offset` of each rank's data go to `out`. Without an
+   * op they go there one after another. With an op they are combined, as `dtype`, in rank order and
+   * as the ranks of one node do. So an op needs a tensor with talweg_parts_held of 1. */
   talweg_op op; /* TALWEG_BROADCAST: none. */
   talweg_dtype dtype;
   uint64_t offset;
@@ -57,15 +56,15 @@ typedef struct {
 
 #define TALWEG_EXCHANGE_BYTES_MAX 16384
 
-/* Pushes and waits. TALWEG_OK: the round is over; *alike: whether all ranks have said the same, and
- * `out` is written. TALWEG_TIMEOUT: if *round is not 0 the call was pushed, and talweg_wait_parts
- * goes on waiting for it. */
+/* Pushes and waits. TALWEG_OK: the round is over. *alike is 1 if all words are equal, and `out` is
+ * then written. TALWEG_TIMEOUT: if *round is not 0, the call was pushed, and talweg_wait_parts goes
+ * on waiting for it. */
 TALWEG_API talweg_status talweg_exchange(talweg_client* client, talweg_tensor tensor,
                                          const talweg_exchange_call* call, int64_t timeout_ns,
                                          talweg_round* round, int* alike);
 
-/* The second half of talweg_exchange, for a round that talweg_wait_parts has copied to call->all:
- * call->data is not looked at. */
+/* The second half of talweg_exchange, for a round that talweg_wait_parts has copied to call->all.
+ * Does not read call->data. */
 TALWEG_API talweg_status talweg_finish_exchange(talweg_client* client, talweg_tensor tensor,
                                                 const talweg_exchange_call* call, int* alike);
 

@@ -4,7 +4,7 @@
 
 #include "clients/c/abi.h"
 
-// The ends of steps, and who is in the job there: docs/elastic.md.
+// The C ABI of steps and membership: docs/elastic.md.
 
 using talweg::c::FromC;
 using talweg::c::Invalid;

@@ -125,7 +125,7 @@ class RankDesk final : public shm::RankEventSink {
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool AnyAttached() const;
   bool AllAttached() const;
-  // Returns whether all ranks are ready, or one of them cannot enter as a standby.
+  // Returns whether all ranks are ready, or a rank that is attached knows no standbys.
   bool AllReady() const;
   uint64_t bytes_pushed() const { return bytes_pushed_; }
 

@@ -16,14 +16,14 @@ namespace talweg::transport {
 // A descriptor that becomes readable when a time is over.
 class DeadlineTimer {
  public:
-  // False: the process has no descriptors left.
+  // Returns false if the process has no descriptors left.
   bool Open() {
     timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
     return timer_.valid();
   }
   int descriptor() const { return timer_.get(); }
 
-  // nullopt: never. What is over already rings at once.
+  // Rings in `left_ns`, at once if that is not positive; nullopt: never.
   void RingIn(std::optional<int64_t> left_ns) {
     itimerspec timer{};
     if (left_ns) {
@@ -33,7 +33,7 @@ class DeadlineTimer {
     }
     timerfd_settime(timer_.get(), 0, &timer, nullptr);
   }
-  // Until it rings again the descriptor is not readable.
+  // Makes the descriptor not readable until the timer rings again.
   void Quieten() {
     uint64_t ignored;
     [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));

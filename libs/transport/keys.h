@@ -11,8 +11,8 @@ namespace talweg::transport {
 // 64 bits that nobody can guess, from the system's generator.
 uint64_t SystemRandom64();
 
-// Keys of regions. A peer that writes with a stale or invented key meets no region. Keys are drawn,
-// not counted up, so that yesterday's key is not today's.
+// Makes keys of regions. A stale or invented key names no region. Keys are random, so that a key of
+// an earlier process is not used again.
 class KeySource {
  public:
   // 0: every key comes from the system's generator. Otherwise the seed alone decides the sequence.

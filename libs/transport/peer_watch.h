@@ -14,11 +14,11 @@
 
 namespace talweg::transport {
 
-// What is noted of one connection.
+// The times of one connection.
 struct PeerTimes {
   int64_t open_by_ns = 0;  // While not open.
   bool heard = true;       // Whether anything came since our last heartbeat.
-  int64_t silent_ns = 0;   // Counted while our thread ran: a stopped process has heard nobody.
+  int64_t silent_ns = 0;   // Counted only while this thread runs: a stopped process hears no peer.
 };
 
 struct PeerWatchOptions {
@@ -27,10 +27,10 @@ struct PeerWatchOptions {
   int64_t silence_ns = 0;  // 0: a silence ends nothing.
 };
 
-// Watches over connections by a network: ends those that do not open in time, and those that fall
-// silent, and says when to send heartbeats.
+// Watches connections over a network: finds those that do not open in time or fall silent, and says
+// when to send heartbeats.
 //
-// `Peers` is a map to handles of peers. A peer has `times`, open(), and name() for texts.
+// `Peers` maps ids to handles of peers. A peer has `times`, open(), and name() for messages.
 class PeerWatch {
  public:
   PeerWatch(const PeerWatchOptions& options, const runtime::Clock* clock)
@@ -38,10 +38,10 @@ class PeerWatch {
 
   DeadlineTimer& timer() { return timer_; }
 
-  // A connection has opened: a heartbeat is due, as nobody knows for how long there was none.
+  // A connection has opened. Makes a heartbeat due, since it is not known when the last one was.
   void NoteOpen() { next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs()); }
 
-  // Has the timer ring when there is something to do for one of them.
+  // Makes the timer ring when a peer needs something.
   template <typename Peers>
   void Arm(const Peers& peers) {
     std::optional<int64_t> first_ns;
@@ -53,8 +53,9 @@ class PeerWatch {
     timer_.RingIn(first_ns);
   }
 
-  // Those whose time is over, and why, for people: end them, then Arm() again. Calls `beat` with
-  // each other one for which a heartbeat is due; it may not end connections.
+  // Returns the peers whose time is over, and a text that says why. The caller ends them, then
+  // calls Arm(). Calls `beat` for the other peers when a heartbeat is due; `beat` must not end
+  // connections.
   template <typename Peers, typename Beat>
   auto FindOver(const Peers& peers, const Beat& beat) {
     std::vector<std::pair<typename Peers::mapped_type, std::string>> over;

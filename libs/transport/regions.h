@@ -19,17 +19,17 @@ struct RegionEntry {
   std::optional<PeerIdentity> writer = std::nullopt;  // The only member that may write there.
 };
 
-// Our regions, by key. A peer's record may write to these.
+// This transport's regions, by key, to which peers' records may write.
 using RegionTable = std::unordered_map<uint64_t, RegionEntry>;
 
-// Where `length` bytes for (key, address) belong. nullopt: that is no place in a region, or not one
-// for this writer.
+// Returns where `length` bytes for (key, address) belong, or nullopt if no region has that place or
+// `writer` may not write there.
 std::optional<std::span<std::byte>> PlaceIn(const RegionTable& table, uint64_t key,
                                             uint64_t address, size_t length,
                                             const std::optional<PeerIdentity>& writer);
 
-// The region is in the table for as long as it lives. The table outlives it. INVALID_ARGUMENT
-// without bytes, ALREADY_EXISTS where the key is in use.
+// Returns a region that is in the table as long as it lives. The table outlives it.
+// INVALID_ARGUMENT: no bytes. ALREADY_EXISTS: the key is in use.
 absl::StatusOr<Region> RegisterIn(RegionTable* table, std::span<std::byte> bytes,
                                   wire::RemoteRef base,
                                   const std::optional<PeerIdentity>& writer = std::nullopt);

@@ -44,24 +44,24 @@ class SocketAddress {
 // INVALID_ARGUMENT: the text has no such form. NOT_FOUND: the name does not resolve.
 absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port);
 
-// Where the spec says to bind, with port 0. NOT_FOUND: the interface does not exist, or has no
-// address.
+// Returns the address that the spec binds to, with port 0. NOT_FOUND: the interface does not exist,
+// or has no address.
 absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec);
 
-// Calls listen() with the spec's addresses, from its first port to its last, until one is free.
-// `listen` returns ALREADY_EXISTS for one that is not, and what else it returns is the result.
+// Calls `listen` with the spec's ports, from the first to the last, as long as it returns
+// ALREADY_EXISTS for a port that is taken. Returns the last result.
 absl::StatusOr<std::string> ListenAtFreePort(
     const ListenSpec& spec,
     const std::function<absl::StatusOr<std::string>(const SocketAddress&)>& listen);
 
-// What others connect to where a listener is bound to that address.
+// Returns the address that others connect to if a listener is bound to `bound`.
 std::string AdvertisedHostPort(const ListenSpec& spec, const SocketAddress& bound);
 
-// The first address of that family on the interface, with port 0. NOT_FOUND names the interface,
-// the family, and the interfaces that exist.
+// Returns the first address of that family on the interface, with port 0. NOT_FOUND names the
+// interface, the family, and the interfaces that exist.
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family);
 
-// Joins what Connect takes apart. A host that has colons gets brackets.
+// Joins host and port for Connect. A host with colons gets brackets.
 std::string JoinHostPort(const std::string& host, uint16_t port);
 
 }  // namespace talweg::transport

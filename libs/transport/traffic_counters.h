@@ -6,7 +6,7 @@
 
 namespace talweg::transport {
 
-// What each transport counts.
+// The counters of each transport.
 struct TrafficCounters {
   explicit TrafficCounters(telemetry::CounterSet* given) : set(given != nullptr ? *given : own) {}
 

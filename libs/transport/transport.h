@@ -26,7 +26,7 @@
 // told.
 namespace talweg::transport {
 
-// The member for which a connection was opened, as the scheduler vouches for it.
+// The member for which a connection was opened. The scheduler vouches for it.
 struct PeerIdentity {
   JobId job;
   Epoch epoch;  // The view that gave it the key; a connection may outlive it.
@@ -39,8 +39,8 @@ struct PeerIdentity {
   friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
 };
 
-// Why a member that has proven who it is may not connect; "" if it may. Whoever has been refused is
-// refused for good.
+// Returns why a member that has proven its identity may not connect, or "" if it may. A member that
+// was refused once stays refused.
 using Admission = std::function<std::string(const PeerIdentity& peer)>;
 
 // What a Region keeps alive. A Transport makes it. It belongs to its transport's thread, and the
@@ -49,7 +49,7 @@ class Registration {
  public:
   virtual ~Registration() = default;
 
-  // If on_device(), these are addresses of an accelerator's, which the CPU must not use.
+  // If on_device(), these are addresses of an accelerator, which the CPU must not use.
   std::span<std::byte> bytes() const { return bytes_; }
   bool on_device() const { return on_device_; }
   const wire::RemoteRef& base() const { return base_; }
@@ -68,8 +68,8 @@ struct RegionSlice {
 };
 
 // Memory known to a transport, for as long as this object lives. It is the source of local writes,
-// and the target of writes by peers that were given a Ref. The key is random where the provider
-// lets us choose.
+// and the target of writes by peers that were given a Ref. The key is random if the provider lets
+// the transport choose it.
 //
 // Before the Region is destroyed, and before its memory is used for something else, the caller
 // closes the connections to peers that may write to it, or knows that they have finished. Bytes of
@@ -106,7 +106,7 @@ struct DeviceMemory {
   int dma_buf = -1;  // A descriptor of these bytes, borrowed for the call. -1: there is none.
 };
 
-// Where to listen. Ports: 0 for any free one, or the first free one of [port_first, port_last].
+// Where to listen. Ports: 0 for any free one, else the first free one of [port_first, port_last].
 struct ListenSpec {
   // A literal address, a host name, or "" for all addresses of the host. Loopback unless told.
   std::string bind_address = "127.0.0.1";
@@ -114,7 +114,7 @@ struct ListenSpec {
   std::string bind_interface;
   uint16_t port_first = 0;
   uint16_t port_last = 0;
-  // What peers connect to, when it differs from where we bind (several addresses, NAT).
+  // The host that peers connect to, if it is not the bound one (several addresses, NAT).
   std::string advertise_host;
 };
 
@@ -123,7 +123,7 @@ class EventSink {
  public:
   virtual ~EventSink() = default;
 
-  // A peer has connected to an address that we listen on.
+  // A peer has connected to an address of Listen.
   virtual void OnAccepted(ConnectionId connection) = 0;
   // A Connect has succeeded.
   virtual void OnConnected(ConnectionId connection) = 0;
@@ -139,12 +139,12 @@ class EventSink {
 };
 
 enum class PostResult : uint8_t {
-  kPosted,  // Queued; what was posted before on this connection goes first.
-  kGone,    // There is no such connection (any more); nothing was taken.
+  kPosted,  // Queued, after all earlier posts on this connection.
+  kGone,    // The connection is unknown or over; nothing was taken.
 };
 
-// Belongs to one thread, which makes, uses and destroys it, its regions included. Nothing blocks
-// but the resolution of a host name that is no literal address.
+// Belongs to one thread, which makes, uses and destroys it and its regions. Nothing blocks, except
+// for the resolution of a host name.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -167,8 +167,8 @@ class Transport {
   // remedy.
   virtual absl::StatusOr<Region> Register(std::span<std::byte> bytes) = 0;
 
-  // OK if RegisterDevice may succeed; otherwise why not, for people. The caller copies to host
-  // memory what it does not take.
+  // Returns OK if RegisterDevice may succeed, else why not. The caller then copies the bytes to
+  // host memory.
   virtual absl::Status TakesDeviceMemory() const {
     return absl::UnimplementedError("it carries host memory only");
   }
@@ -177,62 +177,64 @@ class Transport {
   // The work that makes the bytes is done before a write from the memory is posted. A received
   // frame does not make the peer's earlier writes visible to the accelerator. The caller flushes
   // them through its driver first. UNIMPLEMENTED: TakesDeviceMemory says why, or the provider
-  // refuses this piece.
+  // refuses this memory.
   virtual absl::StatusOr<Region> RegisterDevice(const DeviceMemory& /*memory*/) {
     return TakesDeviceMemory();
   }
 
-  // Copies `source` to the peer's memory. It may wait for a frame that is posted after it, or for
-  // the next Poll. OnWriteDone(connection, context) follows, unless the connection ends first. A
-  // target that is not the peer's to give ends the connection.
+  // Copies `source` to the peer's memory. The write may wait for a frame that is posted after it,
+  // or for the next Poll. OnWriteDone(connection, context) follows, unless the connection ends
+  // first. A target that is not in the peer's regions ends the connection.
   virtual PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
                                uint64_t context) = 0;
 
   // `frame`: 1 to wire::kFrameBytesMax bytes.
   virtual PostResult PostFrame(ConnectionId connection, std::vector<std::byte> frame) = 0;
 
-  // Makes progress and delivers at most `events_max` events. Returns how many, and what else it has
-  // done (0: idle). Whoever is written to must poll, or the writer waits.
+  // Makes progress, and delivers at most `events_max` events. Returns how much it has done, events
+  // included; 0: idle. The target of a write must poll, or the writer waits.
   virtual int Poll(EventSink& sink, int events_max) = 0;
 
-  // For transports that have to trust whom they are connected with. Asked on the owner thread of
-  // everybody who connects to us and proves who it is, before anything else of it is looked at.
-  // Whoever is refused hears why, and OnAccepted does not tell of it. Without one all may come.
+  // For transports that have to trust their peers. The transport asks `admission`, on the owner
+  // thread, about each member that connects and proves its identity, before it reads anything else
+  // from it. A refused member is told why, and gets no OnAccepted. Without an admission all may
+  // connect.
   virtual void SetAdmission(Admission /*admission*/) {}
-  // Who the peer of an accepted connection has proven to be. nullopt: this transport makes nobody
-  // prove it.
+  // Returns the identity that the peer of an accepted connection has proven, or nullopt if this
+  // transport asks for no proof.
   virtual std::optional<PeerIdentity> ProvenIdentity(ConnectionId /*connection*/) const {
     return std::nullopt;
   }
-  // The address of the host that an accepted connection comes from, without the port. Empty: this
-  // machine, by shared memory.
+  // Returns the host address of an accepted connection's peer, without the port. "": this machine,
+  // through shared memory.
   virtual std::string PeerHost(ConnectionId /*connection*/) const { return ""; }
-  // Like Register. Where peers prove who they are, and we carry their writes out ourselves, the
-  // region takes writes of that member alone.
+  // Like Register. If peers prove their identity and this transport itself carries out their
+  // writes, the region takes only writes of `writer`.
   virtual absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
                                              const PeerIdentity& /*writer*/) {
     return Register(bytes);
   }
 
-  // For epoll. It is readable when Poll would find something, provided that PrepareToSleep said
-  // true since the last Poll.
+  // For epoll. The descriptor is readable when Poll would find something, if PrepareToSleep has
+  // returned true since the last Poll.
   virtual int WaitDescriptor() const = 0;
-  // False: there may be something already, so poll again.
+  // Returns false if there may be something already, so that the caller must poll again.
   virtual bool PrepareToSleep() = 0;
 
-  // Bytes of frames and writes that were posted on this connection and have not left yet.
+  // Returns the bytes of frames and writes that were posted on this connection and have not left
+  // yet.
   virtual uint64_t PendingBytes(ConnectionId connection) const = 0;
 };
 
-// Selects the address to pass to Connect from those that a Listen returned. It is the host's own
-// shared memory if that is offered and `same_host` (HostId() of both sides is equal and not empty).
-// Otherwise it is the first one over the network. An empty string when there is none.
+// Selects the address for Connect from those that Listen returned: shared memory if it is among
+// them and `same_host` (HostId() of both sides is equal and not empty), else the first one over the
+// network. Returns "" if there is none.
 std::string SelectAddress(const std::string& addresses, bool same_host);
 
-// The host in an address of a network transport, without brackets. "" when it has none. For callers
-// that must not wait for name servers: Connect does not wait for a literal address.
+// Returns the host in an address of a network transport, without brackets, or "" if it has none.
+// For callers that must not wait for name servers: Connect does not wait for a literal address.
 std::string HostOf(const std::string& address);
-// The same address with another host.
+// Returns the same address with another host.
 std::string WithHost(const std::string& address, const std::string& host);
 
 }  // namespace talweg::transport

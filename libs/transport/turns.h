@@ -7,15 +7,16 @@
 
 namespace talweg::transport {
 
-// Has a transport's peers polled by turns, so that one that sends without end does not keep it from
-// the others. One thread's.
+// Polls a transport's peers in turns, so that a peer that never stops sending does not block the
+// others. Owned by one thread.
 class Turns {
  public:
-  // How many events of one peer are delivered in its turn, where there are others.
+  // How many events of one peer a turn delivers, if other peers are due.
   static constexpr int kEventsMax = 16;
 
-  // Calls poll(peer, &left) for the peers that are due, each time beginning with another one, until
-  // `events_max` events were delivered. It counts down `left`, of which each peer gets its turn's.
+  // Calls poll(peer, &left) for the peers that are due, until `events_max` events were delivered.
+  // Each call of Take begins with the next peer. `left` is how many events the peer may deliver;
+  // `poll` counts it down.
   template <typename Peers, typename Poll>
   void Take(const Peers& due, int events_max, const Poll& poll) {
     const int turn_max = due.size() > 1 ? kEventsMax : events_max;

@@ -16,7 +16,7 @@
 namespace talweg::transport {
 namespace {
 
-// The lowest bit of a composite's connection says which part has it.
+// The lowest bit of a composite's connection id says which transport has the connection.
 enum class Part : uint64_t { kNetwork = 0, kLocal = 1 };
 
 ConnectionId Outer(ConnectionId inner, Part part) {
@@ -32,8 +32,7 @@ class CompositeRegistration final : public Registration {
     bytes_ = network_.bytes();
     base_ = network_.Ref();
   }
-  // A device's memory is registered with the network alone: the host's own memory carries none of
-  // it.
+  // A device's memory is registered with the network only, because shared memory cannot carry it.
   explicit CompositeRegistration(Region network) : network_(std::move(network)) {
     bytes_ = network_.bytes();
     base_ = network_.Ref();
@@ -112,7 +111,7 @@ class CompositeTransport final : public Transport {
 
   absl::Status TakesDeviceMemory() const override { return network_->TakesDeviceMemory(); }
 
-  // For connections over the network.
+  // For connections over the network only.
   absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override {
     TALWEG_ASSIGN_OR_RETURN(Region network, network_->RegisterDevice(memory));
     return Region(std::make_unique<CompositeRegistration>(std::move(network)));
@@ -131,7 +130,7 @@ class CompositeTransport final : public Transport {
   }
 
   int Poll(EventSink& sink, int events_max) override {
-    // The two take turns in having the whole budget first.
+    // The two transports take turns at having the whole budget first.
     local_first_ = !local_first_;
     const Part first = local_first_ ? Part::kLocal : Part::kNetwork;
     const Part second = local_first_ ? Part::kNetwork : Part::kLocal;

@@ -11,10 +11,10 @@
 
 namespace talweg::transport {
 
-// Joins a network and a local transport. It listens on both
+// Joins a network and a local transport. The result listens on both
 // ("fi:tcp://10.0.0.7:20000,local:@talweg-3f..."), and connects by the address's scheme. It
-// registers host memory with both under one Ref, whoever writes to it, and a device's memory with
-// the network alone. RESOURCE_EXHAUSTED when the process has no descriptors left.
+// registers host memory with both, under one Ref for all writers, and a device's memory with the
+// network only. RESOURCE_EXHAUSTED: the process has no descriptors left.
 absl::StatusOr<std::unique_ptr<Transport>> NewCompositeTransport(
     std::unique_ptr<Transport> network, std::unique_ptr<LocalTransport> local);
 

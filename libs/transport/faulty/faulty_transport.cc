@@ -133,7 +133,7 @@ class FaultyTransport final : public Transport {
     int64_t leave_at_ns = 0;
   };
   struct Link {
-    uint64_t operations_left = 0;  // Until it breaks.
+    uint64_t operations_left = 0;  // Until the connection breaks.
     bool breaks = false;
     std::deque<Post> posts;
 
@@ -179,7 +179,7 @@ class FaultyTransport final : public Transport {
     return PostResult::kPosted;
   }
 
-  // Hands on what is due, in order.
+  // Passes on the posts that are due, in order.
   int Release() {
     const int64_t now_ns = clock_->NowNs();
     int work = 0;
@@ -206,7 +206,7 @@ class FaultyTransport final : public Transport {
     }
     int work = 0;
     for (const ConnectionId id : broken) {
-      // The sink may have closed it while it was told of another.
+      // The sink may have closed this connection during another's event.
       if (links_.erase(id) == 0) continue;
       inner_->Close(id);
       ++work;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kTransfersMax = 128;
 // Writes up to this length leave together. A longer write leaves alone.
-constexpr size_t kFrameBuffersMax = 16;  // Only where frames must be sent from registered memory.
+constexpr size_t kFrameBuffersMax = 16;  // Used if frames must be sent from registered memory.
 
 }  // namespace
 
@@ -136,7 +136,7 @@ absl::Status FabricConnection::Advance() {
   return failure;
 }
 
-// Hands one transfer over. Returns false when the provider takes none now, or has failed.
+// Hands one transfer over. Returns false if the provider takes none now, or has failed.
 bool FabricConnection::HandNext(absl::Status* failure) {
   if (free_transfers_.empty()) return false;
   Transfer& transfer = transfers_[free_transfers_.back()];
@@ -208,8 +208,8 @@ ssize_t FabricConnection::HandWrites(Transfer& transfer) {
   return fi_writemsg(endpoint_.get(), &message, FI_COMPLETION);
 }
 
-// Gathers as many of the next writes as fit into one transfer. Bytes that lie together on both
-// sides are one part of it.
+// Gathers as many of the next writes as fit into one transfer. Bytes that are contiguous on both
+// sides are one part.
 void FabricConnection::GatherWrites(Transfer& transfer) {
   const ProviderLimits& limits = provider_->limits();
   const size_t parts_max = std::clamp<size_t>(limits.write_parts_max, 1, kPartsMax);
@@ -226,7 +226,8 @@ void FabricConnection::GatherWrites(Transfer& transfer) {
     std::byte* const from = source->bytes().data() + post.source.offset + post.handed_bytes;
     void* const descriptor =
         limits.local_keys || source->on_device() ? source->descriptor() : nullptr;
-    // Not all providers take both kinds of memory in one transfer, and none says so.
+    // Not all providers take both kinds of memory in one transfer, and none reports whether it
+    // does.
     if (transfer.post_count > 0 && IsOnDevice(post) != IsOnDevice(*transfer.posts[0])) return;
     const uint64_t to = post.target.address + post.handed_bytes;
 
@@ -290,7 +291,7 @@ absl::StatusOr<std::optional<FabricConnection::Completion>> FabricConnection::Re
     if (!post->is_frame) written_.push_back(post->context);
     Retire(post);
   }
-  // The other finished writes come with the next calls.
+  // The next calls return the other finished writes.
   return completion;
 }
 

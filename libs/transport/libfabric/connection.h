@@ -34,18 +34,19 @@ class FabricRegistration final : public Registration {
     base_ = base;
   }
 
-  // What transfers from this memory must carry, where the provider asks for it.
+  // Returns the descriptor that transfers from this memory must carry, if the provider asks for
+  // one.
   void* descriptor() const { return fi_mr_desc(region_.get()); }
 
  private:
   MemoryRegionHandle region_;
 };
 
-// One connected endpoint with a completion queue of its own, and the queue of what was posted on
-// it. Once both are closed, nothing is left that could name the connection.
+// One connected endpoint with a completion queue of its own, and the posts that wait for it. Once
+// endpoint and queue are closed, no event can name the connection.
 class FabricConnection {
  public:
-  // What a completion meant.
+  // The meaning of a completion.
   struct Completion {
     enum class Kind : uint8_t { kNothing, kFrame, kWriteDone };
     Kind kind = Kind::kNothing;
@@ -58,8 +59,8 @@ class FabricConnection {
   FabricConnection(const Provider* provider, ConnectionId id, std::string peer)
       : provider_(provider), id_(id), peer_(std::move(peer)) {}
 
-  // Makes the endpoint, for `info` of a peer to connect to or of a connection request. When it
-  // fails, request_taken() says whether the request was used up.
+  // Makes the endpoint. `info` is of a peer to connect to, or of a connection request. After a
+  // failure request_taken() says whether the request was used up.
   absl::Status Open(fi_info* info, int receive_buffers);
 
   ConnectionId id() const { return id_; }
@@ -70,7 +71,7 @@ class FabricConnection {
   bool closed() const { return endpoint_ == nullptr; }
   bool request_taken() const { return request_taken_; }
 
-  // The connection is established, so what was posted may leave.
+  // The connection is established, so posts may leave.
   void OnEstablished() { established_ = true; }
   void set_peer(std::string peer) { peer_ = std::move(peer); }
   bool established() const { return established_; }
@@ -80,14 +81,14 @@ class FabricConnection {
   uint64_t pending_bytes() const { return pending_bytes_; }
   // Whether all that was posted is finished.
   bool idle() const { return posts_.empty(); }
-  // It is worth handing writes over when there are so many bytes of them. No more leave together.
+  // With so many bytes of writes it pays to hand them over. No more leave together.
   static constexpr size_t kGatheredBytesMax = kMiB;
 
   // The bytes of writes that Advance has not handed over yet.
   uint64_t waiting_bytes() const { return waiting_bytes_; }
 
-  // Hands the provider what it takes. Writes that follow each other leave together, as far as the
-  // provider takes that. Not OK: why it failed.
+  // Hands the provider as much as it takes. Consecutive writes leave together, if the provider
+  // takes that. An error says why the connection failed.
   absl::Status Advance();
 
   // The next completion; nullopt when there is none now. A failure: the connection is broken.
@@ -95,8 +96,8 @@ class FabricConnection {
   // Gives the buffer of a received frame back to the provider.
   absl::Status Repost(size_t buffer);
 
-  // When this returns, endpoint and queue are gone: nothing lands, and no source is read any more.
-  // The receive buffers stay, for a frame that is being looked at.
+  // When this returns, endpoint and queue are gone: nothing lands any more, and no source is read.
+  // The receive buffers stay, because the caller may still read a frame.
   void Close();
 
  private:
@@ -107,11 +108,11 @@ class FabricConnection {
     RegionSlice source;
     wire::RemoteRef target;
     uint64_t context = 0;
-    size_t handed_bytes = 0;  // To the provider.
-    bool handed = false;      // All of it.
+    size_t handed_bytes = 0;  // How much the provider has.
+    bool handed = false;      // Whether the provider has all of it.
     int transfers = 0;        // Outstanding.
   };
-  static bool IsOnDevice(const Post& post);  // A write.
+  static bool IsOnDevice(const Post& post);  // `post` is a write.
   static constexpr size_t kPartsMax = 4;
   static constexpr size_t kPostsMax = 16;
   // One operation of the provider. `scratch` is the provider's until the completion. It stands
@@ -146,7 +147,7 @@ class FabricConnection {
   bool request_taken_ = false;
 
   std::unique_ptr<std::byte[]> buffers_;  // Receives first, then frames to send.
-  MemoryRegionHandle buffers_region_;     // Where the provider wants it.
+  MemoryRegionHandle buffers_region_;     // Set if the provider wants it.
   size_t receive_count_ = 0;
   std::vector<size_t> free_frame_buffers_;
 
@@ -158,7 +159,7 @@ class FabricConnection {
   size_t next_post_ = 0;                     // The first that is not handed.
   uint64_t pending_bytes_ = 0;
   uint64_t waiting_bytes_ = 0;
-  std::deque<uint64_t> written_;  // Contexts of writes that are done, not yet told.
+  std::deque<uint64_t> written_;  // Contexts of finished writes that Read has not returned yet.
 
   int descriptor_ = -1;
   // The endpoint goes before its queue.

@@ -35,8 +35,8 @@
 
 namespace talweg::transport {
 
-// What NewFabricTransport makes. fabric_transport.cc has its calls. fabric_events.cc has what
-// happens to it and what Poll tells.
+// The Transport of NewFabricTransport. fabric_transport.cc has its calls, fabric_events.cc its
+// events and Poll.
 class FabricTransport final : public Transport {
  public:
   FabricTransport(const FabricOptions& options, const runtime::Clock* clock,
@@ -81,13 +81,13 @@ class FabricTransport final : public Transport {
   static constexpr uint64_t kTimerTag = ~uint64_t{0};
   static constexpr uint64_t kHalfOpenTag = kTimerTag - 1;
 
-  // A connection and how we look after it.
+  // A connection, and this transport's bookkeeping for it.
   struct Peer {
     std::unique_ptr<FabricConnection> connection;
-    std::string from;                    // The address of whoever connected to us.
-    bool connecting = false;             // We connect: OnConnected is due, not OnAccepted.
-    ConnectAnswer answer{};              // What we must hear then.
-    std::optional<PeerIdentity> proven;  // Who connected to us.
+    std::string from;                    // The address of a peer that connected to us.
+    bool connecting = false;             // This side connects: OnConnected is due, not OnAccepted.
+    ConnectAnswer answer{};              // The answer that the listener must send.
+    std::optional<PeerIdentity> proven;  // The identity of a peer that connected to us.
     bool armed = false;                  // Its descriptor tells when there is something to read.
     PeerTimes times;
     std::string ending;  // Not empty: ends when all that has arrived is read.
@@ -101,17 +101,16 @@ class FabricTransport final : public Transport {
     uint32_t kind = 0;
     int error = 0;  // Not 0: an error event.
     PeerHandle peer;
-    fid_t listener = nullptr;  // A connection request's, as is what follows.
+    fid_t listener = nullptr;  // Of a connection request, like the next two.
     InfoHandle info;
-    std::vector<std::byte> said;  // What the peer has the provider carry with it.
+    std::vector<std::byte> said;  // The bytes that came with the request.
   };
 
-  // fabric_transport.cc
-  // The timer or the event queue wakes us.
+  // fabric_transport.cc Has the descriptor of the timer or the event queue wake this thread.
   absl::Status Watch(int descriptor, uint64_t tag);
   absl::Status WatchHalfOpen(const SocketAddress& listener);
   absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, const SocketAddress& address);
-  // `memory`: a device's; null: the host's.
+  // `memory`: of a device. Null: of the host.
   absl::StatusOr<Region> Register(std::span<std::byte> bytes, const DeviceMemory* memory);
   absl::Status AddPeer(const PeerHandle& peer);
   void Advance(Peer& peer);
@@ -122,12 +121,12 @@ class FabricTransport final : public Transport {
   bool ReadEvent();
   void OnEvent(EventSink& sink, Event event);
   void OnConnectRequest(Event event);
-  // Makes the connection that is asked for with a token of ours.
+  // Accepts a request that came with a good token.
   bool Accept(const Event& event, const PeerHandle& peer, const TokenGate::Entry& entry);
   void OnEstablished(EventSink& sink, const PeerHandle& peer);
   void OnEventError(EventSink& sink, const PeerHandle& peer, const Event& event);
   void PollTimeouts(EventSink& sink, int* work);
-  // Ends strangers' connections, where they are too many or too old.
+  // Ends strangers' connections if they are too many or too old.
   void LookAtHalfOpen(int* work);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void Deliver(EventSink& sink, const PeerHandle& peer,
@@ -141,7 +140,7 @@ class FabricTransport final : public Transport {
   PeerWatch watch_;
   HalfOpen half_open_;
   DeadlineTimer half_open_timer_;              // Open once we listen.
-  std::optional<int64_t> half_open_rings_ns_;  // When the timer does.
+  std::optional<int64_t> half_open_rings_ns_;  // When the timer rings.
   KeySource keys_;
   const DataKey listener_key_;  // The same for all our listeners.
   TokenMaker tokens_;
@@ -156,7 +155,7 @@ class FabricTransport final : public Transport {
   std::map<ConnectionId, PeerHandle> peers_;
   std::map<fid_t, ConnectionId> by_endpoint_;
   std::deque<Event> events_;       // Read, and not handled yet.
-  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+  std::deque<PeerHandle> broken_;  // Ended, but the sink has not been told yet.
   std::vector<PassiveEndpointHandle> listeners_;
 };
 

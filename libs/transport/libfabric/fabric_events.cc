@@ -18,24 +18,24 @@
 namespace talweg::transport {
 namespace {
 
-// The most that we read of the data that comes with an event of the connection manager.
+// The most data that is read with an event of the connection manager.
 constexpr size_t kEventDataBytesMax = 256;
 
-// verbs carries 148 bytes with a refusal, of which libfabric has one.
+// verbs carries 148 bytes with a refusal; libfabric uses one of them.
 constexpr size_t kRefusalBytesMax = 147;
 
-// What came with a refusal, fit to be shown.
+// Returns the text that came with a refusal, cleaned for logs.
 std::string ShownRefusal(std::span<const std::byte> said) {
   std::string text;
   for (const std::byte byte : said.first(std::min(said.size(), kRefusalBytesMax))) {
     const char c = static_cast<char>(byte);
-    if (c == '\0') break;  // Some providers fill it up.
+    if (c == '\0') break;  // Some providers pad the text.
     text += c >= ' ' && c <= '~' ? c : '?';
   }
   return text;
 }
 
-// Some providers fill up what they carry.
+// Some providers pad the data.
 bool IsAnswer(std::span<const std::byte> said, const ConnectAnswer& expected) {
   return said.size() >= expected.size() && SameBytes(said.first(expected.size()), expected);
 }
@@ -74,7 +74,7 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
   return work;
 }
 
-// Notes which of the connections whose descriptors we rely on have become readable.
+// Marks the connections whose descriptors have become readable.
 void FabricTransport::NoteReadyDescriptors() {
   std::array<epoll_event, 64> ready;
   const int count = epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
@@ -116,7 +116,8 @@ void FabricTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* bud
     End(sink, peer, peer->ending);
     return;
   }
-  // There is nothing to read now. If the provider agrees, the descriptor tells when there is.
+  // There is nothing to read now. If the provider agrees, the descriptor becomes readable when
+  // there is.
   fid_t fid = &connection.completion_queue()->fid;
   peer->armed = peer->ending.empty() && fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
 }
@@ -128,7 +129,7 @@ void FabricTransport::Deliver(EventSink& sink, const PeerHandle& peer,
   switch (completion.kind) {
     case Kind::kNothing: break;
     case Kind::kWriteDone:
-      // A write larger than the system's buffers is done only when the peer has taken some of it.
+      // A write larger than the system's buffers completes only after the peer has read some of it.
       peer->times.heard = true;
       --*budget;
       sink.OnWriteDone(id, completion.context);
@@ -152,7 +153,7 @@ void FabricTransport::ReadEvents() {
   events_armed_ = fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
 }
 
-// Reads one event. Returns false when there is none.
+// Reads one event. Returns false if there is none.
 bool FabricTransport::ReadEvent() {
   alignas(fi_eq_cm_entry) std::array<std::byte, sizeof(fi_eq_cm_entry) + kEventDataBytesMax> room;
   uint32_t kind = 0;
@@ -226,9 +227,9 @@ void FabricTransport::OnConnectRequest(Event event) {
   if (entry.ok() && Accept(event, peer, *entry)) return;
   if (peer->connection != nullptr) Forget(*peer);
   counters_.refused.Add();
-  // An endpoint that was made for the request has taken the request along.
+  // An endpoint for the request has consumed the request.
   if (peer->connection != nullptr && peer->connection->request_taken()) return;
-  // Only to somebody who has a key do we say why.
+  // Only a peer that holds a key is told why.
   std::string why;
   if (!absl::IsUnauthenticated(entry.status())) why = std::string(entry.status().message());
   fi_reject(reinterpret_cast<fid_pep*>(event.listener), event.info->handle, why.data(),
@@ -322,8 +323,8 @@ void FabricTransport::LookAtHalfOpen(int* work) {
   half_open_timer_.RingIn(left_ns);
 }
 
-// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
-// that was never established.
+// Tells the sink, unless the sink closed the connection, or an accepted connection was never
+// established.
 void FabricTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection->closed()) return;
   const bool told = peer->connecting || peer->connection->established();

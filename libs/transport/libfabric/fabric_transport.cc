@@ -18,7 +18,8 @@
 namespace talweg::transport {
 namespace {
 
-// Splits "host:port/key". Without a key it is one that opens nothing. False: it is no key of ours.
+// Splits "host:port/key". Without a key, `key` is one that opens nothing. Returns false if the key
+// cannot be parsed.
 bool SplitKey(std::string* address, AddressKey* key) {
   const size_t slash = address->rfind('/');
   if (slash == std::string::npos) return true;
@@ -49,7 +50,7 @@ absl::Status FabricTransport::Watch(int descriptor, uint64_t tag) {
 }
 
 absl::Status FabricTransport::WatchHalfOpen(const SocketAddress& listener) {
-  // Others' sockets, where they have any, are not this process's, or not its thread's.
+  // Other providers have no sockets, or sockets of another process or thread.
   if (provider_->name() != "tcp") return absl::OkStatus();
   if (half_open_timer_.descriptor() < 0) {
     if (!half_open_timer_.Open()) return status::ErrnoStatus(errno, "descriptors of a transport");
@@ -119,7 +120,7 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
         "same release everywhere");
   }
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(host_port);
-  // Names in texts have no key, which is nobody else's business.
+  // Names in messages must not show the key.
   const std::string name = scheme + host_port;
   if (!destination.ok()) return status::Annotate(destination.status(), "connect to '" + name + "'");
   SocketAddress source;
@@ -140,7 +141,7 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   const int error =
       fi_connect(peer->connection->endpoint(), destination->get(), token.data(), token.size());
   if (error != 0) {
-    // Reported like every other failed attempt, so that callers have one path for it.
+    // Reported like any failed attempt, so that callers handle both in one place.
     peer->ending = "connect to " + name + ": " + FabricErrorText(error);
     Forget(*peer);
     broken_.push_back(peer);
@@ -164,9 +165,9 @@ absl::Status FabricTransport::AddPeer(const PeerHandle& peer) {
   return absl::OkStatus();
 }
 
-// Takes the connection out of everything and closes it. The event queue may hold events of its
-// endpoint. These would name the next endpoint that the provider makes in the same place. So the
-// queue is read before and after, and what names no connection is dropped.
+// Forgets the connection and closes it. The event queue may hold events of its endpoint, which
+// would name the next endpoint that the provider makes at the same address. So the queue is read
+// before and after, and events that name no connection are dropped.
 void FabricTransport::Forget(Peer& peer) {
   FabricConnection& connection = *peer.connection;
   if (connection.closed()) return;
@@ -234,8 +235,8 @@ PostResult FabricTransport::PostWrite(ConnectionId id, RegionSlice source, wire:
   counters_.write_bytes_sent.Add(source.length);
   Peer& peer = *found->second;
   peer.connection->PostWrite(source, target, context);
-  // Nobody looks at a write before the frame after it. So small writes wait for that frame, or for
-  // more writes, and leave in one call of the kernel, in full packets. Poll sends what is left.
+  // No peer reads a write's bytes before the frame after it. So small writes wait for that frame,
+  // or for more writes, and leave in one system call, in full packets. Poll sends the rest.
   if (peer.connection->waiting_bytes() >= FabricConnection::kGatheredBytesMax) {
     Advance(peer);
   } else {
@@ -270,7 +271,7 @@ uint64_t FabricTransport::PendingBytes(ConnectionId id) const {
 }
 
 void FabricTransport::Advance(Peer& peer) {
-  // Whatever the provider did with the endpoint: ask its descriptor again before relying on it.
+  // The provider may have used the endpoint, so ask before relying on its descriptor again.
   peer.armed = false;
   const absl::Status status = peer.connection->Advance();
   if (!status.ok() && peer.ending.empty()) peer.ending = std::string(status.message());

@@ -13,7 +13,7 @@ namespace {
 
 using NameOfEnd = int (*)(int, sockaddr*, socklen_t*);
 
-// Not valid: it is no socket, or it is not connected.
+// Returns an address that is not valid if the descriptor is no connected socket.
 SocketAddress EndOf(int descriptor, NameOfEnd name) {
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);
@@ -39,7 +39,7 @@ void HalfOpen::NoteActivity(int64_t now_ns) {
 bool HalfOpen::IsBurst() {
   if (descriptors_ == nullptr) return false;
   const int lowest_free = fcntl(dirfd(descriptors_.get()), F_DUPFD_CLOEXEC, 0);
-  if (lowest_free < 0) return true;  // There is none left.
+  if (lowest_free < 0) return true;  // No descriptor is free.
   close(lowest_free);
   if (!is_known_ || lowest_free < lowest_free_) lowest_free_ = lowest_free;
   is_known_ = true;
@@ -67,7 +67,7 @@ std::vector<HalfOpen::Stranger> HalfOpen::FindAll(const std::unordered_set<std::
     const SocketAddress local = EndOf(descriptor, getsockname);
     if (!local.valid() || !IsListeners(local)) continue;
     const SocketAddress other = EndOf(descriptor, getpeername);
-    if (!other.valid()) continue;  // The listener's own, or it is over.
+    if (!other.valid()) continue;  // The listener itself, or a connection that is over.
     const Key key(descriptor, other.ToString());
     if (peers.contains(key.second)) continue;
     const auto known = since_ns_.find(key);

@@ -18,8 +18,8 @@ namespace talweg::transport {
 struct FidCloser {
   template <typename Fid>
   void operator()(Fid* object) const {
-    // It fails when something still depends on the object. Our members are declared so that
-    // dependents go first.
+    // fi_close fails if another object depends on this one. Members are declared so that dependents
+    // are closed first.
     fi_close(&object->fid);
   }
 };

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kApiVersion = FI_VERSION(1, 17);
 
-// Names of the providers that offer connected endpoints here, for error texts.
+// Returns the names of the providers that offer connected endpoints on this host, for messages.
 std::string ProvidersHere() {
   const InfoHandle hints(fi_allocinfo());
   hints->ep_attr->type = FI_EP_MSG;
@@ -39,7 +39,7 @@ ProviderLimits LimitsOf(const fi_info& info) {
   ProviderLimits limits;
   limits.transmit_depth = info.tx_attr->size;
   limits.receive_depth = info.rx_attr->size;
-  // Writes are cut, so that a long one neither overruns the provider nor makes another operation's
+  // Long writes are cut, so that they do not overrun the provider, nor make another operation's
   // frame wait for gigabytes.
   limits.write_bytes_max = std::min<size_t>(info.ep_attr->max_msg_size, 64 * kMiB);
   limits.write_parts_max = std::min(info.tx_attr->iov_limit, info.tx_attr->rma_iov_limit);
@@ -68,8 +68,8 @@ InfoHandle Provider::NewHints() const {
   InfoHandle hints(fi_allocinfo());
   hints->ep_attr->type = FI_EP_MSG;
   hints->caps = FI_MSG | FI_RMA;
-  // What we can live with: contexts carry the provider's scratch space. A completion with remote
-  // data never comes, because we never send any.
+  // The modes that this transport supports: contexts carry the provider's scratch space. No
+  // completion has remote data, because none is ever sent.
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
@@ -253,7 +253,7 @@ absl::StatusOr<MemoryRegionHandle> Provider::RegisterDeviceMemory(const DeviceMe
     if (fi_mr_regattr(domain_.get(), &by_buffer, FI_MR_DMABUF, &region) == 0) {
       return MemoryRegionHandle(region);
     }
-    // Otherwise by its address, which providers have known for longer.
+    // If that fails, registers by address, which older providers know, too.
   }
 #endif
   const int error = fi_mr_regattr(domain_.get(), &attributes, 0, &region);

@@ -16,12 +16,12 @@
 
 namespace talweg::transport {
 
-// What a provider says of itself, in the terms that we need. We ask, and never assume.
+// A provider's limits and demands, as it reports them. Nothing is assumed.
 struct ProviderLimits {
   size_t transmit_depth = 0;  // Transfers that may be outstanding on an endpoint.
   size_t receive_depth = 0;
   size_t write_bytes_max = 0;  // For one transfer; longer writes are split.
-  size_t write_parts_max = 1;  // Parts in one transfer, apart on either side.
+  size_t write_parts_max = 1;  // Separate parts in one transfer, on either side.
   size_t inject_bytes_max = 0;
   bool local_keys = false;         // FI_MR_LOCAL: sources and receive buffers are registered too.
   bool virtual_addresses = false;  // FI_MR_VIRT_ADDR: targets are named by address, not by offset.
@@ -39,31 +39,32 @@ class Provider {
 
   const std::string& name() const { return name_; }
   const ProviderLimits& limits() const { return limits_; }
-  // OK if RegisterDeviceMemory may succeed; otherwise why not.
+  // Returns OK if RegisterDeviceMemory may succeed, else why not.
   const absl::Status& takes_device_memory() const { return takes_device_memory_; }
   fid_fabric* fabric() const { return fabric_.get(); }
   fid_domain* domain() const { return domain_.get(); }
   fid_eq* event_queue() const { return event_queue_.get(); }
   int event_queue_descriptor() const { return event_queue_descriptor_; }
 
-  // For an endpoint that connects to `destination`, from `source` if that is valid. Or for a
-  // passive endpoint bound to `source`.
+  // InfoTo is for an endpoint that connects to `destination`, from `source` if that is valid.
+  // InfoFrom is for a passive endpoint bound to `source`.
   absl::StatusOr<InfoHandle> InfoTo(const SocketAddress& destination,
                                     const SocketAddress& source) const;
   absl::StatusOr<InfoHandle> InfoFrom(const SocketAddress& source) const;
 
-  // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. `key` is a wish.
+  // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. The provider may ignore `key`.
   absl::StatusOr<MemoryRegionHandle> RegisterMemory(void* bytes, size_t size, uint64_t access,
                                                     uint64_t key) const;
-  // Registers an NVIDIA GPU's memory. UNIMPLEMENTED: refused, with what the machine may lack.
+  // Registers an NVIDIA GPU's memory. UNIMPLEMENTED: refused. The text says what the machine may
+  // lack.
   absl::StatusOr<MemoryRegionHandle> RegisterDeviceMemory(const DeviceMemory& memory,
                                                           uint64_t access, uint64_t key) const;
 
  private:
   Provider() = default;
   InfoHandle NewHints() const;
-  // Like NewHints, for a provider that reaches GPUs' memory. Null: takes_device_memory() says why
-  // not.
+  // Like NewHints, for a provider that reaches GPUs' memory. Returns null if it does not;
+  // takes_device_memory() says why.
   InfoHandle AskForDeviceMemory();
 
   std::string name_;

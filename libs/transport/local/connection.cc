@@ -14,10 +14,10 @@
 namespace talweg::transport {
 namespace {
 
-// A longer write travels in several records. So the peer copies one out while we copy the next in,
-// and both find it in a cache.
+// A longer write travels in several records. So the peer copies one record out while this side
+// copies the next in, and both stay in a cache.
 constexpr size_t kRecordBytesMax = 128 * 1024;
-// Less room than this is not worth a record.
+// With less room no record is written.
 constexpr size_t kRecordBytesMin = 16 * 1024;
 
 size_t RecordSpan(size_t length) { return kRecordHeaderBytes + RoundUp(length, kRecordAlignment); }
@@ -73,8 +73,8 @@ absl::StatusOr<bool> LocalConnection::Advance(std::deque<uint64_t>* done) {
   return written_ != before;
 }
 
-// Copies the next piece of `post` after what is written. Returns the room that it took, 0 when
-// there was not enough.
+// Appends the next piece of `post` to the ring. Returns the room that it took, or 0 if there was
+// not enough.
 size_t LocalConnection::AppendPart(Post& post, size_t room) {
   RecordHeader header{};
   const std::byte* bytes = nullptr;
@@ -104,9 +104,9 @@ size_t LocalConnection::AppendPart(Post& post, size_t room) {
   pending_bytes_ -= header.length;
   const size_t used = RecordSpan(header.length);
   written_ += used;
-  // Published at once, so that the peer reads this record while we copy the next. The store is
-  // sequentially consistent, as is all of the peer's PrepareToSleep: either the peer sees what we
-  // have written, or we see it asleep.
+  // Published at once, so that the peer reads this record while this side copies the next. The
+  // store is sequentially consistent, as is all of the peer's PrepareToSleep: either the peer sees
+  // the record, or this side sees that the peer sleeps.
   ours_.control()->write_position.store(written_, std::memory_order_seq_cst);
   RingIfAsleep();
   return used;
@@ -117,7 +117,7 @@ void LocalConnection::RingIfAsleep() {
   if ((sleep & 1) == 0 || sleep == rung_for_) return;
   rung_for_ = sleep;
   const uint64_t one = 1;
-  // It fails when the counter is full. Then it is readable, which is all that we want.
+  // The write fails if the counter is full. Then the eventfd is readable, which is enough.
   [[maybe_unused]] const ssize_t ignored = write(peer_doorbell_.get(), &one, sizeof(one));
 }
 
@@ -159,8 +159,8 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
                                       ", which is none");
   }
   read_ += RecordSpan(header.length);
-  // Rounding may lead past what a dishonest peer has published. An honest one publishes whole
-  // spans.
+  // Rounding may go past the position that a dishonest peer has published. An honest peer publishes
+  // whole spans.
   read_ = std::min(read_, end);
   const bool drained = read_ == end;
   if (drained || read_ - read_published_ >= theirs_.ring_bytes() / 4) {
@@ -179,7 +179,8 @@ bool LocalConnection::PrepareToSleep() {
   control->sleep_count.store(sleep_count_, std::memory_order_seq_cst);
   if (HasInput()) return false;
   if (posts_.empty()) return true;
-  // The peer tells of every quarter of a ring only. Less may be free already, and enough.
+  // The peer publishes its position only for every quarter of the ring, so enough room may be free
+  // already.
   const uint64_t peer_read = theirs_.control()->read_position.load(std::memory_order_seq_cst);
   return peer_read == peer_read_;
 }
@@ -191,7 +192,7 @@ void LocalConnection::Awake() {
 }
 
 void LocalConnection::Beat() {
-  // 0 would mean that we never beat. The counter takes 272 years to come round.
+  // 0 would mean that this side never beats. The counter takes 272 years to wrap.
   ours_.control()->beats.store(++beats_, std::memory_order_relaxed);
 }
 

@@ -22,10 +22,10 @@
 
 namespace talweg::transport {
 
-// One connection: the two rings, and what was posted and has not fitted yet.
+// One connection: its two rings, and the posts that have not fitted into our ring yet.
 class LocalConnection {
  public:
-  // `socket` is connected; the handshake is still to come. `peer` names the other side.
+  // `socket` is connected, before the handshake. `peer` names the other side in messages.
   LocalConnection(ConnectionId id, Descriptor socket, RingMapping ours, std::string peer)
       : id_(id), socket_(std::move(socket)), ours_(std::move(ours)), peer_(std::move(peer)) {}
 
@@ -36,10 +36,10 @@ class LocalConnection {
   bool established() const { return theirs_.valid(); }
   bool closed() const { return !socket_.valid(); }
 
-  // Takes over what the peer sent in its handshake.
+  // Takes over the descriptors from the peer's handshake.
   absl::Status Establish(PeerDescriptors peer);
-  // Who the peer is that has connected to us. Its writes land in regions of its own, and in those
-  // that are nobody's.
+  // Sets the identity of a peer that has connected. It may write to the regions of this member, and
+  // to regions without a writer.
   void set_identity(const PeerIdentity& identity) { identity_ = identity; }
   const std::optional<PeerIdentity>& identity() const { return identity_; }
 
@@ -47,24 +47,25 @@ class LocalConnection {
   void PostFrame(std::vector<std::byte> frame);
   uint64_t pending_bytes() const { return pending_bytes_; }
 
-  // Copies what fits into our ring. Contexts of writes that are wholly in it go to `done`. Returns
-  // whether it did anything. A failure: the peer has broken the rules, or is gone.
+  // Copies posts into our ring as far as they fit. Appends the contexts of writes that are copied
+  // whole to `done`. Returns whether it did anything. An error: the peer has broken the rules, or
+  // is gone.
   absl::StatusOr<bool> Advance(std::deque<uint64_t>* done);
 
-  // Reads one record of the peer's ring. It carries out a write. It returns a frame, which is valid
-  // until the next call. A failure: the peer has broken the rules.
+  // Reads one record of the peer's ring. Carries out a write. A frame is in frame() until the next
+  // call. An error: the peer has broken the rules.
   enum class ReadResult : uint8_t { kEmpty, kWrite, kFrame };
   absl::StatusOr<ReadResult> Read(const RegionTable& regions);
   std::span<const std::byte> frame() const { return {frame_.data(), frame_.size()}; }
 
-  // Tells the peer that we sleep, so that it rings. Returns false when there is something to do
-  // already.
+  // Tells the peer that this side sleeps, so that it rings the doorbell. Returns false if there is
+  // something to do already.
   bool PrepareToSleep();
   void Awake();
 
-  // Shows the peer that our event loop turns.
+  // Shows the peer that this side's event loop turns.
   void Beat();
-  // Whether the peer has beaten since the last call, or is of a release that never does.
+  // Returns whether the peer has beaten since the last call, or its release never does.
   bool PeerHasBeaten();
 
   // When this returns, the rings are unmapped and the socket is closed.
@@ -80,7 +81,7 @@ class LocalConnection {
     size_t copied_bytes = 0;
   };
 
-  // Room in our ring, by what the peer says that it has read.
+  // Returns the room in our ring, by the peer's published read position.
   absl::StatusOr<size_t> Room();
   size_t AppendPart(Post& post, size_t room);
   bool HasInput() const;
@@ -94,7 +95,7 @@ class LocalConnection {
   const std::string peer_;
   std::optional<PeerIdentity> identity_;
 
-  // Our own copies of what we publish. What lies in shared memory is for the peer.
+  // Private copies of what this side publishes. The values in shared memory are only for the peer.
   uint64_t written_ = 0;
   uint64_t read_ = 0;
   uint64_t read_published_ = 0;

@@ -55,7 +55,7 @@ bool IsEventDescriptor(int fd) {
   return length > 0 && strcmp(target.data(), "anon_inode:[eventfd]") == 0;
 }
 
-// Takes the descriptors out of a received message. Closes those that nobody expected.
+// Takes the descriptors out of a received message. Closes unexpected ones.
 PeerDescriptors TakeDescriptors(msghdr& message) {
   PeerDescriptors taken;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
@@ -156,7 +156,7 @@ void SendRefusal(int socket, const std::string& text) {
   HandshakeMessage refusal;
   refusal.refused = 1;
   memcpy(refusal.text, text.data(), std::min(text.size(), sizeof(refusal.text)));
-  // If it does not get through, the hang-up says enough.
+  // If the text does not get through, the hang-up is enough.
   send(socket, &refusal, sizeof(refusal), MSG_NOSIGNAL);
 }
 

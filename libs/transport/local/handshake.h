@@ -14,14 +14,15 @@
 
 #include "libs/base/descriptor.h"
 
-// How two processes of one host hand each other their rings: one message in each direction over a
-// SOCK_SEQPACKET Unix socket, with two descriptors attached, and with what proves who each is
-// (docs/protocol.md, section 11). Afterwards the socket carries nothing. Its hang-up shows the end
-// of a peer. Nothing here blocks.
+// Two processes of one host exchange their rings: one message in each direction over a
+// SOCK_SEQPACKET Unix socket, with two descriptors and a proof of identity (docs/protocol.md,
+// section 11). After that the socket carries nothing; its hang-up shows that the peer has ended.
+// Nothing here blocks.
 namespace talweg::transport {
 
-// The only message. `text` of a refusal says why, for people. It has no terminating zero when full.
-// Otherwise it begins with a connect token, or with the answer to one. Version 1 had zeros there.
+// The only message. In a refusal, `text` says why, without a terminating zero if it is full.
+// Otherwise `text` begins with a connect token, or with the answer to one. Version 1 had zeros
+// there.
 struct HandshakeMessage {
   uint64_t magic = kMagic;
   uint32_t version = kVersion;
@@ -33,9 +34,9 @@ struct HandshakeMessage {
 };
 static_assert(sizeof(HandshakeMessage) == 256);
 
-// What a peer has handed over.
+// The descriptors and the proof that came from a peer.
 struct PeerDescriptors {
-  Descriptor ring;      // memfd, not looked at yet.
+  Descriptor ring;      // memfd, not checked yet.
   Descriptor doorbell;  // eventfd, made non-blocking.
   std::array<std::byte, sizeof(HandshakeMessage::text)> proof{};
 };
@@ -44,14 +45,16 @@ struct PeerDescriptors {
 absl::StatusOr<Descriptor> ListenUnix(const std::string& name);
 absl::StatusOr<Descriptor> ConnectUnix(const std::string& name);
 
-// The peer's process, if it runs as our user or root. PERMISSION_DENIED names both users.
+// Returns the peer's process, if it runs as this process's user or root. PERMISSION_DENIED names
+// both users.
 absl::StatusOr<int> CheckPeer(int socket);
 
 // `proof`: a ConnectToken, or a ConnectAnswer.
 absl::Status SendHandshake(int socket, int ring, int doorbell, std::span<const std::byte> proof);
-// Tells the peer why, as well as it can. Then the caller closes.
+// Tries to tell the peer why it is refused. The caller then closes the socket.
 void SendRefusal(int socket, const std::string& text);
-// nullopt: nothing has come yet. A failure: this is no peer, or the peer has refused us.
+// Returns nullopt if nothing has come yet. An error: not a peer, or the peer has refused this
+// process.
 absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket);
 
 }  // namespace talweg::transport

@@ -38,12 +38,13 @@ namespace talweg::transport {
 namespace {
 
 constexpr char kScheme[] = "local:";
-// Each stranger that connects and says nothing costs a descriptor until its time is over.
+// Each stranger that connects and sends nothing holds a descriptor until its time is over.
 constexpr size_t kHandshakesMax = 256;
-// How many connections are taken in one turn, so that whoever connects without end does not keep
-// us.
+// How many connections are accepted in one turn, so that a peer that keeps connecting does not
+// block the others.
 constexpr int kAcceptsInTurnMax = 64;
-// How many records of one connection are read in its turn, so that a fast writer does not keep us.
+// How many records of one connection are read in its turn, so that a fast writer does not block the
+// others.
 constexpr int kRecordsInTurnMax = 64;
 
 constexpr uint64_t kDoorbellTag = 0;
@@ -87,12 +88,13 @@ class LocalTransportImpl final : public LocalTransport {
     explicit Peer(LocalConnection made) : connection(std::move(made)) {}
 
     LocalConnection connection;
-    bool connecting = false;      // We connect: OnConnected is due, not OnAccepted.
-    ConnectAnswer answer{};       // What we must hear then.
+    bool connecting = false;      // This side connects: OnConnected is due, not OnAccepted.
+    ConnectAnswer answer{};       // The answer that the listener must send.
     int64_t establish_by_ns = 0;  // While not established.
     std::deque<uint64_t> done;    // Contexts of writes whose OnWriteDone is due.
     std::string ending;           // Not empty: ends when all that has arrived is read.
-    int64_t silent_ns = 0;        // By our heartbeats: a gap in our own time is nobody's silence.
+    // Counted by this thread's heartbeats, so that its own pauses do not count.
+    int64_t silent_ns = 0;
   };
   using PeerHandle = std::shared_ptr<Peer>;
 
@@ -103,8 +105,8 @@ class LocalTransportImpl final : public LocalTransport {
   void LookAtDescriptors(EventSink& sink, int* work);
   void OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events);
   void OnHandshake(EventSink& sink, const PeerHandle& peer);
-  // Whether what a peer has shown proves who it is: a member that may come, and then `answer` is
-  // for it, or the listener that we mean.
+  // Returns whether the proof is good: of a member that may connect, with `answer` for it, or of
+  // the listener that this side connects to.
   absl::Status CheckProof(Peer& peer, const PeerDescriptors& shown, ConnectAnswer* answer);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void PollTimeouts(EventSink& sink, int* work);
@@ -123,11 +125,11 @@ class LocalTransportImpl final : public LocalTransport {
   TrafficCounters counters_;
 
   Descriptor epoll_;
-  Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
+  Descriptor doorbell_;  // Peers write to it when they have something for this side and it sleeps.
   DeadlineTimer timer_;
   Descriptor listener_;
   SpareDescriptor spare_;
-  std::string listening_path_;  // To be removed with the listener.
+  std::string listening_path_;  // Removed with the listener.
   int64_t next_heartbeat_ns_ = 0;
   int64_t next_timeout_ns_ = std::numeric_limits<int64_t>::max();  // When timer_ rings.
   bool asleep_ = false;
@@ -135,7 +137,7 @@ class LocalTransportImpl final : public LocalTransport {
   Turns turns_;
   RegionTable regions_;
   std::map<ConnectionId, PeerHandle> peers_;
-  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+  std::deque<PeerHandle> broken_;  // Ended, but the sink has not been told yet.
 };
 
 LocalTransportImpl::~LocalTransportImpl() {
@@ -187,7 +189,7 @@ absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& addr
                                       "local:@<abstract name>#<key>");
   }
   const size_t mark = std::min(address.rfind(kLocalKeyMark), address.size());
-  // Names in texts have no key, which is nobody else's business.
+  // Names in messages must not show the key.
   const std::string name = address.substr(0, mark);
   const auto key =
       ParseAddressKey(std::string_view(address).substr(std::min(mark + 1, address.size())));
@@ -394,7 +396,7 @@ void LocalTransportImpl::OnSocket(EventSink& sink, const PeerHandle& peer, uint3
   if (!peer->connection.established()) OnHandshake(sink, peer);
   if (peer->connection.closed() || !peer->connection.established()) return;
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
-    // What the peer had written before is delivered first.
+    // Delivers first what the peer had written before.
     if (peer->ending.empty()) {
       peer->ending = peer->connection.peer() + " closed the connection, or its process ended";
     }
@@ -530,8 +532,8 @@ void LocalTransportImpl::SetTimer() {
   timer_.RingIn(left_ns);
 }
 
-// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
-// that was never established.
+// Tells the sink, unless the sink closed the connection, or an accepted connection was never
+// established.
 void LocalTransportImpl::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection.closed()) return;
   const bool told = peer->connecting || peer->connection.established();

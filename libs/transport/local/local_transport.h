@@ -18,28 +18,28 @@
 namespace talweg::transport {
 
 struct LocalOptions {
-  // Where to listen: a path in a directory of ours, or "" for an abstract name drawn at random.
+  // Where to listen: a path in a directory of this user, or "" for a random abstract name.
   std::string socket_path;
-  // The ring of each direction of a connection. A power of two.
+  // The size of each direction's ring. A power of two.
   size_t ring_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_ns = 10'000'000'000;
-  // How often we show peers that our event loop turns, and look whether theirs turns.
+  // How often this transport shows peers that its event loop turns, and checks that theirs do.
   int64_t heartbeat_ns = 2'000'000'000;
-  // A peer that has not shown it for so long is stopped, or hangs, and its connection ends. At
-  // least three times the peers' heartbeat_ns. 0: a silence ends nothing.
+  // A connection ends if its peer's event loop has not turned for so long: the process is stopped,
+  // or hangs. At least three times the peers' heartbeat_ns. 0: a silence ends nothing.
   int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
 };
 
 // A Transport for processes of one host and one user, through shared memory. The receiver copies
-// written bytes to their place, so that closing fences. Addresses: "local:<path>#<key>" and
+// written bytes to their place, so no write lands after Close. Addresses: "local:<path>#<key>" and
 // "local:@<abstract name>#<key>"; the key is the listener's own, or a member's (proof/data_key.h).
-// It ignores a ListenSpec's fields.
+// Listen ignores the ListenSpec.
 class LocalTransport : public Transport {
  public:
-  // Registers memory under a key and base address that another transport has chosen.
-  // Without a writer it takes writes of all peers.
+  // Registers memory under a key and base address that another transport has chosen. Without
+  // `writer` all peers may write there.
   virtual absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base,
                                             const std::optional<PeerIdentity>& writer) = 0;
 };

@@ -74,8 +74,8 @@ absl::StatusOr<RingMapping> RingMapping::Create(size_t ring_bytes) {
   control->version = kRingVersion;
   control->magic = kRingMagic;
   constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
-  // After our own mapping nobody can make another one that writes. Kernels before 5.1 cannot
-  // promise that. A peer of ours maps for reading all the same.
+  // After this mapping nobody can make another writable one. Kernels before 5.1 cannot ensure that,
+  // but a Talweg peer maps for reading anyway.
   if (fcntl(fd, F_ADD_SEALS, kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0 &&
       fcntl(fd, F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) {
     return status::ErrnoStatus(errno, "seal a ring");
@@ -84,7 +84,8 @@ absl::StatusOr<RingMapping> RingMapping::Create(size_t ring_bytes) {
 }
 
 absl::StatusOr<RingMapping> RingMapping::Open(int memory_descriptor) {
-  // Without these seals the peer could cut the file under our mapping, and that would kill us.
+  // Without these seals the peer could truncate the file under this mapping, which would kill this
+  // process.
   const int seals = fcntl(memory_descriptor, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) {
     return absl::InvalidArgumentError("the peer's ring is not sealed");

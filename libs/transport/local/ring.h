@@ -13,8 +13,8 @@
 
 #include "libs/base/descriptor.h"
 
-// The shared memory of a local connection. Each side makes one memfd. It alone writes that memfd;
-// its peer maps it for reading.
+// The shared memory of a local connection. Each side makes one memfd, which only that side writes;
+// the peer maps it for reading.
 //
 //   0          64              128            192           256     4096          4096 + ring_bytes
 //   +----------+---------------+--------------+-------------+-------+-------------+
@@ -35,7 +35,7 @@ struct RingControl {
   alignas(64) std::atomic<uint64_t> read_position;
   // Odd: this side sleeps, or is about to. It counts up, so that a peer rings once for each sleep.
   alignas(64) std::atomic<uint32_t> sleep_count;
-  // 1: this side has something to send that did not fit, and wants to know of room.
+  // 1: this side has something to send that did not fit, and waits for room.
   std::atomic<uint32_t> blocked;
   // Counts up while this side's event loop turns. 0: this side's release does not count.
   alignas(64) std::atomic<uint32_t> beats;
@@ -58,7 +58,7 @@ static_assert(sizeof(RingControl) <= kRingDataOffset);
 
 enum class RecordType : uint32_t { kFrame = 1, kWrite = 2 };
 
-// Stands before the bytes of a record. Records begin at multiples of 64.
+// Precedes the bytes of a record. Records begin at multiples of 64.
 struct RecordHeader {
   RecordType type;
   uint32_t length;
@@ -72,7 +72,7 @@ inline constexpr size_t kRecordHeaderBytes = 64;
 // A mapped ring. Its data is mapped twice in a row, so that no record is ever in two pieces.
 class RingMapping {
  public:
-  // Makes a new ring of ours, sealed against every other writer and against any change of size.
+  // Makes a new ring for this side, sealed against other writers and changes of size.
   static absl::StatusOr<RingMapping> Create(size_t ring_bytes);
   // Opens a peer's ring for reading. INVALID_ARGUMENT if a peer of our version would not send it.
   static absl::StatusOr<RingMapping> Open(int memory_descriptor);
@@ -85,7 +85,7 @@ class RingMapping {
   bool valid() const { return base_ != nullptr; }
   size_t ring_bytes() const { return ring_bytes_; }
   RingControl* control() const { return reinterpret_cast<RingControl*>(base_); }
-  // The place of that position. The ring_bytes() bytes from there are in one piece.
+  // Returns the place of that position. The ring_bytes() bytes from there are contiguous.
   std::byte* At(uint64_t position) const {
     return base_ + kRingDataOffset + (position & (ring_bytes_ - 1));
   }

@@ -23,9 +23,10 @@ namespace talweg::transport {
 namespace {
 
 constexpr char kScheme[] = "loopback://";
-// Bounds what has left a sender and its receiver has not polled: one operation, or this many bytes.
+// Bounds the bytes that have left a sender and that the receiver has not polled. One operation
+// always fits.
 constexpr size_t kInFlightBytesMax = 1 << 20;
-constexpr size_t kOperationBytes = 64;  // Added for each, to bound their number too.
+constexpr size_t kOperationBytes = 64;  // Added for each operation, to bound their number, too.
 
 class LoopbackTransport;
 
@@ -36,7 +37,7 @@ struct Operation {
   wire::RemoteRef target;
 };
 
-// Something that was posted.
+// A posted frame or write.
 struct Post {
   bool is_frame = false;
   std::vector<std::byte> frame;
@@ -54,10 +55,10 @@ struct End {
   End* peer = nullptr;  // Null: the other side is gone.
   std::string peer_name;
   bool connecting = false;
-  bool told = false;            // The owner knows that the connection is there.
+  bool told = false;            // The owner was told that the connection exists.
   std::string ending;           // Not empty: over when the inbox is empty.
-  std::deque<Post> posts;       // Not left yet.
-  std::deque<Operation> inbox;  // Left the peer, not delivered here.
+  std::deque<Post> posts;       // Posts that have not left yet.
+  std::deque<Operation> inbox;  // Operations that have left the peer and are not delivered yet.
   size_t inbox_bytes = 0;
   std::deque<uint64_t> done;
 };
@@ -205,7 +206,7 @@ class LoopbackTransport final : public Transport {
     return bytes;
   }
 
-  // After the last write that a peer could still make, the region is gone.
+  // Under the lock, so that no peer still writes to the region when it is gone.
   void Unregister(uint64_t key) {
     const std::lock_guard lock(network_->mutex);
     regions_.erase(key);
@@ -234,7 +235,7 @@ class LoopbackTransport final : public Transport {
   absl::StatusOr<Region> Add(std::span<std::byte> bytes, bool on_device) {
     if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
     const std::lock_guard lock(network_->mutex);
-    // Mixed, so that no test relies on an order of keys.
+    // Mixed, so that no test relies on the order of keys.
     const wire::RemoteRef base{.key = Mix64(network_->next_key++), .address = 0};
     auto registration = std::make_unique<LoopbackRegistration>(this, bytes, base, on_device);
     regions_.emplace(base.key, registration.get());
@@ -255,7 +256,7 @@ class LoopbackTransport final : public Transport {
     return ends_.emplace(end->id, std::move(end)).first->second.get();
   }
 
-  // This side is gone. The other side learns of it after what had left.
+  // This side is gone. The other side is told after it has received all that had left.
   void Drop(End* end) {
     if (End* const peer = end->peer; peer != nullptr) {
       peer->peer = nullptr;
@@ -286,7 +287,7 @@ class LoopbackTransport final : public Transport {
            MaySend(end);
   }
 
-  // Lets what was posted leave: its bytes are copied, and its source is free.
+  // Lets posts leave: copies their bytes, so that their sources are free.
   void Send(End& end, int* work) const {
     while (MaySend(end)) {
       Post& post = end.posts.front();

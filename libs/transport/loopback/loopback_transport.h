@@ -11,8 +11,8 @@
 
 namespace talweg::transport {
 
-// How network devices read and write accelerators' memory. A test implements it; it outlives the
-// network. Whoever polls calls it.
+// Reads and writes accelerators' memory, as network devices do. A test implements it. It outlives
+// the network, and is called by the thread that polls.
 class LoopbackDevices {
  public:
   virtual ~LoopbackDevices() = default;

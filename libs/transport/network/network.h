@@ -12,26 +12,26 @@
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/transport.h"
 
-// Which transport carries data between machines, as the daemons' options say.
+// Chooses the transport that carries data between machines, by the daemons' options.
 namespace talweg::transport {
 
 struct NetworkOptions {
   std::string data_security = "none";   // "none", "keyed", "tls".
   std::string data_transport = "auto";  // "libfabric", "tcp". "auto": libfabric for "none".
-  FabricOptions fabric;                 // Talweg's own TCP takes from it what it has, too.
+  FabricOptions fabric;                 // Talweg's own TCP uses the fields that it has, too.
 };
 
-// FAILED_PRECONDITION: the two options exclude each other; the text names both.
+// FAILED_PRECONDITION: the two options exclude each other. The text names both.
 absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOptions& options,
                                                                const runtime::Clock* clock,
                                                                telemetry::CounterSet* counters);
 
-// What somebody who reaches the network can do nevertheless, and the remedy. "" for nothing that
-// the control plane does not decide.
+// Returns a warning that says what anybody on the network can still do with these options, and the
+// remedy. "" if the control plane prevents all of it.
 std::string NetworkWarning(const NetworkOptions& options);
 
-// How these options, or an aggregator with such a data address, carry data, as one says to the
-// other: "data_security=keyed". "" for an address without a network.
+// Return the setting by which these options, or the aggregator at this data address, carry data:
+// "data_security=keyed". "" if the address has no network.
 std::string SettingText(const NetworkOptions& options);
 std::string SettingText(const std::string& data_address);
 

@@ -15,7 +15,7 @@
 #include "libs/transport/proof/token_book.h"
 #include "libs/transport/transport.h"
 
-// How a peer shows in one message which member it is, where a transport has room for no more
+// A peer proves in one message which member it is, for transports that carry only one
 // (docs/protocol.md, section 10). Bytes in, bytes out; no socket.
 namespace talweg::transport {
 
@@ -25,15 +25,16 @@ inline constexpr size_t kConnectAnswerBytes = 16;
 using ConnectToken = std::array<std::byte, kConnectTokenBytes>;
 using ConnectAnswer = std::array<std::byte, kConnectAnswerBytes>;
 
-// `member_key` is the identity's, at the listener that is connected to.
+// `member_key` is the key of the claim's member at the listener.
 ConnectToken MakeConnectToken(const DataKey& member_key, const TokenClaim& claim);
 
-// Whose token it is, and which of his. nullopt: nobody has made it who holds a key of this
-// listener's. It may have been used before (TokenBook). What follows the token is not looked at.
+// Returns the member that made the token, and the token's count. nullopt: no holder of a key of
+// this listener has made it. The token may have been used before (TokenBook). Ignores bytes after
+// the token.
 std::optional<TokenClaim> CheckConnectToken(const DataKey& listener,
                                             std::span<const std::byte> said);
 
-// By which a listener shows that it could check this token.
+// Returns the answer that proves that the listener could check this token.
 ConnectAnswer AnswerTo(const DataKey& member_key, const ConnectToken& token);
 
 // Makes the tokens of a side that connects.
@@ -41,13 +42,13 @@ class TokenMaker {
  public:
   struct Made {
     ConnectToken token;
-    ConnectAnswer answer;  // What the listener must say to it.
+    ConnectAnswer answer;  // The answer that the listener must send.
   };
 
   TokenMaker();
 
-  // For the listener whose address has this key. Whoever has a listener's own key, as tests do, is
-  // nobody: a member that is in no view.
+  // Makes a token for the listener whose address has this key. With a listener's own key, as in
+  // tests, the identity is "nobody", a member of no view.
   Made Next(const AddressKey& key);
 
  private:
@@ -55,18 +56,19 @@ class TokenMaker {
   uint32_t count_ = 0;  // Twenty a second would last for six years.
 };
 
-// Decides whom a side that listens lets in.
+// Decides which peers a listener lets in.
 class TokenGate {
  public:
   struct Entry {
     PeerIdentity identity;
-    ConnectAnswer answer;  // To be said to it.
+    ConnectAnswer answer;  // To be sent to the peer.
   };
 
   explicit TokenGate(const DataKey& listener) : listener_(listener) {}
 
   void SetAdmission(Admission admission) { admission_ = std::move(admission); }
-  // UNAUTHENTICATED: it is no token of ours. Else a refusal says why to a member, for people.
+  // UNAUTHENTICATED: no token for this listener. Another error is a refusal that tells the member
+  // why.
   absl::StatusOr<Entry> Enter(std::span<const std::byte> said);
 
  private:

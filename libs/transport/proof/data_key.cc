@@ -14,7 +14,7 @@ namespace talweg::transport {
 namespace {
 
 constexpr std::string_view kScheme = "tcp://";
-constexpr char kSeedMark = 's';  // No digit of a number or a key.
+constexpr char kSeedMark = 's';  // Not a digit of a number or a key.
 constexpr std::string_view kDigits = "0123456789abcdef";
 
 std::string Hex(const DataKey& key) {
@@ -51,7 +51,7 @@ bool TakeNumber(std::string_view* text, Id* id) {
   return true;
 }
 
-// Where the key begins in one address of any transport. npos: it has none.
+// Returns where the key begins in one address of any transport, or npos if it has none.
 size_t KeyPlace(std::string_view address) {
   if (address.starts_with("local:")) {
     const size_t mark = address.rfind(kLocalKeyMark);
@@ -63,7 +63,7 @@ size_t KeyPlace(std::string_view address) {
   return slash < host + 3 ? std::string_view::npos : slash + 1;
 }
 
-// What a listener of an older release makes of its key.
+// Derives a member's key as a listener of an older release does.
 DataKey OlderMemberKey(const DataKey& listener, const PeerIdentity& identity) {
   ByteWriter claim;
   claim.Text("talweg data key");
@@ -71,7 +71,7 @@ DataKey OlderMemberKey(const DataKey& listener, const PeerIdentity& identity) {
   return Hmac(listener, {claim.bytes()});
 }
 
-// What `change` makes of each of the addresses that commas join.
+// Applies `change` to each of the addresses that commas join.
 template <typename Change>
 std::string EachAddress(const std::string& data_address, const Change& change) {
   std::string result;
@@ -89,8 +89,9 @@ std::string ForMember(const std::string& address, const PeerIdentity& identity, 
   std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
   const bool is_tcp = address.starts_with(kScheme);
   if (is_tcp && !ParseTcpAddress(address).ok()) key.reset();
-  if (!key && !is_tcp) return address;                      // An older release made it.
-  if (!key || key->identity) return ShownAddress(address);  // Nothing that it could open.
+  if (!key && !is_tcp) return address;  // Of an older release.
+  // Shows no key that would open anything.
+  if (!key || key->identity) return ShownAddress(address);
   if (!key->is_seed) {
     key->key = OlderMemberKey(key->key, identity);
   } else {

@@ -34,7 +34,7 @@ const unsigned char* Raw(std::span<const std::byte> bytes) {
 }
 
 OSSL_PARAM OctetsParam(const char* name, const void* bytes, size_t size) {
-  // OpenSSL only reads what these point to.
+  // OpenSSL only reads these bytes.
   return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(bytes), size);
 }
 
@@ -99,7 +99,7 @@ void Hkdf(std::span<const std::byte> key, std::span<const std::byte> salt, std::
   TALWEG_CHECK(kdf != nullptr);
   const std::unique_ptr<EVP_KDF_CTX, KdfContextFreer> context(EVP_KDF_CTX_new(kdf.get()));
   std::string digest = "SHA256";
-  // No salt is the same as one of zeros. OpenSSL wants none that is empty.
+  // No salt means a salt of zeros. OpenSSL does not take an empty one.
   const Digest zeros{};
   if (salt.empty()) salt = zeros;
   const OSSL_PARAM params[] = {

@@ -36,13 +36,13 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-// The little-endian integer of `size` bytes at `offset`, which are there.
+// Returns the little-endian integer of `size` bytes at `offset`, which `bytes` must have.
 uint64_t NumberAt(std::span<const std::byte> bytes, size_t offset, size_t size);
 
 // The 32 bytes of an identity: job, epoch, node, 4 zero bytes, incarnation.
 inline constexpr size_t kIdentityBytes = 32;
 void WriteIdentity(const PeerIdentity& identity, ByteWriter* out);
-// nullopt where the bytes that must be zero are not.
+// Returns nullopt if the bytes that must be zero are not.
 std::optional<PeerIdentity> ReadIdentity(std::span<const std::byte, kIdentityBytes> bytes);
 
 Digest Hmac(std::span<const std::byte> key,
@@ -52,7 +52,7 @@ Digest Hmac(std::span<const std::byte> key,
 void Hkdf(std::span<const std::byte> key, std::span<const std::byte> salt, std::string_view info,
           std::span<std::byte> out);
 
-// In a time that does not depend on what they are.
+// Compares in a time that does not depend on the bytes' values.
 bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace talweg::transport

@@ -29,7 +29,7 @@ bool TokenBook::Note(const TokenClaim& claim, Used* used) {
   return true;
 }
 
-// The admission refuses a member for good, so nobody uses the tokens of a refused one again.
+// A refused member stays refused, so its tokens need not be remembered.
 void TokenBook::ForgetRefused(const Admission& admission) {
   std::erase_if(used_, [&admission](const auto& entry) {
     const auto& [job, node, incarnation] = entry.first;

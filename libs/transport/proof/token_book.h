@@ -11,23 +11,23 @@
 
 namespace talweg::transport {
 
-// What a connect token says. A member counts its tokens up, over all that it connects to.
+// The claim of a connect token. A member counts its tokens up, over all its connections.
 struct TokenClaim {
   PeerIdentity identity;
   uint32_t count = 0;
 };
 
-// Which tokens a listener has seen, so that each lets somebody in once.
+// The tokens that a listener has seen, so that each works only once.
 //
-// It keeps a few words for each member. Tokens of one epoch may come in another order than that in
-// which they were made, as connections that are opened together do. One that is kOrderMax or more
-// behind the latest is refused, and so is one of an older epoch than the latest.
+// Keeps a few words for each member. Tokens of one epoch may come in another order than they were
+// made, because connections open at the same time. A token is refused if its count is kOrderMax or
+// more below the latest, or if its epoch is older than the latest.
 class TokenBook {
  public:
   static constexpr uint32_t kOrderMax = 64;
 
-  // Whether a token with this claim, which was found genuine, is good. It is used up then. Members
-  // that the admission refuses are forgotten from time to time; it may be empty.
+  // Returns whether a genuine token with this claim is unused, and marks it as used. From time to
+  // time forgets members that `admission` refuses; `admission` may be empty.
   bool Take(const TokenClaim& claim, const Admission& admission);
 
   size_t size() const { return used_.size(); }

@@ -20,7 +20,7 @@ const EVP_CIPHER* CipherFor(std::span<const std::byte> key) {
   return EVP_aes_256_gcm();
 }
 
-// Its calls fail without memory alone, but for the one that compares tags.
+// Except for the call that compares tags, OpenSSL's calls fail only if there is no memory.
 class OpenSslAesGcm final : public AesGcm {
  public:
   OpenSslAesGcm(std::span<const std::byte> key, Use use) : context_(EVP_CIPHER_CTX_new()) {

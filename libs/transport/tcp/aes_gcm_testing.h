@@ -8,7 +8,7 @@
 
 #include "libs/transport/tcp/aes_gcm.h"
 
-// What tests of published bytes share.
+// Shared by tests with published bytes.
 namespace talweg::transport {
 
 inline std::vector<std::byte> Hex(std::string_view text) {
@@ -20,7 +20,7 @@ inline std::vector<std::byte> Hex(std::string_view text) {
   return bytes;
 }
 
-// Whose AES-GCM there is on this machine; aes_gcm_test says aloud what is missing.
+// Returns the implementations on this machine; aes_gcm_test reports a missing one.
 inline std::vector<AesCode> AesCodes() {
   if (FastestAesCode() == AesCode::kOpenSsl) return {AesCode::kOpenSsl};
   return {AesCode::kOpenSsl, AesCode::kIpsecMb};

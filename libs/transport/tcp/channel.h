@@ -22,38 +22,38 @@ typedef struct ssl_ctx_st SSL_CTX;
 namespace talweg::transport {
 
 // Moves units of bytes in order over a connected socket, and protects them. The peer receives units
-// of the sizes that were queued. Nothing blocks. Any failure is the connection's end: its text goes
-// after the peer's name.
+// of the sizes that were queued. Nothing blocks. Any error ends the connection. Its text continues
+// a sentence that begins with the peer's name.
 class Channel {
  public:
   virtual ~Channel() = default;
 
-  // Puts a unit, which is borrowed until it counts as sent, after all others.
+  // Appends a unit, which is borrowed until sent() covers it.
   virtual void Queue(std::span<const std::byte> unit) = 0;
-  // Sends what the socket takes.
+  // Sends as much as the socket takes.
   virtual absl::Status Flush() = 0;
-  // How many bytes of units need not be kept any more, since the beginning.
+  // Returns how many bytes of units, since the beginning, the caller need not keep any more.
   virtual uint64_t sent() const = 0;
   // Bytes that have not gone to the kernel yet.
   virtual uint64_t unsent_bytes() const = 0;
 
-  // Goes on receiving the next unit, which has that size, to that place. Returns whether it is
-  // whole, and what it claims to be. False with drained(): the socket tells when there is more.
-  // False without: a turn's share of bytes is used up.
+  // Continues to receive the next unit into `unit`, which has its size. Returns whether the unit is
+  // complete and authentic. False with drained(): the socket becomes readable when there is more.
+  // False without drained(): the bytes of one turn are used up.
   virtual absl::StatusOr<bool> Receive(std::span<std::byte> unit) = 0;
   virtual bool drained() const = 0;
-  // The socket has become readable; `is_ending`: it tells of its end too.
+  // The socket has become readable. `is_ending`: epoll also reports its end.
   virtual void OnReadable(bool is_ending) = 0;
 };
 
-// What a Receive reads at most before it returns, so that a fast peer does not keep us.
+// The most that a Receive reads before it returns, so that a fast peer does not block the others.
 inline constexpr size_t kTurnBytesMax = 4 * 1024 * 1024;
-// What travels under one tag.
+// The most bytes under one tag.
 inline constexpr size_t kPieceBytes = 64 * 1024;
 
-// `socket` is the caller's, and outlives the channel. Bytes travel as they are.
+// `socket` is the caller's, and outlives the channel. Bytes are not protected.
 std::unique_ptr<Channel> NewPlainChannel(int socket);
-// Each unit in pieces of at most kPieceBytes, each followed by its tag.
+// Sends each unit in pieces of at most kPieceBytes, each followed by its tag.
 std::unique_ptr<Channel> NewSealedChannel(int socket, const SealKey& ours, const SealKey& theirs);
 
 // Records of TLS 1.3, as they follow a handshake.
@@ -61,8 +61,8 @@ struct TlsRecordOptions {
   // AES-GCM under one key is safe for 2^24.5 full records (RFC 8446, 5.5).
   uint64_t records_of_key_max = uint64_t{1} << 22;
 };
-// `ours` makes the keys of what is sent, `theirs` those of what comes. Without `ours` nothing is
-// queued, and a peer that asks for a new key of ours ends the connection.
+// `ours` makes the keys for sending, `theirs` those for receiving. Without `ours` the channel
+// cannot send, and a peer that asks for a new key of ours ends the connection.
 std::unique_ptr<Channel> NewTlsRecordChannel(int socket, const std::optional<TrafficSecret>& ours,
                                              const TrafficSecret& theirs,
                                              const TlsRecordOptions& options);
@@ -72,19 +72,19 @@ class TlsHandshake {
  public:
   virtual ~TlsHandshake() = default;
 
-  // Goes on with the handshake. True when it is done.
+  // Continues the handshake. Returns true when it is done.
   virtual absl::StatusOr<bool> Shake() = 0;
-  // Once, when it is done.
+  // Call it once, when the handshake is done.
   virtual std::unique_ptr<Channel> TakeChannel() = 0;
 };
 
 struct TlsOptions {
   TlsRecordOptions records;
-  // OpenSSL writes the records, as it does where the kernel seals them. For tests.
+  // OpenSSL writes the records, as if the kernel sealed them. For tests.
   bool openssl_seals = false;
 };
 
-// What TLS connections of one transport share.
+// Shared by the TLS connections of one transport.
 class TlsContext {
  public:
   explicit TlsContext(const TlsOptions& options = {});

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kNoProof =
     "did not prove that it has this connection's key: it is not the process that the scheduler "
     "knows at that address, or one of another release";
-// What a peer of ours might leave unread when it closes.
+// The most bytes that are read before a close, so that the kernel does not reset the connection.
 constexpr size_t kDrainBytesMax = 256 * 1024;
 
 }  // namespace
@@ -50,7 +50,7 @@ absl::Status TcpConnection::Shake() {
   return absl::OkStatus();
 }
 
-// Returns whether it is in another state now.
+// Returns whether the state has changed.
 absl::StatusOr<bool> TcpConnection::ShakeOnce() {
   switch (state_) {
     case State::kConnecting: return OnConnected();
@@ -126,7 +126,7 @@ absl::StatusOr<bool> TcpConnection::OnConnected() {
   return true;
 }
 
-// Receives exactly one message of the handshake. Returns whether it is whole.
+// Receives exactly one message of the handshake. Returns whether it is complete.
 absl::StatusOr<bool> TcpConnection::ReceiveMessage(std::span<std::byte> message) {
   while (message_received_ < message.size()) {
     const auto rest = message.subspan(message_received_);
@@ -163,7 +163,7 @@ void TcpConnection::OpenAfterProof(const SealKey& ours, const SealKey& theirs) {
 
 void TcpConnection::Open(std::unique_ptr<Channel> channel) {
   channel_ = std::move(channel);
-  // What has come along with the handshake's last message has been told of already.
+  // Epoll has already reported bytes that came with the handshake's last message.
   channel_->OnReadable(false);
   state_ = State::kOpen;
   frame_buffer_.resize(wire::kFrameBytesMax);
@@ -254,7 +254,7 @@ absl::StatusOr<TcpConnection::ReadResult> TcpConnection::Read(const RegionTable&
     }
     in_body_ = true;
   }
-  // Looked up each time, because a region may have gone since its first bytes came.
+  // Looked up each time, because a region may be gone since the write's first bytes came.
   TALWEG_ASSIGN_OR_RETURN(const std::span<std::byte> place, BodyPlace(regions));
   TALWEG_ASSIGN_OR_RETURN(const bool whole, channel_->Receive(place));
   if (!whole) return ReadResult::kNothing;
@@ -287,8 +287,8 @@ void TcpConnection::OnReadable(bool is_ending) {
 void TcpConnection::Close() {
   if (closed()) return;
   state_ = State::kClosed;
-  // Bytes that nobody has read make the kernel reset the connection, and the peer then loses what
-  // we had sent. So what there is is read, within bounds.
+  // Unread bytes make the kernel reset the connection, and the peer then loses what was sent to it.
+  // So this side reads them first, within bounds.
   shutdown(socket_.get(), SHUT_WR);
   std::array<std::byte, 16 * 1024> ignored;
   for (size_t drained = 0; drained < kDrainBytesMax;) {

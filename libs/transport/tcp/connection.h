@@ -27,7 +27,7 @@
 
 namespace talweg::transport {
 
-// One connection: its handshake, what was posted and has not left, and what comes.
+// One connection: its handshake, the posts that have not left, and the records that arrive.
 //
 //   the side that connects:  kConnecting -> kAnswer ------> kOpen    (none, keyed)
 //                            kConnecting -> kTls ---------> kOpen    (tls)
@@ -39,10 +39,10 @@ class TcpConnection {
  public:
   enum class State : uint8_t { kConnecting, kAnswer, kHello, kProof, kTls, kOpen, kClosed };
 
-  // Connects. `socket` is on its way to the address. `name` is for texts.
+  // A connecting side. `socket` is connecting to the address. `name` is for messages.
   TcpConnection(ConnectionId id, Descriptor socket, const TcpAddress& address,
                 const TlsContext* tls, std::string name);
-  // Was accepted.
+  // An accepted connection.
   TcpConnection(ConnectionId id, Descriptor socket, const DataKey& listener, DataSecurity security,
                 const TlsContext* tls, std::string name);
 
@@ -52,10 +52,11 @@ class TcpConnection {
   State state() const { return state_; }
   bool open() const { return state_ == State::kOpen; }
   bool closed() const { return state_ == State::kClosed; }
-  // Who connected, once the connection is open. nullopt at the side that connects.
+  // The identity of the peer that connected, once the connection is open. nullopt at the side that
+  // connects.
   const std::optional<PeerIdentity>& identity() const { return identity_; }
 
-  // Goes as far with the handshake as the socket lets it. A failure ends the connection.
+  // Continues the handshake as far as the socket allows. An error ends the connection.
   absl::Status Shake();
 
   void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
@@ -63,18 +64,18 @@ class TcpConnection {
   void PostHeartbeat();
   uint64_t pending_bytes() const;
   bool idle() const { return posts_.empty(); }
-  // Sends what the socket takes. A failure: the peer is gone.
+  // Sends as much as the socket takes. An error: the peer is gone.
   absl::Status Advance();
-  // The context of a write whose source may be changed; nullopt when there is no more.
+  // Returns the context of a write whose source may be changed; nullopt if there is none.
   std::optional<uint64_t> TakeDone();
   bool has_done() const { return !done_.empty(); }
 
   enum class ReadResult : uint8_t { kNothing, kWrite, kFrame, kHeartbeat };
-  // Reads one record. It carries out a write. A frame is valid until the next call. A failure: the
+  // Reads one record. Carries out a write. A frame is in frame() until the next call. An error: the
   // peer has broken the rules, or is gone.
   absl::StatusOr<ReadResult> Read(const RegionTable& regions);
   std::span<const std::byte> frame() const { return frame_; }
-  // Whether the socket tells when there is more to read.
+  // Returns whether the socket becomes readable when there is more to read.
   bool drained() const { return !open() || channel_->drained(); }
   void OnReadable(bool is_ending);
 
@@ -85,8 +86,8 @@ class TcpConnection {
   struct Post {
     TcpHeaderBytes header{};
     std::vector<std::byte> frame;
-    std::optional<uint64_t> context;  // A write has it at its last record.
-    uint64_t end = 0;                 // Over when the channel has sent so much.
+    std::optional<uint64_t> context;  // Only in a write's last record.
+    uint64_t end = 0;                 // The post is done when the channel has sent so many bytes.
   };
 
   absl::StatusOr<bool> ShakeOnce();

@@ -22,7 +22,7 @@ static_assert(sizeof(Digest) == kProofBytes);
 
 Digest MacOf(const DataKey& key, std::string_view label,
              std::initializer_list<std::span<const std::byte>> messages) {
-  // Messages have fixed sizes and labels of one size, so no two inputs read alike.
+  // Messages have fixed sizes and labels of one size, so no two inputs are equal.
   TALWEG_CHECK(label.size() == 13);
   ByteWriter all;
   all.Text(label);
@@ -42,7 +42,7 @@ Digest ProofMac(const DataKey& key, std::span<const std::byte> hello,
   return MacOf(key, "client proof ", {hello, answer});
 }
 
-// Magic, version, setting and what must be zero.
+// Checks magic, version, setting and the bytes that must be zero.
 std::array<std::byte, kIdentityOffset> Preamble(DataSecurity security) {
   ByteWriter out;
   out.Number(kMagic);

@@ -11,7 +11,7 @@
 #include "libs/transport/tcp/seal.h"
 #include "libs/transport/transport.h"
 
-// How two ends of a TCP connection prove that they hold its key (docs/protocol.md, section 9).
+// The two ends of a TCP connection prove that they hold its key (docs/protocol.md, section 9).
 // Bytes in, bytes out; no socket.
 namespace talweg::transport {
 
@@ -24,18 +24,19 @@ using ProofMessage = std::array<std::byte, kProofBytes>;
 
 // The keys of both directions of one connection.
 struct SessionSeals {
-  SealKey connecting;  // What the side that connects sends.
+  SealKey connecting;  // For bytes that the connecting side sends.
   SealKey listening;
 };
 
 // The side that connects.
 class ConnectingHandshake {
  public:
-  // `address.identity` is set, or the key is the listener's own, which proves that of nobody.
+  // `address.identity` is set, unless the key is the listener's own, which proves no member's
+  // identity.
   explicit ConnectingHandshake(const TcpAddress& address);
 
   const HelloMessage& hello() const { return hello_; }
-  // The Proof to send. nullopt: whoever answered does not hold the key.
+  // Returns the Proof to send, or nullopt if the peer does not hold the key.
   std::optional<ProofMessage> OnAnswer(const AnswerMessage& answer);
   // After OnAnswer.
   SessionSeals Seals() const;
@@ -54,10 +55,10 @@ class ListeningHandshake {
   ListeningHandshake(const DataKey& listener, DataSecurity security)
       : listener_(listener), security_(security) {}
 
-  // The Answer to send, except for TLS. nullopt: this is no peer of ours.
+  // Returns the Answer to send, which TLS does not use, or nullopt if this is no peer.
   std::optional<AnswerMessage> OnHello(const HelloMessage& hello);
   bool OnProof(const ProofMessage& proof) const;
-  // After OnHello. Proven only after OnProof, or by TLS.
+  // Valid after OnHello. Proven only after OnProof, or by TLS.
   const PeerIdentity& identity() const { return identity_; }
   SessionSeals Seals() const;
   DataKey PreSharedKey() const;

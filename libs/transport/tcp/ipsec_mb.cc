@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 #include <openssl/crypto.h>
 
-// Without it the header leaves out the alignment that the code needs.
+// Without it the header lacks the alignment that the code needs.
 #define LINUX 1
 #include <intel-ipsec-mb.h>
 #undef LINUX
@@ -18,7 +18,8 @@
 namespace talweg::transport {
 namespace {
 
-// Patches keep the layout of what the library hands out; the soname alone says too little.
+// Patch releases keep the layout of the library's structs; the soname does not name the minor
+// version.
 constexpr unsigned kVersionOfLayout = IMB_VERSION_NUM & ~0xffU;
 constexpr uint64_t kNeeded =
     IMB_CPUFLAGS_AVX512 | IMB_FEATURE_VAES | IMB_FEATURE_VPCLMULQDQ | IMB_FEATURE_SELF_TEST_PASS;
@@ -28,7 +29,8 @@ Function* Find(void* library, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
-// Its functions for this CPU; null: there are none to be used. They stay for the process's life.
+// Returns the library's functions for this CPU, valid for the process's life, or null if there are
+// none.
 const IMB_MGR* Open() {
   void* const library = ::dlopen("libIPSec_MB.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return nullptr;
@@ -50,7 +52,7 @@ const IMB_MGR* Functions() {
 
 static_assert(alignof(gcm_key_data) == 64);
 
-// What it has for keys of one length.
+// The library's functions for keys of one length.
 struct Calls {
   aes_gcm_pre_t expand;
   aes_gcm_init_t begin;

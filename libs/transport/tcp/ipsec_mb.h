@@ -8,15 +8,15 @@
 
 #include "libs/transport/tcp/aes_gcm.h"
 
-// Intel's IPsec Multi-Buffer library, which is opened once, when it is asked for first. A machine
-// may lack it, and so may the one that builds this.
+// Intel's IPsec Multi-Buffer library, opened once, on first use. A machine may lack it, and so may
+// the machine that builds this.
 namespace talweg::transport {
 
-// Whether it is there, of the version that this was built with, has passed its own tests, and has
-// code for this CPU's VAES.
+// Returns whether the library is installed in the version of this build, passes its own tests, and
+// has code for this CPU's VAES.
 bool HasIpsecMb();
 
-// Only where HasIpsecMb().
+// Only if HasIpsecMb().
 std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm::Use use);
 
 }  // namespace talweg::transport

@@ -8,7 +8,7 @@
 namespace talweg::transport {
 
 absl::StatusOr<size_t> ReadableSocket::Read(std::span<const iovec> places) {
-  // Nothing tells again of an end that was told along with the last bytes.
+  // Epoll does not report an end again that it reported with the last bytes.
   drained_ = short_read_ && !is_ending_;
   if (drained_) return 0;
   ssize_t got = 0;

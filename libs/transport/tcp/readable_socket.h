@@ -10,18 +10,19 @@
 
 namespace talweg::transport {
 
-// Reads a socket of an edge-triggered epoll, and knows whether it must tell before there is more.
+// Reads a socket of an edge-triggered epoll, and knows whether epoll has to report it before there
+// is more.
 class ReadableSocket {
  public:
-  // `socket` is the caller's, and outlives this.
+  // `socket` is the caller's, and outlives this object.
   explicit ReadableSocket(int socket) : socket_(socket) {}
 
-  // Reads what has come to those places, one after the other. Returns how many bytes; 0: there are
-  // none, and it is drained(). Asks the kernel only where there may be some.
+  // Reads into `places`, one after the other. Returns how many bytes; 0: there are none, and the
+  // socket is drained(). Calls the kernel only if there may be some.
   absl::StatusOr<size_t> Read(std::span<const iovec> places);
-  // The socket tells when there is more.
+  // Returns whether epoll will report the socket when there is more.
   bool drained() const { return drained_; }
-  // It has told; `is_ending`: of its end too.
+  // Epoll has reported the socket. `is_ending`: its end, too.
   void OnReadable(bool is_ending);
 
  private:

@@ -7,7 +7,7 @@
 
 namespace talweg::transport {
 
-// Who checks a tag makes it as well, and compares.
+// Checking a tag means making it and comparing.
 Seal::Seal(const SealKey& key, AesCode code)
     : aes_(MakeAesGcm(code, key.key, AesGcm::Use::kSeals)) {
   std::copy(key.salt.begin(), key.salt.end(), nonce_.begin());

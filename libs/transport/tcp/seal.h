@@ -25,9 +25,9 @@ class Seal {
  public:
   explicit Seal(const SealKey& key, AesCode code = FastestAesCode());
 
-  // The tag of the next piece.
+  // Returns the tag of the next piece.
   Tag Next(std::span<const std::byte> piece);
-  // Whether this is the next piece's tag. After a false nothing more may be asked.
+  // Returns whether this is the next piece's tag. After false the object must not be used.
   bool Check(std::span<const std::byte> piece, const Tag& tag);
 
  private:

@@ -18,14 +18,14 @@
 namespace talweg::transport {
 namespace {
 
-// What one call of the kernel is given at most. Tags are made just before the kernel copies the
-// bytes, so a sealed batch stays in a cache.
+// The most bytes for one system call. Tags are made just before the kernel copies the bytes, so a
+// sealed batch stays in a cache.
 constexpr size_t kPlainBatchBytes = 4 * 1024 * 1024;
 constexpr size_t kSealedBatchBytes = 256 * 1024;
 constexpr size_t kBatchPartsMax = 64;
-// What follows a unit is read along with it, up to this much, and then copied to its place.
+// Up to so many bytes after a unit are read with it, and copied to their places later.
 constexpr size_t kStagingBytes = 16 * 1024;
-// How many pieces one call of the kernel reads.
+// How many pieces one system call reads.
 constexpr size_t kChain = 4;
 
 // Plain, or sealed.
@@ -47,17 +47,17 @@ class SocketChannel final : public Channel {
   void OnReadable(bool is_ending) override { readable_.OnReadable(is_ending); }
 
  private:
-  // A part of a unit, and the tag that follows it when we seal.
+  // A part of a unit, and the tag that follows it if the channel seals.
   struct Piece {
     std::span<const std::byte> bytes;
     Tag tag{};
     bool tagged = false;
-    size_t left_bytes = 0;  // How much has gone to the kernel, tag included.
+    size_t left_bytes = 0;  // How much the kernel has, tag included.
   };
 
   size_t TagBytes() const { return ours_ ? kTagBytes : 0; }
   void OnSent(size_t bytes);
-  // The end of the piece that begins at `begin`.
+  // Returns the end of the piece that begins at `begin`.
   size_t PieceEnd(std::span<const std::byte> unit, size_t begin) const {
     return theirs_ ? std::min(begin + kPieceBytes, unit.size()) : unit.size();
   }
@@ -73,7 +73,7 @@ class SocketChannel final : public Channel {
   uint64_t queued_ = 0;
   uint64_t sent_ = 0;
 
-  // Where the present piece of the unit begins, and how far the unit and the tag have come.
+  // Where the unit's current piece begins, and how much of the unit and of the tag has come.
   size_t piece_begin_ = 0;
   size_t received_ = 0;
   size_t tag_received_ = 0;
@@ -162,8 +162,8 @@ absl::StatusOr<bool> SocketChannel::Receive(std::span<std::byte> unit) {
   return true;
 }
 
-// Reads the rest of the unit, or some pieces of it, to its place, and what follows it to staging_.
-// Returns how many bytes came, 0 if there are none.
+// Reads the rest of the unit, or some pieces of it, to its place, and the bytes after it to
+// staging_. Returns how many bytes came; 0: none.
 absl::StatusOr<size_t> SocketChannel::Read(std::span<std::byte> unit) {
   std::array<iovec, 2 * kChain + 1> parts;
   size_t count = 0;
@@ -189,8 +189,8 @@ absl::StatusOr<size_t> SocketChannel::Read(std::span<std::byte> unit) {
   return got;
 }
 
-// Accounts for bytes that have come for the unit: copied from `staged`, or, if that is null, in
-// their places already. Returns how many of them are behind the unit's end.
+// Handles bytes that have come for the unit: copies them from `staged`, or, if that is null, finds
+// them in place. Returns how many of them lie after the unit's end.
 absl::StatusOr<size_t> SocketChannel::Take(std::span<std::byte> unit, size_t bytes,
                                            const std::byte* staged) {
   for (size_t i = 0; bytes > 0 && piece_begin_ < unit.size(); ++i) {

@@ -31,7 +31,7 @@
 
 namespace talweg::transport {
 
-// What NewTcpTransport makes. tcp_transport.cc has its calls. tcp_events.cc has what Poll does.
+// The Transport of NewTcpTransport. tcp_transport.cc has its calls, tcp_events.cc its Poll.
 class TcpTransport final : public Transport {
  public:
   TcpTransport(const TcpOptions& options, const runtime::Clock* clock,
@@ -68,13 +68,13 @@ class TcpTransport final : public Transport {
   // The tag of a descriptor in epoll_. A connection's has its id. Listeners count down from this.
   static constexpr uint64_t kTimerTag = ~uint64_t{0};
 
-  // A connection and how we look after it.
+  // A connection, and this transport's bookkeeping for it.
   struct Peer {
     explicit Peer(std::unique_ptr<TcpConnection> made) : connection(std::move(made)) {}
 
     std::unique_ptr<TcpConnection> connection;
-    bool connecting = false;  // We connect: OnConnected is due, not OnAccepted.
-    std::string host;         // From which we were connected to.
+    bool connecting = false;  // This side connects: OnConnected is due, not OnAccepted.
+    std::string host;         // The host of a peer that connected to us.
     bool due = false;         // There may be something to do for it.
     PeerTimes times;
     std::string ending;  // Not empty: ends when all that has arrived is read.
@@ -117,7 +117,7 @@ class TcpTransport final : public Transport {
   Turns turns_;
   RegionTable regions_;
   std::map<ConnectionId, PeerHandle> peers_;
-  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+  std::deque<PeerHandle> broken_;  // Ended, but the sink has not been told yet.
 };
 
 }  // namespace talweg::transport

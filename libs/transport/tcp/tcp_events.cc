@@ -16,9 +16,10 @@
 namespace talweg::transport {
 namespace {
 
-// How many records of one connection are read in its turn, so that a fast writer does not keep us.
+// How many records of one connection are read in its turn, so that a fast writer does not block the
+// others.
 constexpr int kRecordsInTurnMax = 64;
-// How many strangers are let in before we look at our peers again.
+// How many strangers are accepted before the peers are polled again.
 constexpr int kAcceptsInTurnMax = 64;
 
 }  // namespace
@@ -68,7 +69,7 @@ void TcpTransport::AcceptAll(int listener) {
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (!SpareDescriptor::IsWantOfOne(errno)) return;
-      // Those of strangers go first.
+      // Strangers' descriptors go first.
       if (MakeRoomFor("")) return;
       if (!spare_.RefuseNext(listener, [](int) {})) return;
       counters_.refused.Add();
@@ -95,8 +96,8 @@ void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
   watch_.Arm(peers_);
 }
 
-// Closes the oldest of those that have proven nothing where there are as many as there may be: of
-// that host, or of all. "": one of any host. Returns whether it has closed one.
+// If there are as many unproven connections of that host, or of all hosts, as there may be, closes
+// the oldest. `host` "": of any host. Returns whether it has closed one.
 bool TcpTransport::MakeRoomFor(const std::string& host) {
   size_t count = 0;
   size_t of_host = 0;
@@ -127,7 +128,7 @@ void TcpTransport::OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t ev
   }
   const bool is_ending = (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0;
   if (is_ending || (events & EPOLLIN) != 0) connection.OnReadable(is_ending);
-  // Also when the socket takes bytes again.
+  // The socket may also take bytes again.
   peer->due = true;
 }
 
@@ -211,8 +212,7 @@ void TcpTransport::PollTimeouts(EventSink& sink, int* work) {
   if (!over.empty()) watch_.Arm(peers_);
 }
 
-// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
-// that was never open.
+// Tells the sink, unless the sink closed the connection, or an accepted connection was never open.
 void TcpTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection->closed()) return;
   const bool told = peer->connecting || peer->connection->open();

@@ -25,7 +25,7 @@ inline uint16_t PortOf(const std::string& address) {
   return static_cast<uint16_t>(std::stoi(address.substr(colon + 1)));
 }
 
-// A socket connected to that port of loopback. -1 if nobody listens.
+// Returns a socket that is connected to that port of loopback, or -1 if nobody listens.
 inline int ConnectToPort(uint16_t port) {
   sockaddr_in to{};
   to.sin_family = AF_INET;

@@ -19,7 +19,7 @@ namespace talweg::transport {
 namespace {
 
 constexpr int kBacklog = 256;
-// Nobody looks at a write before the frame after it. So small writes wait for that frame.
+// No peer reads a write's bytes before the frame after it. So small writes wait for that frame.
 constexpr uint64_t kGatheredBytesMax = 256 * 1024;
 
 }  // namespace
@@ -100,7 +100,7 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
         "': its process runs with data_security=" + DataSecurityName(parsed->security) +
         ", this one with data_security=" + ours + "; give both the same");
   }
-  // Names in texts have no key, which is nobody else's business.
+  // Names in messages must not show the key.
   const std::string name = "tcp://" + parsed->host_port;
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(parsed->host_port);
   if (!destination.ok()) return status::Annotate(destination.status(), "connect to '" + name + "'");
@@ -127,7 +127,7 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
   watch_.Arm(peers_);
   const ConnectionId id = peer->connection->id();
   if (failed) {
-    // Reported like every other failed attempt, so that callers have one path for it.
+    // Reported like any failed attempt, so that callers handle both in one place.
     peer->ending = std::string(status::ErrnoStatus(error, "connect to " + name).message());
     Forget(*peer);
     broken_.push_back(peer);

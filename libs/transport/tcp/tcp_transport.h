@@ -25,16 +25,17 @@ struct TcpOptions {
   int64_t heartbeat_ns = 2'000'000'000;
   int64_t silence_ns = 20'000'000'000;
   uint64_t key_seed = 0;
-  // Whoever connects and has not proven by then that it has the key is closed.
+  // A connection whose peer has not proven by then that it holds the key is closed.
   int64_t proof_timeout_ns = 5'000'000'000;
-  // How many of those there may be, of all hosts and of one. More, and the oldest is closed.
+  // How many such connections there may be, of all hosts and of one host. If there are more, the
+  // oldest is closed.
   size_t unproven_max = 256;
   size_t unproven_of_host_max = 64;
 };
 
-// Connections over TCP without libfabric, which prove who is at their ends before anything is
-// parsed, and authenticate or encrypt what they carry (docs/protocol.md, section 9). data_key.h
-// has the form of addresses. A listener draws its key when the transport is made.
+// Connections over TCP without libfabric. Peers prove their identity before anything is parsed, and
+// the connection authenticates or encrypts its bytes (docs/protocol.md, section 9). data_key.h has
+// the form of addresses. The listener's key is drawn when the transport is made.
 //
 // `clock` and `counters` outlive the transport; `counters` may be null. RESOURCE_EXHAUSTED when the
 // process has no descriptors left.

@@ -23,10 +23,10 @@
 namespace talweg::transport {
 namespace {
 
-// What one call of SSL_write is given.
+// The bytes for one call of SSL_write.
 constexpr size_t kWriteBytes = 64 * 1024;
 constexpr std::string_view kPskIdentity = "talweg";
-// TLS_AES_128_GCM_SHA256, whose hash is the one that the key is for.
+// TLS_AES_128_GCM_SHA256, whose hash fits the pre-shared key.
 constexpr unsigned char kPskCipher[] = {0x13, 0x01};
 
 struct SslFreer {
@@ -34,8 +34,8 @@ struct SslFreer {
 };
 using SslHandle = std::unique_ptr<SSL, SslFreer>;
 
-// While it lives, a write to a socket whose peer has gone is an error and no signal: OpenSSL's own
-// writes raise SIGPIPE.
+// While it lives, a write to a socket whose peer is gone returns an error and raises no SIGPIPE, as
+// OpenSSL's own writes do.
 class NoPipeSignal {
  public:
   NoPipeSignal() {
@@ -60,7 +60,7 @@ class NoPipeSignal {
   bool was_pending_ = false;
 };
 
-// What OpenSSL has against it. Empties its queue.
+// Returns OpenSSL's error text, and empties its queue of errors.
 std::string TakeOpensslError() {
   const unsigned long error = ERR_get_error();
   ERR_clear_error();
@@ -68,21 +68,21 @@ std::string TakeOpensslError() {
   return reason == nullptr ? "no reason given" : reason;
 }
 
-// What OpenSSL's callbacks need of a handshake, and leave of it.
+// The input and output of OpenSSL's callbacks in a handshake.
 struct Shaking {
   Shaking(int socket_to_read, const DataKey& pre_shared_key)
       : socket(socket_to_read), key(pre_shared_key) {}
 
   int socket;
   const DataKey key;
-  // What each side makes its keys of, after the handshake.
+  // The secrets of each side's keys after the handshake.
   std::optional<TrafficSecret> connecting;
   std::optional<TrafficSecret> listening;
 };
 
 Shaking* ShakingOf(const SSL* ssl) { return static_cast<Shaking*>(SSL_get_app_data(ssl)); }
 
-// A session that stands for the pre-shared key. Null without memory.
+// Returns a session that stands for the pre-shared key, or null if there is no memory.
 SSL_SESSION* NewPskSession(SSL* ssl) {
   const DataKey* const key = &ShakingOf(ssl)->key;
   const SSL_CIPHER* const cipher = SSL_CIPHER_find(ssl, kPskCipher);
@@ -101,7 +101,7 @@ SSL_SESSION* NewPskSession(SSL* ssl) {
 int UsePsk(SSL* ssl, const EVP_MD* hash, const unsigned char** identity, size_t* identity_bytes,
            SSL_SESSION** session) {
   *session = nullptr;
-  // After a HelloRetryRequest the hash is fixed. Another than the key's cannot use it.
+  // After a HelloRetryRequest the hash is fixed. If it is not the key's, the key cannot be used.
   if (hash != nullptr && !EVP_MD_is_a(hash, "SHA256")) return 1;
   *session = NewPskSession(ssl);
   *identity = reinterpret_cast<const unsigned char*>(kPskIdentity.data());
@@ -117,7 +117,7 @@ int FindPsk(SSL* ssl, const unsigned char* identity, size_t identity_bytes, SSL_
   return *session != nullptr ? 1 : 0;
 }
 
-// OpenSSL tells secrets as lines for a file: a label, the client's random, the secret.
+// OpenSSL gives secrets as lines of a key log: a label, the client's random, the secret.
 void TakeSecret(const SSL* ssl, const char* text) {
   Shaking* const shaking = ShakingOf(ssl);
   if (shaking == nullptr) return;
@@ -149,8 +149,8 @@ int ReadSocket(BIO* bio, char* to, int size) {
 
 long ControlNothing(BIO*, int, long, void*) { return 0; }
 
-// A BIO that reads a socket. OpenSSL's own would have the kernel open records, where it can; but
-// that is ours to do.
+// A BIO that reads a socket. OpenSSL's own would let the kernel open records, which this code does
+// itself.
 const BIO_METHOD* ReadMethod() {
   static const BIO_METHOD* const method = [] {
     BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "read");
@@ -162,7 +162,7 @@ const BIO_METHOD* ReadMethod() {
   return method;
 }
 
-// OpenSSL writes records, and the kernel seals them. We open those that come.
+// OpenSSL writes records, and the kernel seals them. This channel opens the records that arrive.
 class OpensslSealingChannel final : public Channel {
  public:
   OpensslSealingChannel(SslHandle ssl, std::unique_ptr<Channel> receiving, uint64_t records_max)
@@ -189,11 +189,11 @@ class OpensslSealingChannel final : public Channel {
   uint64_t records_left_;
 
   std::deque<std::span<const std::byte>> units_;
-  size_t front_taken_ = 0;  // How much of the first unit TLS has.
+  size_t front_taken_ = 0;  // How much of the first unit OpenSSL has.
   uint64_t queued_ = 0;
   uint64_t sent_ = 0;
   std::vector<std::byte> small_;  // Small units, joined for one record.
-  // What SSL_write is to be given, again if the socket was full.
+  // The bytes for SSL_write, which must get the same ones again if the socket was full.
   std::span<const std::byte> writing_;
 };
 
@@ -230,8 +230,8 @@ absl::Status OpensslSealingChannel::Flush() {
   }
 }
 
-// What goes into SSL_write next. A record's worth of small units is joined first, as each call
-// makes a record of its own.
+// Returns the bytes for the next SSL_write. Joins small units into one record first, because each
+// call makes a record.
 std::span<const std::byte> OpensslSealingChannel::NextWrite() {
   if (units_.empty()) return {};
   const std::span<const std::byte> front = units_.front().subspan(front_taken_);
@@ -262,8 +262,8 @@ class OpensslHandshake final : public TlsHandshake {
     SSL_set0_rbio(ssl_.get(), read);
     if (connects) {
       SSL_set_connect_state(ssl_.get());
-      // A listener that would prove itself by a certificate fails: no authority is trusted. One
-      // that listens asks for none, and has none.
+      // A listener that shows a certificate fails, because no authority is trusted. A listener asks
+      // for no certificate, and has none.
       SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER, nullptr);
     } else {
       SSL_set_accept_state(ssl_.get());
@@ -294,7 +294,8 @@ absl::StatusOr<bool> OpensslHandshake::Shake() {
   if (SSL_session_reused(ssl_.get()) != 1) {
     return absl::UnauthenticatedError("made a TLS connection without this connection's key");
   }
-  // What OpenSSL read beyond the handshake would be missing from the records that we open.
+  // Bytes that OpenSSL read after the handshake would be missing from the records that this channel
+  // opens.
   if (!shaking_.connecting || !shaking_.listening || SSL_has_pending(ssl_.get()) == 1) {
     return absl::InternalError("made a TLS connection that OpenSSL does not hand over");
   }
@@ -305,7 +306,7 @@ std::unique_ptr<Channel> OpensslHandshake::TakeChannel() {
   const TrafficSecret& ours = connects_ ? *shaking_.connecting : *shaking_.listening;
   const TrafficSecret& theirs = connects_ ? *shaking_.listening : *shaking_.connecting;
   if (options_.openssl_seals || BIO_get_ktls_send(SSL_get_wbio(ssl_.get())) != 0) {
-    // It outlives the handshake, and reads no more.
+    // The BIO outlives the handshake, and reads no more.
     SSL_set_app_data(ssl_.get(), nullptr);
     SSL_set0_rbio(ssl_.get(), nullptr);
     return std::make_unique<OpensslSealingChannel>(

@@ -19,25 +19,25 @@
 namespace talweg::transport {
 namespace {
 
-// What is sealed for one call of the kernel, and what one reads: little enough that the kernel and
-// we find in a cache what the other has just written.
+// The bytes that are sealed for one system call, and the bytes that one reads. They are few enough
+// that the kernel and this channel find each other's bytes in a cache.
 constexpr size_t kSealedBytes = 256 * 1024;
 constexpr size_t kReadBytes = 256 * 1024;
-// A unit of that size begins a record of its own, which its receiver opens straight to its place.
-// Smaller ones share records, and are copied.
+// A unit of at least this size begins a record of its own, which the receiver opens straight into
+// the unit's place. Smaller units share records, and are copied.
 constexpr size_t kLargeBytes = 4 * 1024;
 constexpr size_t kPartsMax = 64;
-// How many records without data follow each other at most.
+// The most consecutive records without data.
 constexpr int kRecordsWithoutDataMax = 32;
 
 constexpr uint8_t kCloseNotify = 0;
-// A message KeyUpdate: its type, the three bytes of its length, and whether an answer is wanted.
+// A KeyUpdate message: its type, the three bytes of its length, and whether an answer is wanted.
 using KeyUpdateMessage = std::array<std::byte, 5>;
 constexpr KeyUpdateMessage kKeyUpdate = {std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
                                          std::byte{0}};
 constexpr std::byte kAnswerWanted{1};
 
-// Records go straight from units to what is sent, and from what was read to units.
+// Seals units straight into the send buffer, and opens records straight into units.
 class TlsRecordChannel final : public Channel {
  public:
   TlsRecordChannel(int socket, const std::optional<TrafficSecret>& ours,
@@ -84,14 +84,14 @@ class TlsRecordChannel final : public Channel {
   bool answer_due_ = false;  // The peer has asked for a new key of ours.
   std::vector<std::byte> sealed_;
   size_t sealed_end_ = 0;
-  size_t sealed_gone_ = 0;  // How much of it the kernel has.
+  size_t sealed_gone_ = 0;  // How much of sealed_ the kernel has.
 
   TlsOpener theirs_;
   ReadableSocket readable_;
   std::vector<std::byte> read_;
   size_t read_begin_ = 0;
   size_t read_end_ = 0;
-  // What of a record goes to later units.
+  // The part of a record that goes to later units.
   std::array<std::byte, kTlsContentBytesMax> opened_{};
   size_t opened_begin_ = 0;
   size_t opened_end_ = 0;
@@ -198,7 +198,7 @@ absl::StatusOr<bool> TlsRecordChannel::Receive(std::span<std::byte> unit) {
   return true;
 }
 
-// The size of the next record. 0: it has not come as a whole.
+// Returns the size of the next record, or 0 if it has not come as a whole.
 absl::StatusOr<size_t> TlsRecordChannel::NextRecordBytes() const {
   const auto come = std::span(read_).subspan(read_begin_, read_end_ - read_begin_);
   if (come.size() < kTlsHeaderBytes) return 0;
@@ -220,7 +220,7 @@ absl::StatusOr<size_t> TlsRecordChannel::ReadMore() {
   return got;
 }
 
-// Returns how many bytes of the record went to `rest`. Others wait in opened_.
+// Returns how many bytes of the record went to `rest`. The others wait in opened_.
 absl::StatusOr<size_t> TlsRecordChannel::OpenRecord(std::span<const std::byte> record,
                                                     std::span<std::byte> rest) {
   const size_t content_max = record.size() - kTlsExtraBytes;

@@ -20,7 +20,7 @@ void ExpandLabel(const TrafficSecret& secret, std::string_view label, std::span<
   TALWEG_CHECK(out.size() <= sizeof(Digest));
   const std::string name = "tls13 " + std::string(label);
   ByteWriter info;
-  info.Number(uint8_t{0});  // The two bytes of the length have the high one first.
+  info.Number(uint8_t{0});  // The high byte of the two-byte length.
   info.Number(static_cast<uint8_t>(out.size()));
   info.Number(static_cast<uint8_t>(name.size()));
   info.Text(name);
@@ -74,7 +74,7 @@ size_t TlsSealer::Seal(TlsContent type, std::span<const std::span<const std::byt
   for (const std::span<const std::byte> part : parts) bytes += part.size();
   TALWEG_CHECK(bytes <= kTlsContentBytesMax && bytes + kTlsExtraBytes <= out.size());
   const size_t length = bytes + kTlsExtraBytes - kTlsHeaderBytes;
-  out[0] = static_cast<std::byte>(TlsContent::kData);  // So says every record, whatever is in it.
+  out[0] = static_cast<std::byte>(TlsContent::kData);  // The outer type of every record.
   out[1] = out[2] = std::byte{3};
   out[3] = static_cast<std::byte>(length >> 8);
   out[4] = static_cast<std::byte>(length);

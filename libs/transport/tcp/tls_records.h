@@ -21,7 +21,7 @@
 //                         \_________ encrypted ________/
 namespace talweg::transport {
 
-// What the keys of one direction are made of. Its bytes are wiped when it goes.
+// The secret from which the keys of one direction are derived. The destructor wipes it.
 struct TrafficSecret {
   std::array<std::byte, 32> bytes{};
 
@@ -35,11 +35,11 @@ enum class TlsContent : uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
 
 inline constexpr size_t kTlsHeaderBytes = 5;
 inline constexpr size_t kTlsContentBytesMax = 16 * 1024;
-// What a record has besides its content.
+// The bytes of a record beside its content.
 inline constexpr size_t kTlsExtraBytes = kTlsHeaderBytes + 1 + kTagBytes;
 inline constexpr size_t kTlsRecordBytesMax = kTlsContentBytesMax + kTlsExtraBytes;
 
-// The keys of one direction, one after the other, and the nonces of the present one.
+// The keys of one direction, one after the other, and the nonces of the current one.
 class TlsKey {
  public:
   TlsKey(const TrafficSecret& secret, AesGcm::Use use, AesCode code);
@@ -49,10 +49,10 @@ class TlsKey {
 
   // Goes on to the next key, which a KeyUpdate message announces.
   void Update();
-  // How many records the present key has been used for.
+  // Returns how many records the current key has protected.
   uint64_t records() const { return records_; }
 
-  // Begins the next record: with its nonce, and its header as what the tag covers too.
+  // Begins the next record, with its nonce. The tag covers `header`, too.
   AesGcm& Begin(std::span<const std::byte> header);
 
  private:
@@ -71,8 +71,8 @@ class TlsSealer {
   explicit TlsSealer(const TrafficSecret& secret, AesCode code = FastestAesCode())
       : key_(secret, AesGcm::Use::kSeals, code) {}
 
-  // Puts a record with these parts to `out`, and returns its size: that of the parts, of which
-  // there may be kTlsContentBytesMax, and kTlsExtraBytes.
+  // Writes a record with these parts to `out`, and returns its size: that of the parts, at most
+  // kTlsContentBytesMax, plus kTlsExtraBytes.
   size_t Seal(TlsContent type, std::span<const std::span<const std::byte>> parts,
               std::span<std::byte> out);
   TlsKey& key() { return key_; }
@@ -81,7 +81,8 @@ class TlsSealer {
   TlsKey key_;
 };
 
-// The size of the record that has this header. nullopt: there is none such after a handshake.
+// Returns the size of the record with this header, or nullopt if no record after a handshake has
+// it.
 std::optional<size_t> TlsRecordBytes(std::span<const std::byte, kTlsHeaderBytes> header);
 
 class TlsOpener {
@@ -94,9 +95,9 @@ class TlsOpener {
   explicit TlsOpener(const TrafficSecret& secret, AesCode code = FastestAesCode())
       : key_(secret, AesGcm::Use::kOpens, code) {}
 
-  // Puts what is in the next record to `place`, which has record.size() - kTlsExtraBytes. What
-  // follows the content there may change too. nullopt: this is not the next record; `place` is then
-  // all zeros, and nothing more may be asked.
+  // Writes the content of the next record to `place`, which has record.size() - kTlsExtraBytes
+  // bytes. Bytes after the content may change, too. Returns nullopt if this is not the next record;
+  // `place` is then all zeros, and the object must not be used.
   std::optional<Opened> Open(std::span<const std::byte> record, std::span<std::byte> place);
   TlsKey& key() { return key_; }
 

@@ -17,8 +17,8 @@
 #include "libs/runtime/clock.h"
 #include "libs/transport/transport.h"
 
-// What tests of transports share. The conformance suite (conformance_*.cc) is linked into the test
-// of every implementation, which defines NewHarness.
+// Shared by the tests of transports. The conformance suite (conformance_*.cc) is linked into the
+// test of each implementation, which defines NewHarness.
 namespace talweg::transport {
 
 // Memory of a test's accelerator, which transports reach and the CPU does not.
@@ -56,22 +56,23 @@ class Harness {
  public:
   virtual ~Harness() = default;
   virtual std::unique_ptr<Transport> NewTransport() = 0;
-  // Like NewTransport. Null: nobody can fall silent here. `clock` outlives it.
+  // Like NewTransport. Returns null if no peer can fall silent in this implementation. `clock`
+  // outlives the transport.
   virtual std::unique_ptr<Transport> NewWatchful(const runtime::Clock* clock, const Hearts& hearts);
-  // A well-formed address at which nobody listens.
+  // Returns a well-formed address at which nobody listens.
   virtual std::string NobodysAddress() = 0;
-  // Whether peers may live in different processes, and threads.
+  // Returns whether peers may live in different processes and threads.
   virtual bool CrossesProcesses() const { return true; }
-  // A socket connected to where a transport listens, for bytes that no transport would send. -1 if
-  // there is no such thing.
+  // Returns a socket that is connected to a transport's listener, for bytes that no transport would
+  // send, or -1 if the implementation has no sockets.
   virtual int ConnectRaw(const std::string& address);
-  // Null: its transports take no device's memory.
+  // Returns null if its transports take no device's memory.
   virtual TestDevice* device() { return nullptr; }
 };
 
 std::unique_ptr<Harness> NewHarness();
 
-// Remembers what it was told.
+// Records all events.
 class RecordingSink final : public EventSink {
  public:
   struct WriteDone {
@@ -100,7 +101,7 @@ class RecordingSink final : public EventSink {
   std::set<ConnectionId> over_;
 };
 
-// A transport and what it reported.
+// A transport and its recorded events.
 struct Endpoint {
   std::unique_ptr<Transport> transport;
   RecordingSink sink;
@@ -111,7 +112,7 @@ struct Endpoint {
 // Polls all until `done`. Sleeps on their descriptors when none has work. Returns false after a
 // minute.
 bool PollUntil(const std::vector<Endpoint*>& endpoints, const std::function<bool()>& done);
-// Polls all until none has had work for a while. For what must not happen.
+// Polls all until none has had work for a while. For checks that something does not happen.
 void PollUntilIdle(const std::vector<Endpoint*>& endpoints);
 
 // Two endpoints and a connection from the first to the second.
@@ -141,7 +142,7 @@ class ChildProcess {
   void Kill();
   void Stop();
   void Continue();
-  // What the child has written up to a newline.
+  // Returns the child's next line.
   std::string ReadLine();
 
  private:

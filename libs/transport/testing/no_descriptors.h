@@ -11,7 +11,7 @@
 
 namespace talweg::transport {
 
-// While it lives, this process gets no descriptor beside those that it has.
+// While it lives, this process can open no further descriptor.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -28,7 +28,7 @@ class NoDescriptors {
   rlimit before_;
 };
 
-// Whether whoever sleeps on it would wake at once.
+// Returns whether poll() reports the descriptor readable now.
 inline bool IsReadable(int descriptor) {
   pollfd waiting{.fd = descriptor, .events = POLLIN, .revents = 0};
   return poll(&waiting, 1, 0) == 1;

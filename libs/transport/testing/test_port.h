@@ -12,7 +12,7 @@
 
 namespace talweg::transport {
 
-// A TCP port of loopback that is bound, so that nobody else gets it meanwhile.
+// A TCP port of loopback, bound so that no other process gets it.
 class TestPort {
  public:
   TestPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -27,7 +27,7 @@ class TestPort {
   uint16_t port() const { return port_; }
   int descriptor() const { return socket_.get(); }
   void Listen() { TALWEG_CHECK(listen(socket_.get(), 8) == 0); }
-  // Waits for whoever connects.
+  // Waits for a connection.
   Descriptor Accept() { return Descriptor(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
 
  private:

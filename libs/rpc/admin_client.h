@@ -13,9 +13,9 @@
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 
-// What tools ask daemons, without gRPC's headers. Every call blocks for at most the client's
-// timeout; errors name the daemon, its address and the remedy. Without credentials there is no TLS.
-// Thread-safe.
+// Clients of the daemons' admin services, without gRPC's headers. Every call blocks for at most the
+// client's timeout. Errors name the daemon, its address and the remedy. Without credentials there
+// is no TLS. Thread-safe.
 namespace talweg::rpc {
 
 class SchedulerAdminClient {
@@ -59,7 +59,7 @@ class AgentAdminClient {
   absl::StatusOr<agent::v1::GetStatusResponse> GetStatus(
       const agent::v1::GetStatusRequest& request);
   absl::Status SetTrace(const agent::v1::SetTraceRequest& request);
-  // All pieces in one.
+  // Returns all pieces joined.
   absl::StatusOr<agent::v1::GetTraceResponse> GetTrace();
 
  private:
@@ -67,7 +67,7 @@ class AgentAdminClient {
   std::unique_ptr<Impl> impl_;
 };
 
-// Asks a daemon's health service. OK: serving. `service` "": the whole daemon.
+// Asks a daemon's health service. Returns OK if `service` serves; "" is the whole daemon.
 absl::Status CheckHealth(const std::string& address, const std::string& service, int64_t timeout_ns,
                          std::shared_ptr<const Credentials> credentials = nullptr);
 

@@ -14,7 +14,7 @@
 
 namespace talweg::rpc {
 
-// An agent's admin service that answers everything.
+// An agent's admin service that answers every call.
 class AdminDaemon {
  public:
   explicit AdminDaemon(std::shared_ptr<const Credentials> credentials) {

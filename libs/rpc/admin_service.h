@@ -13,10 +13,10 @@
 
 // The daemons' admin services without gRPC's headers.
 //
-// A handler is called on a thread of gRPC; it must not block: it posts to the daemon's owner thread
-// and lets that call `done`, once, from any thread, now or later. A caller that has gone meanwhile
-// is no concern of it. Whoever destroys the service has shut its Server down; a `done` that is
-// called later does nothing.
+// gRPC's threads call the handlers. A handler must not block: it posts to the daemon's owner
+// thread, and `done` is called once, on any thread, now or later. The handler need not care whether
+// the caller is gone. The Server must be shut down before the service is destroyed; a `done` that
+// is called later does nothing.
 namespace talweg::rpc {
 
 template <typename Response>
@@ -25,11 +25,11 @@ using Done = std::function<void(absl::StatusOr<Response>)>;
 template <typename Request, typename Response>
 using Handler = std::function<void(const Request&, Done<Response>)>;
 
-// What a client has yet to read of a timeline. Its events have numbers, from 0 since recording
+// The part of a timeline that a client has not read. Events are numbered from 0 since recording
 // began.
 struct TraceRange {
   uint64_t next = 0;
-  uint64_t end = UINT64_MAX;  // As far as there are some when the first piece is made.
+  uint64_t end = UINT64_MAX;  // The end of the timeline when the first piece is made.
   uint64_t missed = 0;        // Events before `next` that were overwritten before they were read.
 
   bool IsRead() const { return next >= end; }
@@ -43,8 +43,8 @@ struct TracePiece {
 struct AgentAdminHandlers {
   Handler<agent::v1::GetStatusRequest, agent::v1::GetStatusResponse> get_status;
   Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse> set_trace;
-  // The first events of a range, as many as the owner thread may spend its time on. It is asked for
-  // the rest when the client has read these.
+  // Answers with the first events of a range, as many as the owner thread has time for. It is
+  // called for the rest when the client has read these.
   Handler<TraceRange, TracePiece> get_trace;
 };
 
@@ -59,7 +59,7 @@ class ServiceHolder {
   virtual grpc::Service* service() = 0;
 };
 
-// `gate` is the server's; null: calls are not counted.
+// `gate` is the server's. Null: calls are not counted.
 std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
                                                      std::shared_ptr<CallGate> gate = {});
 std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,

@@ -11,11 +11,11 @@
 #include "absl/status/status.h"
 #include "libs/rpc/identity.h"
 
-// Who may make which call, where callers have identities: on a port with TLS. docs/security.md
-// shows the same table to people.
+// Which roles may make which call, on ports with TLS, where callers have identities.
+// docs/security.md has the same table.
 namespace talweg::rpc {
 
-// A set of roles; anybody may be in it, also a caller without an identity.
+// A set of roles, or everybody, including callers without an identity.
 class Callers {
  public:
   static constexpr Callers Anybody() {
@@ -38,22 +38,23 @@ class Callers {
 };
 
 struct Rule {
-  std::string_view method;  // As gRPC has it: "/talweg.agent.v1.AdminService/GetStatus".
+  std::string_view method;  // As gRPC names it: "/talweg.agent.v1.AdminService/GetStatus".
   Callers callers;
 };
 
 // One row for each call of every daemon. A call without a row is refused.
 std::span<const Rule> Rules();
 
-// Null: no such call.
+// Returns null if there is no such call.
 const Rule* FindRule(std::string_view method);
 
-// OK, or UNAUTHENTICATED (no identity where one is needed), or PERMISSION_DENIED, naming the call,
-// the caller and who may make it.
+// Returns OK, UNAUTHENTICATED (the call needs an identity) or PERMISSION_DENIED; the text names the
+// call, the caller and the roles that may make it.
 absl::Status MayCall(std::string_view method, const std::optional<Identity>& caller);
 
-// Whether `caller` may act for what a request names: an agent for its own job, an aggregator under
-// its own name. OK without an identity: then the connection has none to check.
+// Returns whether `caller` may act as the identity that a request names: an agent for its own job,
+// an aggregator under its own name. OK if `caller` is nullopt: the connection has no identity to
+// check.
 absl::Status MayActAs(const Identity& wanted, const std::optional<Identity>& caller);
 
 }  // namespace talweg::rpc

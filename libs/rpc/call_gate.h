@@ -11,8 +11,8 @@
 namespace talweg::rpc {
 
 // Counts the calls of a daemon's port, and refuses those of a peer that makes too many
-// (docs/quotas.md, "Calls"). One for a Server and its services. Callers of Unix sockets are not
-// counted: the mode of their directory says who they are.
+// (docs/quotas.md, "Calls"). A Server and its services share one. Callers of Unix sockets are not
+// counted: the directory's mode decides who they are.
 //
 // Any thread.
 class CallGate {
@@ -20,16 +20,17 @@ class CallGate {
   explicit CallGate(const CallLimitOptions& options);
   ~CallGate();
 
-  // Whoever shows this session secret is counted by itself from now on, and no more with all of
-  // its address, user or certificate's name. "" is nobody's.
+  // From now on, counts the process with this session secret by itself, and no longer with its
+  // address, user or certificate's name. Ignores "".
   void Prove(std::string_view session_secret);
   uint64_t refused_count() const;
 
-  // A caller's question, open until nobody holds it any more: neither its call nor who answers it.
+  // A caller's question. It is open until both its call and the thread that answers it have
+  // released it.
   class Question {
    public:
     virtual ~Question() = default;
-    // So much was collected for its answer, whether or not the caller ever reads it.
+    // Charges the caller for `answer_bytes` of its answer, whether or not it reads them.
     virtual void Charge(uint64_t answer_bytes) = 0;
   };
 

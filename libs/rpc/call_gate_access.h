@@ -13,32 +13,34 @@
 #include "libs/rpc/credentials.h"
 #include "libs/rpc/local_users.h"
 
-// A CallGate in gRPC's terms. Includes gRPC: for sources that do as well.
+// A CallGate in gRPC's terms. Includes gRPC's headers.
 namespace talweg::rpc {
 
-// In the trailing metadata of a call that was refused: the caller may ask again.
+// Trailing metadata of a refused call: the caller may ask again.
 inline constexpr char kAskAgainHeader[] = "talweg-ask-again";
 
 class CallGateAccess {
  public:
-  // What has a server count its calls. The gate outlives the server. `credentials` say who calls;
-  // null: the port is without TLS, and callers have no names.
+  // Returns the interceptors with which a server counts its calls. The gate outlives the server.
+  // `credentials` identify callers; null: the port has no TLS, and callers have no names.
   static std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptors(
       CallGate* gate, std::shared_ptr<const Credentials> credentials);
 
-  // Which the server's listener tells who its connections of this machine are. The gate's.
+  // Returns the gate's LocalUsers, to which the server's listener reports connections from this
+  // machine.
   static LocalUsers* Users(CallGate* gate);
 
-  // For a service of ours, before it does anything: OK, or the refusal to answer with
-  // (RESOURCE_EXHAUSTED). Null gate: OK.
+  // A service calls it first in each call. Returns OK, or the refusal to answer with
+  // (RESOURCE_EXHAUSTED). OK if `gate` is null.
   static grpc::Status Enter(CallGate* gate, grpc::CallbackServerContext* context,
                             std::string_view session_secret = "");
 
-  // As Enter, for a call of an AdminService. Null, where calls are not counted, or this one is not.
+  // Like Enter, for a call of an AdminService. Returns null if this call is not counted.
   static absl::StatusOr<std::shared_ptr<CallGate::Question>> EnterQuestion(
       CallGate* gate, grpc::CallbackServerContext* context);
 
-  // What to make of a call's status: a refusal of a gate's is one to ask again after (ABORTED).
+  // Converts the status of a call that a client made: a gate's refusal becomes ABORTED, which means
+  // to ask again.
   static grpc::Status Seen(const grpc::Status& status, const grpc::ClientContext& context);
 };
 

@@ -13,18 +13,19 @@
 
 namespace talweg::rpc {
 
-// What one peer may ask of a port. 0: any number.
+// The limits of one peer at a port. 0: no limit.
 struct CallLimitOptions {
   uint32_t per_second_max = 200;
   uint32_t open_max = 256;
-  // Questions among them (AdminService): the daemon has to collect what it answers.
+  // Of these, open questions (AdminService): the daemon has to collect their answers.
   uint32_t questions_open_max = 16;
 };
 
-// Whose calls are counted together.
+// A peer, whose calls are counted together.
 struct CallPeer {
-  std::string name;   // An address, the name in a certificate, a process; for people.
-  std::string place;  // Where this one of several is that may have the name. Empty: one has it.
+  std::string name;  // An address, the name in a certificate, or a process; for messages.
+  // Tells peers of one name apart by where they are. Empty: only one has the name.
+  std::string place;
 
   std::string Text() const { return place.empty() ? name : name + " (" + place + ")"; }
   friend auto operator<=>(const CallPeer&, const CallPeer&) = default;
@@ -32,13 +33,13 @@ struct CallPeer {
 
 // Counts the calls of each peer: the latest ones, and those that are open.
 //
-// A peer may make twice what it may make in a second at once, and then as many as time gives back.
-// What is remembered is bounded: beyond kPeersMax peers that have calls under way, or have made
-// some just now, all new ones are one peer together. So are, for themselves, those of one name
-// beyond kPlacesMax: whoever has a name and many addresses leaves room for other names.
+// A peer may make two seconds' worth of calls at once, and then as many as time gives back. Memory
+// is bounded: if kPeersMax peers have calls under way or made some just now, all new peers count as
+// one. Likewise, peers of one name beyond kPlacesMax count as one, so that a name with many
+// addresses leaves room for other names.
 //
-// A question costs what its answer costs to collect: one call more for each kAnswerBytesOfCall of
-// it. That is known late, so a peer may owe calls.
+// A question costs one more call for each kAnswerBytesOfCall of its answer. The cost is known late,
+// so a peer may owe calls.
 //
 // No clock, lock or gRPC. One owner, or one lock around it.
 class CallLimits {
@@ -51,22 +52,22 @@ class CallLimits {
   explicit CallLimits(const CallLimitOptions& options) : options_(options) {}
 
   struct Begun {
-    CallPeer peer;        // Under which the call counts. It is open until End of that.
-    std::string refusal;  // Not empty: why it does not count, and is refused.
+    CallPeer peer;        // The peer to which the call counts. The call is open until End(peer).
+    std::string refusal;  // Not empty: why the call is refused. It then does not count.
   };
   Begun Begin(const CallPeer& peer, int64_t now_ns);
   void End(const CallPeer& begun);
-  // A call that was begun is another peer's.
+  // A call that was begun belongs to another peer. Undoes Begin.
   void Withdraw(const CallPeer& begun);
 
-  // A call that was begun is a question, open until EndQuestion of that. Not empty: why it is not,
-  // and is refused.
+  // A call that was begun is a question, open until EndQuestion(begun). Returns "", or why it is
+  // refused.
   std::string BeginQuestion(const CallPeer& begun);
   void EndQuestion(const CallPeer& begun);
-  // So much was collected for a question.
+  // Charges for the answer of a question.
   void Charge(const CallPeer& begun, uint64_t answer_bytes);
 
-  // Whoever shows this secret is known, as its call was answered well.
+  // A call with this secret was answered well, so its process is known from now on.
   void Prove(const membership::SecretHash& secret, int64_t now_ns);
   bool IsProven(const membership::SecretHash& secret) const {
     return proven_.contains(secret.bytes);
@@ -77,19 +78,19 @@ class CallLimits {
 
  private:
   struct Peer {
-    double calls = 0;  // That it may make now; less than 0: that it owes.
+    double calls = 0;  // How many it may make now; less than 0: how many it owes.
     int64_t at_ns = 0;
     uint32_t open_count = 0;
     uint32_t question_count = 0;
   };
 
   double BurstMax() const { return 2.0 * options_.per_second_max; }
-  // How many calls the peer may make now.
+  // Returns how many calls the peer may make now.
   double CallsAt(const Peer& peer, int64_t now_ns) const;
-  // Under which the peer is counted.
+  // Returns the peer as which `peer` is counted.
   CallPeer CountedAs(const CallPeer& peer, int64_t now_ns);
   size_t PlaceCount(const std::string& name) const;
-  // Forgets who is as good as new, once a second.
+  // Once a second, forgets peers whose state equals that of a new peer.
   void Sweep(int64_t now_ns);
 
   const CallLimitOptions options_;

@@ -13,8 +13,8 @@
 // Reading certificates and lists of revoked ones. For this library's sources.
 namespace talweg::rpc {
 
-// While it lives, what OpenSSL finds wrong is not left for others of this thread, which would take
-// it for theirs: gRPC's threads make handshakes as well.
+// While it lives, OpenSSL's errors do not stay in the thread's queue. gRPC's handshakes on the same
+// thread would take them for their own.
 class OwnOpensslErrors {
  public:
   OwnOpensslErrors();
@@ -23,16 +23,16 @@ class OwnOpensslErrors {
   OwnOpensslErrors& operator=(const OwnOpensslErrors&) = delete;
 };
 
-// Has OpenSSL read the text, which outlives it.
+// Returns a BIO that reads `text`, which outlives it.
 OwnedBio ReaderOf(const std::string& text);
-// The certificates of a text in PEM format, up to the first that is none.
+// Returns the certificates of a text in PEM format, up to the first that cannot be read.
 std::vector<OwnedCertificate> CertificatesIn(const std::string& text);
-// nullopt: one of its lists cannot be read, or it has none.
+// Returns nullopt if a list cannot be read, or if there is none.
 std::optional<std::vector<OwnedRevocationList>> RevocationListsIn(const std::string& text);
 
-// The identity that a certificate names.
+// Returns the identity that a certificate names.
 std::optional<Identity> IdentityOf(const X509* certificate);
-// "node of job 'x' (number 1F00)": for texts.
+// Returns "node of job 'x' (number 1F00)", for messages.
 std::string DescribeCertificate(const X509* certificate);
 
 int64_t UnixSeconds(const ASN1_TIME* time);

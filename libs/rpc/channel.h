@@ -12,10 +12,11 @@
 #include "absl/status/status.h"
 #include "libs/rpc/credentials.h"
 
-// What the clients of this library share. Includes gRPC: for its sources only.
+// Shared by the clients of this library. Includes gRPC's headers: for the library's sources only.
 namespace talweg::rpc {
 
-// Why `address` is no host:port and no unix:/path, or OK. `what` names its meaning: "scheduler".
+// Returns OK if `address` is host:port or unix:/path, else why not. `what` names its meaning:
+// "scheduler".
 absl::Status CheckAddress(const std::string& what, const std::string& address);
 
 struct ChannelOptions {
@@ -23,20 +24,20 @@ struct ChannelOptions {
   int64_t backoff_min_ns = 0;
   int64_t backoff_max_ns = 0;
   std::shared_ptr<const Credentials> credentials;  // Null: no TLS.
-  // With TLS: which roles the process there may have. None: any.
+  // With TLS: the roles that the server may have. Empty: any.
   std::vector<Role> peers;
 };
 
-// A connection of its own, without proxies. Connects when it is used.
+// Makes a channel with a connection of its own, without proxies. It connects on first use.
 std::shared_ptr<grpc::Channel> MakeChannel(const ChannelOptions& options);
 
 void SetDeadline(grpc::ClientContext& context, int64_t timeout_ns);
 
-// Whether asking again may help.
+// Returns whether a retry may help.
 bool IsTransient(const grpc::Status& status);
 
-// The failure of a call to `what` ("scheduler") at `address`: names both and, where nobody
-// answered, what to do.
+// Returns the error of a call to `what` ("scheduler") at `address`. It names both, and the remedy
+// if nobody answered.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& what,
                     const std::string& address);
 

@@ -16,24 +16,24 @@
 #include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
 
-// Between the messages of //proto and the values that the rest of Talweg works with. What a peer
-// sends may be anything: a message that is no value is INVALID_ARGUMENT and names the field.
+// Converts between the messages of //proto and Talweg's own types. A peer may send anything:
+// INVALID_ARGUMENT names the field that is not valid.
 namespace talweg::rpc {
 
 scheduler::v1::View ToProto(const view::View& view);
 absl::StatusOr<view::View> FromProto(
     const scheduler::v1::View& view);  // Checks Problem() and digest.
 
-// What differs, also in the aggregators.
+// Returns what differs, aggregators included.
 scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const view::View& base,
                                                        const view::View& view);
-// The view that `change` makes of `base`; checks that it is a change of that view, Problem() and
-// digest. Aggregators that stay keep the data address that they have in `base`.
+// Applies `change` to `base`. Checks that it is a change of that view, Problem() and the digest.
+// Aggregators that stay keep their data address of `base`.
 absl::StatusOr<view::View> Changed(const view::View& base,
                                    const scheduler::v1::WatchViewsResponse::ViewChange& change);
 
-// For AdminService, which anybody may ask: without incarnations and digest, and with addresses that
-// say where and how a process is reached, but not what lets one in.
+// For AdminService, which anybody may ask: without incarnations and digest. Addresses say where and
+// how a process is reached, without keys and tokens.
 scheduler::v1::View ToShown(const view::View& view);
 scheduler::v1::ViewMember ToShown(const view::ViewMember& member);
 scheduler::v1::ViewAggregator ToShown(const view::ViewAggregator& aggregator);
@@ -53,7 +53,7 @@ Dealing FromProto(const scheduler::v1::Dealing& dealing);  // IsValid() is the c
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec);
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec);
 
-// 0 travels for what has no limit.
+// A message has 0 for "no limit".
 uint64_t LimitToProto(uint64_t limit);
 uint64_t LimitFromProto(uint64_t limit);
 scheduler::v1::JobQuota ToProto(const view::JobQuota& quota);
@@ -62,9 +62,9 @@ view::JobQuota FromProto(const scheduler::v1::JobQuota& quota);
 scheduler::v1::ProtocolVersion ToProto(const Version& version);
 Version FromProto(const scheduler::v1::ProtocolVersion& version);
 
-// Whether a text can travel in a message.
+// Returns whether a text can travel in a message.
 bool IsUtf8(std::string_view text);
-// The text with what is no UTF-8 in it replaced.
+// Returns the text with invalid UTF-8 replaced.
 std::string CleanUtf8(std::string_view text);
 
 google::protobuf::Duration DurationFromNs(int64_t ns);

@@ -13,36 +13,36 @@
 
 namespace talweg::rpc {
 
-// Where they come from. docs/security.md tells people how to set them up.
+// Where credentials come from. docs/security.md says how to set them up.
 struct CredentialSources {
   std::string tls_directory;  // See tls_files.h. Empty: no TLS.
-  // A client shows the text of this file as its bearer token. It is read for every call, so that
-  // it may change. Empty: none.
+  // A client shows the text of this file as its bearer token. The file is read for every call, so
+  // it may change. Empty: no token.
   std::string token_file;
-  // What a server accepts, see Tokens::Parse. Texts, not files.
+  // The tokens that a server accepts: see Tokens::Parse. Texts, not files.
   std::string accepted_tokens = {};
   std::string token_keys = {};
   std::string token_audience = {};
-  // Is told, on a thread of the credentials, why certificates that have changed are not used, and
-  // which connections end since their peers' certificates are not good any more.
+  // Called, on a thread of the credentials, with the reason why changed certificates are not used,
+  // or why connections end whose peers' certificates are no longer good.
   std::function<void(const std::string& text)> on_warning = {};
 };
 
-// What a process shows its peers on TCP connections, and what it demands of them. Certificates are
-// read anew when their files change; while the new ones are defective, those before are used.
-// Connections end when their peers' certificates are over or revoked. On Unix sockets nothing of
-// this is used: the directory's mode says who may connect.
+// What a process shows its peers on TCP connections, and what it demands of them. Reads
+// certificates again when their files change, and keeps the old ones while the new ones are
+// defective. Ends connections whose peers' certificates are expired or revoked. Not used on Unix
+// sockets: the directory's mode decides who may connect.
 //
 // Immutable; any thread.
 class Credentials {
  public:
-  // The error names the file and the remedy. A null pointer: no TLS.
+  // Returns null for no TLS. The error names the file and the remedy.
   static absl::StatusOr<std::shared_ptr<const Credentials>> Load(const CredentialSources& sources);
   ~Credentials();
 
-  // What this process's certificate says; nullopt: it shows none, and can serve nobody.
+  // The identity in this process's certificate. nullopt: it has none, and cannot be a server.
   const std::optional<Identity>& identity() const;
-  // When the first of its certificates ends.
+  // When the first of its certificates expires.
   int64_t expires_unix_s() const;
 
  private:

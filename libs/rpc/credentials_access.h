@@ -13,36 +13,36 @@
 #include "libs/rpc/credentials.h"
 #include "libs/rpc/tls_trust.h"
 
-// Credentials in gRPC's terms. Includes gRPC: for sources that do as well.
+// Credentials in gRPC's terms. Includes gRPC's headers.
 namespace talweg::rpc {
 
 class CredentialsAccess {
  public:
-  // For a server's port: callers are admitted by the table of authorization.h.
+  // For a server's port. The table of authorization.h decides which callers are admitted.
   static std::shared_ptr<grpc::ServerCredentials> Server(
       const std::shared_ptr<const Credentials>& credentials);
 
-  // For a connection to `address`, whose process must be of one of these roles; none: of any. Null
-  // credentials, and addresses of sockets: without TLS.
+  // For a connection to `address`, whose server must have one of the roles in `peers`; empty: any
+  // role. Without TLS if `credentials` is null or `address` is a Unix socket.
   static std::shared_ptr<grpc::ChannelCredentials> Channel(
       const std::shared_ptr<const Credentials>& credentials, const std::string& address,
       std::span<const Role> peers);
 
-  // Has connections of a server or a channel with these arguments end when their peers'
-  // certificates are not good any more.
+  // Makes connections of a server or a channel with these arguments end when their peers'
+  // certificates are no longer good.
   static void EndWithCertificates(const std::shared_ptr<const Credentials>& credentials,
                                   grpc::ChannelArguments* arguments);
 
-  // What a caller has shown when its call began; nothing without TLS.
+  // The certificate that a caller had shown when its call began; empty without TLS.
   struct Shown {
     PeerCertificate certificate;
     int64_t at_unix_s = 0;
   };
   static Shown ShownBy(const grpc::ServerContextBase& context, const Credentials* credentials);
-  // Why this process has ended the connection of such a call, or may have; "": it has not.
+  // Returns why this process has, or may have, ended the connection of that call; "" if it has not.
   static std::string WhyEnded(const Shown& shown, const Credentials* credentials);
 
-  // Who makes this call; nullopt: it came without TLS, or without an identity.
+  // Returns the caller's identity, or nullopt if the call came without TLS or without an identity.
   static std::optional<Identity> CallerOf(const grpc::ServerContextBase& context,
                                           const Credentials* credentials);
 };

@@ -11,67 +11,68 @@
 
 namespace talweg::rpc {
 
-// What one connection of a gRPC server may send (docs/quotas.md, "Frames").
+// The limits of one connection of a gRPC server (docs/quotas.md, "Frames").
 struct FrameLimits {
-  // The metadata of one call, as HTTP/2 packs it. gRPC holds each of its frames to 8 KiB unpacked.
+  // The metadata of one call, as HTTP/2 packs it. gRPC limits each of its frames to 8 KiB unpacked.
   size_t header_block_bytes_max = 16 << 10;
   size_t header_frames_max = 4;
-  // Calls whose requests have not ended, and what they make the process keep.
+  // Calls whose requests are not complete, and the bytes that the process keeps for them.
   size_t half_requests_max = 256;
   int64_t half_request_ns_max = 60'000'000'000;
   uint64_t half_bytes_max = 16 << 20;
-  // As half_bytes_max, while all connections of the process keep half_bytes_scarce or more.
+  // Used instead of half_bytes_max while all connections together keep half_bytes_scarce or more.
   uint64_t half_bytes_max_when_scarce = 128 << 10;
   uint64_t half_bytes_scarce = 32 << 20;
-  // Calls that the client resets: so many at once, and in a second.
+  // Calls that the client resets: at once, and per second.
   uint32_t resets_max = 256;
   uint32_t resets_per_second = 128;
-  // Frames that carry nothing of a request: PING, SETTINGS, WINDOW_UPDATE, empty DATA and others.
+  // Frames that carry no part of a request: PING, SETTINGS, WINDOW_UPDATE, empty DATA and others.
   uint32_t control_frames_max = 65'536;
   uint32_t control_frames_per_second = 4096;
 };
 
-// What half requests of all connections make the process keep. Any thread.
+// The bytes that the process keeps for incomplete requests of all connections. Any thread.
 using HalfBytes = std::atomic<uint64_t>;
 
-// Reads the heads of the frames that a client of a gRPC server sends, before gRPC reads them, and
-// says when the connection must end. gRPC 1.51 bounds none of this by itself.
+// Reads the headers of a client's HTTP/2 frames before gRPC does, and says when the connection must
+// end. gRPC 1.51 has none of these limits.
 //
 // No clock, lock or gRPC. One owner, or one lock around it.
 class FrameGuard {
  public:
   enum class Verdict : uint8_t {
     kGood,
-    kHeaderBlock,   // Metadata that is too long, or comes in too many frames.
-    kHalfRequests,  // Too many requests that do not end, or too much of them.
-    kSlowRequest,   // One that has not ended in time.
+    kHeaderBlock,   // The metadata is too long, or comes in too many frames.
+    kHalfRequests,  // Too many incomplete requests, or too many bytes of them.
+    kSlowRequest,   // A request was not complete in time.
     kResets,
     kControlFrames,
   };
 
-  // Both outlive this.
+  // Both outlive this object.
   FrameGuard(const FrameLimits* limits, HalfBytes* half_bytes_of_all);
-  // What this connection made the process keep is given back.
+  // Takes this connection's bytes off `half_bytes_of_all`.
   ~FrameGuard();
   FrameGuard(const FrameGuard&) = delete;
   FrameGuard& operator=(const FrameGuard&) = delete;
 
-  // The next bytes from the client. Other than kGood: gRPC must not see them, nor any that follow.
-  // A client that sends nothing is not looked at; the server's PINGs make it send something.
+  // Checks the next bytes from the client. Unless it returns kGood, gRPC must see neither them nor
+  // any later bytes. Time limits are checked only when a client sends; the server's PINGs make it
+  // send something.
   Verdict OnBytes(std::span<const uint8_t> bytes, int64_t now_ns);
 
   uint64_t half_bytes() const { return half_bytes_; }
 
  private:
-  // So many at once, and then as many as time gives back.
+  // A limit at once, which time refills.
   struct Bucket {
-    double level = 0;  // What was taken and has not been given back.
+    double level = 0;  // Taken and not refilled yet.
     int64_t at_ns = 0;
     bool Take(uint32_t count_max, uint32_t per_second, int64_t now_ns);
   };
 
   struct HalfRequest {
-    uint64_t bytes = 0;  // What it is taken to keep.
+    uint64_t bytes = 0;  // The bytes that the process is assumed to keep for it.
     int64_t begin_ns;
   };
 
@@ -90,17 +91,17 @@ class FrameGuard {
   size_t head_bytes_ = 0;
   uint64_t payload_bytes_left_ = 0;
 
-  // The block of metadata that is under way, or was last.
+  // The current block of metadata, or the last one.
   size_t block_bytes_ = 0;
   size_t block_frames_ = 0;
   std::map<uint32_t, HalfRequest> half_requests_;  // By stream.
-  int64_t next_look_ns_ = 0;                       // When their ages are looked at again.
+  int64_t next_look_ns_ = 0;                       // When their ages are checked again.
   uint64_t half_bytes_ = 0;
   Bucket resets_;
   Bucket control_frames_;
 };
 
-// For people.
+// For messages.
 const char* Text(FrameGuard::Verdict verdict);
 
 }  // namespace talweg::rpc

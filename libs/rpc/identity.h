@@ -7,22 +7,21 @@
 #include <string>
 #include <string_view>
 
-// Who a process is, as its certificate or its bearer token says. docs/security.md has the table of
-// what each may do.
+// The identity of a process, from its certificate or its bearer token. docs/security.md says what
+// each role may do.
 namespace talweg::rpc {
 
 enum class Role : uint8_t {
   kScheduler,
-  kAggregator,  // Its name is the aggregator's.
-  kNode,        // An agent; its name is the job's.
+  kAggregator,  // `name` is the aggregator's.
+  kNode,        // An agent. `name` is the job's.
   kOperator,    // A person or a tool that may change how daemons work.
-  kViewer,      // One that may only look.
+  kViewer,      // A person or a tool that may only read.
 };
 
 struct Identity {
   Role role = Role::kViewer;
-  // What the role is bound to: an aggregator's name, a node's job; "*": any. Empty for the other
-  // roles.
+  // An aggregator's name, or a node's job; "*": any. Empty for the other roles.
   std::string name = {};
 
   friend bool operator==(const Identity&, const Identity&) = default;
@@ -34,13 +33,14 @@ std::string_view RoleName(Role role);
 // "node of job 'resnet'", "operator": for error texts.
 std::string Describe(const Identity& identity);
 
-// "operator", "aggregator:agg-0", "node:resnet". nullopt: this is no role, or it lacks its name, or
-// has one that it must not have.
+// Parses "operator", "aggregator:agg-0", "node:resnet". Returns nullopt if there is no such role,
+// if its name is missing, or if it must not have one.
 std::optional<Identity> ParseIdentity(std::string_view text);
 
 // The certificate's name (its URI): spiffe://<trust domain>/talweg/operator,
 // .../talweg/aggregator/agg-0, .../talweg/node/resnet. Bytes of a name that a path segment must not
-// have are percent-encoded. Any trust domain will do: the certificate authority is what is trusted.
+// have are percent-encoded. Any trust domain is accepted: trust comes from the certificate
+// authority.
 std::optional<Identity> IdentityOfUri(std::string_view uri);
 std::string UriOf(const Identity& identity, std::string_view trust_domain);
 

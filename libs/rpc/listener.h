@@ -16,27 +16,27 @@
 
 namespace talweg::rpc {
 
-// Accepts a port's connections, and no more of one peer than leave room for others
-// (docs/quotas.md, "Connections"). A peer is an address. On this machine it is a user, as the
-// kernel says who has the other end.
+// Accepts a port's connections, but limits those of one peer so that others have room
+// (docs/quotas.md, "Connections"). A peer is an address. On this machine it is a user: the kernel
+// says who owns the other end.
 //
-// A thread of its own accepts. gRPC closes what it is given and does not say when: a connection
-// counts for as long as its descriptor still is that socket.
+// A thread of its own accepts. gRPC does not say when it closes a connection, so a connection
+// counts as long as its descriptor is still the same socket.
 class Listener {
  public:
   // Takes over a connection; on the listener's thread.
   using OnAccepted = std::function<void(int listening, Descriptor connection)>;
 
-  // `listening` is a socket that listens. Of one peer `peer_connections_max`; beyond
-  // `connections_max` of all, kFewConnections. `users` outlives this and is told of connections
-  // of this machine before they are handed over; may be null.
+  // `listening` is a listening socket. A peer may have `peer_connections_max` connections, but only
+  // kFewConnections while all peers have `connections_max`. Connections from this machine are added
+  // to `users` before they are handed over. `users` outlives this object, and may be null.
   Listener(Descriptor listening, size_t peer_connections_max, size_t connections_max,
            LocalUsers* users, OnAccepted on_accepted);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // No new ones.
+  // Accepts no more connections.
   void Stop();
 
   static constexpr size_t kFewConnections = 4;
@@ -45,7 +45,7 @@ class Listener {
   struct Held {
     int descriptor = -1;
     ino_t socket = 0;
-    std::string from;  // In users_; empty: it comes from another machine.
+    std::string from;  // Its key in users_; empty: it comes from another machine.
   };
 
   void Run();
@@ -60,7 +60,7 @@ class Listener {
   const OnAccepted on_accepted_;
   Descriptor stop_;
 
-  // The thread's.
+  // Owned by the thread.
   std::map<std::string, std::vector<Held>> peers_;
   size_t held_count_ = 0;
 

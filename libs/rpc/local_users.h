@@ -12,25 +12,25 @@
 
 namespace talweg::rpc {
 
-// Which user of this machine is at the other end of a port's connection. The Listener notes it as
-// it accepts one. gRPC tells the services no more than where a call comes from.
+// The users of this machine at the other ends of a port's connections. The Listener adds each when
+// it accepts. gRPC tells the services only the address from which a call comes.
 //
 // Any thread.
 class LocalUsers {
  public:
-  // `from` is "127.0.0.1:4711", or "[::1]:4711". It is the newest connection's: `socket`, an inode,
-  // tells that one from those before it.
+  // `from` is "127.0.0.1:4711", or "[::1]:4711". It now belongs to this connection: `socket`, an
+  // inode, tells it from earlier connections of the same address.
   void Add(const std::string& from, ino_t socket, uint32_t user) {
     const std::lock_guard lock(mutex_);
     ends_[from] = {socket, user};
   }
-  // That connection is over.
+  // The connection is over.
   void Remove(const std::string& from, ino_t socket) {
     const std::lock_guard lock(mutex_);
     const auto found = ends_.find(from);
     if (found != ends_.end() && found->second.socket == socket) ends_.erase(found);
   }
-  // nullopt: it comes from another machine.
+  // Returns nullopt if the connection comes from another machine.
   std::optional<uint32_t> Find(const std::string& from) const {
     const std::lock_guard lock(mutex_);
     const auto found = ends_.find(from);

@@ -18,17 +18,18 @@
 
 namespace talweg::rpc {
 
-// How a process keeps in touch with the scheduler.
+// How a process talks to the scheduler.
 struct SchedulerLinkOptions {
   std::string address;                      // "host:port", "[::1]:7070", "unix:/path".
   int64_t call_timeout_ns = 5'000'000'000;  // Every call's.
-  // The first Join or RegisterAggregator is tried again for so long, then refused.
+  // The first Join or RegisterAggregator is retried for so long; then JoinRefused or
+  // RegistrationRefused follows.
   int64_t join_timeout_ns = 10'000'000'000;
   int64_t backoff_min_ns = 50'000'000;
   int64_t backoff_max_ns = 2'000'000'000;
-  // How often the lease is renewed, at least twice in its length; 0: five times.
+  // How often the lease is renewed; at least twice in its duration. 0: five times.
   int64_t renew_ns = 0;
-  uint64_t seed = 0;       // The back-off's jitter's: the incarnation, say.
+  uint64_t seed = 0;       // Of the back-off's jitter: for example, the incarnation.
   std::string job_secret;  // Empty: none.
   std::shared_ptr<const Credentials> credentials = {};  // Null: no TLS.
   Version version;
@@ -37,54 +38,56 @@ struct SchedulerLinkOptions {
 struct JoinSpec {
   std::string job_name;
   membership::JobSpec spec;
-  view::ViewMember member;         // Incarnation drawn by the caller; see ViewMember for the rest.
+  view::ViewMember member;         // The caller draws the incarnation.
   std::string data_security = {};  // Empty: the process carries no data over a network.
 };
 
 // An agent's membership in one job: joins, keeps the lease, watches views, and attaches again after
 // a restart of the scheduler or a broken connection, with back-off.
 //
-// Has threads of its own. `on_event` is called on one of them, one call at a time; it must not
-// block (post to a mailbox) and must not call back. The other methods may be called from any thread
-// and do not block, unless said otherwise.
+// Has threads of its own. One of them calls `on_event`, one call at a time. `on_event` must not
+// block (post to a mailbox), nor call this object. Any thread may call the other methods. They do
+// not block, unless their comment says so.
 class SchedulerClient {
  public:
   using OnEvent = std::function<void(MemberEvent)>;
 
   SchedulerClient(SchedulerLinkOptions options, OnEvent on_event);
-  // Ends all calls and threads; no event follows. Without Leave before, the scheduler takes it
-  // for a loss.
+  // Ends all calls and threads; no event follows. Without an earlier Leave, the scheduler declares
+  // the member lost.
   ~SchedulerClient();
 
   SchedulerClient(const SchedulerClient&) = delete;
   SchedulerClient& operator=(const SchedulerClient&) = delete;
 
-  // Once.
+  // Call it once.
   void JoinJob(JoinSpec spec);
 
   // A rank of this node has died: the scheduler applies the job's loss policy to this member.
   void ReportLostRank(Rank rank, std::string text);
-  // This node cannot go on, though all its ranks live: as above.
+  // This node cannot go on, though all its ranks live. The same policy applies.
   void ReportLostSelf(std::string text);
-  // A peer cannot be reached. Noted by the scheduler for people; decides nothing.
+  // An aggregator cannot be reached. The scheduler only shows this to people; it decides nothing by
+  // it.
   void ReportUnreachableAggregator(Incarnation aggregator, std::string text);
 
   void Quiesced(uint64_t id, uint64_t step);
-  // Whether all ranks of this node are connected; none are before the first call. A running job
-  // lets this node in when they are.
+  // Whether all ranks of this node are connected; false before the first call. A running job lets
+  // this node in when they are.
   void SetRanksAttached(bool attached);
-  // Whether they could take part in steps at once; at first they could. Likewise.
+  // Whether the ranks can take part in steps at once; true before the first call. A running job
+  // lets this node in when they can.
   void SetRanksReady(bool ready);
-  // Whether they have what the others have of the training's state; at first they have not. Others
-  // are told who ask.
+  // Whether the ranks have the training state that the other members have; false before the first
+  // call. Shown by GetJob.
   void SetRanksHaveState(bool have_state);
 
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.
-    kStopped,   // Stopped while ranks still work: a loss for the job.
+    kStopped,   // Stopped while ranks still work: the job has lost a member.
   };
-  // Blocks until the scheduler has heard it, at most `timeout_ns`. Ends the lease and the watch; no
-  // event follows. OK when there was nothing to leave.
+  // Blocks until the scheduler has answered, at most for `timeout_ns`. Ends the lease and the
+  // watch; no event follows. Returns OK if there was nothing to leave.
   absl::Status Leave(LeaveReason reason, std::string text, int64_t timeout_ns);
 
  private:
@@ -94,25 +97,26 @@ class SchedulerClient {
 
 // --------------------------------------------------------------------------------------------------
 
-// An aggregator's place in the scheduler's pool. Threads and events as of SchedulerClient.
+// An aggregator's place in the scheduler's pool. Threads and events are as in SchedulerClient.
 class AggregatorRegistration {
  public:
   using OnEvent = std::function<void(AggregatorEvent)>;
 
   AggregatorRegistration(SchedulerLinkOptions options, OnEvent on_event);
-  // As ~SchedulerClient: without Deregister before, a loss.
+  // Like ~SchedulerClient. Without an earlier Deregister, the scheduler declares the aggregator
+  // lost.
   ~AggregatorRegistration();
 
   AggregatorRegistration(const AggregatorRegistration&) = delete;
   AggregatorRegistration& operator=(const AggregatorRegistration&) = delete;
 
-  // Once.
+  // Call it once.
   void Register(view::ViewAggregator aggregator);
 
-  // Asks to be taken into no further job. Blocks at most `timeout_ns`; returns how many running
-  // jobs still use it (JobClosed tells of each that ends).
+  // Asks the scheduler for no further jobs. Blocks at most for `timeout_ns`. Returns how many
+  // running jobs still use this aggregator (JobClosed follows for each).
   absl::StatusOr<uint32_t> Drain(std::string text, int64_t timeout_ns);
-  // The last word; as SchedulerClient::Leave. A loss for the jobs that still use it.
+  // Leaves the pool, like SchedulerClient::Leave. Jobs that still use this aggregator lose it.
   absl::Status Deregister(std::string text, int64_t timeout_ns);
 
  private:

@@ -12,12 +12,12 @@
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
-// What members and aggregators hear from the scheduler, whatever carries it. No gRPC here.
+// The scheduler's events for members and aggregators, independent of gRPC.
 namespace talweg::rpc {
 
-// What a SchedulerClient delivers, in this order: any number of JoinDelayed, then Joined and after
-// it anything, or JoinRefused alone.
-// After JoinRefused, JobFailed or LeaseLost nothing more comes but Reachable and Unreachable.
+// The events of a SchedulerClient, in this order: any number of JoinDelayed; then either Joined and
+// any others, or only JoinRefused. After JoinRefused, JobFailed or LeaseLost only Reachable and
+// Unreachable may come.
 
 struct Joined {
   JobId job;
@@ -31,33 +31,33 @@ struct JoinRefused {
 struct ViewPublished {
   view::View view;  // Its epoch is higher than any before it; its digest has been checked.
 };
-// The scheduler lets it wait, and is asked again: why.
+// The scheduler makes the member wait, and is asked again. `text` says why.
 struct JoinDelayed {
   std::string text;
 };
 struct JobFailed {
   std::string text;  // Who died and why.
 };
-// Without a step: stop ranks at the end of the step that they are in, and call Quiesced with the
-// latest of these. With one: let them end it, and call Quiesced when they have.
+// `step` 0: stop each rank at the end of its current step, and call Quiesced with the latest of
+// these steps. Else: let the ranks end `step`, and call Quiesced when they have.
 struct QuiesceRequested {
   uint64_t id = 0;
   uint64_t step = 0;
 };
-// Go on. (A ViewPublished ends a quiesce as well.)
+// The ranks may go on. (A ViewPublished ends a quiesce, too.)
 struct QuiesceCancelled {
   uint64_t id = 0;
 };
-// A member is done and contributes to no further round. The view stays as it is.
+// A member is done, and contributes to no further round. The view does not change.
 struct MemberLeft {
   view::MemberIdentity id;
   std::string text;
 };
-// This incarnation is out: declared lost, or the scheduler does not know its job.
+// This incarnation is out: the scheduler has declared it lost, or does not know its job.
 struct LeaseLost {
   std::string text;
 };
-// The scheduler does not answer. Running steps go on; membership stands still.
+// The scheduler does not answer. Running steps go on; membership does not change.
 struct Unreachable {
   std::string text;
 };
@@ -78,7 +78,7 @@ struct Registered {
 struct RegistrationRefused {
   absl::Status status;
 };
-// The newest view of a running job; it need not have this aggregator.
+// The newest view of a running job. This aggregator may not be in it.
 struct JobViewPublished {
   std::string job_name;
   view::View
@@ -95,7 +95,7 @@ struct JobClosed {
   std::string text;
 };
 
-// After RegistrationRefused or LeaseLost nothing more comes but Reachable and Unreachable.
+// After RegistrationRefused or LeaseLost only Reachable and Unreachable may come.
 using AggregatorEvent = std::variant<Registered, RegistrationRefused, JobViewPublished, JobClosed,
                                      LeaseLost, Unreachable, Reachable, JobQuotaPublished>;
 

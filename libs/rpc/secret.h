@@ -8,13 +8,13 @@
 
 #include "libs/membership/records.h"
 
-// What a process shows the scheduler to prove who it is. A secret is never logged, shown or stored;
-// only its hash is. docs/security.md says who has which.
+// The secret by which a process proves its identity to the scheduler. A secret is never logged,
+// shown or stored; only its hash is stored. docs/security.md says who has which.
 namespace talweg::rpc {
 
 inline constexpr size_t kSecretBytes = 32;
 
-// kSecretBytes bytes that the kernel has drawn.
+// Returns kSecretBytes bytes from the kernel's random generator.
 std::string NewSecret();
 
 // SHA-256. Hashes are compared by membership::SameSecret.

@@ -19,24 +19,25 @@ namespace talweg::rpc {
 class CallGate;
 
 struct ServerOptions {
-  // A Unix socket to listen on, which the server's user alone may open, in place of host and ports.
+  // A Unix socket to listen on instead of host and ports. Only the server's user may open it.
   std::string unix_path = {};
   // Where to listen: an address of this machine, "localhost", or "0.0.0.0" / "::" for all. Names
   // and IPv6 addresses without brackets are fine.
   std::string bind_host = "127.0.0.1";
-  // The first free port of these; 0, 0: any.
+  // Takes the first free port of these; 0, 0: any.
   uint16_t port_min = 0;
   uint16_t port_max = 0;
-  // What others are told to connect to. Empty: bind_host, or this machine's host name if that is
+  // The host that others connect to. Empty: bind_host, or this machine's host name if bind_host is
   // all addresses.
   std::string advertise_host;
-  // A peer that does not answer a ping for so long is taken for dead, and its streams end.
+  // If a peer does not answer a ping for so long, the server takes it for dead and ends its
+  // streams.
   int64_t keepalive_ns = 5'000'000'000;
   // For a port. Null: no TLS, and every caller is admitted.
   std::shared_ptr<const Credentials> credentials = {};
   // Whether to listen on a network, beyond loopback, without TLS.
   bool insecure = false;
-  // Counts calls of a port. Null: nobody does.
+  // Counts the calls of a port. Null: calls are not counted.
   std::shared_ptr<CallGate> gate = {};
 };
 
@@ -45,20 +46,20 @@ struct ServerOptions {
 // Owned by one thread. gRPC's threads call the services.
 class Server {
  public:
-  // The services must outlive the Server. Binds at once: a port that is taken, or a name that does
-  // not resolve, is an error that names it and the remedy.
+  // The services must outlive the Server. Binds at once. The error for a taken port, or a name that
+  // does not resolve, names it and the remedy.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<grpc::Service*>& services);
-  // Shuts down as with a deadline of 0, unless that was done.
+  // Calls Shutdown(0), unless the server is shut down.
   ~Server();
 
   uint16_t port() const;  // 0: a Unix socket.
   // "host:port" to connect to, IPv6 in brackets; "unix:/path".
   const std::string& address() const;
-  // A sentence on what others can see, when more than this machine can connect; else "".
+  // Returns a warning of what others can see if other machines can connect, else "".
   const std::string& warning() const;
 
-  // Health of one service ("talweg.agent.v1.AdminService") or, with "", of all.
+  // Sets the health of one service ("talweg.agent.v1.AdminService"), or of all with "".
   void SetServing(const std::string& service, bool serving);
 
   // Refuses new calls, lets those in progress end for at most `timeout_ns`, then cancels them.

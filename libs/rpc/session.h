@@ -19,14 +19,14 @@
 
 namespace talweg::rpc {
 
-// The life that members and aggregators share with the scheduler: enter, watch, renew, and start
-// over when the connection breaks. What they differ in is the Peer's.
+// The part of a scheduler link that members and aggregators share: enter, watch, renew, and start
+// over when the connection breaks. A Peer has what differs.
 //
 //   kEntering --ok--> kWatching --stream ends--> (back-off) --> kWatching ... --refused--> kOut
 //        +------------ refused, or no answer for join_timeout_ns ---------------------> kOut
 //
-// Two threads: one enters and reads the stream, one renews the lease and sends words. Start, Send,
-// Stop by any thread.
+// Two threads: one enters and reads the stream, the other renews the lease and sends words. Any
+// thread may call Start, Send and Stop.
 class Session {
  public:
   class Peer {
@@ -38,17 +38,17 @@ class Session {
     virtual grpc::Status Watch(grpc::ClientContext& context) = 0;
     virtual grpc::Status Renew(grpc::ClientContext& context) = 0;
 
-    // Events, one at a time; none after OnRefused or OnOut but the last two.
+    // Events, one at a time. After OnRefused or OnOut only the last two come.
     virtual void OnRefused(const absl::Status& status) = 0;
     virtual void OnOut(const std::string& text) = 0;
-    // Enter was told to ask again: why. Once for each text.
+    // The scheduler has told Enter to ask again, and why. Called once for each text.
     virtual void OnDelayed(const std::string& /*text*/) {}
     virtual void OnUnreachable(const std::string& text) = 0;
     virtual void OnReachable(int64_t lease_ns) = 0;
-    // Whether NOT_FOUND means to enter again, with the same incarnation.
+    // Returns whether NOT_FOUND means to enter again, with the same incarnation.
     virtual bool EntersAgain() const = 0;
   };
-  // Says something to the scheduler; is tried again while it fails for want of an answer.
+  // A call that tells the scheduler something. It is retried while the scheduler does not answer.
   using Word = std::function<grpc::Status(grpc::ClientContext& context)>;
 
   // `peer` outlives the session.
@@ -60,16 +60,16 @@ class Session {
   // Ends calls and threads. No event follows.
   void Stop();
 
-  // A call of the caller's own thread, tried again for at most `timeout_ns`.
+  // Makes a call on the calling thread, and retries it for at most `timeout_ns`.
   grpc::Status CallNow(const Word& word, int64_t timeout_ns);
 
-  // From within Watch.
+  // Called from within Watch.
   void OnAttached(int64_t lease_ns);
   void SetLease(int64_t lease_ns);
-  // Whether Enter has succeeded.
+  // Returns whether Enter has succeeded.
   bool entered() const;
 
-  // Runs `deliver` unless the session has been stopped or is out; one at a time.
+  // Runs `deliver`, one at a time, unless the session was stopped or is out.
   void Deliver(const std::function<void()>& deliver);
 
   absl::Status Describe(const grpc::Status& status) const;
@@ -81,7 +81,7 @@ class Session {
 
   void Watching();
   void Renewing();
-  // How long after a renewal the next one is due.
+  // Returns how long after a renewal the next one is due.
   int64_t RenewalNs(int64_t lease_ns) const;
   bool EnterOrGiveUp();
   void RenewOnce();
@@ -96,7 +96,7 @@ class Session {
   const std::shared_ptr<grpc::Channel> channel_;
 
   std::mutex deliver_mutex_;  // Taken before mutex_.
-  bool reachable_ = true;     // What was delivered. Guarded by deliver_mutex_.
+  bool reachable_ = true;     // As last delivered. Guarded by deliver_mutex_.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

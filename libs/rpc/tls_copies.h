@@ -16,18 +16,19 @@
 
 namespace talweg::rpc {
 
-// What gRPC reads in place of a directory's certificates: copies in memory that were found good.
+// Copies in memory of a directory's certificates, which gRPC reads instead of the files. Only good
+// certificates are copied.
 //
-// gRPC takes whatever it finds when it looks. A certificate that somebody writes in place is empty
-// for a moment, and gRPC ends the process then; with one that is broken it serves nobody. So the
-// copies change only when the files have, and are good as a whole. Else they stay as they are.
+// gRPC uses whatever the files contain when it looks. A certificate that is overwritten in place is
+// empty for a moment, and gRPC then ends the process; with a broken one it serves nobody. So the
+// copies change only when the files have changed and are good as a whole.
 //
-// A thread of its own looks each second. It tells `peers` what changes, and has them end
-// connections whose certificates are over.
+// A thread of its own looks each second. It tells `peers` about changes, and makes them end
+// connections whose certificates are expired.
 class TlsCopies {
  public:
-  // Is told once for each change why it is not used, and why connections end; on the thread of the
-  // copies.
+  // Called, on the thread of the copies, with the reason why a change is not used, once for each
+  // change, and why connections end.
   using OnWarning = std::function<void(const std::string& text)>;
 
   // `files` was read from `directory`. `peers` judges by them.
@@ -35,8 +36,8 @@ class TlsCopies {
                                                          const TlsFiles& files,
                                                          std::shared_ptr<TlsPeers> peers,
                                                          OnWarning on_warning);
-  // The copies stay until the process ends: gRPC reads them for as long as one of its channels or
-  // servers has them, and does not say when that is over.
+  // The copies stay until the process ends: gRPC reads them as long as one of its channels or
+  // servers uses them, and does not say when that ends.
   ~TlsCopies();
   TlsCopies(const TlsCopies&) = delete;
   TlsCopies& operator=(const TlsCopies&) = delete;
@@ -51,7 +52,7 @@ class TlsCopies {
     Descriptor memory;
     std::string path;
 
-    // From now on the path has another text; whoever has it open keeps the one before.
+    // From now on the path has another text. A reader that has it open keeps the text before.
     absl::Status Set(const std::string& text);
   };
 
@@ -72,11 +73,11 @@ class TlsCopies {
   Copy certificate_;
   Copy key_;
 
-  // The thread's.
+  // Owned by the thread.
   TlsTexts texts_;
-  std::string stamp_;  // What the files were like when they were last looked at.
+  std::string stamp_;  // The state of the files at the last look.
   bool is_settled_ = false;
-  std::string warned_;  // The stamp of those that were warned of.
+  std::string warned_;  // The stamp of the last warning.
 
   std::mutex mutex_;
   std::condition_variable stopping_;

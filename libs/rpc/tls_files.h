@@ -12,7 +12,7 @@
 // A directory with certificates, under the names that Kubernetes gives them in a TLS secret.
 namespace talweg::rpc {
 
-// What is in them.
+// The files' contents.
 struct TlsTexts {
   std::string authority;
   std::string certificate;
@@ -28,18 +28,21 @@ struct TlsFiles {
   std::string key;                     // tls.key, as above.
   std::string revoked;                 // ca.crl: lists of revoked certificates, or "": none.
   std::optional<Identity> identity;    // What tls.crt says.
-  int64_t expires_unix_s = INT64_MAX;  // When tls.crt or the authority ends, whichever is first.
+  int64_t expires_unix_s = INT64_MAX;  // When tls.crt or the authority expires, whichever is first.
   std::string expires_first;           // The file of that one.
   int64_t revoked_until_unix_s = INT64_MAX;  // When the first of the lists should be renewed.
-  TlsTexts texts;                            // What was checked: the files may change meanwhile.
+  // The contents that were checked: the files may change later.
+  TlsTexts texts;
 };
 
-// Finds and checks them: they can be read, nobody but owner and group may read the key, the key
-// fits the certificate, an authority has signed it, it names an identity, and it is valid now. An
-// authority has signed each list of revoked certificates. The error names the file and the remedy.
+// Finds and checks the files: they can be read; only owner and group may read the key; the key fits
+// the certificate; an authority has signed the certificate; it names an identity and is valid now;
+// an authority has signed each list of revoked certificates. The error names the file and the
+// remedy.
 absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory);
 
-// FAILED_PRECONDITION: they revoke their own certificate. Others' may still be judged by them.
+// FAILED_PRECONDITION: the lists revoke the files' own certificate. Peers' certificates may still
+// be judged by these files.
 absl::Status CheckNotRevoked(const TlsFiles& files);
 
 }  // namespace talweg::rpc

@@ -16,19 +16,19 @@
 
 namespace talweg::rpc {
 
-// The TLS connections of a process, at whichever end, and what their peers have shown. A server
-// ends a connection when its client's certificate would not be good for a new one: it is over,
-// revoked, or of an authority that is not trusted any more. A client that has another by then
-// connects again.
+// The TLS connections of a process, as client or server, and their peers' certificates. A server
+// ends a connection when its client's certificate would not be good for a new one: it is expired,
+// revoked, or of an authority that is no longer trusted. A client that has another certificate by
+// then connects again.
 //
-// A server also ends the connections that were made with a certificate of its own that has been
-// replaced. So it knows why they end, and its clients need not end them when that one is over. A
-// client ends a connection when its server's certificate is revoked, and for nothing else: the
-// scheduler would take that for the client's death.
+// A server also ends the connections that were made with an own certificate that has been replaced.
+// So the server knows why they end, and its clients need not end them when that certificate
+// expires. A client ends a connection only when its server's certificate is revoked: the scheduler
+// would take an end for the client's death.
 //
-// gRPC has no such thing. Its lists of revoked certificates (crl_directory, which is experimental
-// in 1.51) and its verifiers are asked in handshakes alone, and there a list that is overdue keeps
-// everybody out. Its max_connection_age ends connections of good certificates, too.
+// gRPC cannot do this. It uses its lists of revoked certificates (crl_directory, experimental in
+// 1.51) and its verifiers only in handshakes, where an overdue list keeps everybody out. Its
+// max_connection_age also ends connections with good certificates.
 //
 // Any thread.
 class TlsPeers {
@@ -38,24 +38,27 @@ class TlsPeers {
 
   explicit TlsPeers(const TlsTexts& texts);
 
-  // What a peer shows now. The statuses of TlsTrust.
+  // Judges a peer's certificate. Returns the statuses of TlsTrust.
   absl::Status Check(const PeerCertificate& peer, int64_t now_unix_s) const;
 
-  // Whether a server's connection that carried a call since then may have been made with a
-  // certificate of its own that has been replaced since.
+  // Returns whether a server's connection that carried a call since `since_unix_s` may have been
+  // made with an own certificate that was replaced later.
   bool MayBeOfOldCertificate(int64_t since_unix_s) const;
 
-  // A connection begins, and is over. `socket` stays open until then, and `connection` tells it
-  // from others. It ends at once if the peer is not good: a handshake neither looks at lists nor,
-  // where it takes up an earlier session, at the time.
+  // Add is called when a connection begins, Remove when it is over; `socket` stays open until then.
+  // `connection` is a unique key. Add ends the connection at once if the peer's certificate is not
+  // good: a handshake does not check lists, nor the time if it resumes a session.
   void Add(const void* connection, int socket, End end, PeerCertificate peer, int64_t now_unix_s);
   void Remove(const void* connection);
 
-  // From now on these texts say who is good. Connections of others end with the next EndOld.
+  // From now on `texts` decide which certificates are good. The next EndOld ends connections whose
+  // peers' are not.
   void SetTrust(const TlsTexts& texts, int64_t now_unix_s);
-  // Ends connections whose peers are not good any more, or that are of an old certificate.
+  // Ends connections whose peers' certificates are no longer good, or that were made with a
+  // replaced own certificate.
   void EndOld(int64_t now_unix_s);
-  // Why connections have ended since the last call: once for each certificate, until SetTrust.
+  // Returns why connections have ended since the last call: once for each certificate, until
+  // SetTrust.
   std::vector<std::string> TakeReasons();
 
  private:
@@ -64,7 +67,7 @@ class TlsPeers {
     End end = End::kServer;
     int64_t added_unix_s = 0;
     std::shared_ptr<const PeerCertificate> peer;
-    // What judged it, and until when that holds.
+    // The TlsTrust that judged it, and until when the judgement holds.
     std::shared_ptr<const TlsTrust> trust;
     int64_t good_until_unix_s = 0;
     bool has_ended = false;

@@ -8,12 +8,12 @@
 
 #include "libs/rpc/tls_peers.h"
 
-// How guarded_reads.cc finds, for a connection of gRPC's, who watches the peers' certificates.
+// The argument by which guarded_reads.cc finds the TlsPeers of a gRPC connection.
 namespace talweg::rpc {
 
 inline constexpr char kTlsPeersArgument[] = "talweg.tls_peers";
 
-// A pointer to one is the argument's value.
+// The argument's value is a pointer to one.
 using TlsPeersHolder = std::shared_ptr<TlsPeers>;
 
 // The connections of the server or channel that is made with `arguments` are added to `peers`.

@@ -11,10 +11,10 @@
 
 namespace talweg::rpc {
 
-// What a peer has shown in a TLS handshake, in PEM format.
+// The certificates of a peer from a TLS handshake, in PEM format.
 struct PeerCertificate {
   std::string certificate;
-  std::string chain;  // The same, and what it showed between that and an authority.
+  std::string chain;  // The same, followed by those between it and an authority.
 };
 
 // Judges certificates by one reading of a directory's ca.crt and ca.crl. Immutable; any thread.
@@ -26,9 +26,9 @@ class TlsTrust {
   TlsTrust(const TlsTrust&) = delete;
   TlsTrust& operator=(const TlsTrust&) = delete;
 
-  // Until when this certificate is good, when nothing else changes. PERMISSION_DENIED: it, or one
-  // of its chain, is revoked. UNAUTHENTICATED: it is not good for another reason. The texts name
-  // whose certificate it is.
+  // Returns until when this certificate is good, if nothing else changes. PERMISSION_DENIED: it, or
+  // one of its chain, is revoked. UNAUTHENTICATED: it is not good for another reason. The texts
+  // name the certificate's owner.
   absl::StatusOr<int64_t> GoodUntil(const PeerCertificate& peer, int64_t now_unix_s) const;
 
  private:

@@ -13,21 +13,21 @@
 #include "libs/membership/records.h"
 #include "libs/rpc/identity.h"
 
-// Bearer tokens that a daemon accepts: texts from a file, and Kubernetes' service-account tokens
-// (JSON Web Tokens, RFC 7519), which the cluster's API server has signed.
+// The bearer tokens that a daemon accepts: texts from a file, and Kubernetes' service-account
+// tokens (JSON Web Tokens, RFC 7519), which the cluster's API server signs.
 namespace talweg::rpc {
 
 // The public keys of a JSON Web Key Set (RFC 7517): RSA keys for RS256, P-256 keys for ES256. A
-// cluster hands out its own at /openid/v1/jwks.
+// cluster publishes its own at /openid/v1/jwks.
 class WebKeys {
  public:
-  // INVALID_ARGUMENT: this is no key set, or has no key that is understood.
+  // INVALID_ARGUMENT: not a key set, or one without a supported key.
   static absl::StatusOr<WebKeys> Parse(const std::string& json);
   WebKeys(WebKeys&&) noexcept;
   WebKeys& operator=(WebKeys&&) noexcept;
   ~WebKeys();
 
-  // Whether one of the keys has signed `text`. `key_id` ("" if unknown) chooses among them.
+  // Returns whether one of the keys has signed `text`. `key_id` selects the key; "" if unknown.
   bool Verify(std::string_view algorithm, std::string_view key_id, std::string_view text,
               std::string_view signature) const;
 
@@ -45,13 +45,13 @@ class Tokens {
   //   operator        service-account  monitoring:talweg-admin
   //   node:resnet     service-account  training:worker
   //
-  // Service accounts need `keys` (a key set), and `audience` must be among what a token is for.
-  // The error names the line and what is wrong with it.
+  // Service accounts need `keys` (a key set), and `audience` must be among a token's audiences. The
+  // error names the line and the problem.
   static absl::StatusOr<Tokens> Parse(const std::string& table, const std::string& keys,
                                       const std::string& audience);
 
-  // Whom a token stands for at the time `unix_s`. UNAUTHENTICATED says why it is not accepted,
-  // without a byte of it.
+  // Returns the identity of a token at the time `unix_s`. UNAUTHENTICATED says why the token is not
+  // accepted, without a byte of it.
   absl::StatusOr<Identity> Check(std::string_view token, int64_t unix_s) const;
 
   bool empty() const { return texts_.empty() && accounts_.empty(); }

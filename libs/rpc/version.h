@@ -9,7 +9,8 @@
 
 namespace talweg::rpc {
 
-// What a process speaks on the control plane. Processes of different `major` refuse each other.
+// A process's version of the control plane's protocol. Processes of different `major` refuse each
+// other.
 struct Version {
   uint32_t major = 2;
   uint32_t minor = 0;
@@ -21,7 +22,8 @@ struct Version {
 // "1.0 (build 0.1.0)"
 std::string VersionText(const Version& version);
 
-// "" if `ours` and `theirs` work together, else a text that names both, for the process `who`.
+// Returns "" if `ours` and `theirs` work together, else a text that names both, for the process
+// `who`.
 std::string VersionProblem(const Version& ours, const Version& theirs, const std::string& who);
 
 }  // namespace talweg::rpc

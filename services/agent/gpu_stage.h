@@ -56,8 +56,9 @@ class GpuStage {
   GpuStage(const GpuStage&) = delete;
   GpuStage& operator=(const GpuStage&) = delete;
 
-  // ----- What ranks hand over. A LocalRank is one process: Forget comes before its successor.
-  // -----
+  // ----- What ranks hand over. -----
+  //
+  // A LocalRank is one process. Its successor may export memory once IsGone().
 
   using Exported = GpuBuffers::Exported;
   absl::StatusOr<Exported> Export(LocalRank rank, const gpu::GpuUuid& uuid, uint64_t buffer_id,

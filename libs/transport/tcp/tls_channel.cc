@@ -34,8 +34,8 @@ struct SslFreer {
 };
 using SslHandle = std::unique_ptr<SSL, SslFreer>;
 
-// While it lives, a write to a socket whose peer is gone returns an error and raises no SIGPIPE, as
-// OpenSSL's own writes do.
+// While it lives, a write to a socket whose peer is gone only returns an error. OpenSSL's own
+// writes would raise SIGPIPE.
 class NoPipeSignal {
  public:
   NoPipeSignal() {

@@ -71,7 +71,7 @@ class Caller {
   std::unique_ptr<Stub> stub_;
 };
 
-// The wire format of grpc.health.v1, of which the installed headers have no client: one string
+// The wire format of grpc.health.v1, for which the installed headers have no client: one string
 // field in the request, one enumeration in the response (1: serving).
 std::string EncodeHealthRequest(const std::string& service) {
   std::string bytes;

@@ -13,7 +13,7 @@
 namespace talweg::rpc {
 namespace {
 
-// Answers of GetTrace at a time.
+// The most answers of GetTrace at a time.
 constexpr int kTracesMax = 2;
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -21,7 +21,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-// Whether a question is let in, and how it is counted.
+// Decides whether a question is let in, and counts it.
 using Entered = absl::StatusOr<std::shared_ptr<CallGate::Question>>;
 
 template <typename Response>
@@ -30,8 +30,8 @@ void Charge(const std::shared_ptr<CallGate::Question>& question,
   if (question != nullptr && result.ok()) question->Charge(result->ByteSizeLong());
 }
 
-// A call that somebody else answers, later. It ends when it is answered or cancelled, whichever
-// comes first; the reactor lives until both gRPC and the one who answers have let it go.
+// A call that another thread answers later. It ends when it is answered or cancelled, whichever is
+// first. The reactor lives until gRPC and the answering side have both released it.
 template <typename Response>
 class UnaryAnswer : public grpc::ServerUnaryReactor {
  public:
@@ -89,7 +89,7 @@ grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* conte
 // Answers of GetTrace that are under way.
 class Traces {
  public:
-  // False: there are too many.
+  // Returns false if there are too many.
   bool Begin() {
     if (++count_ <= kTracesMax) return true;
     --count_;
@@ -101,7 +101,8 @@ class Traces {
   std::atomic<int> count_{0};
 };
 
-// A recorded timeline, piece by piece: the next one is asked for when the client has read this one.
+// Sends a recorded timeline piece by piece. Asks for the next piece when the client has read this
+// one.
 class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse> {
  public:
   using AskForPiece = std::function<void(const TraceRange&, Done<TracePiece>)>;
@@ -164,7 +165,7 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
   const bool is_counted_;
   const AskForPiece ask_;
   std::shared_ptr<CallGate::Question> question_;
-  // A piece is being made. Whoever ends that goes on: who has made it, or the client's cancelling.
+  // A piece is being made. The answer or the client's cancellation ends that, and goes on.
   std::atomic<bool> is_asking_{false};
   TracePiece piece_;
   std::shared_ptr<TraceAnswer> self_;

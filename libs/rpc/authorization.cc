@@ -13,8 +13,8 @@ constexpr Callers kReaders = {Role::kViewer, Role::kOperator};
 constexpr Callers kOperators = {Role::kOperator};
 
 constexpr std::array kRules = {
-    // A node's words. Which job it may join is checked by MayActAs, which process speaks by its
-    // session secret.
+    // A node's calls. MayActAs checks which job it may join; the session secret identifies the
+    // process.
     Rule{"/talweg.scheduler.v1.MembershipService/Join", kNodes},
     Rule{"/talweg.scheduler.v1.MembershipService/RenewLease", kNodes},
     Rule{"/talweg.scheduler.v1.MembershipService/Leave", kNodes},
@@ -22,7 +22,7 @@ constexpr std::array kRules = {
     Rule{"/talweg.scheduler.v1.MembershipService/Quiesced", kNodes},
     Rule{"/talweg.scheduler.v1.MembershipService/WatchViews", kNodes},
 
-    // An aggregator's words, likewise.
+    // An aggregator's calls, with the same checks.
     Rule{"/talweg.scheduler.v1.PoolService/RegisterAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/RenewAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/DeregisterAggregator", kAggregators},
@@ -40,7 +40,7 @@ constexpr std::array kRules = {
     Rule{"/talweg.agent.v1.AdminService/SetTrace", kOperators},
     Rule{"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kReaders},
 
-    // Probes have no identity, and learn that the daemon serves.
+    // Probes have no identity. They learn only that the daemon serves.
     Rule{"/grpc.health.v1.Health/Check", Callers::Anybody()},
     Rule{"/grpc.health.v1.Health/Watch", Callers::Anybody()},
 };

@@ -26,7 +26,7 @@ int64_t SteadyNs() {
       .count();
 }
 
-// "[::1]:1234" of "ipv6:%5B::1%5D:1234". "": a socket of this machine.
+// Returns "[::1]:1234" for "ipv6:%5B::1%5D:1234", or "" for a Unix socket.
 std::string AddressOf(const std::string& uri) {
   if (uri.starts_with("unix")) return "";
   std::string address;
@@ -43,8 +43,8 @@ std::string AddressOf(const std::string& uri) {
   return address;
 }
 
-// Without the port. Of IPv6 the first 64 bits, which are one network's: a host there has as many
-// addresses as it likes. So has this machine of 127.0.0.0/8.
+// Returns the address without the port. Of IPv6 only the first 64 bits, the network: a host may use
+// any number of addresses in it. For the same reason 127.0.0.0/8 counts as one address.
 std::string HostOf(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
   if (host.starts_with("127.")) return "127.0.0.1";
@@ -58,14 +58,14 @@ std::string HostOf(const std::string& address) {
   return host;
 }
 
-// Whether one process has the identity, so that its calls count together wherever they come from.
-// Others are many: the agents of a job, those who look, whoever may be anybody ("*").
+// Returns whether only one process has the identity, so that its calls count together wherever they
+// come from. Many processes share other identities: the agents of a job, viewers, and names of "*".
 bool IsOneProcess(const Identity& identity) {
   const bool is_single = identity.role == Role::kAggregator || identity.role == Role::kScheduler;
   return is_single && identity.name != "*";
 }
 
-// Ours ask Enter, and answer with its refusal.
+// Talweg's own services call Enter, and answer with its refusal.
 bool IsOurs(const char* method) { return std::string_view(method).starts_with("/talweg."); }
 
 std::string NameOfMember(const membership::SecretHash& secret) {
@@ -88,12 +88,13 @@ struct CallGate::Impl {
   explicit Impl(const CallLimitOptions& options) : limits(options) {}
 
   struct Call {
-    std::optional<CallPeer> peer;  // Under which it counts as open; nullopt: it does not.
-    std::string refusal;           // "": admitted.
+    // The peer to which it counts as open; nullopt: it does not count.
+    std::optional<CallPeer> peer;
+    std::string refusal;  // "": admitted.
     std::shared_ptr<Question> question;
   };
 
-  // Begins the call as that peer's.
+  // Begins the call for that peer.
   void Begin(const CallPeer& peer, Call& call) {
     CallLimits::Begun begun = limits.Begin(peer, SteadyNs());
     call.refusal = std::move(begun.refusal);
@@ -125,7 +126,7 @@ uint64_t CallGate::refused_count() const {
 
 namespace {
 
-// A question of a peer that is counted. Who answers it may outlive the gate.
+// A question of a counted peer. It may outlive the gate.
 template <typename Impl>
 class CountedQuestion final : public CallGate::Question {
  public:
@@ -146,7 +147,7 @@ class CountedQuestion final : public CallGate::Question {
   const CallPeer peer_;
 };
 
-// One call's, from its beginning to its end.
+// The interceptor of one call, from its beginning to its end.
 template <typename Impl>
 class CountedCall final : public grpc::experimental::Interceptor {
  public:
@@ -177,14 +178,14 @@ class CountedCall final : public grpc::experimental::Interceptor {
     const std::lock_guard lock(gate_->mutex);
     gate_->Begin(*peer, call_);
     gate_->calls[context] = &call_;
-    // gRPC's own services cannot be told to answer otherwise.
+    // gRPC's own services cannot answer with a refusal.
     if (!call_.refusal.empty() && !IsOurs(info_->method()) &&
         info_->type() != grpc::experimental::ServerRpcInfo::Type::UNARY) {
       context->TryCancel();
     }
   }
 
-  // nullopt: by a socket of this machine.
+  // nullopt: the call came by a Unix socket.
   std::optional<CallPeer> PeerOf(const grpc::ServerContextBase& context) const {
     const std::string address = AddressOf(context.peer());
     if (address.empty()) return std::nullopt;
@@ -234,10 +235,10 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
   {
     const std::lock_guard lock(impl.mutex);
     const auto found = impl.calls.find(context);
-    if (found == impl.calls.end()) return grpc::Status::OK;  // By a socket.
+    if (found == impl.calls.end()) return grpc::Status::OK;  // The call came by a Unix socket.
     CallGate::Impl::Call& call = *found->second;
     if (!session_secret.empty()) {
-      // A process that is known does not wait for what others of its address, or of its name, do.
+      // A known process is not limited by others of its address or name.
       const membership::SecretHash hash = HashOf(session_secret);
       if (impl.limits.IsProven(hash)) {
         if (call.peer) impl.limits.Withdraw(*call.peer);

@@ -27,7 +27,7 @@ size_t CallLimits::PlaceCount(const std::string& name) const {
 void CallLimits::Sweep(int64_t now_ns) {
   if (now_ns - swept_ns_ < kSweepNs) return;
   swept_ns_ = now_ns;
-  // Who has nothing open and all its calls back, where these are bounded.
+  // Forgets a peer that has no open call, and whose limit is full again.
   std::erase_if(peers_, [&](const auto& each) {
     const bool has_all = options_.per_second_max == 0 || CallsAt(each.second, now_ns) >= BurstMax();
     const bool has_open = each.second.open_count > 0 || each.second.question_count > 0;
@@ -77,7 +77,7 @@ CallLimits::Begun CallLimits::Begin(const CallPeer& caller, int64_t now_ns) {
   return begun;
 }
 
-// Who has a call open is not forgotten.
+// A peer with an open call is not forgotten.
 void CallLimits::End(const CallPeer& begun) {
   const auto found = peers_.find(begun);
   if (found != peers_.end() && found->second.open_count > 0) --found->second.open_count;

@@ -60,7 +60,7 @@ std::optional<std::vector<OwnedRevocationList>> RevocationListsIn(const std::str
   while (OwnedRevocationList next{PEM_read_bio_X509_CRL(reader.get(), nullptr, nullptr, nullptr)}) {
     lists.push_back(std::move(next));
   }
-  // Half of the lists would let in whom the others keep out.
+  // With only some of the lists, certificates that the others revoke would be let in.
   if (lists.empty() || lists.size() != CountOf(text, kListBegins)) return std::nullopt;
   return lists;
 }

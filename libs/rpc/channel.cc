@@ -10,7 +10,7 @@ namespace talweg::rpc {
 namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
-// Slower than leases: only a peer that is beyond hope is left for another connection.
+// Slower than leases: a connection is only given up for a peer that is surely gone.
 constexpr int kKeepaliveMs = 20'000;
 constexpr int kMessageBytesMax = 64 << 20;
 
@@ -65,7 +65,7 @@ bool IsTransient(const grpc::Status& status) {
     case grpc::StatusCode::DEADLINE_EXCEEDED:
     case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::INTERNAL:  // A connection that was reset in the middle of a message.
+    case grpc::StatusCode::INTERNAL:  // The connection was reset in the middle of a message.
     case grpc::StatusCode::UNKNOWN: return true;
     default: return false;
   }

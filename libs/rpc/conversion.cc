@@ -20,7 +20,7 @@ constexpr int64_t kDefaultJoinTimeoutNs = 600 * kNsPerSecond;
 
 absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
 
-// Bytes of the character at the beginning of `text`; 0 if there is none that may be there.
+// Returns the bytes of the character at the beginning of `text`; 0 if it is not valid.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   size_t bytes = 0;
@@ -130,7 +130,7 @@ view::ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator) 
           .admin_address = aggregator.admin_address()};
 }
 
-// One rule's number is the same in both. Whether there is such a rule is the receiver's to check.
+// Rules have the same numbers in both. The receiver checks whether there is such a rule.
 scheduler::v1::Dealing ToProto(const Dealing& dealing) {
   scheduler::v1::Dealing message;
   message.set_rule(static_cast<scheduler::v1::DealingRule>(dealing.rule));
@@ -140,7 +140,7 @@ scheduler::v1::Dealing ToProto(const Dealing& dealing) {
 
 Dealing FromProto(const scheduler::v1::Dealing& message) {
   if (message.rule() == scheduler::v1::DEALING_RULE_UNSPECIFIED) return {};
-  // A number that is no rule stays none.
+  // A number that is no rule must not turn into one.
   const auto rule = static_cast<uint8_t>(std::clamp(static_cast<int>(message.rule()), 0, 255));
   return {.rule = DealingRule{rule}, .constant = message.constant()};
 }
@@ -192,7 +192,7 @@ absl::StatusOr<view::View> Complete(const scheduler::v1::View& message,
 AggregatorChange AggregatorChangeOf(const view::View& base, const view::View& view) {
   std::map<Incarnation, const view::ViewAggregator*> before;
   for (const view::ViewAggregator& each : base.aggregators) before[each.incarnation] = &each;
-  std::map<uint32_t, uint32_t> reweighed;  // From a weight in the base to the new one.
+  std::map<uint32_t, uint32_t> reweighed;  // From a weight in the base to the new weight.
   AggregatorChange change;
   for (const view::ViewAggregator& each : view.aggregators) {
     const auto found = before.find(each.incarnation);
@@ -355,7 +355,7 @@ scheduler::v1::JobQuota ToProto(const view::JobQuota& quota) {
 view::JobQuota FromProto(const scheduler::v1::JobQuota& message) {
   view::JobQuota quota;
   quota.tenant = message.tenant();
-  // One that is not known here is of a newer release.
+  // An unknown value comes from a newer release.
   if (message.priority() == scheduler::v1::PRIORITY_LOW) quota.priority = view::Priority::kLow;
   if (message.priority() == scheduler::v1::PRIORITY_HIGH) quota.priority = view::Priority::kHigh;
   quota.weight = std::max<uint32_t>(message.weight(), 1);

@@ -38,8 +38,8 @@ constexpr size_t kBearerBytes = sizeof kBearer - 1;
 
 std::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
 
-// Checks that a server is who it must be. Host names prove nothing here: whoever holds a
-// certificate of any aggregator could otherwise pass for the scheduler of its machine.
+// Checks that a server has the right identity. Host names are not enough: with any aggregator's
+// certificate a process could otherwise pass for the scheduler of its machine.
 class PeerVerifier final : public tls::ExternalCertificateVerifier {
  public:
   PeerVerifier(std::shared_ptr<const Credentials> credentials,
@@ -78,17 +78,18 @@ class PeerVerifier final : public tls::ExternalCertificateVerifier {
             "its certificate is that of " + Describe(*peer) + ", not of " + wanted};
   }
 
-  const std::shared_ptr<const Credentials> credentials_;  // They watch files while gRPC uses them.
+  // Kept alive, because they watch files while gRPC uses them.
+  const std::shared_ptr<const Credentials> credentials_;
   const std::shared_ptr<const TlsPeers> judge_;
   const std::vector<Role> peers_;
 };
 
-// Shows the text of a file with every call.
+// Sends the text of a file with every call.
 class TokenFromFile final : public grpc::MetadataCredentialsPlugin {
  public:
   explicit TokenFromFile(std::string path) : path_(std::move(path)) {}
 
-  // Reads a small file of this machine, or of a projected volume.
+  // Blocks only for a small local file, or one of a projected volume.
   bool IsBlocking() const override { return true; }
   grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
                            std::multimap<grpc::string, grpc::string>* metadata) override {
@@ -107,7 +108,7 @@ class TokenFromFile final : public grpc::MetadataCredentialsPlugin {
   const std::string path_;
 };
 
-// The token of a call; "": it has none.
+// Returns the token of a call, or "" if it has none.
 template <typename Metadata>
 std::string TokenOf(const Metadata& metadata) {
   const auto header = metadata.find(kTokenHeader);
@@ -125,7 +126,8 @@ std::optional<Identity> CertificateOf(const grpc::AuthContext& context) {
   return std::nullopt;
 }
 
-// A token is what a caller shows on purpose; the certificate may be its machine's.
+// A token goes before a certificate: the caller shows it on purpose, while the certificate may be
+// its machine's.
 template <typename Metadata>
 absl::StatusOr<std::optional<Identity>> IdentifyCaller(const Metadata& metadata,
                                                        const grpc::AuthContext& context,
@@ -136,7 +138,7 @@ absl::StatusOr<std::optional<Identity>> IdentifyCaller(const Metadata& metadata,
   return std::optional<Identity>(std::move(identity));
 }
 
-// Admits calls by the table.
+// Admits calls by the table of authorization.h.
 class Gatekeeper final : public grpc::AuthMetadataProcessor {
  public:
   Gatekeeper(std::shared_ptr<const Credentials> credentials, std::shared_ptr<const Tokens> tokens)
@@ -213,7 +215,8 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsAccess::Server(
   tls::TlsServerCredentialsOptions options(impl.Provider());
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  // Who shows none may still show a token. A call without an identity is refused by the table.
+  // A client without a certificate may still show a token. The table refuses calls without an
+  // identity.
   options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   std::shared_ptr<grpc::ServerCredentials> server = tls::TlsServerCredentials(options);
   server->SetAuthMetadataProcessor(std::make_shared<Gatekeeper>(credentials, impl.tokens));
@@ -261,7 +264,7 @@ CredentialsAccess::Shown CredentialsAccess::ShownBy(const grpc::ServerContextBas
 }
 
 std::string CredentialsAccess::WhyEnded(const Shown& shown, const Credentials* credentials) {
-  // Connections of callers that show none stay (guarded_reads.cc).
+  // Connections of callers without a certificate stay (guarded_reads.cc).
   if (credentials == nullptr || shown.certificate.certificate.empty()) return "";
   const TlsPeers& peers = *credentials->impl_->peers;
   const absl::Status good = peers.Check(shown.certificate, std::time(nullptr));

@@ -13,8 +13,8 @@ constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kReset = 3;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kEndStream = 1;
-// What gRPC keeps for a call beside its message: itself, and the metadata of one frame. 8 KiB of
-// that, as gRPC counts it, can be 240 fields of 70 bytes.
+// What gRPC keeps for a call beside its message: the call itself, and the metadata of one frame. 8
+// KiB of metadata, as gRPC counts it, can be 240 fields of 70 bytes.
 constexpr uint64_t kCallBytes = 8 << 10;
 constexpr uint64_t kHeaderFrameBytes = 16 << 10;
 constexpr int64_t kLookEveryNs = 1'000'000'000;
@@ -50,7 +50,7 @@ FrameGuard::~FrameGuard() { half_bytes_of_all_ -= half_bytes_; }
 
 FrameGuard::Verdict FrameGuard::OnBytes(std::span<const uint8_t> bytes, int64_t now_ns) {
   if (IsOneTooOld(now_ns)) return Verdict::kSlowRequest;
-  // gRPC itself looks at what it says.
+  // gRPC itself checks the preface.
   const size_t preface = std::min(preface_bytes_left_, bytes.size());
   preface_bytes_left_ -= preface;
   bytes = bytes.subspan(preface);

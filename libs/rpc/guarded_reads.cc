@@ -3,10 +3,10 @@
 // without TLS, and on Unix sockets. Adds each TLS connection, of servers and clients, to the
 // TlsPeers that watch its peer's certificate.
 //
-// gRPC 1.51 has no place of its own for that. It is linked from an archive, so the linker can hand
-// us its calls from one of its files to another (--wrap, in BUILD.bazel), with those functions'
-// names of that version: another version that has others does not link. Where gRPC is a shared
-// library (--config=tsan) nothing of this is called.
+// gRPC 1.51 has no hook for that. It is linked from an archive, so the linker can redirect calls
+// from one of gRPC's files to another to this file (--wrap, in BUILD.bazel). The names of these
+// functions are those of gRPC 1.51: a version with other names does not link. If gRPC is a shared
+// library (--config=tsan), this file's functions are not called.
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 
@@ -28,7 +28,7 @@
 #include "libs/rpc/tls_peers.h"
 #include "libs/rpc/tls_peers_argument.h"
 
-// As gRPC declares them.
+// Declared as in gRPC.
 struct grpc_chttp2_transport;
 struct grpc_endpoint;
 struct grpc_transport;
@@ -38,7 +38,7 @@ class ChannelArgs;
 
 namespace talweg::rpc {
 
-// One of HTTP/2's settings, as gRPC 1.51 lays it out.
+// An HTTP/2 setting in gRPC 1.51's layout.
 struct Setting {
   const char* name;
   uint32_t default_value;
@@ -50,7 +50,7 @@ struct Setting {
 static_assert(sizeof(Setting) == 32);
 using Settings = std::array<Setting, 7>;
 
-// The functions and the table of gRPC's, and what its other files find in their place.
+// gRPC's functions and table, and their replacements for gRPC's other files.
 #define TALWEG_CREATE "_Z28grpc_create_chttp2_transportRKN9grpc_core11ChannelArgsEP13grpc_endpointb"
 #define TALWEG_READ "_Z24grpc_chttp2_perform_readP21grpc_chttp2_transportRK10grpc_slice"
 #define TALWEG_DESTROY "_Z21grpc_endpoint_destroyP13grpc_endpoint"
@@ -66,7 +66,7 @@ absl::Status Read(grpc_chttp2_transport* transport,
                   const grpc_slice& slice) asm("__wrap_" TALWEG_READ);
 void RealDestroy(grpc_endpoint* endpoint) asm("__real_" TALWEG_DESTROY);
 void Destroy(grpc_endpoint* endpoint) asm("__wrap_" TALWEG_DESTROY);
-// The next two are called, and not replaced.
+// The next two are only called, not replaced.
 void* PointerOf(const grpc_core::ChannelArgs* args, absl::string_view name) asm(
     "_ZNK9grpc_core11ChannelArgs14GetVoidPointerEN4absl7debian311string_viewE");
 int SocketOf(grpc_endpoint* endpoint) asm("_Z20grpc_endpoint_get_fdP13grpc_endpoint");
@@ -75,9 +75,9 @@ extern Settings settings asm("__wrap_" TALWEG_SETTINGS);
 
 namespace {
 
-// What gRPC takes a client to keep to before it has acknowledged the server's settings. They are
-// one off the server's own (kCallsOfConnectionMax in server.cc, and gRPC's 8 KiB of metadata), as
-// gRPC tells its clients only what differs from the default.
+// The limits that gRPC assumes for a client before the client has acknowledged the server's
+// settings. They differ by one from the server's own (kCallsOfConnectionMax in server.cc, and
+// gRPC's 8 KiB of metadata), because gRPC sends only settings that differ from the default.
 constexpr uint32_t kStreamsBeforeMax = 129;
 constexpr uint32_t kMetadataBytesBeforeMax = 8193;
 
@@ -99,7 +99,7 @@ int64_t SteadyNs() {
       .count();
 }
 
-// GRPC_AUTH_CONTEXT_ARG, which gRPC keeps to itself.
+// GRPC_AUTH_CONTEXT_ARG, which is in no public header of gRPC.
 constexpr char kAuthContextArgument[] = "grpc.auth_context";
 
 std::string PropertyOf(const grpc_auth_context* context, const char* name) {
@@ -108,8 +108,8 @@ std::string PropertyOf(const grpc_auth_context* context, const char* name) {
   return property == nullptr ? "" : std::string(property->value, property->value_length);
 }
 
-// Watches the certificate that the other end of a new connection has shown. Null: it has shown
-// none, or nobody watches.
+// Watches the certificate of a new connection's peer. Returns null if the peer has shown none, or
+// if there are no TlsPeers.
 TlsPeersHolder WatchPeer(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoint,
                          bool is_client) {
   const auto* const holder = static_cast<TlsPeersHolder*>(PointerOf(&args, kTlsPeersArgument));
@@ -126,8 +126,8 @@ TlsPeersHolder WatchPeer(const grpc_core::ChannelArgs& args, grpc_endpoint* endp
   return *holder;
 }
 
-// What this process has of all connections. gRPC reads one connection on one thread at a time, and
-// several connections at once.
+// The state of all connections of this process. gRPC reads one connection on one thread at a time,
+// and several connections at once.
 class Guards {
  public:
   void Add(const void* transport, const grpc_endpoint* endpoint) {
@@ -152,7 +152,7 @@ class Guards {
     transports_.erase(found);
   }
 
-  // Null: this process is the client.
+  // Null if this process is the client.
   std::shared_ptr<FrameGuard> Find(const void* transport) {
     const std::lock_guard lock(mutex_);
     const auto found = guards_.find(transport);
@@ -185,7 +185,7 @@ grpc_transport* Create(const grpc_core::ChannelArgs& args, grpc_endpoint* endpoi
     AllGuards().AddWatched(endpoint, std::move(peers));
   }
   grpc_transport* const transport = RealCreate(args, endpoint, is_client);
-  // It is asked to read only after this.
+  // gRPC reads from the connection only after this.
   if (!is_client) AllGuards().Add(transport, endpoint);
   return transport;
 }

@@ -10,7 +10,7 @@ namespace {
 struct RoleRow {
   Role role;
   std::string_view name;
-  bool has_name;  // Whether it is bound to something that has one.
+  bool has_name;  // Whether the role needs a name.
 };
 constexpr std::array kRoles = {
     RoleRow{Role::kScheduler, "scheduler", false},

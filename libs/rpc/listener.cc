@@ -23,14 +23,14 @@
 namespace talweg::rpc {
 namespace {
 
-// How long to wait where this process has no descriptor left.
+// How long to wait if this process has no descriptor left.
 constexpr int kPauseMs = 100;
 
-// One end of a TCP connection; IPv4 addresses as themselves, also on sockets of IPv6.
+// One end of a TCP connection. An IPv4 address is kept as IPv4, even on an IPv6 socket.
 struct End {
   int family = AF_UNSPEC;
   std::array<uint32_t, 4> address{};
-  uint16_t port = 0;  // As on the network.
+  uint16_t port = 0;  // In network byte order.
 
   bool IsLoopback() const {
     if (family == AF_INET) return ntohl(address[0]) >> 24 == 127;
@@ -57,7 +57,7 @@ End EndOf(const sockaddr_storage& storage) {
   return end;
 }
 
-// Whose socket this machine's other end of a connection is.
+// Returns the user who owns the other end of a connection from this machine.
 std::optional<uint32_t> UserOf(const End& other, const End& own) {
   const Descriptor diag(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!diag.valid()) return std::nullopt;
@@ -89,7 +89,7 @@ std::optional<uint32_t> UserOf(const End& other, const End& own) {
   return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header))->idiag_uid;
 }
 
-// As gRPC writes it.
+// Formatted as gRPC does.
 std::string TextOf(const End& end) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   inet_ntop(end.family, end.address.data(), text.data(), text.size());
@@ -97,11 +97,11 @@ std::string TextOf(const End& end) {
   return end.family == AF_INET ? text.data() + port : "[" + std::string(text.data()) + "]" + port;
 }
 
-// Who has the other end of a connection.
+// The other end of a connection.
 struct OtherEnd {
-  std::string peer;  // Under which the connection is counted. "": it has gone already.
+  std::string peer;  // The peer to which the connection counts. "": the connection is gone already.
   std::string from;
-  std::optional<uint32_t> user;  // This machine's.
+  std::optional<uint32_t> user;  // Set if it comes from this machine.
 };
 
 OtherEnd OtherEndOf(int connection) {
@@ -120,7 +120,7 @@ OtherEnd OtherEndOf(int connection) {
     end.user = UserOf(other, own);
     end.peer = end.user ? "user " + std::to_string(*end.user) : "this machine";
   } else {
-    // As calls are counted: the first 64 bits of IPv6.
+    // As for calls: the first 64 bits of IPv6.
     const size_t bytes = other.family == AF_INET ? 4 : 8;
     end.peer.assign(reinterpret_cast<const char*>(other.address.data()), bytes);
   }
@@ -165,7 +165,7 @@ void Listener::Run() {
 void Listener::Accept() {
   Descriptor connection(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!connection.valid()) {
-    // What waits is still there.
+    // Pending connections stay in the queue.
     pollfd stop{stop_.get(), POLLIN, 0};
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) poll(&stop, 1, kPauseMs);
     return;

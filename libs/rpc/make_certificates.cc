@@ -25,7 +25,7 @@
 namespace talweg::rpc {
 namespace {
 
-// Machines' clocks differ a little.
+// Allows for small differences between machines' clocks.
 constexpr int64_t kClockSlackS = 300;
 constexpr int kSerialBytes = 16;
 
@@ -40,7 +40,7 @@ absl::Status MakeDirectory(const std::string& directory) {
                : absl::OkStatus();
 }
 
-// Whoever finds the file finds it whole.
+// Renames a temporary file, so that readers see the whole file or none.
 absl::Status WriteFile(const std::string& path, mode_t mode,
                        const std::function<bool(std::FILE*)>& write) {
   std::string draft = path + ".XXXXXX";
@@ -83,7 +83,7 @@ absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::
   return OpenSslError("write the extension '" + value + "'");
 }
 
-// Without a subject's name the subject alternative name says everything.
+// `common_name` may be "": without a subject name, the subject alternative name says everything.
 absl::StatusOr<OwnedCertificate> NewCertificate(EVP_PKEY* key, const std::string& common_name,
                                                 int64_t life_s) {
   OwnedCertificate certificate(X509_new());
@@ -119,7 +119,7 @@ std::string AlternativeNames(const CertificateOptions& options, const std::strin
   return names;
 }
 
-// OpenSSL's own syntax for extensions has separators that a host must not bring along.
+// A host must not contain the separators of OpenSSL's syntax for extensions.
 absl::Status CheckHosts(const std::vector<std::string>& hosts) {
   for (const std::string& host : hosts) {
     if (host.empty() || host.find_first_of(", \t\n\r;#=") != std::string::npos) {
@@ -145,7 +145,7 @@ absl::StatusOr<OwnedKey> ReadAuthorityKey(const std::string& path) {
   return key;
 }
 
-// Null: there is no list yet.
+// Returns null if there is no list yet.
 absl::StatusOr<OwnedRevocationList> ReadList(const std::string& path) {
   const OwnedFile file(std::fopen(path.c_str(), "re"));
   if (file == nullptr) {
@@ -174,7 +174,7 @@ absl::Status AddRevoked(X509_CRL* list, const X509* certificate) {
   return OpenSslError("add to a list of revoked certificates");
 }
 
-// By it OpenSSL tells the lists of two authorities of one name apart.
+// OpenSSL uses it to tell the lists of two authorities of one name apart.
 absl::Status NameAuthority(X509_CRL* list, X509* authority) {
   if (X509_CRL_get_ext_by_NID(list, NID_authority_key_identifier, -1) >= 0) {
     return absl::OkStatus();

@@ -32,7 +32,7 @@ grpc::Status CheckVersion(const Version& ours, const scheduler::v1::ProtocolVers
   return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, problem);
 }
 
-// gRPC would only say that something did not parse.
+// gRPC's own error would only say that parsing failed.
 grpc::Status CheckText(const char* field, const std::string& text) {
   if (IsUtf8(text)) return grpc::Status::OK;
   return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
@@ -102,7 +102,7 @@ class SchedulerClient::Impl : private Session::Peer {
   }
 
   absl::Status Leave(LeaveReason reason, const std::string& text, int64_t timeout_ns) {
-    // No event once the scheduler has been told, also not of the end of the stream.
+    // Once the scheduler was told there is no further event, not even for the end of the stream.
     left_ = true;
     grpc::Status status;
     if (session_.entered()) {
@@ -120,7 +120,7 @@ class SchedulerClient::Impl : private Session::Peer {
           timeout_ns);
     }
     session_.Stop();
-    // Out already: nothing to leave.
+    // This member is out already, so there is nothing to leave.
     if (!IsTransient(status)) return absl::OkStatus();
     return session_.Describe(status);
   }
@@ -285,14 +285,14 @@ class SchedulerClient::Impl : private Session::Peer {
   bool started_ = false;
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
-  std::optional<view::View> last_view_;  // The present stream's.
+  std::optional<view::View> last_view_;  // Of the current stream.
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> ranks_attached_{false};
   std::atomic<bool> ranks_ready_{true};
   std::atomic<bool> ranks_have_state_{false};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
-  membership::QuiesceFollower quiesce_;  // The watching thread's.
+  membership::QuiesceFollower quiesce_;  // Owned by the watching thread.
   Session session_;
   const std::unique_ptr<MembershipService::Stub> stub_;
 };
@@ -363,7 +363,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
     }
     if (leave) session_.Stop();
     if (IsTransient(status)) return session_.Describe(status);
-    return response.job_count();  // 0 when it is out already.
+    return response.job_count();  // 0 if it is out already.
   }
 
  private:
@@ -464,7 +464,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
     return grpc::Status::OK;
   }
 
-  // A job, and its view that came last on this stream.
+  // A job, and its last view on this stream.
   struct Told {
     std::string job_name;
     view::View view;
@@ -477,7 +477,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
       held = told.view.epoch;
       Tell(JobViewPublished{told.job_name, told.view, FromProto(quota)});
     } else {
-      // Told again after a break of the stream; the rules may have changed meanwhile.
+      // Delivered again after a break of the stream, because the quota may have changed meanwhile.
       Tell(JobQuotaPublished{job, FromProto(quota)});
     }
     told_.insert_or_assign(job, std::move(told));
@@ -513,7 +513,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
   bool registered_ = false;
   view::ViewAggregator aggregator_;
   std::atomic<bool> left_{false};
-  // The watching thread's.
+  // Owned by the watching thread.
   std::map<JobId, Epoch> held_;
   std::map<JobId, Told> told_;
   Session session_;

@@ -34,20 +34,19 @@
 namespace talweg::rpc {
 namespace {
 
-// gRPC reads a call's message before anybody is asked whether the call may be made, and keeps what
-// has come of it. So whoever reaches a port can make us keep kRequestBytesMax for each of a
-// connection's calls, and no more. The largest request is WatchJobs' by an aggregator with as many
-// jobs as there may be (24 KiB).
+// gRPC reads and keeps a call's message before it asks whether the call is allowed. So any client
+// that reaches a port can make the server keep kRequestBytesMax for each call of a connection, and
+// no more. The largest request is WatchJobs from an aggregator with the most jobs (24 KiB).
 constexpr int kRequestBytesMax = 64 << 10;
 constexpr int kCallsOfConnectionMax = 128;
-// A server's own, and its first connections'.
+// For the server itself and its first connections.
 constexpr size_t kDescriptorsMin = 16;
-// Where it may have any number.
+// Used if there is no limit.
 constexpr size_t kDescriptorsMax = 65'536;
-// Connections of a port may have half of them, and those of one peer a quarter.
+// All connections of a port may have half of them, those of one peer a quarter.
 constexpr size_t kOfAll = 2;
 constexpr size_t kOfOnePeer = 4;
-// Whoever has said nothing for so long has his connection closed.
+// A connection that is idle for so long is closed.
 constexpr int kHandshakeTimeoutMs = 10'000;
 
 struct BindAddress {
@@ -101,9 +100,9 @@ absl::StatusOr<BindAddress> Resolve(const std::string& host) {
   return bind_address;
 }
 
-// A socket that listens there, or the errno.
+// Returns a listening socket, or the errno.
 int ListenOn(BindAddress bind_address, uint16_t port, int64_t keepalive_ns, Descriptor* listening) {
-  // All addresses are those of both families, where the machine has both.
+  // "All addresses" means both families, if the machine has both.
   if (bind_address.any && bind_address.address.ss_family == AF_INET) {
     BindAddress both = bind_address;
     both.address = {};
@@ -121,7 +120,7 @@ int ListenOn(BindAddress bind_address, uint16_t port, int64_t keepalive_ns, Desc
   if (!made.valid()) return errno;
   const int on = 1;
   const int off = 0;
-  // What a peer does not acknowledge for so long ends its connection. Accepted ones inherit it.
+  // A connection ends if its peer acknowledges nothing for so long. Accepted sockets inherit this.
   const unsigned silence_ms = static_cast<unsigned>(keepalive_ns / 1'000'000);
   setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   setsockopt(made.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
@@ -143,7 +142,7 @@ uint16_t PortOf(const Descriptor& listening) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// How many descriptors this process may have.
+// Returns how many descriptors this process may have.
 size_t DescriptorsMax() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > kDescriptorsMax) {
@@ -152,8 +151,8 @@ size_t DescriptorsMax() {
   return static_cast<size_t>(limit.rlim_cur);
 }
 
-// 0: nobody serves at this path; what a process that was killed has left there is gone. EADDRINUSE:
-// somebody does.
+// Removes the socket of a killed process. Returns 0 if nobody serves at this path, or EADDRINUSE if
+// a process does.
 int FreeSocketPath(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -172,7 +171,7 @@ int FreeSocketPath(const std::string& path) {
   return unlink(path.c_str()) == 0 ? 0 : errno;
 }
 
-// gRPC aborts, or only says that something failed, where it gets no descriptor.
+// Without a free descriptor gRPC aborts, or reports no cause. So this checks first.
 absl::Status CheckDescriptors() {
   std::vector<Descriptor> held;
   while (held.size() < kDescriptorsMin) {
@@ -188,7 +187,7 @@ absl::Status CheckDescriptors() {
   return absl::OkStatus();
 }
 
-// Files that are made while this lives are their owner's alone.
+// While this lives, only their owner can access files that are made.
 class PrivateFiles {
  public:
   PrivateFiles() : before_(umask(0177)) {}
@@ -200,7 +199,7 @@ class PrivateFiles {
   const mode_t before_;
 };
 
-// Notes which services a server has been built with, for its health checks.
+// Records which services a server is built with, for its health checks.
 class ServiceNames final : public grpc::ServerBuilderOption {
  public:
   explicit ServiceNames(std::vector<std::string>* names) : names_(names) {}
@@ -249,7 +248,7 @@ class Server::Impl {
  public:
   std::shared_ptr<CallGate> gate;  // Outlives the server.
   std::unique_ptr<grpc::Server> server;
-  // A port's connections come by these two; a Unix socket has neither.
+  // These two accept a port's connections; a Unix socket has neither.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<Listener> listener;
   int port = 0;
@@ -257,11 +256,11 @@ class Server::Impl {
   std::string warning;
   bool shut_down = false;
 
-  // Builds a server that listens at the Unix socket `where`, in gRPC's words. "": it is given its
-  // connections. False: it cannot.
+  // Builds a server that listens at the Unix socket `where`, in gRPC's syntax. "": connections are
+  // handed to it. Returns false if it cannot.
   bool Build(const std::string& where, const ServerOptions& options,
              const std::vector<grpc::Service*>& services);
-  // Has the server serve who connects there.
+  // Makes the server serve connections to that listener.
   void Accept(Descriptor listening);
   absl::Status ListenUnix(const ServerOptions& options,
                           const std::vector<grpc::Service*>& services);
@@ -315,7 +314,7 @@ bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Clients ping as well; that is no abuse.
+  // Clients may ping, too.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.SetMaxReceiveMessageSize(kRequestBytesMax);
@@ -344,7 +343,7 @@ bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       const std::vector<grpc::Service*>& services) {
-  // Effective for servers built afterwards; both are safe to repeat.
+  // Takes effect for servers that are built later. Both may be repeated.
   grpc::EnableDefaultHealthCheckService(true);
   // Linked in, so that reflection can describe the service that the library answers.
   ::grpc::health::v1::HealthCheckRequest::descriptor();
@@ -423,7 +422,7 @@ void Server::SetServing(const std::string& service, bool serving) {
 
 void Server::Shutdown(int64_t timeout_ns) {
   if (std::exchange(impl_->shut_down, true)) return;
-  impl_->listener.reset();  // Others find nobody there.
+  impl_->listener.reset();  // New connections are refused from now on.
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout_ns));
   impl_->server->Wait();
 }

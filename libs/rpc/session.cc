@@ -22,7 +22,7 @@ int64_t SteadyNs() {
 
 class Session::Call {
  public:
-  // `slot` is where Stop finds it.
+  // Stop finds the call through `slot`.
   Call(Session* session, Call** slot) : session_(session), slot_(slot) {
     const std::lock_guard lock(session_->mutex_);
     *slot_ = this;
@@ -70,7 +70,7 @@ void Session::Send(Word word) {
 
 void Session::Stop() {
   {
-    // No delivery is under way once this is ours, and none starts afterwards.
+    // With this lock no delivery is under way, and none starts later.
     const std::lock_guard deliver_lock(deliver_mutex_);
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -130,7 +130,7 @@ absl::Status Session::Describe(const grpc::Status& status) const {
   return ToAbsl(status, "scheduler", options_.address);
 }
 
-// Tells of the first failure and of the first success after it.
+// Delivers the first failure, and the first success after it.
 void Session::NoteAnswer(const grpc::Status& status) {
   const std::lock_guard deliver_lock(deliver_mutex_);
   int64_t lease_ns = 0;
@@ -167,15 +167,15 @@ void Session::GoOut(const grpc::Status& status) {
   });
 }
 
-// Waits, unless the session ends meanwhile (false).
+// Sleeps. Returns false if the session ends meanwhile.
 bool Session::SleepNs(int64_t ns) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, std::chrono::nanoseconds(ns), [this] { return stopped_ || out_; });
   return !stopped_ && !out_;
 }
 
-// Doubles from the smallest to the largest, with a jitter of half of it: many that lost the same
-// scheduler should not come back together.
+// Doubles from the minimum to the maximum, with a jitter of half of that, so that the clients of
+// one scheduler do not all come back together.
 int64_t Session::BackoffNs(int attempt) {
   const std::lock_guard lock(mutex_);
   const int64_t whole_ns =
@@ -197,7 +197,7 @@ bool Session::EnterOrGiveUp() {
       status = CallGateAccess::Seen(peer_->Enter(call.context), call.context);
     }
     const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
-    // It answers, and well: there is something to wait for.
+    // The scheduler answers, and the member may wait.
     NoteAnswer(not_yet ? grpc::Status::OK : status);
     if (not_yet && status.error_message() != delayed_text) {
       delayed_text = status.error_message();
@@ -209,12 +209,12 @@ bool Session::EnterOrGiveUp() {
       return !stopped_;
     }
     const int64_t pause_ns = BackoffNs(attempt);
-    // Once it has been in, there is no hurry: running steps do without the scheduler.
+    // After it has entered once there is no hurry: running steps do not need the scheduler.
     const bool late = !entered() && SteadyNs() + pause_ns >= end_ns;
-    // That the last try was cut short says less than why those before it failed.
+    // The last try may have been cut short. The earlier errors say more.
     const bool cut_short = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     if (!cut_short || reason.ok()) reason = status;
-    // Whoever is told to ask again does so for as long as its owner wants.
+    // A member that is told to ask again does so until its owner stops it.
     if (!not_yet && (!IsTransient(status) || late)) {
       GoOut(reason);
       return false;
@@ -228,7 +228,7 @@ void Session::Watching() {
   for (int attempt = 0;; ++attempt) {
     grpc::Status status;
     {
-      // Without a deadline; the other thread ends it if no first message comes.
+      // Without a deadline. The other thread ends the call if no first message comes.
       Call call(this, &watch_call_);
       status = CallGateAccess::Seen(peer_->Watch(call.context), call.context);
     }
@@ -240,7 +240,7 @@ void Session::Watching() {
     }
     if (was_attached) attempt = 0;
     if (status.ok()) {
-      // The scheduler ends a stream well only for good reasons; ask again what they are.
+      // The scheduler ends a stream with OK only for a reason. The next call returns it.
       status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "it has ended the stream");
     }
     if (status.error_code() == grpc::StatusCode::NOT_FOUND && peer_->EntersAgain()) {
@@ -337,7 +337,7 @@ void Session::SendWords() {
       SleepNs(BackoffNs(3));
       return;
     }
-    // Refused words (this incarnation is out, say) are answered for by the stream.
+    // If a word is refused, for example because this incarnation is out, the stream reports why.
     const std::lock_guard lock(mutex_);
     words_.pop_front();
   }

@@ -17,10 +17,11 @@
 namespace talweg::rpc {
 namespace {
 
-// gRPC tells a change in the middle of its reading by times in whole seconds: no more often.
+// gRPC compares times in whole seconds to notice a change while it reads, so the copies must not
+// change more often.
 constexpr auto kPeriod = std::chrono::milliseconds(1100);
 
-// Differs when one of the files does.
+// Returns a text that differs if one of the files does.
 std::string StampOf(const std::string& directory) {
   std::string stamp;
   for (const char* name : {"/ca.crt", "/ca.crl", "/tls.crt", "/tls.key"}) {
@@ -100,7 +101,7 @@ void TlsCopies::Watch() {
 }
 
 void TlsCopies::Look() {
-  // What was looked at just after a change may have been half of it: once more.
+  // A look just after a change may have seen half of the change, so look once more.
   const bool is_as_before = std::exchange(stamp_, StampOf(directory_)) == stamp_;
   if (is_as_before && is_settled_) return;
   is_settled_ = is_as_before;

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kFileBytesMax = size_t{1} << 20;
 
 absl::StatusOr<Descriptor> Open(const std::string& path) {
-  // A pipe would be waited for, and it may be somebody else's (talweg doctor).
+  // Opening a pipe would block, and it may belong to another user (talweg doctor).
   Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) return status::ErrnoStatus(errno, "open " + path);
   struct stat status {};
@@ -89,7 +89,7 @@ absl::Status CheckTime(const std::string& path, const X509* certificate) {
   return absl::OkStatus();
 }
 
-// Whether an authority has signed the first certificate, by way of the others.
+// Returns whether an authority has signed the first certificate, through the others.
 absl::Status CheckChain(const TlsFiles& files, const std::vector<OwnedCertificate>& chain,
                         const std::vector<OwnedCertificate>& authorities) {
   const OwnedStore store(X509_STORE_new());
@@ -108,8 +108,8 @@ absl::Status CheckChain(const TlsFiles& files, const std::vector<OwnedCertificat
                                        " (" + why + "); both must come from the same authority");
 }
 
-// Whether the list is one of an authority's, or of an authority between it and our certificate, and
-// that one may sign lists: OpenSSL would trust nobody of an authority that may not.
+// Returns whether an authority, or one between it and our certificate, has made the list and may
+// sign lists. OpenSSL would trust no certificate of an authority that may not.
 bool IsSignedBy(X509_CRL* list, const std::vector<OwnedCertificate>& signers) {
   const OwnOpensslErrors errors;
   for (const OwnedCertificate& signer : signers) {

@@ -12,9 +12,9 @@ namespace talweg::rpc {
 namespace {
 
 constexpr size_t kToldMax = 1000;
-// After a change of files gRPC makes handshakes with the new certificate: it looks each second.
+// How long after a change of files gRPC may still use the old certificate: it looks each second.
 constexpr int64_t kTakeUpS = 3;
-// Connections end so much later at most: tls_copies.cc looks as often.
+// Connections end at most so much later, because tls_copies.cc looks as often.
 constexpr int64_t kLookS = 3;
 
 }  // namespace
@@ -79,11 +79,11 @@ void TlsPeers::EndOld(int64_t now_unix_s) {
     }
   }
   for (const auto& [key, peer] : doubtful) {
-    // Not under the lock, for which gRPC's threads would wait: it takes the time of a signature.
+    // Not under the lock, because it takes the time of a signature, and gRPC's threads would wait.
     const absl::StatusOr<int64_t> good_until_unix_s = trust->GoodUntil(*peer, now_unix_s);
     const std::lock_guard lock(mutex_);
     const auto found = connections_.find(key);
-    // It may be over, and another in its place.
+    // The connection may be over, and another in its place.
     if (found == connections_.end() || found->second.peer != peer) continue;
     Judge(found->second, trust, good_until_unix_s);
   }
@@ -117,7 +117,7 @@ std::vector<std::string> TlsPeers::TakeReasons() {
 }
 
 void TlsPeers::Tell(const absl::Status& why) {
-  // An authority that signs without end is not to fill the memory.
+  // An authority that signs ever more certificates must not fill the memory.
   if (told_.size() >= kToldMax || !told_.emplace(why.message()).second) return;
   reasons_.push_back(absl::StrCat("a connection ends: ", why.message()));
 }

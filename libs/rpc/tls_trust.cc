@@ -13,8 +13,8 @@
 namespace talweg::rpc {
 namespace {
 
-// A list that is over goes on to name those whom it names: to trust nobody would end every job,
-// and to forget it would let them in. An authority need not have a list.
+// An overdue list still counts: to trust nobody would end every job, and to ignore the list would
+// let its certificates in. An authority need not have a list.
 int OnVerifyError(int good, X509_STORE_CTX* context) {
   if (good == 1) return 1;
   switch (X509_STORE_CTX_get_error(context)) {

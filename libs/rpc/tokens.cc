@@ -16,11 +16,11 @@ namespace {
 
 constexpr size_t kTokenBytesMin = 32;
 constexpr size_t kTokenBytesMax = 16 * 1024;
-// Clocks of a cluster differ a little.
+// Allows for small differences between a cluster's clocks.
 constexpr double kClockSlackS = 30;
 constexpr char kSubjectPrefix[] = "system:serviceaccount:";
 
-// One of a token's parts as a JSON object.
+// Returns one of a token's parts as a JSON object.
 std::optional<google::protobuf::Struct> Object(const std::string& base64) {
   std::string json;
   google::protobuf::Struct object;

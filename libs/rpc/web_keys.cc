@@ -71,7 +71,7 @@ OwnedKey P256Key(const google::protobuf::Struct& object) {
   if (Field(object, "crv") != "P-256" || x.size() != kP256Bytes || y.size() != kP256Bytes) {
     return nullptr;
   }
-  const std::string point = '\x04' + x + y;  // Uncompressed.
+  const std::string point = '\x04' + x + y;  // 4: uncompressed.
   const ParameterBuilder builder(OSSL_PARAM_BLD_new());
   OSSL_PARAM_BLD_push_utf8_string(builder.get(), OSSL_PKEY_PARAM_GROUP_NAME, "prime256v1", 0);
   OSSL_PARAM_BLD_push_octet_string(builder.get(), OSSL_PKEY_PARAM_PUB_KEY, point.data(),
@@ -79,7 +79,7 @@ OwnedKey P256Key(const google::protobuf::Struct& object) {
   return FromParameters("EC", builder.get());
 }
 
-// JSON Web Tokens have r and s one after the other; OpenSSL wants them in DER.
+// JSON Web Tokens have r and s one after the other; OpenSSL takes them in DER.
 std::string DerSignature(std::string_view signature) {
   if (signature.size() != 2 * kP256Bytes) return "";
   const EcSignature parts(ECDSA_SIG_new());
@@ -134,7 +134,7 @@ bool WebKeys::Verify(std::string_view algorithm, std::string_view key_id, std::s
                      std::string_view signature) const {
   const std::string der = algorithm == "ES256" ? DerSignature(signature) : std::string(signature);
   for (const Key& each : keys_) {
-    // The key decides how it is used, never the token.
+    // The key decides the algorithm, never the token.
     if (each.algorithm != algorithm || (!key_id.empty() && each.id != key_id)) continue;
     const DigestContext context(EVP_MD_CTX_new());
     if (EVP_DigestVerifyInit(context.get(), nullptr, EVP_sha256(), nullptr, each.key.get()) == 1 &&

@@ -6,7 +6,7 @@
 
 namespace talweg::cli {
 
-// For the launcher of hosts that come and go (clients/python/talweg/_node): talweg begin-with.
+// `talweg begin-with`, for the launcher of hosts that come and go (clients/python/talweg/_node).
 Command BeginWithCommand();
 
 }  // namespace talweg::cli

@@ -13,33 +13,33 @@
 namespace talweg::cli {
 
 Command BenchCommand();
-// What the ranks of a bench run: the tool itself.
+// The command that the ranks of `talweg bench` run.
 Command BenchRankCommand();
 
-// What one rank has measured at one size.
+// One rank's measurement at one size.
 struct BenchMeasurement {
   uint64_t tensor_bytes = 0;
   uint64_t elapsed_ns = 0;
   uint64_t rank_cpu_ns = 0;
-  // Rank 0 only: of all daemons, and over all agents.
+  // Rank 0 only: the CPU time of all daemons, and the bytes of all agents.
   uint64_t daemon_cpu_ns = 0;
   uint64_t wire_bytes = 0;
-  uint64_t memory_bytes = 0;           // This rank's; rank 0's with all daemons'.
-  std::vector<uint64_t> latencies_ns;  // Each push_pull's.
+  uint64_t memory_bytes = 0;           // Of this rank; rank 0 adds all daemons'.
+  std::vector<uint64_t> latencies_ns;  // Of each push_pull.
 
   friend bool operator==(const BenchMeasurement&, const BenchMeasurement&) = default;
 };
 
-// One line, and back; DATA_LOSS for a line that is none.
+// Format and parse a measurement as one line. DATA_LOSS: the line is no measurement.
 std::string MeasurementLine(const BenchMeasurement& measurement);
 absl::StatusOr<BenchMeasurement> ParseMeasurementLine(const std::string& line);
 
-// What all ranks together have measured at one size.
+// The measurements of all ranks at one size.
 struct BenchResult {
   uint64_t tensor_bytes = 0;
   uint64_t rounds = 0;
   uint64_t rank_count = 0;
-  double gigabytes_per_second = 0;  // Gradient of each rank.
+  double gigabytes_per_second = 0;  // Of gradient, for each rank.
   double median_s = 0;
   double p99_s = 0;
   double cpu_s_per_gigabyte = 0;    // CPU of all processes for a gigabyte of gradient of all ranks.
@@ -47,7 +47,7 @@ struct BenchResult {
   uint64_t memory_bytes = 0;        // Held by all processes, shared memory counted once.
 };
 
-// `ranks` have measured the same sizes in the same order.
+// All `ranks` must have measured the same sizes, in the same order.
 std::vector<BenchResult> Summarize(const std::vector<std::vector<BenchMeasurement>>& ranks);
 std::string ResultsText(const std::vector<BenchResult>& results);
 std::string ResultsJson(const std::vector<BenchResult>& results);

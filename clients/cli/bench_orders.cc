@@ -29,7 +29,7 @@ absl::Status Check(talweg_status status, const std::string& what) {
       absl::StrCat(what, ": ", talweg_status_name(status), ": ", talweg_last_error()));
 }
 
-// Lines to and from whoever gives the orders.
+// Lines to and from the process that gives the orders.
 class Line {
  public:
   static absl::StatusOr<Line> Connect(const std::string& path) {
@@ -58,7 +58,7 @@ class Line {
     return absl::OkStatus();
   }
 
-  // Empty: nobody is there any more, or it said quit.
+  // Empty: the other side is gone, or has said quit.
   std::string Hear() {
     for (;;) {
       const size_t end = buffer_.find('\n');
@@ -82,9 +82,9 @@ class Line {
   std::string buffer_;
 };
 
-// Tensors as the trainer has them: gradient and result in one ordinary buffer of its own. Or, in
-// place, the gradient is written into the client's buffer; where the ranks sum in place its result
-// comes there too, else into ordinary memory.
+// Tensors as a trainer has them: gradient and result in one ordinary buffer. In place, the gradient
+// is written into the client's buffer instead. If the ranks sum in place, the result lands there,
+// too, else in ordinary memory.
 struct Tensor {
   talweg_tensor id = 0;
   uint64_t count = 0;
@@ -121,7 +121,7 @@ class Orders {
   }
 
  private:
-  // New buffers, and one round that is known to be right.
+  // Makes new buffers, and does one round whose result is checked.
   absl::Status Prepare(const BenchOrder& order) {
     const uint64_t element_bytes = talweg_dtype_bytes(order.dtype);
     const size_t tensor_count = order.tensor_bytes.size();
@@ -130,7 +130,7 @@ class Orders {
     for (size_t i = 0; i < tensor_count; ++i) {
       const uint64_t count = order.tensor_bytes[i] / element_bytes;
       names[i] = absl::StrCat("bench/", static_cast<int>(order.dtype), "/", count, "/", i);
-      // What is pushed last is needed first.
+      // The tensor that is pushed last is needed first.
       const auto priority = static_cast<int32_t>(i);
       declarations[i] = {names[i].c_str(), order.dtype, TALWEG_SUM, 0, priority, count};
     }
@@ -155,12 +155,12 @@ class Orders {
     Fill(order.dtype, talweg_rank(client_) + 1);
     TALWEG_RETURN_IF_ERROR(Round());
     TALWEG_RETURN_IF_ERROR(CheckSums(order.dtype));
-    Fill(order.dtype, 1);  // Sums of sums soon overflow; that costs the same time.
+    Fill(order.dtype, 1);  // Sums of sums soon overflow, but take the same time.
     prepared_ = order;
     return absl::OkStatus();
   }
 
-  // One push_pull of every tensor.
+  // Does one push_pull of every tensor.
   absl::Status Round() {
     for (Tensor& tensor : tensors_) {
       TALWEG_RETURN_IF_ERROR(
@@ -227,7 +227,7 @@ absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
       line.Say(absl::StrCat("hello ", contender, " ", talweg_rank(client), " ", getpid())));
   const absl::Status status = Orders(client, in_place).Serve(line);
   if (!status.ok()) {
-    // Whether or not anybody hears it, the caller is told.
+    // The caller gets the error, even if nobody reads this line.
     line.Say(absl::StrCat("failed ", status.message())).IgnoreError();
   }
   return status;

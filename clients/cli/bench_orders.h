@@ -13,7 +13,8 @@
 
 namespace talweg::cli {
 
-// What ./bench wants of all ranks of all contenders at one moment (benchmarks/peers/control.h).
+// An order that ./bench gives to all ranks of all contenders at the same time
+// (benchmarks/peers/control.h).
 struct BenchOrder {
   talweg_dtype dtype = TALWEG_F32;
   uint64_t warm_up_rounds = 1;
@@ -23,12 +24,12 @@ struct BenchOrder {
   friend bool operator==(const BenchOrder&, const BenchOrder&) = default;
 };
 
-// DATA_LOSS for a line that is no order.
+// DATA_LOSS: the line is no order.
 absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line);
 
-// Connects to the Unix socket `path`, says hello as a rank of `contender`, and measures what is
-// ordered until told to quit. `in_place`: its gradients lie where talweg_contribution says, and
-// where the ranks sum in place so do their results; else in ordinary memory. Blocks.
+// Connects to the Unix socket `path`, says hello as a rank of `contender`, and carries out orders
+// until it is told to quit. `in_place`: gradients lie in the buffers of talweg_contribution, and so
+// do the results if the ranks sum in place; else in ordinary memory. Blocks.
 absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
                               const std::string& contender, bool in_place = false);
 

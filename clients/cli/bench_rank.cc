@@ -38,7 +38,7 @@ absl::Status Check(talweg_status status, const std::string& what) {
       absl::StrCat(what, ": ", talweg_status_name(status), ": ", talweg_last_error()));
 }
 
-// The numbers, or words, of a comma-separated variable that talweg run sets.
+// Returns the numbers, or words, of a comma-separated variable that talweg run sets.
 std::vector<std::string> ListVariable(const char* name) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return {};
@@ -51,7 +51,7 @@ uint64_t CpuNs(clockid_t clock) {
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// What the daemons of this run have used up to now.
+// Returns the CPU time that this run's daemons have used so far.
 uint64_t DaemonCpuNs() {
   uint64_t cpu_ns = 0;
   for (const std::string& pid : ListVariable("TALWEG_RUN_DAEMONS")) {
@@ -64,7 +64,8 @@ uint64_t DaemonCpuNs() {
   return cpu_ns;
 }
 
-// What a process holds; of memory that several map it has its part. 0 when nobody may know.
+// Returns the memory of a process, with its share of memory that several map. 0 if it cannot be
+// read.
 uint64_t MemoryBytes(const std::string& pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/smaps_rollup"));
   for (std::string word; file >> word;) {
@@ -74,7 +75,7 @@ uint64_t MemoryBytes(const std::string& pid) {
   return 0;
 }
 
-// What the agents of this run have sent and received up to now.
+// Returns the bytes that this run's agents have sent and received so far.
 absl::StatusOr<uint64_t> WireBytes() {
   uint64_t bytes = 0;
   for (const std::string& address : ListVariable("TALWEG_RUN_AGENTS")) {
@@ -87,7 +88,7 @@ absl::StatusOr<uint64_t> WireBytes() {
 
 struct MeasuringOptions {
   talweg_dtype dtype = TALWEG_F32;
-  // Gradients lie in the client's buffers; where the ranks sum them, so do results.
+  // Gradients lie in the client's buffers; so do results, if the ranks sum.
   bool in_place = false;
   uint64_t in_flight = 1;
   int64_t wanted_ns = 0;
@@ -154,7 +155,7 @@ class Measuring {
         measurement.memory_bytes += MemoryBytes(pid);
       }
     }
-    // Nobody begins with the next size while rank 0 still looks at the counters.
+    // No rank begins the next size while rank 0 still reads the counters.
     TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
     return measurement;
   }
@@ -166,12 +167,12 @@ class Measuring {
     int64_t begin_ns;
   };
 
-  // Where the result is what the next round contributes.
+  // In place, a result is the next round's contribution.
   bool SumsInPlace() const {
     return options_.in_place && talweg_sums_in_place(client_, tensors_[0]) != 0;
   }
 
-  // Push_pulls, `in_flight` of them at a time. Sums of sums, in place, soon overflow, which costs
+  // Does push_pulls, `in_flight` of them at a time. Sums of sums, in place, soon overflow, but take
   // the same time.
   absl::Status Rounds(uint64_t rounds) {
     const uint64_t in_flight = options_.in_flight;
@@ -197,7 +198,7 @@ class Measuring {
     return absl::OkStatus();
   }
 
-  // The first round's.
+  // Of the first round.
   absl::Status CheckResult() const {
     const uint64_t ranks = talweg_size(client_);
     const std::span<const char> result =
@@ -212,7 +213,7 @@ class Measuring {
     return absl::StrCat("bench/", static_cast<int>(options_.dtype), "/", count_);
   }
 
-  // All ranks make as many rounds as rank 0 thinks will take the wanted time.
+  // Rank 0 estimates how many rounds take the wanted time. All ranks do so many.
   absl::StatusOr<uint64_t> AgreeOnRounds(int64_t warm_up_ns) {
     const int64_t round_ns = std::max<int64_t>(1, warm_up_ns / static_cast<int64_t>(kWarmUpRounds));
     int64_t rounds = std::clamp<int64_t>(options_.wanted_ns / round_ns, 5, kRoundsMax);
@@ -232,7 +233,7 @@ class Measuring {
   std::vector<uint64_t> latencies_ns_;
 };
 
-// As a contender of ./bench, which says what to measure and when.
+// Runs as a contender of ./bench, which orders the measurements.
 absl::Status ServeOrders(const Arguments& arguments) {
   talweg_client* raw = nullptr;
   TALWEG_RETURN_IF_ERROR(Check(talweg_connect(nullptr, &raw), "connect to the agent"));

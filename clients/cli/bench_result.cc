@@ -13,7 +13,7 @@
 namespace talweg::cli {
 namespace {
 
-// The smallest value that `share` of the values do not exceed.
+// Returns the smallest value that `share` of the values do not exceed.
 uint64_t Quantile(const std::vector<uint64_t>& sorted, double share) {
   if (sorted.empty()) return 0;
   const double position = share * static_cast<double>(sorted.size());

@@ -12,7 +12,7 @@
 namespace talweg::cli {
 namespace {
 
-constexpr uint64_t kNumberMax = 127;  // What every dtype that has sums holds exactly.
+constexpr uint64_t kNumberMax = 127;  // Every dtype that has sums holds it exactly.
 
 // IEEE binary16 of a whole number below 2048: its leading bit is implied by the exponent.
 uint16_t HalfOf(uint64_t number) {

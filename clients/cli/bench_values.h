@@ -13,16 +13,16 @@
 
 namespace talweg::cli {
 
-// "f32", "bf16", ...; INVALID_ARGUMENT names the text and what there is.
+// Parses "f32", "bf16", ... INVALID_ARGUMENT names the text and the dtypes.
 absl::StatusOr<talweg_dtype> ParseDType(const std::string& text);
-// "f32, f64, ...", for help texts.
+// Returns "f32, f64, ...", for help texts.
 std::string DTypeNames();
 
-// Fills whole elements with a number; one that the dtype cannot hold exactly becomes another.
+// Fills whole elements with a number, which changes if the dtype cannot hold it exactly.
 void FillWith(talweg_dtype dtype, uint64_t number, std::span<char> data);
 
-// DATA_LOSS when an element at the beginning, the middle or the end is not `number`. Numbers above
-// 127 are not checked: not every dtype holds them.
+// Returns DATA_LOSS if an element at the beginning, the middle or the end is not `number`. Does not
+// check numbers above 127, which not every dtype can hold.
 absl::Status CheckHolds(talweg_dtype dtype, uint64_t number, std::span<const char> data);
 
 }  // namespace talweg::cli

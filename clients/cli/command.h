@@ -12,17 +12,17 @@
 
 namespace talweg::cli {
 
-// Exit statuses of the tool's own: 1 the command failed, 2 it was called wrongly.
+// The tool's own exit statuses: 1, the command failed; 2, its usage was wrong.
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
 struct CommandOption {
   std::string name;         // Without dashes: "ranks-per-node". Underscores are taken too.
-  std::string placeholder;  // What its value is called; empty: a switch without one.
+  std::string placeholder;  // The name of its value in the help; empty: a switch without a value.
   std::string help;
 };
 
-// What follows the options.
+// The words after the options.
 enum class Operands {
   kNone,
   kProgram,  // A program and its arguments; `--` may stand before it.
@@ -39,10 +39,10 @@ struct Command {
   Operands operands = Operands::kNone;
   std::vector<CommandOption> options;
   int (*run)(const Arguments& arguments) = nullptr;
-  bool hidden = false;  // Not in the list.
-  // Instead of `run`: takes the arguments as they are, help included.
+  bool hidden = false;  // Not in the list of commands.
+  // Used instead of `run`: gets the arguments unparsed, --help included.
   int (*run_raw)(const std::vector<std::string>& args) = nullptr;
-  // For completion of a run_raw command.
+  // The options of a run_raw command, for completion.
   std::vector<std::string> (*option_names)() = nullptr;
 };
 
@@ -54,13 +54,13 @@ std::string ToolHelp(const std::vector<Command>& commands);
 // The options and operands of one call.
 class Arguments {
  public:
-  // INVALID_ARGUMENT names the option and, for an unknown one, the nearest known. --help is always
-  // one.
+  // INVALID_ARGUMENT names the option and, if it is unknown, the nearest known one. Every command
+  // knows --help.
   static absl::StatusOr<Arguments> Parse(const Command& command,
                                          const std::vector<std::string>& args);
 
   bool Has(const std::string& option) const { return values_.count(option) > 0; }
-  // The value given last.
+  // Returns the value that was given last.
   std::string Text(const std::string& option, const std::string& default_text) const;
   // INVALID_ARGUMENT names the option, the value and the range.
   absl::StatusOr<uint64_t> Number(const std::string& option, uint64_t default_value, uint64_t min,
@@ -72,22 +72,22 @@ class Arguments {
   std::vector<std::string> operands_;
 };
 
-// A comma-separated list of numbers, each from min to max; INVALID_ARGUMENT names `what` and the
-// text.
+// Parses a comma-separated list of numbers from `min` to `max`. INVALID_ARGUMENT names `what` and
+// the text.
 absl::StatusOr<std::vector<uint64_t>> ParseNumbers(const std::string& what, const std::string& text,
                                                    uint64_t min, uint64_t max);
 
-// Writes to stdout. False when that failed (a closed pipe, a full disk).
+// Writes to stdout. Returns false if that failed (a closed pipe, a full disk).
 bool Print(const std::string& text);
-// "talweg: ..." to stderr.
+// Writes "talweg: ..." to stderr.
 void PrintError(const std::string& text);
-// Prints the error; kExitUsage for INVALID_ARGUMENT, else kExitFailed.
+// Prints the error. Returns kExitUsage for INVALID_ARGUMENT, else kExitFailed.
 int Fail(const absl::Status& status);
 
-// The directory that the tool's own file lies in.
+// Returns the directory of the tool's executable.
 std::string ToolDirectory();
-// The file of a daemon ("talweg-agent"): in $TALWEG_DAEMON_DIR, beside the tool, or where a build
-// tree has it. NOT_FOUND names the places.
+// Finds the executable of a daemon ("talweg-agent"): in $TALWEG_DAEMON_DIR, beside the tool, or in
+// a build tree. NOT_FOUND names the places.
 absl::StatusOr<std::string> FindDaemon(const std::string& name);
 
 }  // namespace talweg::cli

@@ -32,7 +32,7 @@ int ExecDaemon(const std::string& name, const std::vector<std::string>& args) {
   return Fail(status::ErrnoStatus(errno, absl::StrCat("execute ", *file)));
 }
 
-// Help is the tool's own, so that it is there before the daemon is.
+// The tool has the help itself, so that it works without the daemon.
 int RunDaemon(const std::string& name, const std::vector<std::string>& args,
               std::string (*help)()) {
   if (config::HelpWanted(args)) return Print(help()) ? 0 : kExitFailed;

@@ -26,7 +26,7 @@ std::vector<std::string> Words(const Command& command) {
   return words;
 }
 
-// In single quotes of a shell.
+// Returns the text in a shell's single quotes.
 std::string Quoted(const std::string& text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }

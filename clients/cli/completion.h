@@ -11,7 +11,7 @@ namespace talweg::cli {
 
 Command CompletionCommand();
 
-// The script for that shell ("bash", "zsh", "fish"); "" for another.
+// Returns the script for that shell ("bash", "zsh", "fish"), or "" for any other.
 std::string CompletionScript(const std::string& shell, const std::vector<Command>& commands);
 
 }  // namespace talweg::cli

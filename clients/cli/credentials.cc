@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kDaysMax = 36'500;
 
-// The option, else the variable, else "".
+// Returns the option, else the variable, else "".
 std::string OptionOrVariable(const Arguments& arguments, const std::string& option,
                              const char* variable) {
   const char* told = std::getenv(variable);
@@ -36,8 +36,8 @@ std::string DirectoryName(const rpc::Identity& identity) {
   return name;
 }
 
-// Revokes the certificate, and puts the list beside each ca.crt below `directory`. Returns what it
-// did, a line each.
+// Revokes the certificate, and copies the list beside each ca.crt below `directory`. Returns what
+// it did, one line each.
 absl::StatusOr<std::string> Revoke(const std::string& directory, const std::string& certificate) {
   const std::string authority = directory + "/ca";
   TALWEG_RETURN_IF_ERROR(rpc::RevokeCertificate(authority, certificate));
@@ -80,7 +80,7 @@ absl::StatusOr<std::string> MakeCerts(const Arguments& arguments) {
     TALWEG_ASSIGN_OR_RETURN(text, Revoke(words[0], arguments.Text("revoke", "")));
     if (identities.empty()) return text;
   }
-  // An authority outlives what it signs.
+  // An authority must outlive the certificates that it signs.
   const std::string authority = words[0] + "/ca";
   const absl::Status made = rpc::MakeAuthority(
       authority, arguments.Text("trust-domain", "talweg.local"), static_cast<int>(10 * days));

@@ -13,15 +13,15 @@
 
 namespace talweg::cli {
 
-// Options of the commands that ask daemons.
+// The options of commands that call daemons.
 std::vector<CommandOption> CredentialOptions();
 
-// What --tls-dir and --token-file say, else $TALWEG_TLS_DIR and $TALWEG_TOKEN_FILE.
+// Returns the files of --tls-dir and --token-file, else of $TALWEG_TLS_DIR and $TALWEG_TOKEN_FILE.
 OwnFiles ToolFiles(const Arguments& arguments);
-// What is in them. Null: no TLS.
+// Loads these files. Returns null for no TLS.
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> ToolCredentials(const Arguments& arguments);
 
-// talweg certs.
+// `talweg certs`.
 Command CertsCommand();
 
 }  // namespace talweg::cli

@@ -19,7 +19,7 @@
 namespace talweg::cli {
 namespace {
 
-// The texts of a file of /proc, each of which ends with NUL. nullopt: it may not be read.
+// Returns the texts of a file of /proc, each ended by NUL. nullopt: the file may not be read.
 std::optional<std::vector<std::string>> Texts(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return std::nullopt;
@@ -55,7 +55,7 @@ bool IsDaemon(const std::string& program) {
 
 std::optional<RunningDaemon> DaemonOf(const std::string& process, int pid) {
   std::vector<std::string> words = Texts(process + "/cmdline").value_or(std::vector<std::string>());
-  if (words.empty()) return std::nullopt;  // A thread of the kernel, or it is over.
+  if (words.empty()) return std::nullopt;  // A thread of the kernel, or a process that is over.
   const std::string program = std::filesystem::path(words[0]).filename().string();
   if (!IsDaemon(program)) return std::nullopt;
   words.erase(words.begin());
@@ -75,7 +75,7 @@ std::optional<RunningDaemon> DaemonOf(const std::string& process, int pid) {
   const absl::StatusOr<config::ProcessConfig> config =
       Load(program, words, environment,
            [&daemon](const std::string& path) { return daemon.Find(path); });
-  // It may have ended meanwhile, and its files have gone with it.
+  // The process may have ended meanwhile, and its files with it.
   if (!std::filesystem::exists(process)) return std::nullopt;
   daemon.status = config.status();
   if (config.ok()) daemon.config = *config;

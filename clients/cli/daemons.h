@@ -11,23 +11,25 @@
 
 namespace talweg::cli {
 
-// A daemon of this machine that runs, and what it was told, as far as this user may look.
+// A running daemon of this machine, and its options, as far as this user may read them.
 struct RunningDaemon {
   std::string name;     // "talweg-agent (process 7)"
-  absl::Status status;  // Why what it was told is not known, or OK.
-  // Its options, by the parser that it uses itself. Without its environment where that may not be
-  // read.
+  absl::Status status;  // OK, or why its options are not known.
+  // Its options, from the daemon's own parser. Without its environment if this user may not read
+  // that.
   config::ProcessConfig config;
   bool environment_known = false;
-  std::string default_secret_file;  // That it takes where no option names one. Empty: none.
-  std::string process;              // Its directory in /proc.
+  // The secret file that it uses if no option names one. Empty: none.
+  std::string default_secret_file;
+  std::string process;  // Its directory in /proc.
 
-  // What the daemon calls `path`: for people, and where this process finds it.
+  // `path` is a path as the daemon sees it. Shown returns it for messages, Find as this process can
+  // open it.
   std::string Shown(const std::string& path) const;
   std::string Find(const std::string& path) const;
 };
 
-// Reads `proc`, which is /proc, or what a test has in its place.
+// Reads `proc`, which is /proc, or a test's substitute.
 std::vector<RunningDaemon> FindDaemons(const std::string& proc);
 
 }  // namespace talweg::cli

@@ -187,7 +187,7 @@ void ExamineCpu(const MachineFacts& facts, std::vector<Finding>& findings) {
   }
 }
 
-// "what; remedy", as gpu::CudaFacts has it, in two.
+// Splits "what; remedy", the form of gpu::CudaFacts.
 Finding GpuWarning(const std::string& check, const absl::Status& status) {
   const std::string message(status.message());
   const size_t cut = message.find("; ");
@@ -222,7 +222,7 @@ void ExamineGpus(const MachineFacts& facts, std::vector<Finding>& findings) {
       findings.push_back(Good("NCCL", "none; one GPU needs none"));
     }
     if (!facts.provider_reaches_gpus) {
-      // Nothing to remedy where the network is TCP.
+      // No remedy is needed if the network is TCP.
       findings.push_back(
           Good("GPUDirect", absl::StrCat("not used: libfabric's provider ", facts.provider,
                                          " does not reach GPUs' memory")));
@@ -282,7 +282,7 @@ std::string WithUsers(const std::string& text, const std::string& users) {
 void ExamineTls(const TlsFacts& tls, int64_t now_unix_s, std::vector<Finding>& findings) {
   if (!tls.is_readable) return;
   if (!tls.error.empty()) {
-    // A daemon that runs has good ones in memory.
+    // A running daemon has good certificates in memory.
     findings.push_back({"certificates", tls.users.empty() ? Verdict::kBad : Verdict::kWarning,
                         WithUsers(tls.error, tls.users),
                         "talweg certs makes certificates; docs/security.md says how"});
@@ -313,7 +313,7 @@ void ExamineTls(const TlsFacts& tls, int64_t now_unix_s, std::vector<Finding>& f
   }
 }
 
-// What nobody else may do with a file.
+// The access to a file that others must not have.
 struct FileRule {
   const char* what;
   uint32_t forbidden;  // Bits of the mode.

@@ -20,18 +20,19 @@
 namespace talweg::cli {
 namespace {
 
-// Notes what is found, each file and directory once, whoever uses it.
+// Records what is found: each file and directory once, with all its users.
 class Collector {
  public:
   explicit Collector(ExposureFacts* facts) : facts_(facts) {}
 
-  // `shown`: for people; `found`: where it is. `user`: a daemon, or "" for this user.
+  // `shown`: the path for messages. `found`: the path that can be opened. `user`: a daemon, or ""
+  // for this user.
   void AddTlsDirectory(const std::string& shown, const std::string& found,
                        const std::string& user) {
     for (const char* file : {"ca.crt", "ca.crl", "tls.key", "ca.key"}) {
       AddFile(file, absl::StrCat(shown, "/", file), absl::StrCat(found, "/", file), user);
     }
-    // Where talweg certs puts the authority's key, and where people do.
+    // Where `talweg certs` puts the authority's key, and where people do.
     for (const char* file : {"../ca/ca.key", "../ca.key"}) {
       AddFile("ca.key", absl::StrCat(shown, "/", file), absl::StrCat(found, "/", file), user);
     }
@@ -46,7 +47,7 @@ class Collector {
     tls.directory = shown;
     tls.users = user;
     const absl::StatusOr<rpc::TlsFiles> files = rpc::CheckTlsFiles(found);
-    // What others may do with the key is said of the file, and not every user may read one.
+    // The key's mode is checked with the files, and not every user may read the key.
     tls.is_readable = !absl::IsPermissionDenied(files.status());
     if (tls.is_readable) tls.error = std::string(files.status().message());
     if (files.ok()) {
@@ -141,7 +142,7 @@ ExposureFacts ReadExposure(const OwnFiles& own, const config::Environment& envir
     facts.secret_error = std::string(config::ReadSecretFile(facts.secret_file).status().message());
   }
   for (const RunningDaemon& daemon : FindDaemons(proc)) AddDaemon(daemon, collector, facts);
-  // This user's own has been told already.
+  // This user's own secret file is in the facts already.
   std::erase_if(facts.files, [&facts](const FileFacts& file) {
     std::error_code error;
     return file.what == "secret_file" && !facts.secret_file.empty() &&

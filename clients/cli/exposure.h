@@ -9,14 +9,14 @@
 
 namespace talweg::cli {
 
-// What this user's tools are given.
+// The credentials of this user's tools.
 struct OwnFiles {
-  std::string tls_directory;  // Empty: none was named. The next likewise.
+  std::string tls_directory;  // Empty: none is named. So is token_file.
   std::string token_file;
 };
 
-// What on this machine may let strangers in: certificates, keys and secrets, of this user and of
-// the daemons that run, and daemons without TLS. Reads files, and `proc` as FindDaemons does.
+// Finds what may let strangers in on this machine: certificates, keys and secrets of this user and
+// of running daemons, and daemons without TLS. Reads files, and `proc` as FindDaemons does.
 ExposureFacts ReadExposure(const OwnFiles& own, const config::Environment& environment,
                            const std::string& proc = "/proc");
 

@@ -24,10 +24,10 @@
 namespace talweg::cli {
 namespace {
 
-// In a run's directory; locked for as long as one of its two processes lives.
+// A file in a run's directory, locked as long as one of the run's two processes lives.
 constexpr char kLockName[] = "lock";
 
-// Removes what runs of this user have left whose two processes were killed at once.
+// Removes the directories of this user's runs whose two processes were killed at once.
 void RemoveLeftDirectories() {
   for (const std::string& parent : RunParents()) {
     DIR* const entries = opendir(parent.c_str());
@@ -50,7 +50,7 @@ absl::StatusOr<Descriptor> Lock(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/", kLockName);
   const std::string unlocked = path + ".new";
   Descriptor lock(open(unlocked.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  // Nobody else may have it before it is locked.
+  // No other process may lock it first.
   if (!lock.valid() || flock(lock.get(), LOCK_EX) != 0 ||
       rename(unlocked.c_str(), path.c_str()) != 0) {
     return status::ErrnoStatus(errno, absl::StrCat("lock ", path));
@@ -71,9 +71,9 @@ absl::StatusOr<std::string> MakePrivateDirectory() {
 [[noreturn]] void BecomeSupervisor(pid_t parent, const std::string& directory,
                                    const std::function<int(const std::string&)>& supervise) {
   setpgid(0, 0);
-  // A background group may be stopped for writing to the terminal; this one writes for all.
+  // A background group may be stopped for writing to the terminal. This process writes for all.
   signal(SIGTTOU, SIG_IGN);
-  // The signal is blocked, as all others here, until the supervisor takes them.
+  // Like all others here, the signal is blocked until the supervisor takes it.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   int status = 0;
   if (getppid() == parent) status = supervise(directory);
@@ -89,7 +89,7 @@ std::vector<std::string> RunParents() {
   std::vector<std::string> parents;
   for (const char* variable : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
     const char* told = std::getenv(variable);
-    // Ranks may go elsewhere, where a relative path means another place.
+    // Ranks may change their directory, and a relative path then means another place.
     if (told == nullptr || *told != '/' || std::string(told).size() > kParentBytesMax) continue;
     if (access(told, W_OK | X_OK) == 0) parents.emplace_back(told);
   }
@@ -99,7 +99,7 @@ std::vector<std::string> RunParents() {
 
 absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& supervise) {
   TALWEG_RETURN_IF_ERROR(AdoptOrphans());
-  // Before there is anything that a signal could make us leave behind.
+  // Before anything exists that a signal could leave behind.
   const sigset_t mask = RunSignals();
   sigset_t before;
   sigprocmask(SIG_BLOCK, &mask, &before);

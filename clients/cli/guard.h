@@ -9,23 +9,23 @@
 
 namespace talweg::cli {
 
-// Where the directories of runs may lie, in the order in which they are tried; without those whose
-// path is relative or too long, or that may not be written to.
+// Returns where runs may make their directories, in the order in which these places are tried.
+// Leaves out paths that are relative, too long, or not writable.
 std::vector<std::string> RunParents();
-// How the name of a run's directory begins.
+// The prefix of a run's directory.
 inline constexpr char kRunPrefix[] = "talweg-run-";
 
-// Runs `supervise` in a second process, with a private directory that is short enough for sockets
-// in it, and returns the exit status that it returns there. Of the two, whichever is killed, by
-// SIGKILL too, the other ends every process that was started and removes the directory:
+// Runs `supervise` in a second process, with a private directory whose path is short enough for
+// sockets. Returns the exit status of `supervise`. If one of the two processes is killed, even by
+// SIGKILL, the other ends every process that was started, and removes the directory:
 //
 //   talweg run (this process) --- supervisor --- ranks, daemons --- what they start
 //
-// The supervisor is told by the kernel when this process has died, and ends its work as for
-// SIGTERM. This process inherits the orphans of a supervisor that has died, and kills them. SIGINT,
-// SIGTERM, SIGHUP and SIGQUIT are passed on to the supervisor, which leads a process group of its
-// own; SIGHUP is not where nohup has it ignored. The caller has one thread and no children. Where
-// both are killed at once, the next run of this user removes their directory.
+// When this process dies, the kernel signals the supervisor, which ends its work as for SIGTERM.
+// When the supervisor dies, this process inherits its orphans, and kills them. This process passes
+// SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the supervisor, which leads a process group of its own;
+// but not a SIGHUP that nohup ignores. The caller must have one thread and no children. If both
+// processes are killed at once, this user's next run removes the directory.
 absl::StatusOr<int> RunGuarded(const std::function<int(const std::string& directory)>& supervise);
 
 }  // namespace talweg::cli

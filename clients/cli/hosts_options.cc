@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kCountMax = 65'536;
 constexpr uint64_t kSecondsMax = 30 * 24 * 3'600;
 constexpr const char* kLists[] = {"hosts", "hostfile", "host-discovery-script"};
-// Options of `talweg run` that have a meaning here too, beside HostsOptions().
+// Options of `talweg run` that are valid here, too, beside HostsOptions().
 constexpr const char* kAlike[] = {"nodes",
                                   "ranks-per-node",
                                   "aggregators",
@@ -178,7 +178,7 @@ int RunOnHosts(const Arguments& arguments) {
   const char* const told = std::getenv("TALWEG_PYTHON");
   std::vector<std::string> line = {
       told != nullptr && *told != '\0' ? told : "python3", "-c",
-      // Not the directory of the caller, whatever lies there.
+      // Does not import from the caller's directory.
       "import sys\n"
       "sys.path[:] = [path for path in sys.path if path]\n"
       "try:\n"
@@ -204,8 +204,9 @@ int RunOnHosts(const Arguments& arguments) {
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
     pointers.push_back(nullptr);
-    // The signals that RunGuarded has blocked stay so until hosts_run.py takes them: one that comes
-    // before, as when this process's parent dies, has it remove the directory all the same.
+    // The signals that RunGuarded has blocked stay blocked until hosts_run.py takes them. So a
+    // signal that comes before, for example when this process's parent dies, still makes it remove
+    // the directory.
     execvp(pointers[0], pointers.data());
     return Fail(absl::NotFoundError(absl::StrCat(
         "talweg run: '", words[0], "', which starts nodes on hosts, cannot be started: ",

@@ -8,17 +8,17 @@
 
 namespace talweg::cli {
 
-// `talweg run` on hosts that come and go: its options are checked here, and carried out by the
-// Python package (clients/python/talweg/_node/hosts_run.py), which reaches hosts by ssh as all
-// launchers of Talweg do.
+// `talweg run` on hosts that come and go. This file checks its options. The Python package
+// (clients/python/talweg/_node/hosts_run.py) carries them out; it reaches hosts by ssh, like all
+// launchers of Talweg.
 
-// The options that `talweg run` has for that alone.
+// The options of `talweg run` that are only for such hosts.
 std::vector<CommandOption> HostsOptions();
 
-// Whether it is told where its hosts stand.
+// Returns whether the arguments name hosts that come and go.
 bool ComesWithHosts(const Arguments& arguments);
 
-// Blocks until everything has ended; returns the exit status.
+// Blocks until everything has ended. Returns the exit status.
 int RunOnHosts(const Arguments& arguments);
 
 }  // namespace talweg::cli

@@ -17,12 +17,12 @@
 namespace talweg::cli {
 namespace {
 
-// Shells' statuses of a program that is not there, and one that does not start.
+// Shells' exit statuses for a program that is not found, and one that does not start.
 constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
-// How long one that has said that it fails may take to end: a framework has much to take down.
+// How long a rank that has said that it fails may take to end: a framework has much to shut down.
 constexpr int64_t kFailingNs = 10'000'000'000;
 // How often ranks that have left their job are asked whether they need another agent.
 constexpr int64_t kNeedNs = 50'000'000;
@@ -103,7 +103,7 @@ void Launch::Enter(Phase phase) {
       break;
     case Phase::kEndingAgents: Ask({Role::kAgent}, SIGTERM); break;
     case Phase::kEndingAggregators: Ask({Role::kAggregator}, SIGTERM); break;
-    // Last: the others say goodbye to it.
+    // Last, because the others say goodbye to the scheduler.
     case Phase::kEndingScheduler: Ask({Role::kScheduler}, SIGTERM); break;
     case Phase::kOver:
       CancelTimer({Timer::kPhase, 0});
@@ -145,7 +145,7 @@ void Launch::StartRanks(uint32_t node) {
     ChildSpec spec = RankSpec(plan_, node, i);
     spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents, ",");
     if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
-    // A rank that was here before may have left it.
+    // An earlier rank may have left the file.
     unlink(OutlivesPath(plan_, node, i).c_str());
     unlink(NeedsPath(plan_, node, i).c_str());
     unlink(FailsPath(plan_, node, i).c_str());
@@ -288,7 +288,7 @@ void Launch::ReleaseHeld(bool all) {
 void Launch::OnDaemonEnd(const Failure& failure) {
   const auto [role, index, local_rank] = At(failure.child);
   const bool is_scheduler = role == Role::kScheduler;
-  // Where nodes come and go each has one.
+  // If nodes come and go, each node has an aggregator.
   const bool others_serve = AnyRunning({Role::kAggregator}) || plan_.comes_and_goes();
   if (is_scheduler || plan_.node_restarts.count_max > 0 || (plan_.goes_on && others_serve)) {
     Restarts& restarts = is_scheduler ? scheduler_restarts_ : aggregator_restarts_[index];
@@ -310,7 +310,7 @@ void Launch::OnNodeFailure(const Failure& failure) {
   const auto [role, node, local_rank] = At(failure.child);
   NodeLife& life = nodes_.at(node);
   if (life.over() || life.state() == NodeState::kEnding || life.state() == NodeState::kPausing) {
-    return TellNode(failure.child, false);  // It had to.
+    return TellNode(failure.child, false);  // The node is ending, so its processes had to.
   }
   TellNode(failure.child, false);
   if (plan_.goes_on) {
@@ -318,7 +318,7 @@ void Launch::OnNodeFailure(const Failure& failure) {
     SayOfFailure(node, failure.what);
     return EndIfDone();
   }
-  // All others need this one, and would fail one by one.
+  // All other nodes need this one, and would fail one by one.
   bool any_over = life.lost();
   for (auto& [other, other_life] : nodes_) {
     if (other == node || ending()) continue;
@@ -332,7 +332,7 @@ void Launch::OnNodeFailure(const Failure& failure) {
 }
 
 bool Launch::RanksOutlive(uint32_t node) const {
-  // A job that needs all its nodes is over with any of their agents.
+  // A job that needs all its nodes fails with any of their agents.
   if (!plan_.goes_on && plan_.node_count() > 1) return false;
   for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
     if (access(OutlivesPath(plan_, node, i).c_str(), F_OK) != 0) return false;
@@ -390,7 +390,7 @@ void Launch::Do(uint32_t node, NodeAction action) {
     case NodeAction::kEndAll:
       CancelTimer({Timer::kServes, node});
       SetTimer({Timer::kGrace, node}, NowNs() + static_cast<int64_t>(plan_.grace_ms) * 1'000'000);
-      // Its agent has told the scheduler, or is dead: the others there have nobody to work with.
+      // The agent has told the scheduler, or is dead. So the node's other processes cannot go on.
       return SignalNode(node, SIGTERM);
     case NodeAction::kPause:
       CancelTimer({Timer::kGrace, node});
@@ -408,14 +408,14 @@ void Launch::EndIfDone() {
     any_done |= life.state() == NodeState::kDone;
     if (life.state() != NodeState::kDone) lost.push_back(node);
   }
-  // A node that comes back when the others have ended well finds nobody, unless all have begun
+  // A node that starts again after the others have ended well finds nobody, unless all have started
   // again.
   const auto is_over = [](const auto& each) { return each.second.over(); };
   const bool is_found = !plan_.goes_on || !any_done;
   if (is_found && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
   if (lost.empty()) return End(0, "", 0);
   if (lost.size() == nodes_.size()) {
-    // The others of a job of several machines are not this launcher's to speak of.
+    // In a job of several machines this launcher does not know the other nodes.
     const std::string left =
         plan_.node_rank ? absl::StrCat("node ", *plan_.node_rank, " has ended, others may go on")
                         : "no node is left";
@@ -429,7 +429,7 @@ void Launch::EndIfDone() {
 
 void Launch::OnSignal(int signal_number) {
   if (signalled_) {
-    // Whoever asks twice does not want to wait.
+    // A second signal means: do not wait.
     SignalRoles({Role::kRank, Role::kAgent, Role::kAggregator, Role::kScheduler}, SIGKILL);
     return;
   }
@@ -442,7 +442,8 @@ void Launch::OnSignal(int signal_number) {
 
 void Launch::SetTimer(TimerKey key, int64_t at_ns) {
   timers_[key] = at_ns;
-  CancelTimer({Timer::kPhase, ~uint32_t{0}});  // Arms the earliest.
+  // There is no such timer: this only arms the earliest one.
+  CancelTimer({Timer::kPhase, ~uint32_t{0}});
 }
 
 void Launch::CancelTimer(TimerKey key) {
@@ -461,7 +462,7 @@ void Launch::OnTimer() {
     if (at_ns <= now_ns) due.push_back(key);
   }
   for (const TimerKey& key : due) {
-    // What one does may have cancelled, or put off, another.
+    // One timer's action may have cancelled, or put off, another timer.
     const auto timer = timers_.find(key);
     if (timer == timers_.end() || timer->second > now_ns) continue;
     CancelTimer(key);
@@ -505,7 +506,7 @@ void Launch::End(int exit_status, const std::string& report, int signal_number) 
   result_.exit_status = exit_status;
   result_.report = report;
   ending_signal_ = signal_number;
-  // That they are being ended is no news.
+  // Mutes the daemons: their messages about being ended are no news.
   for (uint32_t i = 0; i < children_.size(); ++i) {
     if (children_[i].role != Role::kRank && exit_status != 0) supervisor_.Mute(ChildId(i));
   }

@@ -15,11 +15,11 @@
 
 namespace talweg::cli {
 
-// How a run went.
+// The result of a run.
 struct LaunchResult {
   int exit_status = 0;
-  std::string report;  // What went wrong, for people; empty when nothing did.
-  // All ranks and daemons that have ended.
+  std::string report;  // What went wrong; empty if nothing did.
+  // Of all ranks and daemons that have ended.
   int64_t rank_cpu_ns = 0;
   int64_t daemon_cpu_ns = 0;
 };
@@ -29,23 +29,22 @@ struct LaunchResult {
 //   kScheduler -> kAggregators -> kAgents -> kRanks
 //     -> kEndingRanks -> kEndingAgents -> kEndingAggregators -> kEndingScheduler -> kOver
 //
-// A phase before kRanks is left when all its daemons serve; kRanks when all nodes are over.
-// Whatever fails before kRanks decides the exit status, and leads to kEndingRanks: everyone is
-// asked to end, and killed when the grace is over. A second signal ends everything at once.
+// A phase before kRanks ends when all its daemons serve; kRanks ends when all nodes are over. A
+// failure before kRanks decides the exit status, and leads to kEndingRanks: all processes are asked
+// to end, and killed when `grace_ms` is over. A second signal ends everything at once.
 //
 // In kRanks each node has a life of its own (node_life.h). A rank or an agent that fails ends its
 // node, unless the ranks outlive their agent. The node, or its agent, is started again as often as
-// the plan says. Where the plan does not go on without nodes that are lost, all nodes fail with it,
-// and a node that is lost ends the run; otherwise the run has gone well when all ranks of the nodes
-// that are left have, and what was lost is reported.
+// the plan allows. If the plan needs all nodes, all nodes fail together, and a lost node ends the
+// run. If the plan goes on without lost nodes, the run succeeds when all ranks of the remaining
+// nodes do, and reports the lost ones.
 //
-// A scheduler that ends is started again, with its store and its address: steps do not need it. So
-// is an aggregator, where the run can go on meanwhile.
+// A scheduler that ends is started again with its store and its address, because steps do not need
+// it. An aggregator is started again if the run can go on meanwhile.
 //
-// An agent that fails may do so because one of its ranks has died, which may be a moment before
-// that rank is reaped: such an end waits for a rank to blame. So does that of a rank whose program
-// has ended by an error, while another one, which has said before that its program does, has not
-// ended yet.
+// An agent may fail because one of its ranks has died, a moment before that rank is reaped. So the
+// agent's failure is held back for a while, in case a rank is to blame. A rank's failure is held
+// back, too, while another rank that said earlier that its program fails has not ended yet.
 class Launch : public SupervisorEvents {
  public:
   Launch(const RunPlan& plan, Supervisor& supervisor);
@@ -74,22 +73,22 @@ class Launch : public SupervisorEvents {
   enum class Role { kScheduler, kAggregator, kAgent, kRank };
   struct Child {
     Role role;
-    uint32_t index = 0;  // Which aggregator; the node of an agent or a rank.
+    uint32_t index = 0;  // The aggregator's number, or the node of an agent or a rank.
     uint32_t local_rank = 0;
   };
-  // What something is done at a time for.
+  // The reasons for a timer.
   enum class Timer {
-    kPhase,       // Daemons do not serve, or processes do not end.
-    kServes,      // An agent that was started later does not serve.
-    kSuspicion,   // No rank is to blame for an agent's end.
-    kHeld,        // Nor for those of other ranks.
-    kNode,        // What a node waits for has come.
-    kGrace,       // What is left of a node does not end.
-    kScheduler,   // Is started again.
-    kAggregator,  // Likewise.
+    kPhase,       // Daemons do not serve, or processes do not end, in time.
+    kServes,      // An agent that was started later does not serve in time.
+    kSuspicion,   // No rank was found to blame for an agent's end.
+    kHeld,        // No rank was found to blame for other ranks' ends.
+    kNode,        // A node's time (NodeLife::OnTime) has come.
+    kGrace,       // The rest of a node does not end in time.
+    kScheduler,   // Start the scheduler again.
+    kAggregator,  // Start the aggregator again.
   };
   using TimerKey = std::pair<Timer, uint32_t>;
-  // How a child has ended, and what that is reported as.
+  // How a child has ended, and the text that reports it.
   struct Failure {
     ChildId child;
     int exit_status = 0;
@@ -103,13 +102,13 @@ class Launch : public SupervisorEvents {
   void CancelTimer(TimerKey key);
   void OnTimerOf(TimerKey key);
 
-  // Starts a process; ends the run, and says false, when it does not start.
+  // Starts a process. If that fails, ends the run and returns false.
   bool Start(Child child, const ChildSpec& spec);
   void StartScheduler();
   void StartAggregator(uint32_t index);
   void StartAgent(uint32_t node);
   void StartRanks(uint32_t node);
-  // The phase's daemons all serve, or it had none.
+  // All daemons of the phase serve, or it has none.
   void Continue();
   // Ends the run with that status, unless it is ending already.
   void End(int exit_status, const std::string& report, int signal_number);
@@ -118,26 +117,26 @@ class Launch : public SupervisorEvents {
   void OnDaemonEnd(const Failure& failure);
   // A rank or an agent has failed, in kRanks.
   void OnNodeFailure(const Failure& failure);
-  // When a rank said that it ends by an error.
+  // Returns when a rank said that its program fails; nullopt: it has not.
   std::optional<int64_t> FailsSince(ChildId rank) const;
-  // The first time at which one said so that has not ended; nullopt: none has.
+  // Returns the first time at which a rank that still runs said so; nullopt: none has.
   std::optional<int64_t> FirstFailsSince() const;
-  // Whether a rank that has failed so was not the first, and the first has not ended.
+  // Returns whether another rank said so before this one, and has not ended.
   bool AwaitsFirst(ChildId rank) const;
-  // Goes on with those that do not, or with `all`.
+  // Handles the held failures that need not wait any more, or all of them.
   void ReleaseHeld(bool all);
-  // Tells a node's life of an end, and does what follows.
+  // Tells the node's NodeLife that a child has ended, and does its action.
   void TellNode(ChildId child, bool well);
   void Do(uint32_t node, NodeAction action);
-  // Whether all ranks of the node say that they do if their agent fails, and have a job to go on
-  // in.
+  // Returns whether all ranks of the node say that they wait for another agent if theirs fails, and
+  // have a job to go on in.
   bool RanksOutlive(uint32_t node) const;
   bool NeedsAgent(uint32_t node) const;
   void SayOfFailure(uint32_t node, const std::string& what);
   // Ends the run when all nodes are over.
   void EndIfDone();
 
-  // Asks all of these roles to end; goes on when none of them is left.
+  // Asks all processes of these roles to end. The next phase begins when none of them is left.
   void Ask(const std::set<Role>& roles, int signal_number);
   bool AnyRunning(const std::set<Role>& roles) const;
   std::set<Role> RolesOfPhase() const;
@@ -158,15 +157,17 @@ class Launch : public SupervisorEvents {
   std::string scheduler_;                   // Its address.
   std::map<uint32_t, std::string> agents_;  // Their admin addresses.
   std::vector<std::string>
-      ports_;                     // That are open, and whose: "talweg-agent of node 0 (admin) ...".
-  std::optional<Failure> first_;  // That has failed.
-  // An agent that has failed, maybe because of a rank that is about to end.
+      // The open ports, and whose they are: "talweg-agent of node 0 (admin) ...".
+      ports_;
+  std::optional<Failure> first_;  // The first failure.
+  // An agent that has failed, perhaps because of a rank that is about to end.
   struct Suspect {
     Failure failure;
-    bool rank_fails = false;  // It was asked whether one has said so, and has had its time if so.
+    // Its timer has rung once. It was extended if a rank had said that it fails.
+    bool rank_fails = false;
   };
   std::map<uint32_t, Suspect> suspects_;  // By node.
-  std::vector<Failure> held_;             // Ranks that await the first.
+  std::vector<Failure> held_;             // Failures of ranks that wait for the first one.
   bool signalled_ = false;
   int ending_signal_ = 0;
   LaunchResult result_;

@@ -14,7 +14,7 @@
 namespace talweg::cli {
 namespace {
 
-// As asctime has it.
+// The format of asctime.
 std::string TimeText() {
   const std::time_t now = std::time(nullptr);
   std::tm parts = {};

@@ -11,28 +11,28 @@
 
 namespace talweg::cli {
 
-// What stands in front of lines is a format: %r is the rank, %s the output's name, %t the time when
-// the line was read, as in "Thu Nov 26 19:26:35 2026", %% is a %. INVALID_ARGUMENT for another one,
-// naming the option.
+// Checks the format of a line prefix: %r is the rank, %s the output's name, %t the time when the
+// line was read, as in "Thu Nov 26 19:26:35 2026", %% a %. INVALID_ARGUMENT names the option:
+// another field.
 absl::Status CheckPrefix(const std::string& format);
-// The format with `value` in place of `field` (%r or %s).
+// Returns the format with `value` in place of `field` (%r or %s).
 std::string FillPrefix(const std::string& format, const std::string& field,
                        const std::string& value);
 
-// Makes whole, prefixed lines of the bytes that one process writes to one of its outputs.
+// Makes whole, prefixed lines from the bytes that a process writes to one of its outputs.
 //
-// A carriage return ends a piece too, so that a progress bar moves; what is longer than
-// kLineBytesMax is cut.
+// A carriage return ends a piece, too, so that a progress bar moves. Longer lines are cut at
+// kLineBytesMax.
 class LinePrefixer {
  public:
   static constexpr size_t kLineBytesMax = 1 << 20;
 
-  // A format of which only %t and %% are left.
+  // `prefix` is a format with only %t and %% left.
   explicit LinePrefixer(std::string prefix);
 
-  // What may be written now, whole lines with their prefix.
+  // Adds bytes. Returns the whole lines that may be written now, with their prefix.
   std::string Add(std::string_view bytes);
-  // What is left when the output has ended, as a line.
+  // Returns the rest as a line, when the output has ended.
   std::string Finish();
 
  private:
@@ -41,7 +41,7 @@ class LinePrefixer {
   std::string prefix_;
   const bool has_time_;
   std::string partial_;
-  bool ended_by_return_ = false;  // A line feed that follows belongs to it.
+  bool ended_by_return_ = false;  // A line feed that follows belongs to the same end.
 };
 
 // The last lines of what was added.
@@ -61,21 +61,21 @@ class LastLines {
   bool line_ended_ = true;
 };
 
-// What this process has yet to write to one of its own outputs, so that a reader that stops reading
-// does not stop us. Written in pieces of at most PIPE_BUF when poll says that there is room: such a
-// write does not block.
+// Bytes that this process has yet to write to one of its own outputs, so that a reader that stops
+// does not block it. Writes at most PIPE_BUF bytes at a time, when poll says that there is room:
+// such a write does not block.
 class OutputQueue {
  public:
   explicit OutputQueue(int fd) : fd_(fd) {}
 
   void Add(std::string_view bytes);
-  // Writes while there is room. False when the reader has gone; the rest is dropped from then on.
-  // What cannot be written for another reason, as on a full disk, is dropped.
+  // Writes while there is room. Returns false if the reader is gone; from then on drops everything.
+  // Also drops bytes that cannot be written for another reason, such as a full disk.
   bool Write();
-  // That reason, an errno, when writes have begun to fail for it since the last call; otherwise 0.
+  // Returns that reason, an errno, if writes have begun to fail for it since the last call; else 0.
   int TakeFailure();
   bool empty() const { return begin_ == bytes_.size(); }
-  // Whether so much waits that it is better to read no more from the children.
+  // Returns whether so much waits that the children's outputs should not be read now.
   bool full() const { return bytes_.size() - begin_ > kBytesMax; }
   int fd() const { return fd_; }
 
@@ -86,7 +86,7 @@ class OutputQueue {
   std::string bytes_;
   size_t begin_ = 0;
   bool gone_ = false;
-  int failure_ = 0;  // Why the last write has failed.
+  int failure_ = 0;  // Why the last write failed.
   bool failure_is_told_ = true;
 };
 

@@ -33,7 +33,7 @@
 namespace talweg::cli {
 namespace {
 
-// The words of a small file of the system; none when it is not there.
+// Returns the words of a small system file; none if it does not exist.
 std::vector<std::string> Words(const std::string& path) {
   std::ifstream file(path);
   std::vector<std::string> words;
@@ -55,7 +55,7 @@ uint64_t SoftLimit(__rlimit_resource_t resource, uint64_t* hard = nullptr) {
   return limit.rlim_cur == RLIM_INFINITY ? kUnlimited : limit.rlim_cur;
 }
 
-// Does what the agent does with a segment.
+// Makes, maps and seals a memfd as the agent does.
 std::string MemfdError() {
   const auto error = [](const char* what) {
     return absl::StrCat(what, ": ", std::strerror(errno));
@@ -79,11 +79,11 @@ std::string PidfdError() {
   return pidfd.valid() ? "" : absl::StrCat("pidfd_open: ", std::strerror(errno));
 }
 
-// As agents ask it (libs/transport/libfabric/provider.cc): its devices reach GPUs' memory, of which
-// it has to be told beforehand.
+// Returns whether the provider's devices reach GPUs' memory that is registered before. Agents ask
+// in the same way (libs/transport/libfabric/provider.cc).
 bool ReachesGpus(decltype(&fi_getinfo) get_info, decltype(&fi_freeinfo) free_info,
                  decltype(&fi_dupinfo) duplicate, const std::string& provider) {
-  fi_info* const hints = duplicate(nullptr);  // What fi_allocinfo is.
+  fi_info* const hints = duplicate(nullptr);  // The same as fi_allocinfo.
   if (hints == nullptr) return false;
   hints->caps = FI_MSG | FI_RMA | FI_HMEM;
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
@@ -99,7 +99,7 @@ bool ReachesGpus(decltype(&fi_getinfo) get_info, decltype(&fi_freeinfo) free_inf
   return reaches;
 }
 
-// Loaded, not linked: where it is missing the doctor says so instead of not starting.
+// Loaded, not linked. So if it is missing, the doctor can say so.
 void ReadLibfabric(MachineFacts& facts) {
   void* const library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -136,7 +136,7 @@ void ReadLibfabric(MachineFacts& facts) {
 }
 
 void ReadControlGroup(MachineFacts& facts) {
-  // Version 2; the group's own files, as a container sees them.
+  // Version 2: the group's own files, as a container sees them.
   const std::vector<std::string> memory = Words("/sys/fs/cgroup/memory.max");
   if (!memory.empty()) facts.memory_limit_bytes = ToNumber(memory[0]);
   const std::vector<std::string> cpu = Words("/sys/fs/cgroup/cpu.max");
@@ -158,7 +158,7 @@ void ReadNetwork(MachineFacts& facts) {
   if (send.size() == 3) facts.send_buffer_bytes_max = ToNumber(send[2]);
 }
 
-// Where bazel/deps/cuda looks for nvcc, and what it finds there.
+// Returns the version and place of nvcc, where bazel/deps/cuda looks for it.
 std::string FindCudaToolkit() {
   const char* const told = std::getenv("CUDA_HOME");
   for (const std::string& home :

@@ -17,8 +17,8 @@ enum class NodeState : uint8_t {
   kLeft,      // Its ranks are at work, and have left the job that their agent was in.
   kBereft,    // Its ranks have outlived their agent, and wait for another one to be started.
   kRenewing,  // Its ranks are at work, and another agent does not serve yet.
-  kEnding,    // It has failed: what is left of it is being ended.
-  kPausing,   // It has failed, all of it has ended, and it is to be started again.
+  kEnding,    // It has failed, and its remaining processes are being ended.
+  kPausing,   // It has failed, all its processes have ended, and it will be started again.
   kDone,      // Its ranks have ended well.
   kLost,      // It has failed for good.
 };
@@ -29,10 +29,10 @@ enum class NodeAction : uint8_t {
   kNone,
   kStartAgent,
   kStartRanks,
-  kAwaitNeed,  // OnTime() in a while: whether a rank needs an agent again.
-  kEndAll,     // Its ranks and its agent.
-  kPause,      // Until start_at_ns().
-  kForget,     // All of a node that is lost has ended.
+  kAwaitNeed,  // Call OnTime() in a while, with whether a rank needs an agent again.
+  kEndAll,     // End its ranks and its agent.
+  kPause,      // Call OnTime() at start_at_ns().
+  kForget,     // All processes of a lost node have ended.
   kFinish,
 };
 
@@ -48,39 +48,39 @@ enum class NodeAction : uint8_t {
 //                                               kPausing --its time comes--> kStarting
 //
 // An agent ends well when all its ranks have said goodbye. A rank that calls init() again needs
-// another one, and says so. One that is about to end, however long it takes, does not.
+// another agent, and says so. A rank that is about to end, however long it takes, does not.
 //
-// Pure: no process, no clock. Each event returns what follows.
+// Pure: no process, no clock. Each event returns the owner's next action.
 class NodeLife {
  public:
   NodeLife(uint32_t rank_count, const RestartPolicy& policy)
       : rank_count_(rank_count), restarts_(policy) {}
 
-  NodeAction Start();       // kOff.
-  NodeAction StartRanks();  // kReady.
+  NodeAction Start();       // Only in kOff and kPausing.
+  NodeAction StartRanks();  // Only in kReady.
   NodeAction OnAgentServes();
-  // `is_outlived`: its ranks say that they wait for another one.
+  // `is_outlived`: the ranks say that they wait for another agent.
   NodeAction OnAgentEnds(bool well, int64_t now_ns, bool is_outlived = false);
   NodeAction OnRankEnds(bool well, int64_t now_ns);
-  // Also of another node's failure, where it needs that.
+  // The node has failed, or has to end because another node that it needs has failed.
   NodeAction Fail(int64_t now_ns);
   // The time of kAwaitNeed or kPause has come. `is_needed`: a rank says that it needs an agent.
   NodeAction OnTime(bool is_needed = false);
 
   NodeState state() const { return state_; }
-  // Whether it has failed for good, though some of it may not have ended.
+  // Returns whether the node has failed for good, though some of its processes may still run.
   bool lost() const {
     return state_ == NodeState::kLost || (state_ == NodeState::kEnding && !starts_again_);
   }
   bool over() const { return state_ == NodeState::kDone || lost(); }
-  // Whether its ranks are at work.
+  // Returns whether its ranks are at work.
   bool works() const {
     return state_ == NodeState::kWorking || state_ == NodeState::kLeft ||
            state_ == NodeState::kBereft || state_ == NodeState::kRenewing;
   }
-  // Whether its processes have had their first ranks.
+  // Returns whether its ranks have ever been started.
   bool has_worked() const { return has_worked_; }
-  // When a node that has failed, and is not lost, starts again, or its agent alone.
+  // When a failed node that is not lost, or only its agent, is started again.
   int64_t start_at_ns() const { return start_at_ns_; }
   const Restarts& restarts() const { return restarts_; }
 

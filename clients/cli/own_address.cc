@@ -19,7 +19,7 @@ absl::StatusOr<std::string> OwnAddressTowards(const std::string& host) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
-  // Any port does: nothing is sent there.
+  // Any port will do, because nothing is sent.
   if (const int error = getaddrinfo(name.c_str(), "9", &hints, &found); error != 0) {
     return absl::UnavailableError(
         absl::StrCat("the scheduler's host '", host, "' has no address: ", gai_strerror(error)));

@@ -8,9 +8,9 @@
 
 namespace talweg::cli {
 
-// The address of this machine that packets to `host` come from, as daemons' options have it: IPv6
-// in brackets, as `host` may be. UNAVAILABLE when the host has no address, or none that is reached.
-// Resolves names; sends nothing else.
+// Returns the address of this machine from which packets to `host` leave, as daemons' options take
+// it: IPv6 in brackets. `host` may have brackets, too. UNAVAILABLE: the host has no address, or
+// none that can be reached. Resolves names, but sends nothing else.
 absl::StatusOr<std::string> OwnAddressTowards(const std::string& host);
 
 }  // namespace talweg::cli

@@ -18,7 +18,7 @@ ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::st
   ChildSpec spec;
   spec.name = name;
   spec.args = {file};
-  // Daemons of a run are its own affair: they are heard of when something is amiss.
+  // Users need not know of a run's daemons, so these log only warnings and errors.
   if (plan.environment.count("TALWEG_LOG_LEVEL") == 0) args.push_back("--log_level=warning");
   if (!plan.secret_file.empty()) args.push_back(absl::StrCat("--secret_file=", plan.secret_file));
   spec.args.insert(spec.args.end(), args.begin(), args.end());
@@ -27,14 +27,14 @@ ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::st
   return spec;
 }
 
-// The option that says where a daemon of a run on one machine listens.
+// Returns the option with the place where a daemon of a run on one machine listens.
 std::string Where(const RunPlan& plan, const std::string& option, const std::string& socket) {
   if (!plan.network_reason.empty()) return absl::StrCat("--", option, "=127.0.0.1:0");
   return absl::StrCat("--", option, "=unix:", plan.directory, "/", socket);
 }
 
-// Whether the environment says where an agent answers admin calls. Otherwise nobody on another
-// machine could ask it, and it needs no port.
+// Returns whether the environment names the agent's admin address. If not, no other machine asks
+// the agent, and it needs no port.
 bool SaysWhereAdminIs(const std::map<std::string, std::string>& environment) {
   for (const char* name : {"TALWEG_ADMIN_LISTEN", "TALWEG_INTERFACE", "TALWEG_CONFIG"}) {
     if (environment.count(name) > 0) return true;
@@ -42,7 +42,7 @@ bool SaysWhereAdminIs(const std::map<std::string, std::string>& environment) {
   return false;
 }
 
-// With zeros in front, so that names of all ranks sort as their numbers do.
+// Returns the number with leading zeros, so that the names of all ranks sort by number.
 std::string Padded(const RunPlan& plan, const std::string& number) {
   const size_t digits = absl::StrCat(plan.world_size() - 1).size();
   if (plan.comes_and_goes() || number.size() >= digits) return number;
@@ -149,7 +149,7 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   const uint32_t rank = plan.RankBase(node) + local_rank;
   ChildSpec spec;
-  // Where nodes come and go so do the numbers of ranks: talweg.rank() has them.
+  // If nodes come and go, ranks' numbers change: talweg.rank() has them.
   const std::string number =
       plan.comes_and_goes() ? absl::StrCat(node, ".", local_rank) : absl::StrCat(rank);
   spec.name = absl::StrCat("rank ", number);
@@ -178,7 +178,7 @@ ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   variables["TALWEG_RUN_FAILS"] = FailsPath(plan, node, local_rank);
   variables["TALWEG_LOCAL_RANK"] = absl::StrCat(local_rank);
   variables["TALWEG_JOB"] = plan.job;
-  // Left alone, every rank would start a thread for each core of the machine.
+  // Without this, every rank would start a thread for each core of the machine.
   uint32_t ranks_here = 0;
   for (const uint32_t each : plan.LocalNodes()) ranks_here += plan.ranks_per_node[each];
   variables.emplace("OMP_NUM_THREADS", absl::StrCat(std::max(1u, plan.core_count / ranks_here)));
@@ -204,8 +204,8 @@ std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
 }
 
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name) {
-  // The line is AnnounceReady's, not anyone's JSON: names and addresses hold nothing to unescape,
-  // but a socket's path, which we know.
+  // The line comes from AnnounceReady, so this need not be a full JSON parser: only a socket's path
+  // could need unescaping, and that is known here.
   const std::string key = absl::StrCat("\"", name, "\":\"");
   const size_t begin = line.find(key);
   const size_t end = begin == std::string::npos ? begin : line.find('"', begin + key.size());

@@ -15,28 +15,28 @@
 
 namespace talweg::cli {
 
-// What `talweg run` was asked for.
+// The plan of a `talweg run`.
 struct RunPlan {
-  std::vector<uint32_t> ranks_per_node;  // By node; all nodes of the job.
+  std::vector<uint32_t> ranks_per_node;  // By node, for all nodes of the job.
   uint32_t aggregator_count = 1;
   std::string job = "run";
   std::string provider = "tcp";
-  std::string data_security;  // The daemons' option; empty: what they are told otherwise.
-  // The daemons carry data over libfabric's tcp, which is open to whoever reaches its port.
+  std::string data_security;  // The daemons' option; empty: they use their other settings.
+  // The daemons carry data over libfabric's tcp, which is open to anybody who reaches its port.
   bool open_data_port = false;
   bool force_distributed = false;
   // Why daemons on one machine open TCP ports ("--force-distributed"); empty: they open none.
   std::string network_reason;
-  // With which loss policy: a node that fails ends the run, or the others go on while
+  // The loss policy. False: a node that fails ends the run. True: the others go on while
   // `min_node_count` are left.
   bool goes_on = false;
   uint32_t min_node_count = 1;
-  // Nodes come and go, and there are at most so many; 0: all nodes of the job are in
-  // `ranks_per_node`. Otherwise those up to this one are, which has them all alike.
+  // If not 0, nodes come and go, and there are at most so many. Then `ranks_per_node` has only the
+  // nodes up to this one, all with equal numbers. 0: it has all nodes of the job.
   uint32_t max_node_count = 0;
-  // With how many of these the job begins at once; 0: nobody has said.
+  // The job begins at once with so many of these; 0: not set.
   uint32_t begin_node_count = 0;
-  // How long a job that has `min_node_count` waits for as many as it begins with.
+  // How long a job that has `min_node_count` nodes waits for `begin_node_count`.
   uint64_t gather_ms = 600'000;
   RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
   // For a scheduler, and for an aggregator where the run can go on without it.
@@ -44,68 +44,69 @@ struct RunPlan {
                                    .window_ns = 60'000'000'000,
                                    .pause_min_ns = 50'000'000,
                                    .pause_max_ns = 2'000'000'000};
-  // One machine of several: the job's scheduler, and which node this is.
-  std::string scheduler;  // Empty: every node is here.
+  // For one machine of several: the job's scheduler, and this machine's node.
+  std::string scheduler;  // Empty: all nodes are on this machine.
   std::string own_host;   // This machine's address for the others.
   std::optional<uint32_t> node_rank;
   std::string master_address = "127.0.0.1";
   uint16_t master_port = 0;
   std::string trace_path;             // Empty: none.
   std::string line_prefix = "[%r] ";  // A format (lines.h).
-  // Has a directory rank.N for what each rank writes, beside our own outputs; empty: none.
+  // Each rank's output is also written to a directory rank.N in this one; empty: it is not.
   std::string output_directory;
   uint64_t grace_ms = 5'000;
   uint64_t ready_timeout_ms = 60'000;
   uint32_t core_count = 1;  // This machine's.
   std::vector<std::string> program;
-  // Files of the daemons; those that are not needed may be empty.
+  // The daemons' executables; empty if not needed.
   std::string scheduler_file;
   std::string aggregator_file;
   std::string agent_file;
-  std::string directory;    // Private, for the sockets; of this run alone.
-  std::string secret_file;  // Has the job secret; empty: the daemons find the user's own.
+  std::string directory;    // Private to this run, for the sockets.
+  std::string secret_file;  // Has the job secret; empty: the daemons use the user's own.
   std::map<std::string, std::string> environment;  // The caller's.
 
   uint32_t node_count() const { return static_cast<uint32_t>(ranks_per_node.size()); }
   uint32_t world_size() const;
-  // Ranks on the nodes before this one.
+  // Returns how many ranks the nodes before this one have.
   uint32_t RankBase(uint32_t node) const;
-  // The nodes that run on this machine.
+  // Returns the nodes that run on this machine.
   std::vector<uint32_t> LocalNodes() const;
-  // One node, served by its agent alone.
+  // Returns whether the job has one node, served only by its agent.
   bool standalone() const;
   bool starts_scheduler() const { return scheduler.empty() && !standalone(); }
   bool starts_aggregators() const { return aggregator_count > 0 && !standalone(); }
   bool comes_and_goes() const { return max_node_count > 0; }
 };
 
-// "2" and three nodes: {2, 2, 2}. "2,1" must have as many numbers as there are nodes (0: as there
-// are numbers).
+// Parses "2" for three nodes to {2, 2, 2}. "2,1" must have one number per node. `nodes` 0: as many
+// nodes as numbers.
 absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text, uint32_t nodes);
 
-// `address` is that of an earlier one, which this one takes the place of; empty: there was none.
+// `address` is that of the scheduler that this one replaces; empty: the first one.
 ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// Says that the scheduler of a run listens there, for talweg status to find.
+// The socket of a run's scheduler, which `talweg status` looks for.
 inline constexpr char kSchedulerSocket[] = "scheduler.sock";
 
-// Where the agent of a node listens for its ranks.
+// Returns the socket at which a node's agent listens for ranks.
 std::string SocketPath(const RunPlan& plan, uint32_t node);
 
-// A file that is there while a rank waits for another agent if its own fails.
+// A file that exists while the rank would wait for another agent if its own failed.
 std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// A file that is there while a rank looks for an agent.
+// A file that exists while a rank looks for an agent.
 std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// A file that is there when a rank is about to end by an error of its program, since when.
+// A file that exists when a rank is about to end by an error of its program; its time says since
+// when.
 std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// The address of that name in a daemon's ready line (libs/config/ready.h); NOT_FOUND shows the
-// line.
+// Returns the address of that name in a daemon's ready line (libs/config/ready.h). NOT_FOUND shows
+// the line.
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name);
 
 }  // namespace talweg::cli

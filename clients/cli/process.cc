@@ -45,8 +45,7 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// What the new process does until it is the program. It shares nothing with the caller but the
-// pipes.
+// Runs in the new process until the program runs. It shares only the pipes with the caller.
 [[noreturn]] void BecomeProgram(pid_t parent, char* const* args, char* const* environment,
                                 int output_fd, int errors_fd, int ready_fd, int failure_fd) {
   const auto fail = [failure_fd] {
@@ -56,19 +55,19 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   };
   setpgid(0, 0);
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail();
-  if (getppid() != parent) _exit(127);  // It had died before it could take us along.
+  if (getppid() != parent) _exit(127);  // The parent had died before the line above.
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  // SIGHUP stays as the caller had it: what nohup has started outlives the terminal.
+  // SIGHUP stays as the caller had it: nohup's programs outlive the terminal.
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) signal(number, SIG_DFL);
   const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null_fd < 0 || dup2(null_fd, STDIN_FILENO) < 0 || dup2(output_fd, STDOUT_FILENO) < 0 ||
       dup2(errors_fd, STDERR_FILENO) < 0) {
     fail();
   }
-  // Whatever our own caller had left open is not the program's. Old kernels lack the call; ours are
-  // all close-on-exec anyway.
+  // The program must not get descriptors that the tool's caller had left open. Old kernels lack
+  // this call; the tool's own are close-on-exec.
   close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   if (ready_fd >= 0 && fcntl(ready_fd, F_SETFD, 0) != 0) fail();
   execvpe(args[0], args, environment);
@@ -123,7 +122,8 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
     BecomeProgram(parent, args.data(), environment.data(), output.write_end.get(),
                   errors.write_end.get(), ready.write_end.get(), failure.write_end.get());
   }
-  setpgid(pid, pid);  // Whoever is first; the group must exist before it is signalled.
+  // Parent and child both do it, because the group must exist before it is signalled.
+  setpgid(pid, pid);
   failure.write_end.Reset();
   int error_number = 0;
   ssize_t bytes;
@@ -169,11 +169,12 @@ bool EndDescendants(int64_t timeout_ms) {
     for (;;) {
       const pid_t pid = waitpid(-1, nullptr, WNOHANG);
       if (pid < 0 && errno == ECHILD) return true;
-      if (pid == 0) break;  // Some are there still.
+      if (pid == 0) break;  // Some children still run.
     }
     const int64_t left_ns = deadline_ns - NowNs();
     if (left_ns <= 0) return false;
-    // A child that ends interrupts the wait; what became ours meanwhile is seen in the next turn.
+    // The end of a child interrupts the wait. The next turn sees its children, which are now this
+    // process's.
     sigset_t child_ended;
     sigemptyset(&child_ended);
     sigaddset(&child_ended, SIGCHLD);

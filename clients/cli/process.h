@@ -17,17 +17,17 @@
 namespace talweg::cli {
 
 struct ChildSpec {
-  std::string name;                                // For people: "rank 1".
+  std::string name;                                // For messages: "rank 1".
   std::vector<std::string> args;                   // The program first; looked up in PATH.
   std::map<std::string, std::string> environment;  // All of it.
-  std::string prefix;  // In front of each line that it writes: a format without %r (lines.h).
-  // Where what it writes is kept as well, as files stdout and stderr; empty: it is not. A later
-  // child of the same directory goes on in these files.
+  std::string prefix;  // Before each line that it writes: a format without %r (lines.h).
+  // Its outputs are also kept in this directory, as files stdout and stderr; empty: they are not. A
+  // later child with the same directory appends to these files.
   std::string output_directory;
-  bool is_daemon = false;  // Is given --ready_fd=N and says there that it serves.
+  bool is_daemon = false;  // Gets --ready_fd=N, and writes there when it serves.
 };
 
-// A started process and our ends of its pipes.
+// A started process, and this process's ends of its pipes.
 struct StartedChild {
   pid_t pid = -1;
   Descriptor output;  // Its stdout.
@@ -37,7 +37,7 @@ struct StartedChild {
 
 // Starts a process that cannot outlive the calling one: it leads a process group of its own, is
 // killed when the caller dies, reads nothing (stdin is /dev/null) and inherits no other descriptor.
-// The caller has one thread. NOT_FOUND and the like when the program cannot be executed.
+// The caller must have one thread. NOT_FOUND or another error if the program cannot be executed.
 absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec);
 
 // How a process has ended.
@@ -47,27 +47,28 @@ struct ExitStatus {
   int64_t cpu_ns = 0;     // User and system time, with that of its own ended children.
 
   bool ok() const { return exit_code == 0 && signal_number == 0; }
-  // As shells have it: 128 + signal.
+  // Returns the status as shells have it: 128 + signal.
   int ShellStatus() const { return signal_number != 0 ? 128 + signal_number : exit_code; }
-  // "exit status 3", "killed by signal 9 (Killed)".
+  // Returns "exit status 3", "killed by signal 9 (Killed)".
   std::string ToString() const;
 };
 
-// From wait's status word.
+// Decodes the status word of wait().
 ExitStatus ExitStatusOf(int wait_status);
 
-// Makes orphans of all descendants children of this process, so that EndDescendants finds them.
+// Makes orphaned descendants children of this process, so that EndDescendants finds them.
 absl::Status AdoptOrphans();
 
-// Kills every child of this process, their children that thereby become ours, and so on, and reaps
-// them. False when some are still there at the deadline (stuck in the kernel).
+// Kills and reaps every child of this process, then their children, which become this process's,
+// and so on. Returns false if some are left at the deadline (stuck in the kernel).
 bool EndDescendants(int64_t timeout_ms);
 
-// Removes a directory and what is in it; does not follow links. Missing: fine.
+// Removes a directory and its contents, if it exists. Does not follow links.
 void RemoveTree(const std::string& path);
 
-// What a run takes by sigwait or signalfd: SIGCHLD and the signals that end it. Without SIGHUP
-// where that was ignored when this process started: nohup asks to outlive the terminal.
+// Returns the signals that a run takes by sigwait or signalfd: SIGCHLD and those that end it.
+// Without SIGHUP if it was ignored when this process started, because nohup's programs outlive the
+// terminal.
 sigset_t RunSignals();
 
 // CLOCK_MONOTONIC.

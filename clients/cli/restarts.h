@@ -8,29 +8,29 @@
 
 namespace talweg::cli {
 
-// How often something that has failed is started again.
+// How often a process that has failed is started again.
 struct RestartPolicy {
   uint32_t count_max = 0;  // In any window.
   int64_t window_ns = 0;
-  // The pause before the first start again; each further one of a window pauses twice as long.
+  // The pause before the first restart. It doubles with each further restart in a window.
   int64_t pause_min_ns = 0;
   int64_t pause_max_ns = 0;
 };
 
-// Counts the starts of one thing. Knows no clock and starts nothing.
+// Counts the restarts of one process or node. Has no clock, and starts nothing.
 class Restarts {
  public:
   explicit Restarts(const RestartPolicy& policy) : policy_(policy) {}
 
-  // It has failed. When to start it again; nullopt: it has failed too often.
+  // Call it after a failure. Returns when to start again; nullopt: it has failed too often.
   std::optional<int64_t> OnFailure(int64_t now_ns);
-  // How many starts count in the window that ends now.
+  // Returns how many restarts were in the window that ends now.
   uint32_t count(int64_t now_ns) const;
   const RestartPolicy& policy() const { return policy_; }
 
  private:
   RestartPolicy policy_;
-  std::deque<int64_t> failures_ns_;  // That led to a start.
+  std::deque<int64_t> failures_ns_;  // The failures that led to a restart.
 };
 
 }  // namespace talweg::cli

@@ -26,7 +26,7 @@
 namespace talweg::cli {
 namespace {
 
-// The highest number of a node, which agents are told.
+// The highest node rank that agents accept.
 constexpr uint64_t kNodeMax = 65535;
 
 uint32_t CoreCount() {
@@ -53,7 +53,7 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
         needed, " is missing"));
   }
   plan.scheduler = arguments.Text("scheduler", "");
-  // Checked as the agent would check it, before anything is started.
+  // The same check as the agent's, before anything is started.
   TALWEG_RETURN_IF_ERROR(
       config::LoadAgentConfig({absl::StrCat("--scheduler=", plan.scheduler)}, {}).status());
   const uint64_t last = plan.comes_and_goes() ? kNodeMax : plan.node_count() - 1;
@@ -66,7 +66,7 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
     }
     plan.ranks_per_node.assign(*plan.node_rank + 1, plan.ranks_per_node[0]);
   }
-  if (!arguments.Has("aggregators")) plan.aggregator_count = 0;  // The pool's serve.
+  if (!arguments.Has("aggregators")) plan.aggregator_count = 0;  // The pool's aggregators serve.
   const std::string host = config::IsUnixAddress(plan.scheduler)
                                ? "127.0.0.1"
                                : plan.scheduler.substr(0, plan.scheduler.rfind(':'));
@@ -109,9 +109,9 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
     TALWEG_ASSIGN_OR_RETURN(plan.begin_node_count,
                             arguments.Number("nodes", 0, plan.min_node_count, plan.max_node_count));
   }
-  // Otherwise ranks are told the size of the whole job: it begins when it is complete. Here the
-  // wait ends before other nodes' ranks give up, after a minute. It is short if nobody knows how
-  // many nodes come.
+  // If nodes do not come and go, ranks are told the size of the whole job, which begins when it is
+  // complete. If they do, the wait ends before other nodes' ranks give up, after a minute. The wait
+  // is short if it is not known how many nodes come.
   constexpr uint64_t kGatherMs = 30'000;
   constexpr uint64_t kBlindGatherMs = 3'000;
   if (comes_and_goes) plan.gather_ms = plan.begin_node_count > 0 ? kGatherMs : kBlindGatherMs;
@@ -149,7 +149,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
         "talweg run: no program; write it after --, as in: talweg run --nodes 2 -- python "
         "train.py");
   }
-  // Where nodes come and go only this one is here.
+  // If nodes come and go, only this node is here.
   uint64_t nodes = 0;
   if (!arguments.Has("max-nodes")) {
     TALWEG_ASSIGN_OR_RETURN(nodes, arguments.Number("nodes", 0, 1, 1024));
@@ -162,7 +162,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
                           arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
   if (arguments.Has("data-security")) {
-    // Checked as the agent would check it, before anything is started.
+    // The same check as the agent's, before anything is started.
     const std::string security = arguments.Text("data-security", "");
     TALWEG_RETURN_IF_ERROR(
         config::LoadAgentConfig({absl::StrCat("--data_security=", security)}, {}).status());
@@ -244,7 +244,7 @@ void ReadNetwork(const Arguments& arguments, RunPlan& plan) {
                         told("TALWEG_DATA_TRANSPORT") != "tcp";
   const bool forced = is_one_of(told("TALWEG_FORCE_DISTRIBUTED"), {"1", "true", "yes", "on"});
   plan.force_distributed = forced || arguments.Has("force-distributed");
-  // Elsewhere others have opened it, and a node alone needs none.
+  // Others have opened the ports of a given scheduler's pool, and a standalone node needs none.
   if (!plan.scheduler.empty() || plan.standalone()) return;
   if (arguments.Has("force-distributed")) {
     plan.network_reason = "--force-distributed";

@@ -14,17 +14,17 @@ namespace talweg::cli {
 
 Command RunCommand();
 
-// A TCP port of the loopback that was free just now.
+// Returns a TCP port of loopback that was free a moment ago.
 absl::StatusOr<uint16_t> FreePort();
 
 // Finds the daemons that the plan needs.
 absl::Status FindDaemons(RunPlan& plan);
 
-// Reads the provider, and of a run on one machine whether it has all daemons and why they open
+// Reads the provider and, for a run on one machine, whether it has all daemons and why they open
 // ports.
 void ReadNetwork(const Arguments& arguments, RunPlan& plan);
 
-// Gives the run its directory, and a job secret of its own there if it has a scheduler of its own.
+// Sets the run's directory. If the run starts a scheduler, makes a job secret there.
 absl::Status UseDirectory(const std::string& directory, RunPlan& plan);
 
 }  // namespace talweg::cli

@@ -56,7 +56,7 @@ std::string AggregatorStateText(const scheduler::v1::AggregatorStatus& aggregato
   }
 }
 
-// The job's first rank on each node.
+// Returns the job's first rank on each node.
 std::map<uint32_t, uint32_t> RankBases(const View& view) {
   std::map<uint32_t, uint32_t> bases;
   uint32_t base = 0;
@@ -80,7 +80,7 @@ std::string JoinNumbers(const std::set<uint32_t>& numbers, const std::string& wh
   return absl::StrCat(what, numbers.size() == 1 ? " " : "s ", absl::StrJoin(numbers, ", "));
 }
 
-// How the two sides tell of one round.
+// The key of a round in both sides' answers.
 class Rounds {
  public:
   WaitingRound& Of(const std::string& tensor, uint64_t round, double waited_s) {
@@ -91,7 +91,7 @@ class Rounds {
     return waiting;
   }
 
-  // Nodes whose ranks are named need not be named themselves.
+  // A node need not be named if its ranks are.
   std::vector<WaitingRound> Take(const std::map<uint32_t, uint32_t>& node_of_rank) {
     std::vector<WaitingRound> list;
     for (auto& [key, waiting] : rounds_) {
@@ -150,12 +150,12 @@ std::string PriorityText(scheduler::v1::Priority priority) {
   }
 }
 
-// "1.5 GiB of 8 GiB", "7 of any number".
+// Returns "1.5 GiB of 8 GiB", "7 of any number".
 std::string UseText(const std::string& has, uint64_t max, const std::string& max_text) {
   return absl::StrCat(has, max == 0 ? "" : absl::StrCat(" of ", max_text));
 }
 
-// What rules say of the job, and what it has of that. Nothing where no rule does.
+// Returns the quotas of the job, and what it uses of them; nothing if it has none.
 std::string QuotaText(const StatusFacts& facts, const GetJobResponse& job) {
   const auto& quota = job.summary().quota();
   std::vector<std::string> parts;
@@ -213,7 +213,7 @@ std::string TenantsText(const StatusFacts& facts) {
   return text;
 }
 
-// "" for the usual one.
+// Returns "" for the usual dealing.
 std::string DealingNote(const scheduler::v1::Dealing& dealing) {
   const talweg::Dealing known = rpc::FromProto(dealing);
   return known == talweg::Dealing{} ? "" : ", dealing " + talweg::DealingText(known);

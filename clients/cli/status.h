@@ -15,7 +15,7 @@
 
 namespace talweg::cli {
 
-// What one agent or aggregator has answered, or why it has not.
+// The answer of an agent or aggregator, or why there is none.
 template <typename Response>
 struct Answer {
   std::string address;
@@ -28,24 +28,25 @@ struct AgentAnswer : Answer<agent::v1::GetStatusResponse> {
   uint32_t node_rank = 0;
 };
 
-// All that `talweg status` shows, asked at one time.
+// All facts that `talweg status` shows, read at one time.
 struct StatusFacts {
   std::string scheduler_address;
   scheduler::v1::GetSchedulerResponse scheduler;
   std::vector<scheduler::v1::GetJobResponse> jobs;
-  scheduler::v1::ListJobsResponse listed;  // Who waits for room, and what tenants have.
+  scheduler::v1::ListJobsResponse listed;  // The joins that wait for room, and what tenants use.
   std::vector<scheduler::v1::AggregatorStatus> pool;
   std::map<std::string, Answer<aggregator::v1::GetStatusResponse>> aggregators;  // By name.
   std::vector<AgentAnswer> agents;  // The agents of the jobs above.
 };
 
-// A round that somebody waits in, put together from all who know of it.
+// A round that somebody waits for, from the answers of all daemons that know it.
 struct WaitingRound {
   std::string tensor;
   uint64_t round = 0;
-  std::set<uint32_t> ranks;  // Have not pushed it.
+  std::set<uint32_t> ranks;  // Those that have not pushed it.
   std::set<uint32_t>
-      nodes;  // Have not contributed to it, and no rank of theirs is known to be why.
+      // Those that have not contributed to it, if no rank of theirs is known to be the cause.
+      nodes;
   std::set<std::string> reasons;  // Other ones: "credit at its owners", ...
   double waited_s = 0;
 
@@ -53,14 +54,14 @@ struct WaitingRound {
   std::string For() const;
 };
 
-// The job's, those that wait longest first.
+// Returns the job's waiting rounds, the longest wait first.
 std::vector<WaitingRound> WaitingRounds(const StatusFacts& facts,
                                         const scheduler::v1::GetJobResponse& job);
 
 std::string StatusText(const StatusFacts& facts);
 std::string StatusJson(const StatusFacts& facts);
 
-// Shows one agent alone, as when it is standalone.
+// Shows a single agent, such as a standalone one.
 std::string AgentText(const std::string& address, const agent::v1::GetStatusResponse& agent);
 std::string AgentJson(const agent::v1::GetStatusResponse& agent);
 

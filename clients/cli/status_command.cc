@@ -27,10 +27,10 @@ namespace talweg::cli {
 namespace {
 
 constexpr uint32_t kOpenRoundsMax = 20;
-// How many daemons are asked at one time.
+// How many daemons are asked at the same time.
 constexpr size_t kAtOnce = 16;
 
-// Sockets of schedulers that talweg run has started here for this user, and that serve.
+// Returns the sockets of serving schedulers that talweg run has started here for this user.
 std::vector<std::string> OwnRuns() {
   std::set<std::string> found;
   for (const std::string& parent : RunParents()) {
@@ -55,8 +55,8 @@ std::vector<std::string> OwnRuns() {
   return {found.begin(), found.end()};
 }
 
-// The option, else the environment, else the one run of this user here, else the daemons' default;
-// checked.
+// Returns the scheduler's address, checked: the option, else the environment, else that of this
+// user's only run here, else the daemons' default.
 absl::StatusOr<std::string> SchedulerAddress(const Arguments& arguments) {
   std::vector<std::string> args;
   if (arguments.Has("scheduler")) {
@@ -102,7 +102,7 @@ void Take(absl::StatusOr<Response> result, Answer<Response>& answer) {
   }
 }
 
-// How daemons are asked.
+// How to call daemons.
 struct Asking {
   int64_t timeout_ns = 0;
   std::shared_ptr<const rpc::Credentials> credentials;
@@ -169,7 +169,7 @@ absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, const Asking& asking
       if (is_over && !arguments.Has("all")) continue;
       request.set_job_id(summary.job_id());
       absl::StatusOr<scheduler::v1::GetJobResponse> job = scheduler.GetJob(request);
-      // It may have ended and been forgotten meanwhile.
+      // The job may have ended and been forgotten meanwhile.
       if (absl::IsNotFound(job.status())) continue;
       TALWEG_RETURN_IF_ERROR(job);
       facts.jobs.push_back(*std::move(job));

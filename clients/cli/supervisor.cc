@@ -28,8 +28,8 @@ int64_t Ns(const timeval& time) {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_usec * int64_t{1'000};
 }
 
-// A file of that name in the directory, which is made; none where there is no directory. What is in
-// the file stays there if `goes_on`.
+// Opens a file in the directory, and makes the directory; no file if `directory` is "". Appends to
+// the file if `goes_on`.
 absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::string& name,
                                     bool goes_on) {
   if (directory.empty()) return Descriptor();
@@ -61,7 +61,7 @@ Supervisor::Supervisor(int signal_fd, int output_fd, int errors_fd)
 Supervisor::~Supervisor() { EndAll(10'000); }
 
 absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
-  // Whoever starts again after a failure does not erase what it said of it.
+  // A child that is started again must not erase the output of the failure.
   const bool goes_on = !output_directories_.insert(spec.output_directory).second;
   TALWEG_ASSIGN_OR_RETURN(Descriptor output_file,
                           MakeFile(spec.output_directory, "stdout", goes_on));
@@ -83,7 +83,7 @@ absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
 }
 
 void Supervisor::Signal(ChildId child, int signal_number) {
-  // The process group is the child's as long as it is not reaped, and only Reap does that.
+  // The process group's number belongs to the child until it is reaped, and only Reap does that.
   if (!running(child)) return;
   kill(-pid(child), signal_number);
   if (signal_number != SIGKILL) kill(-pid(child), SIGCONT);
@@ -126,7 +126,7 @@ void Supervisor::PollOnce(SupervisorEvents& events) {
   for (uint32_t i = 0; i < children_.size(); ++i) {
     Child& child = *children_[i];
     for (Stream* stream : {&child.output, &child.errors}) {
-      // A reader that is slower than the children makes them wait, not us grow.
+      // If the reader is slower than the children, these wait, and the queue does not grow.
       if (!stream->source.valid() || stream->sink->full()) continue;
       add(stream->source.get(), POLLIN, {Kind::kStream, stream});
     }
@@ -146,7 +146,7 @@ void Supervisor::PollOnce(SupervisorEvents& events) {
     if (sources[i].kind == Kind::kStream) Read(*sources[i].stream);
     if (sources[i].kind == Kind::kReady) ReadReady(sources[i].child, events);
   }
-  // Last, so that what an ended child has said is passed on before its end.
+  // Last, so that the output of a child is passed on before its end.
   if (signals) TakeSignals(events);
   WriteOutputs(events);
   if (timer_ns_ != 0 && NowNs() >= timer_ns_) {
@@ -198,7 +198,7 @@ void Supervisor::ReadReady(ChildId id, SupervisorEvents& events) {
     child.ready.Reset();
     events.OnReady(id, child.ready_text.substr(0, end));
   } else if (count <= 0 || child.ready_text.size() > kLineBytesMax) {
-    child.ready.Reset();  // It will not serve; its exit, or the caller's timer, says so.
+    child.ready.Reset();  // The daemon will not serve. Its exit, or the caller's timer, shows that.
   }
 }
 
@@ -216,7 +216,7 @@ void Supervisor::TakeSignals(SupervisorEvents& events) {
 }
 
 void Supervisor::Reap(SupervisorEvents& events) {
-  // One SIGCHLD may stand for many ends. Also reaps orphans that were never ours to start.
+  // One SIGCHLD may stand for many ends. Also reaps adopted orphans.
   std::vector<std::pair<uint32_t, ExitStatus>> ended;
   int wait_status = 0;
   rusage usage;
@@ -232,10 +232,10 @@ void Supervisor::Reap(SupervisorEvents& events) {
       break;
     }
   }
-  // The kernel tells of them in the order of their start. Of those that have ended at once, one
-  // that a signal killed was first: others end because of it, with a status of their own. When a
-  // rank and a daemon have ended so, the daemon did it because of the rank, more likely than not;
-  // ranks were started last.
+  // The kernel reports children in the order of their start. Among children that ended at the same
+  // time, report one that a signal killed first: the others ended because of it, with a status of
+  // their own. If a signal killed both a rank and a daemon, the daemon probably ended because of
+  // the rank, so later children come first: ranks are started last.
   std::sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
     const bool a_killed = a.second.signal_number != 0, b_killed = b.second.signal_number != 0;
     return a_killed != b_killed ? a_killed : a.first > b.first;
@@ -249,8 +249,8 @@ void Supervisor::Reap(SupervisorEvents& events) {
 
 void Supervisor::DrainOutputs(Child& child) {
   for (Stream* stream : {&child.output, &child.errors}) {
-    // All that is in the pipes; their end may never come, if a descendant holds them. Bounded,
-    // should that descendant never cease to write.
+    // Reads all that is in the pipes. Their end may never come if a descendant holds them, and a
+    // descendant may never stop writing, so this is bounded.
     for (int reads = 0; reads < 64 && stream->source.valid(); ++reads) {
       pollfd fd = {stream->source.get(), POLLIN, 0};
       if (poll(&fd, 1, 0) <= 0) break;
@@ -280,7 +280,7 @@ void Supervisor::EndAll(int64_t timeout_ms) {
   for (const std::unique_ptr<Child>& child : children_) {
     child->running = false;
     for (Stream* stream : {&child->output, &child->errors}) {
-      // Every writer is dead: this ends.
+      // Every writer is dead, so this loop ends.
       while (stream->source.valid() && NowNs() < deadline_ns) {
         pollfd fd = {stream->source.get(), POLLIN, 0};
         if (poll(&fd, 1, 0) <= 0) break;

@@ -19,31 +19,30 @@
 
 namespace talweg::cli {
 
-// A child of one Supervisor, counted from 0 in the order of their start.
+// The number of a Supervisor's child, from 0, in the order of their start.
 using ChildId = StrongId<struct ChildIdTag, uint32_t>;
 
-// What happens to a Supervisor's children; called inside Run.
+// The events of a Supervisor's children, called inside Run.
 class SupervisorEvents {
  public:
   virtual ~SupervisorEvents() = default;
-  // A daemon serves; `line` is what it said (libs/config/ready.h), without the line feed.
+  // A daemon serves. `line` is its ready line (libs/config/ready.h), without the line feed.
   virtual void OnReady(ChildId child, const std::string& line) = 0;
-  // All that the child had written until then is in the outputs. Children of its own may still
-  // live.
+  // A child has ended, and all its output is in the outputs. Its own children may still live.
   virtual void OnExit(ChildId child, const ExitStatus& status) = 0;
   // SIGINT, SIGTERM, SIGHUP or SIGQUIT was sent to this process.
   virtual void OnSignal(int signal_number) = 0;
   // The time set by SetTimer has come.
   virtual void OnTimer() = 0;
-  // Nobody reads our output any more.
+  // Nobody reads this process's output any more.
   virtual void OnOutputGone() = 0;
 };
 
-// Starts processes, passes on what they write line by line, and says how they end. None outlives
-// it: destroying it kills and reaps all that are left, with their descendants.
+// Starts processes, passes on their output line by line, and reports their ends. No child outlives
+// it: the destructor kills and reaps the rest, with their descendants.
 //
-// Belongs to the only thread of its process, whose children are all its own: it reaps whatever
-// child ends. Blocks in Run only, in poll; a signal, an output, an end wakes it.
+// Owned by the only thread of its process. It reaps every child of the process, so all must be its
+// own. Blocks only in Run, in poll; a signal, an output or an end wakes it.
 class Supervisor {
  public:
   // Takes over SIGCHLD and the signals above until the process ends.
@@ -51,30 +50,30 @@ class Supervisor {
   ~Supervisor();
 
   absl::StatusOr<ChildId> Start(const ChildSpec& spec);
-  // To the child's whole process group, with SIGCONT, since a stopped process heeds nothing else.
-  // Nothing happens if the child has ended.
+  // Signals the child's process group, and adds SIGCONT, because a stopped process handles no other
+  // signal. Does nothing if the child has ended.
   void Signal(ChildId child, int signal_number);
   bool running(ChildId child) const { return children_[child.value()]->running; }
   const std::string& name(ChildId child) const { return children_[child.value()]->spec.name; }
   pid_t pid(ChildId child) const { return children_[child.value()]->pid; }
   int running_count() const { return running_count_; }
-  // The last lines that a child wrote to its stderr, and if there are none to its stdout.
+  // Returns the last lines that a child wrote to its stderr, or, if there are none, to its stdout.
   std::string LastLinesOf(ChildId child) const;
 
-  // What the child writes from now on only goes to its last lines.
+  // From now on, the child's output only goes to its last lines.
   void Mute(ChildId child);
 
-  // A line of our own to our stderr, between the children's.
+  // Writes a line of this process to its stderr, between the children's lines.
   void Say(const std::string& line);
 
-  // OnTimer is called once, at that time of NowNs(); 0: not any more.
+  // OnTimer is called once, at `at_ns` by NowNs(); 0: never.
   void SetTimer(int64_t at_ns) { timer_ns_ = at_ns; }
 
   // Delivers events until Stop.
   void Run(SupervisorEvents& events);
   void Stop() { stopped_ = true; }
 
-  // Kills and reaps every descendant and writes what there is to write, for at most `timeout_ms`.
+  // Kills and reaps every descendant, and writes the remaining output, for at most `timeout_ms`.
   void EndAll(int64_t timeout_ms);
 
  private:
@@ -83,7 +82,7 @@ class Supervisor {
     LinePrefixer lines;
     LastLines last;
     OutputQueue* sink;
-    Descriptor file;  // What is read goes there, too, if there is one.
+    Descriptor file;  // If set, the output also goes there.
     bool muted = false;
   };
   struct Child {

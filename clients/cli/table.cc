@@ -10,7 +10,7 @@
 namespace talweg::cli {
 namespace {
 
-// Cells hold UTF-8: what takes a column is every byte that does not continue a character.
+// Cells are UTF-8. Each byte that does not continue a character takes a column.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -23,7 +23,7 @@ std::string Plain(const std::string& text) {
   plain.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    // U+0080 to U+009F, in UTF-8: terminals obey them as they do ESC and what follows it.
+    // U+0080 to U+009F in UTF-8: terminals take them for escape sequences.
     const bool is_late = c == '\xc2' && i + 1 < text.size() && (text[i + 1] & 0xe0) == 0x80;
     if (is_late) ++i;
     plain += is_late || static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;

@@ -7,7 +7,7 @@
 
 namespace talweg::cli {
 
-// Columns for people. Control characters in cells, which may come from peers, become '?'.
+// A text table. Cells may come from peers, so control characters in them become '?'.
 class Table {
  public:
   Table(std::string indent, std::vector<std::string> header)
@@ -21,10 +21,10 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// The text with control characters as '?'.
+// Returns the text with control characters as '?'.
 std::string Plain(const std::string& text);
 
-// "950 us", "12.0 ms", "3.4 s", "12 min".
+// Returns "950 us", "12.0 ms", "3.4 s", "12 min".
 std::string FormatSeconds(double seconds);
 
 }  // namespace talweg::cli

@@ -83,7 +83,7 @@ absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::
   return OpenSslError("write the extension '" + value + "'");
 }
 
-// `common_name` may be "": without a subject name, the subject alternative name says everything.
+// The subject has only a common name. The subject alternative name has the identity.
 absl::StatusOr<OwnedCertificate> NewCertificate(EVP_PKEY* key, const std::string& common_name,
                                                 int64_t life_s) {
   OwnedCertificate certificate(X509_new());

@@ -14,11 +14,11 @@
 
 namespace talweg::gpu {
 
-// The address of host memory, as an AddressMap has it.
+// Returns the address of host memory for an AddressMap.
 inline uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
 
-// Pieces of an address space, with what is known of each. Work at an address that lies in no piece
-// is refused before a GPU sees it. There it would end the context, for every rank.
+// Pieces of an address space, each with a value. Work at an address that lies in no piece is
+// refused before a GPU sees it, where it would end the context for every rank.
 template <class Value>
 class AddressMap {
  public:
@@ -27,11 +27,11 @@ class AddressMap {
     Value value;
   };
 
-  // The new piece overlaps none that is here.
+  // The new piece must not overlap another one.
   void Insert(uint64_t address, uint64_t bytes, Value value) {
     entries_.emplace(address, Entry{bytes, std::move(value)});
   }
-  // The entry that begins here, or null.
+  // Returns the entry that begins at `address`, or null.
   const Entry* Find(uint64_t address) const {
     const auto at = entries_.find(address);
     return at == entries_.end() ? nullptr : &at->second;
@@ -45,7 +45,7 @@ class AddressMap {
     return address - before->first < before->second.bytes;
   }
 
-  // The entry that holds all of these bytes, and its address.
+  // Returns the entry that holds all of these bytes, and its address.
   absl::StatusOr<std::pair<uint64_t, const Entry*>> Holder(uint64_t address, uint64_t bytes,
                                                            const char* what) const {
     auto at = entries_.upper_bound(address);
@@ -78,8 +78,8 @@ inline constexpr char kDeviceMemory[] =
 inline constexpr char kPinnedMemory[] =
     "pinned host memory of this process (AllocateHost, RegisterHost)";
 
-// The allocation that holds these bytes, and its address. INVALID_ARGUMENT unless a NIC may have
-// them: whole pages, of memory that no other process lends.
+// Returns the allocation that holds these bytes, and its address. INVALID_ARGUMENT unless a NIC may
+// use them: whole pages, not imported from another process.
 template <class Mapped>
 absl::StatusOr<std::pair<uint64_t, const typename AddressMap<Mapped>::Entry*>> HolderForNic(
     const AddressMap<Mapped>& memory, DeviceSpan span) {

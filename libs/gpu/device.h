@@ -19,16 +19,16 @@
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
 
-// What an agent needs of GPUs: streams of copies and sums, events between its own and other
-// processes' streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has
-// the path of a tensor and who owns what.
+// The GPU operations that an agent needs: streams of copies and sums, events between its own and
+// other processes' streams, memory that other processes own, and collectives among GPUs.
+// docs/gpu.md has the path of a tensor and who owns what.
 //
 // A Platform, its Devices and Communicators belong to one thread, which makes, uses and destroys
-// them. It destroys communicators before devices, and devices before the platform. What goes to a
-// stream (copies, Reduce, Record, Wait) is posted and returns at once. Only calls that say so wait
-// for a GPU's work. Query asks whether work is done.
+// them. It destroys communicators before devices, and devices before the platform. Calls for a
+// stream (copies, Reduce, Record, Wait) only post work, and return at once. Only calls that say so
+// wait for a GPU's work. Query asks whether work is done.
 //
-// The code of a failure says what the caller may do:
+// The code of an error says what the caller may do:
 //
 //   RESOURCE_EXHAUSTED   no memory for this, on the GPU or pinned: smaller slices, then host memory
 //   PERMISSION_DENIED    another process's memory cannot be had here (containers): host memory
@@ -50,7 +50,8 @@ struct GpuUuid {
 
 // "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi writes it.
 std::string FormatUuid(const GpuUuid& uuid);
-// Reads what FormatUuid writes, with "GPU-", "MIG-" or without. INVALID_ARGUMENT for anything else.
+// Parses the format of FormatUuid, with "GPU-", "MIG-" or without. INVALID_ARGUMENT for anything
+// else.
 absl::StatusOr<GpuUuid> ParseUuid(std::string_view text);
 
 struct GpuInfo {
@@ -62,11 +63,10 @@ struct GpuInfo {
   uint64_t memory_bytes = 0;
 };
 
-// "NVIDIA H100 PCIe (GPU-..., 0000:65:00.0)": how messages name a GPU.
+// Returns a GPU's name for messages: "NVIDIA H100 PCIe (GPU-..., 0000:65:00.0)".
 std::string Describe(const GpuInfo& gpu);
 
-// Bytes of a GPU's memory, at this process's addresses for them. The host never reads through
-// these.
+// Bytes of a GPU's memory, at this process's addresses. The host must not read through these.
 struct DeviceSpan {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -80,7 +80,7 @@ struct DeviceSpan {
 using StreamId = StrongId<struct GpuStreamIdTag, uint64_t>;
 using EventId = StrongId<struct GpuEventIdTag, uint64_t>;
 
-// What one process gives to another so that it can open a piece of memory, or an event.
+// One process gives these handles to another, so that it can open a piece of memory, or an event.
 struct MemoryHandle {
   std::array<std::byte, 64> bytes = {};
   friend auto operator<=>(const MemoryHandle&, const MemoryHandle&) = default;
@@ -91,7 +91,7 @@ struct EventHandle {
 };
 
 struct MemoryInfo {
-  uint64_t free_bytes = 0;  // Other processes take from it as well.
+  uint64_t free_bytes = 0;  // Other processes use it, too.
   uint64_t total_bytes = 0;
 };
 
@@ -100,10 +100,10 @@ struct NicMemory {
   uint64_t address = 0;
   uint64_t bytes = 0;
   int device = 0;      // The GPU driver's number for the GPU, in this process.
-  Descriptor dma_buf;  // For these bytes; empty where there is none.
+  Descriptor dma_buf;  // For these bytes; empty if there is none.
 };
 
-// Such memory begins at a multiple of this and is a multiple of it: kernels pin a GPU's pages.
+// Address and size of such memory are multiples of this, because kernels pin a GPU's pages.
 inline constexpr uint64_t kNicPageBytes = 64 * 1024;
 
 enum class StreamPriority : uint8_t { kNormal, kHigh };
@@ -113,17 +113,17 @@ enum class EventScope : uint8_t {
   kShared,  // May be exported.
 };
 
-// What Reduce computes, for each element: docs/arithmetic.md, with weights of 1.
+// The operation of Reduce on each element: docs/arithmetic.md, with weights of 1.
 struct ReduceSpec {
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;
-  uint32_t divisor = 1;  // kAverage: the sum is divided by it. Else 1.
+  uint32_t divisor = 1;  // Divides the sum for kAverage. Else 1.
 };
 
 inline constexpr size_t kReduceInputsMax = 32;
 
-// One GPU's context, with everything that was made on it. The destructor waits for posted work as
-// long as the device is not lost, closes what was imported and frees the rest.
+// One GPU's context, with everything that was made on it. The destructor waits for posted work,
+// unless the device is lost, closes imported memory and events, and frees the rest.
 class Device {
  public:
   virtual ~Device() = default;
@@ -132,44 +132,44 @@ class Device {
 
   // ----- Memory. These calls may take milliseconds and wait for the GPU: not for the steps. -----
   //
-  // Calls that give something back (Free, FreeHost, UnregisterHost, Unmap, the destructor) wait for
-  // all that was posted to this device, on whatever stream. So none of it may wait for what may
-  // never end: another process's event, or a collective that hangs.
+  // Calls that release something (Free, FreeHost, UnregisterHost, Unmap, the destructor) wait for
+  // all work that was posted to this device, on any stream. So no such work may wait for something
+  // that may never end: another process's event, or a collective that hangs.
 
   virtual absl::StatusOr<MemoryInfo> Memory() = 0;
   // Aligned to 256 bytes.
   virtual absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) = 0;
-  // `span` is what Allocate returned. The caller has seen the end of all work that uses it.
+  // `span` is from Allocate. The caller must have seen the end of all work that uses it.
   virtual absl::Status Free(DeviceSpan span) = 0;
-  // Pinned host memory, which copies go from and to.
+  // Returns pinned host memory, for copies.
   virtual absl::StatusOr<std::span<std::byte>> AllocateHost(uint64_t bytes) = 0;
   virtual absl::Status FreeHost(std::span<std::byte> bytes) = 0;
   // Pins memory that the caller has mapped (an arena), until UnregisterHost.
   virtual absl::Status RegisterHost(std::span<std::byte> bytes) = 0;
   virtual absl::Status UnregisterHost(std::span<std::byte> bytes) = 0;
 
-  // A handle of memory that was allocated here, for another process. `span` is what Allocate
-  // returned.
+  // Returns a handle of memory that was allocated here, for another process. `span` is from
+  // Allocate.
   virtual absl::StatusOr<MemoryHandle> Export(DeviceSpan span) = 0;
   // Maps an allocation of another process, whole. It stays mapped until Unmap, even if its owner
   // dies. The owner must keep it until then. Map each handle once, then share the span
   // (ImportCache). INVALID_ARGUMENT: mapped already, or certainly no handle. PERMISSION_DENIED,
   // UNIMPLEMENTED: not possible. Drivers hardly tell these reasons apart from a wrong handle.
   virtual absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) = 0;
-  // The caller has seen the end of all work that uses it.
+  // The caller must have seen the end of all work that uses it.
   virtual absl::Status Unmap(DeviceSpan span) = 0;
 
   // ----- For a NIC that reads and writes this GPU by itself (GPUDirect). -----
 
-  // Opens whole pages of what Allocate returned, until they are freed. Whoever registers them has
-  // ended that before. UNIMPLEMENTED: this GPU cannot, or nothing would tell when a NIC's writes
-  // can be read.
+  // Opens whole pages from Allocate, until they are freed. A caller that registers them with a
+  // transport deregisters them first. UNIMPLEMENTED: this GPU cannot, or there is no way to know
+  // when a NIC's writes can be read.
   virtual absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) = 0;
-  // Work that is posted from now on sees what a NIC had written by the time that the host was told
-  // so. Waits for that, microseconds.
+  // Work that is posted after this call sees all NIC writes that were reported to the host before
+  // it. Waits for some microseconds.
   virtual absl::Status FlushNicWrites() = 0;
-  // Copies a few KB from and to any host memory. They are done when they return. They wait for no
-  // stream, so the caller knows that nothing else is at these bytes.
+  // Copy a few KB to and from any host memory, and are done when they return. They wait for no
+  // stream, so no other work may use these bytes.
   virtual absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) = 0;
   virtual absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) = 0;
 
@@ -183,39 +183,38 @@ class Device {
   // Opens an event of another process. Either process may record it, both may wait for it. The
   // process that made it keeps it until the other has destroyed its own.
   virtual absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) = 0;
-  // Neither call waits: work that was posted goes on.
+  // Neither call waits: posted work goes on.
   virtual void DestroyStream(StreamId stream) = 0;
   virtual void DestroyEvent(EventId event) = 0;
 
-  // The event stands for everything posted to the stream so far. It no longer stands for what it
-  // stood for before; an earlier Wait is not affected.
+  // From now on the event stands for all work that was posted to the stream so far, and no longer
+  // for an earlier Record. An earlier Wait is not affected.
   virtual absl::Status Record(EventId event, StreamId stream) = 0;
   // Work that is posted to the stream from now on starts when all that the event stands for at this
   // moment is done. An event that was never recorded stands for nothing. So the other process's
   // Record must have returned before this call, and a message must have told so.
   virtual absl::Status Wait(StreamId stream, EventId event) = 0;
-  // Whether all that the event stands for is done. ABORTED: the device is lost.
+  // Returns whether all work that the event stands for is done. ABORTED: the device is lost.
   virtual absl::StatusOr<bool> Query(EventId event) = 0;
 
   // For epoll. It is readable after an event given to WakeWhenDone is done, until DrainWakeups.
   virtual int WaitDescriptor() const = 0;
-  // It may take a stream that waits for the event, so it takes only events that this process
-  // records. INVALID_ARGUMENT for an event that it shares and has not recorded: ask for other
-  // processes' events.
+  // May need a stream that waits for the event, so it takes only events that this process records.
+  // INVALID_ARGUMENT: a shared event that this process has not recorded. Query such events instead.
   virtual absl::Status WakeWhenDone(EventId event) = 0;
   virtual void DrainWakeups() = 0;
 
-  // ----- Work. Host memory is pinned here, or the call is INVALID_ARGUMENT. -----
+  // ----- Work. Host memory must be pinned here, or the call returns INVALID_ARGUMENT. -----
 
   virtual absl::Status CopyToHost(StreamId stream, std::span<std::byte> target,
                                   DeviceSpan source) = 0;
   virtual absl::Status CopyToDevice(StreamId stream, DeviceSpan target,
                                     std::span<const std::byte> source) = 0;
-  // Copies within this GPU's memory, mapped memory included. The two do not overlap.
+  // Copies within this GPU's memory, mapped memory included. The two spans must not overlap.
   virtual absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) = 0;
-  // Copies from here to memory of another device of this platform, on a stream of this device. It
-  // goes over a link or the bus where the machine lets GPUs reach each other; otherwise the driver
-  // goes through the host. The first copy to a peer may wait for both GPUs.
+  // Copies to memory of another device of this platform, on a stream of this device: over a link or
+  // the bus if GPUs can reach each other, else through the host. The first copy to a peer may wait
+  // for both GPUs.
   virtual absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
                                   DeviceSpan source) = 0;
 
@@ -240,34 +239,35 @@ struct CollectivePart {
   uint64_t receive = 0;
 };
 
-// Sums among GPUs of this process. `parts` and shards come in the order that the devices had when
-// the communicator was made: shard i is the i-th device's.
+// Sums among GPUs of this process. `parts` and shards are in the order of the devices in
+// NewCommunicator: shard i belongs to the i-th device.
 class Communicator {
  public:
   enum class State : uint8_t {
-    kBusy,    // Starting, or launching a collective: its streams take nothing else yet.
-    kReady,   // All that was posted is in the streams.
+    kBusy,    // Starts, or launches a collective. Its streams must take no other work yet.
+    kReady,   // All posted collectives are in the streams.
     kFailed,  // error() says why; Abort.
   };
 
-  // Aborts what is not done.
+  // Aborts work that is not done.
   virtual ~Communicator() = default;
 
-  // Ask again and again, also while collectives run, because that is how errors are noticed. It
-  // does not notice a collective that hangs; the caller keeps a deadline.
+  // Call it repeatedly, even while collectives run, because only it notices errors. It does not
+  // notice a collective that hangs, so the caller needs a deadline.
   virtual State Poll() = 0;
-  // UNAVAILABLE with the GPU and the library's own words, once Poll has said kFailed.
+  // Returns UNAVAILABLE with the GPU and the library's text, once Poll has returned kFailed.
   virtual absl::Status error() const = 0;
 
-  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers and
-  // bools. Those of floats would lose NaNs. NCCL has no integers of 16 bits, and no bitwise
-  // operations.
+  // Returns whether (dtype, op) can be combined: sums, products, and minima and maxima of integers
+  // and bools. Minima and maxima of floats would lose NaNs. NCCL has no 16-bit integers, and no
+  // bitwise operations.
   static bool Combines(DType dtype, Op op);
 
-  // Call each only in kReady; otherwise it is FAILED_PRECONDITION. Then Poll until kReady before
-  // anything else is posted to these streams, a Record too. The library chooses the order of the
-  // additions. It gives the same bits in every run on one machine and in every part, but not those
-  // of Device::Reduce. f16 and bf16 are rounded at each addition. Divisions are for Device::Reduce.
+  // Call each only in kReady; otherwise it returns FAILED_PRECONDITION. Then Poll until kReady
+  // before posting anything else to these streams, even a Record. The library chooses the order of
+  // the additions. It gives the same bits in every run on one machine and in every part, but not
+  // those of Device::Reduce. f16 and bf16 are rounded at each addition. Divisions are for
+  // Device::Reduce.
   //
   // send: shard_elements of each shard. receive: shard_elements.
   virtual absl::Status ReduceScatter(DType dtype, Op op, uint64_t shard_elements,
@@ -275,8 +275,8 @@ class Communicator {
   // send: shard_elements. receive: those of each shard.
   virtual absl::Status AllGather(DType dtype, uint64_t shard_elements,
                                  std::span<const CollectivePart> parts) = 0;
-  // send: element_count. receive: as many; the device at `root` gets the result. The others'
-  // receive holds nothing of use.
+  // send: element_count. receive: as many; the device at `root` gets the result. The other receive
+  // buffers have undefined bytes.
   virtual absl::Status Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
                               std::span<const CollectivePart> parts) = 0;
   // send: element_count. Every receive gets those of the device at `root`.
@@ -286,42 +286,43 @@ class Communicator {
   virtual absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
                                  std::span<const CollectivePart> parts) = 0;
 
-  // Ends everything that was posted. Its streams go on; its receive buffers hold nothing of use.
+  // Ends everything that was posted. Its streams go on; its receive buffers have undefined bytes.
   // May take some milliseconds. Only the destructor may follow.
   virtual void Abort() = 0;
 };
 
-// The GPUs of this machine. It holds no context, which costs hundreds of MB of a GPU's memory and
-// comes with Open.
+// The GPUs of this machine. A Platform holds no context: a context costs hundreds of MB of a GPU's
+// memory, and comes with Open.
 class Platform {
  public:
   virtual ~Platform() = default;
 
-  // The GPUs that this process may use, in the driver's order. UNIMPLEMENTED or NOT_FOUND, with the
-  // reason and the remedy, where there are none.
+  // Returns the GPUs that this process may use, in the driver's order. UNIMPLEMENTED or NOT_FOUND,
+  // with the reason and the remedy, if there are none.
   virtual absl::StatusOr<std::vector<GpuInfo>> Gpus() = 0;
 
   // NOT_FOUND names the GPUs that exist, and the variables that hide others. FAILED_PRECONDITION: a
-  // fault has ended what this process had there, and the driver gives it nothing else. Another
-  // process may go on.
+  // fault has ended this process's context there, and the driver gives this process no other. Other
+  // processes may go on.
   virtual absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) = 0;
 
-  // Whether two GPUs have a link of their own (NVLink), beside PCIe. False when unknown.
+  // Returns whether two GPUs have a link of their own (NVLink), beside PCIe. False if unknown.
   virtual bool Linked(const GpuUuid& one, const GpuUuid& other) = 0;
 
-  // A communicator among different devices of this platform, each once. Poll until kReady.
-  // UNIMPLEMENTED: there is no library; says where it was looked for.
+  // Makes a communicator among different devices of this platform. Poll it until kReady.
+  // UNIMPLEMENTED: there is no library; the text says where it was looked for.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       std::span<Device* const> devices) = 0;
 };
 
-// The error of a copy to a device that is no peer: this device itself, or another platform's.
+// Returns the error of a copy to a device that is no peer: this device itself, or another
+// platform's.
 absl::Status NoPeer();
-// OK if one of so many parts is a collective's root.
+// Returns OK if `root` is one of `part_count` parts.
 absl::Status CheckRoot(size_t root, size_t part_count);
-// The error of Open: what was asked for, and which GPUs exist.
+// Returns the error of Open, with the wanted GPU and those that exist.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
-// The error of WakeWhenDone.
+// Returns the error of WakeWhenDone.
 absl::Status NotRecordedHere(EventId event);
 
 }  // namespace talweg::gpu

@@ -16,9 +16,9 @@
 
 namespace talweg::gpu {
 
-// One allocation of another process: that process's life, and its driver's number for the
-// allocation, which is never reused in that life. So memory that was freed and allocated anew is
-// another allocation, also at the same address.
+// One allocation of another process: that process's life, and its driver's number of the
+// allocation, which is never reused in that life. So memory that was freed and allocated again is
+// another allocation, even at the same address.
 struct ForeignAllocation {
   Incarnation owner;
   uint64_t buffer_id = 0;
@@ -27,10 +27,10 @@ struct ForeignAllocation {
 };
 
 // The allocations of other processes that are mapped on one device. Each is mapped once, until its
-// owner lets go of it or dies. Belongs to the device's thread. The device outlives it.
+// owner releases it or dies. Owned by the device's thread. The device outlives this object.
 class ImportCache {
  public:
-  // allocations_max bounds each owner, so that no owner takes without end.
+  // Each owner may have at most `allocations_max` allocations.
   ImportCache(Device& device, size_t allocations_max)
       : device_(device), allocations_max_(allocations_max) {}
   // Unmaps everything.
@@ -38,16 +38,17 @@ class ImportCache {
   ImportCache(const ImportCache&) = delete;
   ImportCache& operator=(const ImportCache&) = delete;
 
-  // The whole allocation, mapped now or earlier. The failures are those of Device::Map.
-  // INVALID_ARGUMENT also when the allocation came with another handle before, or the handle
-  // belongs to an allocation of this owner that was not released. RESOURCE_EXHAUSTED past
-  // allocations_max.
+  // Returns the whole allocation, mapped now or earlier. The errors are those of Device::Map.
+  // INVALID_ARGUMENT also if the allocation came with another handle before, or the handle belongs
+  // to an allocation of this owner that was not released. RESOURCE_EXHAUSTED: more than
+  // `allocations_max`.
   absl::StatusOr<DeviceSpan> Map(const ForeignAllocation& allocation, const MemoryHandle& handle);
 
-  // The owner may free the allocation afterwards. The caller has seen the end of all work that uses
-  // it. An allocation that is not mapped is ignored.
+  // Unmaps the allocation, which the owner may then free. The caller must have seen the end of all
+  // work that uses it. Ignores an allocation that is not mapped.
   absl::Status Release(const ForeignAllocation& allocation);
-  // Releases all that this owner has. Returns the first failure, having released the rest.
+  // Releases all allocations of this owner. Returns the first error, after it has released the
+  // rest.
   absl::Status ReleaseOwner(Incarnation owner);
 
   size_t mapped_count() const { return mappings_.size(); }

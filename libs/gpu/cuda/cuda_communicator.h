@@ -13,11 +13,11 @@
 
 namespace talweg::gpu::cuda {
 
-// NCCL's communicators of several GPUs in one process and thread, in the mode that does not block:
-// every call may return before it is done, and CommGetAsyncError says when.
+// NCCL communicators of several GPUs in one process and thread, in NCCL's non-blocking mode: every
+// call may return before it is done, and CommGetAsyncError says when it is.
 class CudaCommunicator final : public Communicator {
  public:
-  // UNAVAILABLE when it cannot even start.
+  // UNAVAILABLE: it cannot even start.
   static absl::StatusOr<std::unique_ptr<CudaCommunicator>> Start(
       std::shared_ptr<const NcclApi> nccl, std::vector<CudaDevice*> devices);
   ~CudaCommunicator() override { Abort(); }
@@ -37,7 +37,7 @@ class CudaCommunicator final : public Communicator {
   void Abort() override;
 
  private:
-  // What one part calls.
+  // The NCCL call of one part.
   using PartCall =
       std::function<NcclResult(const CollectivePart& part, NcclComm comm, CuStream stream)>;
 
@@ -46,7 +46,7 @@ class CudaCommunicator final : public Communicator {
 
   absl::Status Post(const char* what, uint64_t send_bytes, uint64_t receive_bytes,
                     std::span<const CollectivePart> parts, const PartCall& call);
-  // Makes the communicator fail. Returns why, with the device's name and NCCL's words.
+  // Makes the communicator fail. Returns why, with the device's name and NCCL's text.
   absl::Status Fail(const char* what, NcclResult result, size_t device);
 
   const std::shared_ptr<const NcclApi> nccl_;

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<CudaContext>> CudaContext::Retain(
 CudaContext::~CudaContext() {
   driver_->CtxSetCurrent(nullptr);
   driver_->PrimaryCtxRelease(device_);
-  // NCCL's runtime holds the context as well, and would keep what is of no use to anybody.
+  // NCCL's runtime holds the context, too, and would keep a context that nobody can use.
   if (!lost_.ok()) driver_->PrimaryCtxReset(device_);
 }
 
@@ -51,9 +51,9 @@ absl::Status CudaContext::Check(CuResult result, const char* what) {
 absl::Status CudaContext::CheckShared(CuResult result, const char* what) {
   const absl::Status status =
       DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
-  // The driver says almost anything about a process that it does not reach: that a value, a handle,
-  // or this context is invalid, that mapping failed, that it does not know. Only the results below
-  // mean what they say. A context that is really gone says so to the next call as well.
+  // If the driver cannot reach another process, it may return almost any error: invalid value,
+  // invalid handle, invalid context, map failed, unknown. Only the results below are reliable. If
+  // the context is really gone, the next call says so, too.
   const bool is_vague = result == kCuInvalidContext || result == kCuUnknown;
   if (status.ok() || absl::IsResourceExhausted(status) || (absl::IsAborted(status) && !is_vague)) {
     return Check(result, what);
@@ -83,7 +83,7 @@ absl::Status CudaContext::ReachPeer(const CudaContext& peer) {
                                "cuDeviceCanAccessPeer"));
   if (reaches == 0) return absl::OkStatus();  // The driver copies through the host.
   const CuResult result = driver_->CtxEnablePeerAccess(peer.context_, 0);
-  // NCCL asks for peer access as well, and the GPU may have as many peers as it can.
+  // NCCL may have enabled peer access already, or the GPU may have its most peers.
   if (result == kCuPeerAccessAlreadyEnabled || result == kCuTooManyPeers) return absl::OkStatus();
   return Check(result, "cuCtxEnablePeerAccess");
 }

@@ -13,14 +13,14 @@
 
 namespace talweg::gpu::cuda {
 
-// What this process has on a GPU while it holds the GPU's primary context, and whether a fault has
-// taken it. It turns the driver's results into statuses.
+// This process's hold on a GPU's primary context. Knows whether a fault has ended the context, and
+// turns the driver's results into statuses.
 class CudaContext {
  public:
-  // FAILED_PRECONDITION: a fault has ended an earlier one, and the driver gives no other.
+  // FAILED_PRECONDITION: a fault has ended an earlier context, and the driver gives no other.
   static absl::StatusOr<std::unique_ptr<CudaContext>> Retain(
       std::shared_ptr<const DriverApi> driver, CuDevice device, GpuInfo info);
-  // Ends all that is on it, unless somebody else in this process holds it too.
+  // Ends everything on the context, unless other code of this process holds it, too.
   ~CudaContext();
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
@@ -28,22 +28,22 @@ class CudaContext {
   const DriverApi& driver() const { return *driver_; }
   CuDevice device() const { return device_; }
   const GpuInfo& info() const { return info_; }
-  // OK until a call has said that it is lost.
+  // OK until a call has shown that the context is lost.
   const absl::Status& lost() const { return lost_; }
 
-  // Makes it the thread's. ABORTED when it is lost.
+  // Makes the context current on this thread. ABORTED: the context is lost.
   absl::Status Enter();
-  // The same at the end, when nobody cares whether it is lost.
+  // The same for destructors, which do not care whether it is lost.
   void MakeCurrent() const { driver_->CtxSetCurrent(context_); }
-  // The status of a call on it. Remembers that it is lost.
+  // Returns the status of a call on the context. Remembers if the context is lost.
   absl::Status Check(CuResult result, const char* what);
-  // The status of a call about another process's memory or event.
+  // Returns the status of a call about another process's memory or event.
   absl::Status CheckShared(CuResult result, const char* what);
 
-  // ----- It is the thread's. -----
+  // ----- The context must be current. -----
 
   absl::StatusOr<CuStream> NewStream(StreamPriority priority);
-  // Makes copies to the peer's memory go straight there, if the machine can.
+  // Makes copies to the peer's memory direct, if the machine can.
   absl::Status ReachPeer(const CudaContext& peer);
   absl::Status CopyToPeer(const CudaContext& peer, uint64_t target, uint64_t source, uint64_t bytes,
                           CuStream stream);

@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
 }
 
 CudaDevice::~CudaDevice() {
-  // Nothing can be done about failures here. Everything goes with the context at the latest.
+  // Ignores errors: everything ends with the context at the latest.
   context_->MakeCurrent();
   wakeups_.Close();
   for (const auto& [id, stream] : streams_) api_.StreamDestroy(stream);

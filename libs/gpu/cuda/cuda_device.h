@@ -15,7 +15,8 @@
 
 namespace talweg::gpu::cuda {
 
-// One GPU by the driver. CudaContext has its context, this what was made on it.
+// One GPU, through the driver. CudaContext has the context; this class has everything that was made
+// on it.
 class CudaDevice final : public Device {
  public:
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Open(std::shared_ptr<const DriverApi> driver,

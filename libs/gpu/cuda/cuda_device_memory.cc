@@ -81,12 +81,11 @@ absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
       context_->CheckShared(api_.IpcOpenMemHandle(&address, ToDriver(handle), kCuIpcLazyPeerAccess),
                             "cuIpcOpenMemHandle"));
   if (memory_.Find(address) != nullptr) {
-    // The driver counts, so the mapping that was there stays.
+    // The driver counts mappings, so the earlier mapping stays.
     TALWEG_RETURN_IF_ERROR(context_->Check(api_.IpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
     return absl::InvalidArgumentError("the handle's memory is mapped already");
   }
-  // The driver says how far the memory goes, because the sender of the handle is not to be
-  // believed.
+  // Asks the driver for the memory's size, because the sender of the handle is not trusted.
   CuDevicePointer base = 0;
   size_t bytes = 0;
   absl::Status status =

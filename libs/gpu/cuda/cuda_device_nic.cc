@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a NIC needs of a GPU: memory that it may reach, and when what it wrote is there.
+// A NIC's access to a GPU: memory that it may reach, and flushes of its writes.
 #include <absl/strings/str_cat.h>
 
 #include <utility>

@@ -20,25 +20,25 @@ struct CudaOptions {
   // Names for dlopen, or paths. The first NCCL that opens is taken.
   std::string driver_library = "libcuda.so.1";
   std::vector<std::string> nccl_libraries = {"libnccl.so.2"};
-  // This build's; outlives the platform.
+  // The kernels of this build; outlives the platform.
   std::span<const std::byte> kernel_image = kernels::Image();
 };
 
-// NVIDIA's GPUs, through what is installed on this machine at the time of the call. Nothing of it
-// is linked. UNIMPLEMENTED or NOT_FOUND, with the remedy, where there is no driver or no GPU. Open
-// retains the GPU's primary context, and loads the kernels into it.
+// NVIDIA's GPUs, through the libraries that are installed on this machine at the time of the call;
+// none is linked. UNIMPLEMENTED or NOT_FOUND, with the remedy, if there is no driver or no GPU.
+// Open retains the GPU's primary context, and loads the kernels into it.
 absl::StatusOr<std::unique_ptr<Platform>> NewCudaPlatform(const CudaOptions& options);
 
-// What can be known without a context, for people.
+// Facts that need no context, for `talweg doctor`.
 struct CudaFacts {
-  absl::Status driver;     // Why there is none, or no GPU.
+  absl::Status driver;     // OK, or why there is no driver or no GPU.
   int driver_version = 0;  // 13000: CUDA 13.0
   std::vector<GpuInfo> gpus;
-  absl::Status nics_reach_gpus;  // Why NICs do not reach the first GPU that they do not.
-  absl::Status nccl;             // Why there is none.
+  absl::Status nics_reach_gpus;  // OK, or why NICs cannot reach a GPU: the first such GPU.
+  absl::Status nccl;             // OK, or why there is no NCCL.
   std::string nccl_version;
   std::string nccl_library;
-  bool has_kernels = false;  // This build's.
+  bool has_kernels = false;  // Whether this build has kernels.
 };
 
 CudaFacts ReadCudaFacts(const CudaOptions& options);

@@ -29,7 +29,7 @@ absl::StatusCode CodeOf(CuResult result) {
     case kCuNotSupported:
     case kCuSystemNotReady:
     case kCuSystemDriverMismatch: return absl::StatusCode::kUnimplemented;
-    // The context has ended. It answers every call so from then on.
+    // The context has ended. From then on every call returns this.
     case kCuDeinitialized:
     case kCuInvalidContext:
     case kCuEccUncorrectable:
@@ -113,7 +113,7 @@ absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& l
   TALWEG_GPU_LATER_DRIVER_FUNCTIONS(TALWEG_GPU_TRY_LOAD)
 #undef TALWEG_GPU_TRY_LOAD
   if (const CuResult result = driver->Init(0); result != kCuSuccess) {
-    // Whatever the reason, this process can do nothing with GPUs.
+    // For any of these reasons this process cannot use GPUs.
     const absl::Status status = DriverStatus(*driver, result, "cuInit");
     return absl::IsNotFound(status) ? status
                                     : absl::UnimplementedError(absl::StrCat(

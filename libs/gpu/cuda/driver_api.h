@@ -11,8 +11,8 @@
 #include <string>
 #include <type_traits>
 
-// Declares the part of NVIDIA's driver interface that is used, so that only a driver is needed, and
-// only where there is a GPU. The library is opened at run time. abi_test compares these
+// Declares the used part of NVIDIA's driver interface, so that the build needs no CUDA, and only
+// machines with a GPU need a driver. The library is opened at run time. abi_test compares these
 // declarations with cuda.h.
 namespace talweg::gpu::cuda {
 
@@ -178,16 +178,17 @@ struct DriverApi {
 // UNIMPLEMENTED says what is missing, with the remedy.
 absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& library);
 
-// The status of a call: OK for kCuSuccess, else a failure. `what` says which call, on what.
+// Returns the status of a call: OK for kCuSuccess, else an error. `what` names the call and its
+// object.
 absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what);
 
-// 0 where the driver does not know the attribute.
+// Returns an attribute, or 0 if the driver does not know it.
 int Attribute(const DriverApi& driver, CuDevice device, int attribute);
-// OK if NICs may read and write the GPU's memory, and the GPU can tell when they have written.
+// Returns OK if NICs may read and write the GPU's memory, and the GPU can flush their writes.
 // UNIMPLEMENTED says what is missing.
 absl::Status NicsReach(const DriverApi& driver, CuDevice device, const std::string& gpu);
 
-// dlopen and dlsym; null when it fails.
+// dlopen and dlsym. Return null on failure.
 void* OpenLibrary(const std::string& library, std::string* error);
 void* FindSymbol(void* library, const char* symbol);
 

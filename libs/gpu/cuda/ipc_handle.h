@@ -6,7 +6,7 @@
 
 #include "libs/gpu/cuda/driver_api.h"
 
-// Handles of memory and of events, as Device and the driver have them.
+// Converts handles of memory and of events between Device's types and the driver's.
 namespace talweg::gpu::cuda {
 
 template <class Handle>

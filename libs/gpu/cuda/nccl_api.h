@@ -13,8 +13,8 @@
 #include "libs/base/dtype.h"
 #include "libs/gpu/cuda/driver_api.h"
 
-// Declares the part of NCCL that is used, as driver_api.h does for the driver. Only an agent whose
-// ranks use several GPUs opens its 300 MB.
+// Declares the used part of NCCL, as driver_api.h does for the driver. Only an agent whose ranks
+// use several GPUs opens the library of 300 MB.
 namespace talweg::gpu::cuda {
 
 using NcclResult = int;
@@ -35,7 +35,7 @@ inline constexpr NcclDType kNcclFloat16 = 6;
 inline constexpr NcclDType kNcclFloat32 = 7;
 inline constexpr NcclDType kNcclFloat64 = 8;
 inline constexpr NcclDType kNcclBfloat16 = 9;
-// What moves and is not combined: NCCL does not have every dtype.
+// For bytes that are moved and not combined: NCCL does not have every dtype.
 inline constexpr NcclDType kNcclBytes = kNcclUint8;
 
 inline constexpr NcclOp kNcclSum = 0;
@@ -47,7 +47,8 @@ struct NcclUniqueId {
   char internal[128];
 };
 
-// The struct of NCCL 2.14, with its size and version. Later ones accept it, and fill in the rest.
+// The struct of NCCL 2.14, with its size and version. Later versions accept it, and fill in the
+// rest.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -91,7 +92,7 @@ struct NcclApi {
 // get NCCL.
 absl::StatusOr<std::shared_ptr<const NcclApi>> OpenNccl(const std::vector<std::string>& libraries);
 
-// CHECKs that Communicator::Combines has them.
+// CHECK that Communicator::Combines allows the value.
 NcclDType NcclDTypeOf(DType dtype);
 NcclOp NcclOpOf(Op op);
 // "2.28.3"

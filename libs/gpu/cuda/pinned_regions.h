@@ -12,16 +12,16 @@
 
 namespace talweg::gpu::cuda {
 
-// Pinned memory of this process, for all its devices: the context that has pinned it is the one
-// that gives it back. Each context is the thread's while it is asked for something.
+// Pinned memory of this process, for all its devices. The context that has pinned memory unpins it.
+// A `context` argument must be current.
 class PinnedRegions {
  public:
   absl::StatusOr<std::span<std::byte>> Allocate(CudaContext& context, uint64_t bytes);
-  // Pins memory of the caller's.
+  // Pins memory of the caller.
   absl::Status Register(CudaContext& context, std::span<std::byte> bytes);
-  // INVALID_ARGUMENT: this context has not allocated it, or not registered it.
+  // INVALID_ARGUMENT: this context has not allocated the memory, or not registered it.
   absl::Status Unpin(CudaContext& context, std::span<std::byte> bytes, bool allocated);
-  // All that the context has pinned, which is at its end. Nothing can be done about failures.
+  // Unpins all memory of a context that ends. Ignores errors.
   void UnpinAllOf(const CudaContext& context);
 
   // INVALID_ARGUMENT unless all of these bytes are pinned.

@@ -11,7 +11,7 @@ namespace talweg::gpu::cuda {
 namespace {
 
 // The most blocks of a grid for each multiprocessor. With more, each thread has too little to do.
-// The kernels go on with what the grid does not cover.
+// The kernels loop over elements that the grid does not cover.
 constexpr uint64_t kBlocksPerMultiprocessor = 8;
 
 }  // namespace
@@ -37,9 +37,8 @@ absl::Status ReduceKernels::LoadAll(std::span<const std::byte> image) {
   const DriverApi& api = context_.driver();
   TALWEG_RETURN_IF_ERROR(
       context_.Check(api.ModuleLoadData(&module_, image.data()), "cuModuleLoadData"));
-  // Loads all functions now. A driver that loads lazily does so when a function is first asked for,
-  // and may wait for everything on the GPU. A step with collectives under way cannot wait like
-  // that.
+  // Loads all functions now. A driver that loads lazily loads a function on first use, and may then
+  // wait for everything on the GPU. A step must not wait like that while collectives are under way.
   for (const std::string& name : kernels::KernelNames()) {
     TALWEG_RETURN_IF_ERROR(context_.Check(
         api.ModuleGetFunction(&functions_[name], module_, name.c_str()), "cuModuleGetFunction"));
@@ -50,7 +49,7 @@ absl::Status ReduceKernels::LoadAll(std::span<const std::byte> image) {
 absl::Status ReduceKernels::Launch(kernels::ReducePlan& plan, CuStream stream) {
   TALWEG_RETURN_IF_ERROR(status_);
   const auto kernel = functions_.find(kernels::KernelName(plan.dtype, plan.combine));
-  TALWEG_CHECK(kernel != functions_.end());  // PlanReduce makes no others.
+  TALWEG_CHECK(kernel != functions_.end());  // PlanReduce plans no other kernels.
   const uint64_t work = std::max(plan.arguments.vectors, plan.arguments.head);
   const uint64_t blocks_wanted = (work + kernels::kBlockThreads - 1) / kernels::kBlockThreads;
   const uint64_t blocks_max =

@@ -17,15 +17,15 @@ namespace talweg::gpu::cuda {
 // The sum kernels of libs/gpu/kernels, loaded into one context.
 class ReduceKernels {
  public:
-  // The context outlives it.
+  // The context outlives this object.
   explicit ReduceKernels(CudaContext& context) : context_(context) {}
   ~ReduceKernels();
   ReduceKernels(const ReduceKernels&) = delete;
   ReduceKernels& operator=(const ReduceKernels&) = delete;
 
-  // Once. Without kernels, or with a GPU that takes none of them, Launch says why there are none.
+  // Call it once. If there are no kernels, or none for this GPU, Launch returns why.
   absl::Status Load(std::span<const std::byte> image);
-  // UNIMPLEMENTED: there are none.
+  // UNIMPLEMENTED: there are no kernels.
   absl::Status Launch(kernels::ReducePlan& plan, CuStream stream);
 
  private:

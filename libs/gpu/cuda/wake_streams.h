@@ -13,21 +13,21 @@
 
 namespace talweg::gpu::cuda {
 
-// Streams that wait for events and then wake this process, by a descriptor. Each has one wake-up at
-// a time, so that none holds up another.
+// Streams that wait for events, and then wake this process through a descriptor. Each stream has
+// one wake-up at a time, so that no wake-up delays another.
 class WakeStreams {
  public:
-  // The context outlives it.
+  // The context outlives this object.
   explicit WakeStreams(CudaContext& context);
   WakeStreams(const WakeStreams&) = delete;
   WakeStreams& operator=(const WakeStreams&) = delete;
 
-  // Not valid: there are no descriptors left.
+  // Not valid if the process has no descriptors left.
   const Descriptor& descriptor() const { return *descriptor_; }
-  // Makes the descriptor readable when the event is done. The context is the thread's.
+  // Makes the descriptor readable when the event is done. The context must be current.
   absl::Status WakeWhenDone(CuEvent event);
   void Drain();
-  // At the device's end: wake-ups that are under way do not come.
+  // Call it when the device ends. Wake-ups that are under way do not come.
   void Close();
 
  private:

@@ -15,23 +15,23 @@ namespace talweg::gpu::cuda {
 
 struct Wakeup {
   std::shared_ptr<Descriptor> descriptor;
-  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream's.
+  std::shared_ptr<std::atomic<bool>> is_idle;  // Of the stream.
 };
 
-// The wake-ups of this process that are under way. The driver calls on a thread of its own, perhaps
-// after the device is gone, and never for a context that is lost. So a call owns nothing: it gets a
-// number, and the device lets go of what is left of its own.
+// The wake-ups of this process that are under way. The driver calls Signal on a thread of its own,
+// perhaps after the device is gone, and never for a lost context. So a call owns nothing: it gets a
+// number, and the device drops its remaining wake-ups itself.
 //
-// Any thread may call.
+// Any thread may call it.
 class Wakeups {
  public:
   static Wakeups& Get();
 
-  // The number to give to Signal.
+  // Returns the number for Signal.
   void* Add(Wakeup wakeup);
   // The wake-up will not come.
   void Drop(void* number) { Take(number); }
-  // Drops all that would write to this descriptor.
+  // Drops all wake-ups that would write to this descriptor.
   void DropAll(const std::shared_ptr<Descriptor>& descriptor);
   // Writes to the descriptor, unless the wake-up was dropped. The driver calls it.
   static void Signal(void* number);

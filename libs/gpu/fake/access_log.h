@@ -14,12 +14,12 @@ namespace talweg::gpu::fake {
 // The host, a NIC, or one stream.
 using Actor = uint64_t;
 inline constexpr Actor kHost = 0;
-// What NICs read, and write. No stream has these numbers.
+// NICs' reads and writes. No stream has these numbers.
 inline constexpr Actor kNicReads = ~Actor{0};
 inline constexpr Actor kNicWrites = ~Actor{0} - 1;
 
-// How far a piece of work knows every actor to have come. An access of actor a at a's tick t is
-// done for everybody whose Of(a) is at least t.
+// How far every actor has come, as a piece of work knows it. An access of actor a at a's tick t is
+// known to be done if Of(a) is at least t.
 class VectorClock {
  public:
   uint64_t Of(Actor actor) const {
@@ -40,9 +40,9 @@ class VectorClock {
 
 enum class AccessKind : uint8_t { kRead, kWrite };
 
-// Who touched which bytes of one piece of memory. Two accesses to a byte, one of them a write, are
-// a race if no chain of stream order, events and the host's questions orders them. The log finds a
-// race whatever time the accesses happened to take.
+// The accesses to one piece of memory. Two accesses to a byte, one of them a write, are a race if
+// no chain of stream order, events and the host's queries orders them. The log finds a race
+// whatever time the accesses happened to take.
 class AccessLog {
  public:
   struct Access {
@@ -54,12 +54,12 @@ class AccessLog {
     std::string what;
   };
 
-  // Enters an access by `actor` at the tick that `clock` has for it. Returns an earlier access that
-  // it races with.
+  // Records an access by `actor` at its tick in `clock`. Returns an earlier access that it races
+  // with.
   std::optional<Access> Enter(uint64_t begin, uint64_t end, AccessKind kind, Actor actor,
                               const VectorClock& clock, const std::string& what);
 
-  // An access by one of these actors that this clock does not know to be done.
+  // Returns an access by one of these actors that is not done by `clock`.
   std::optional<Access> Unfinished(const VectorClock& clock,
                                    const std::function<bool(Actor)>& is_of_interest) const;
 

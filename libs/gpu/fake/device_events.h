@@ -13,7 +13,7 @@
 
 namespace talweg::gpu::fake {
 
-// The events of one device: those that it made, and others' that it has imported.
+// The events of one device: those that it made, and those that it imported.
 class DeviceEvents {
  public:
   struct Event {
@@ -24,14 +24,14 @@ class DeviceEvents {
     bool is_shared() const { return imported || exportable; }
   };
 
-  // The world outlives it.
+  // The world outlives this object.
   explicit DeviceEvents(World& world) : world_(world) {}
 
   EventId Add(Event event);
-  // INVALID_ARGUMENT: there is none. A violation if its owner has destroyed it.
+  // INVALID_ARGUMENT: there is no such event. A violation if its owner has destroyed it.
   absl::StatusOr<Event*> Find(EventId event);
   void Destroy(EventId event);
-  // The device is gone: what it had to record is never done.
+  // The device is gone. Events that it had to record are never done.
   void OnDeviceGone();
 
  private:

@@ -16,10 +16,10 @@
 
 namespace talweg::gpu::fake {
 
-// The streams of one device: what each has been given, and what it knows of others' work.
+// The streams of one device: the work posted to each, and what it knows of others' work.
 class DeviceStreams {
  public:
-  // The world outlives it.
+  // The world outlives this object.
   explicit DeviceStreams(World& world) : world_(world) {}
 
   StreamId New(size_t gpu, StreamPriority priority);
@@ -29,20 +29,20 @@ class DeviceStreams {
   absl::Status Check(StreamId stream) const;
   VectorClock& clock_of(StreamId stream) { return streams_.at(stream).clock; }
 
-  // Nothing else may be posted to the stream until it is released.
+  // While reserved, the stream takes no other work.
   void Reserve(StreamId stream, bool reserved);
-  // Enters the accesses of work that is posted now, and posts it.
+  // Records the accesses of `work`, and posts it.
   void Post(StreamId stream, Work work, const std::vector<Access>& accesses,
             const std::string& what);
 
-  // A violation if work of these may still use the memory.
+  // A violation if work of these streams may still use the memory.
   void CheckUnused(const Memory& memory, const char* doing) const;
-  // `doing` waits for all of their work. A violation if some of it may never end.
+  // `doing` waits for all work of these streams. A violation if some of it may never end.
   void CheckEnds(const std::string& doing) const;
 
-  // Their work stops where it is.
+  // Stops the streams' work where it is.
   void Stop();
-  // The device is gone. What they did is over for everybody.
+  // The device is gone. Its work is over for every actor.
   void Drop();
 
  private:
@@ -53,8 +53,8 @@ class DeviceStreams {
 
   World& world_;
   std::map<StreamId, Stream> streams_;
-  std::set<Actor> actors_;  // Destroyed streams too.
-  VectorClock stopped_;     // What they had posted when they were stopped.
+  std::set<Actor> actors_;  // Destroyed streams, too.
+  VectorClock stopped_;     // What was posted when they were stopped.
 };
 
 }  // namespace talweg::gpu::fake

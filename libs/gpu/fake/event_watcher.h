@@ -12,8 +12,8 @@
 
 namespace talweg::gpu::fake {
 
-// Writes to a descriptor when events are done. Files do not tell that, so it looks at them now and
-// then, on a thread of its own that begins with the first event. Any thread may call.
+// Writes to a descriptor when events are done. A file cannot report that, so a thread of its own,
+// which starts with the first event, looks at the files now and then. Any thread may call it.
 class EventWatcher {
  public:
   // `descriptor`: an eventfd that outlives the watcher.

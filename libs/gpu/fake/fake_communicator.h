@@ -33,7 +33,7 @@ class FakeCommunicator final : public Communicator {
   void Abort() override;
 
  private:
-  // What posted work needs even after the communicator is gone.
+  // State that posted work needs even after the communicator is gone.
   struct Shared {
     absl::Status error;
   };
@@ -48,8 +48,8 @@ class FakeCommunicator final : public Communicator {
                     std::span<const CollectivePart> parts, Effect effect);
   void Fail(const char* why);
   void Release();
-  // Combines what each sends, the elements from byte `offset` on. It goes element by element from
-  // the first device on and stores each addition, as a chain of GPUs does.
+  // Combines the elements of all `sends` from byte `offset` on. Adds element by element, beginning
+  // with the first device, and rounds after each addition, as a chain of GPUs does.
   static std::vector<std::byte> Combine(DType dtype, Op op, uint64_t element_count,
                                         const std::vector<Place>& sends, uint64_t offset);
 

@@ -15,7 +15,7 @@
 
 namespace talweg::gpu::fake {
 
-// One GPU as one process has it.
+// One GPU of one process.
 class FakeDevice final : public Device {
  public:
   FakeDevice(World& world, std::shared_ptr<PinnedMemory> pinned, size_t gpu);
@@ -62,12 +62,12 @@ class FakeDevice final : public Device {
 
   // ----- For communicators and the machine. -----
 
-  // ABORTED when the GPU is lost. Otherwise moves the machine.
+  // Advances the machine. ABORTED: the GPU is lost.
   absl::Status Ready();
   DeviceStreams& streams() { return streams_; }
   const MappedMemory& memory() const { return memory_; }
-  // The context is lost: its work stops where it is, and every call is ABORTED. Once it is
-  // destroyed, what it did is over for everybody.
+  // Loses the context: its work stops where it is, and every call returns ABORTED. Once the device
+  // is destroyed, its work is over for every actor.
   void Lose();
 
  private:

@@ -14,11 +14,11 @@
 #include "libs/gpu/device.h"
 #include "libs/runtime/clock.h"
 
-// GPUs of host memory, for tests and for simulation. Work takes time on a clock that the test
-// moves. Streams run at once. A copy or a sum reads its source as late as it can, and writes its
-// target at its end only. So a test that looks or changes too early gets wrong bytes. Beyond that
-// every access is compared with all others. Two that nothing orders, one of them a write, are
-// reported, whatever time they took.
+// GPUs made of host memory, for tests and for simulation. Work takes time on a clock that the test
+// moves. Streams run concurrently. A copy or a sum reads its source as late as possible, and writes
+// its target only at its end. So a test that reads or writes too early gets wrong bytes. Also,
+// every access is compared with all others: two unordered ones, one of them a write, are reported
+// as a race, whatever time they took.
 namespace talweg::gpu::fake {
 
 struct FakeCosts {
@@ -55,16 +55,16 @@ enum class AccessKind : uint8_t;
 struct Place;
 class World;
 
-// Has one owner thread, with all its platforms, and outlives them. Moves when anything of it is
-// called.
+// One owner thread uses the machine and all its platforms. The machine outlives them. Each call on
+// any of them advances it.
 class FakeMachine {
  public:
   FakeMachine(const runtime::Clock& clock, const FakeMachineOptions& options);
   ~FakeMachine();
 
-  // A process that sees all GPUs, or those named, in that order. When it and its devices are
-  // destroyed, the process dies: its memory goes once nobody has it mapped, its work is dropped,
-  // its events are never done.
+  // Makes a process that sees all GPUs, or those named, in that order. When the platform and its
+  // devices are destroyed, the process dies: its memory is freed once nobody has it mapped, its
+  // work is dropped, and its events are never done.
   std::unique_ptr<Platform> NewProcess();
   std::unique_ptr<Platform> NewProcess(const std::vector<GpuUuid>& visible);
 
@@ -72,26 +72,26 @@ class FakeMachine {
 
   // Does what is due by the clock.
   void Advance();
-  // When the next piece of work ends. None when nothing ends.
+  // Returns when the next piece of work ends; nullopt if none does.
   std::optional<int64_t> NextEndNs();
 
-  // The host reads or writes pinned memory now: a violation if a copy may be at it.
+  // The host reads or writes pinned memory now. A violation if a copy may use it.
   void HostReads(std::span<const std::byte> bytes);
   void HostWrites(std::span<const std::byte> bytes);
 
   // A NIC reads or writes memory that `device` has opened to NICs, and is done. The host may be
-  // told at once of what it wrote; the GPU sees it after a flush.
+  // told of a write at once; the GPU sees it after a flush.
   void NicReads(Device& device, DeviceSpan span, std::span<std::byte> target);
   void NicWrites(Device& device, DeviceSpan span, std::span<const std::byte> source);
 
   // ----- Faults. -----
 
   void InjectCollectiveFault(CollectiveFault fault);
-  // Every Map and ImportEvent fails so. OK ends that.
+  // Every Map and ImportEvent returns `status`. OK ends that.
   void RefuseImports(absl::Status status);
-  // Every Open fails so. OK ends that.
+  // Every Open returns `status`. OK ends that.
   void RefuseContexts(absl::Status status);
-  // How much of the GPU's memory something else takes, instead of what it took before.
+  // Sets how much of the GPU's memory something else takes.
   void OccupyMemory(size_t gpu, uint64_t bytes);
   // Loses the GPU for all processes: nothing can be opened on it until it is restored.
   void LoseGpu(size_t gpu);
@@ -99,9 +99,9 @@ class FakeMachine {
   // Loses the context of the device's process only.
   void LoseContext(Device& device);
 
-  // ----- What has been. -----
+  // ----- What has happened. -----
 
-  // Races, uses of what is gone, and whatever else makes real GPUs give wrong bytes.
+  // Races, uses of destroyed objects, and all else that makes real GPUs give wrong bytes.
   const std::vector<std::string>& violations() const;
   void ClearViolations();
   size_t context_count(size_t gpu) const;

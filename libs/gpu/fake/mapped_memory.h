@@ -17,7 +17,7 @@
 
 namespace talweg::gpu::fake {
 
-// What one process has of a GPU's memory, its own and others', and at which addresses.
+// The memory of a GPU that one process has, its own and others', by address.
 class MappedMemory {
  public:
   struct Mapped {
@@ -27,8 +27,8 @@ class MappedMemory {
 
   explicit MappedMemory(uint64_t first_address) : next_address_(first_address) {}
 
-  // Where the next piece of so many bytes goes. A hole follows it, so that nothing runs on into the
-  // next.
+  // Returns the addresses of the next piece. A gap follows it, so that no access runs into the next
+  // piece.
   DeviceSpan NewSpan(uint64_t bytes) {
     const DeviceSpan span = {next_address_, bytes};
     next_address_ += RoundUp(bytes, 256) + 4096;
@@ -39,7 +39,7 @@ class MappedMemory {
   }
   void Remove(DeviceSpan span) { map_.Erase(span.address); }
 
-  // Null: no piece begins and ends there, or it is not of this kind.
+  // Returns null if no piece begins and ends there, or if it is not of this kind.
   const std::shared_ptr<Memory>* Find(DeviceSpan span, bool imported) const {
     const auto* const entry = map_.Find(span.address);
     const bool found =

@@ -22,22 +22,22 @@ namespace talweg::gpu::fake {
 // pinned it.
 class PinnedMemory {
  public:
-  // The world outlives it.
+  // The world outlives this object.
   explicit PinnedMemory(World& world) : world_(world) {}
 
-  // RESOURCE_EXHAUSTED: that is more than the machine pins.
+  // RESOURCE_EXHAUSTED: more than the machine can pin.
   absl::Status CheckRoom(uint64_t bytes) const;
-  // `allocated`: the bytes, if they are not the caller's own.
+  // `allocated`: owns the bytes if they are not the caller's.
   absl::Status Pin(const FakeDevice* owner, std::span<std::byte> bytes,
                    std::unique_ptr<std::byte[]> allocated);
-  // `streams`: the owner's, which may use it no more.
+  // `streams`: the owner's. They must not use the memory any more.
   absl::Status Unpin(const FakeDevice* owner, std::span<std::byte> bytes, bool allocated,
                      const DeviceStreams& streams);
   absl::StatusOr<Place> Resolve(std::span<const std::byte> bytes) const;
 
-  // From here on it is a violation to copy to or from what the device has pinned.
+  // From now on a copy to or from memory that the device has pinned is a violation.
   void OnKnownLost(const FakeDevice* owner) { known_lost_.insert(owner); }
-  // The device is gone, with what it has pinned.
+  // The device is gone, with all memory that it has pinned.
   void ForgetAllOf(const FakeDevice* owner);
 
  private:

@@ -20,7 +20,7 @@ struct Place {
   std::byte* data() const { return memory->data + offset; }
 };
 
-// Poison, so that whoever reads what is being written is found out.
+// Writes poison, so that a read of bytes that are being written is noticed.
 inline void Poison(const Place& place) {
   std::memset(place.data(), static_cast<int>(kPoison), place.bytes);
 }

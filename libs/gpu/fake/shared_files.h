@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-// Files of a directory, which make up the fake GPUs that several processes share. It uses the
-// standard library only, because the stub of the driver is a shared library and Debian's Abseil is
-// not made for these.
+// Files of a directory, of which the fake GPUs consist that several processes share. Uses only the
+// standard library, because the driver's stub is a shared library, and Debian's Abseil cannot be
+// linked into one.
 namespace talweg::gpu::fake {
 
 inline constexpr size_t kHeaderBytes = 4096;
@@ -29,19 +29,19 @@ struct SharedMachineOptions {
   bool stalls = false;
 };
 
-// Reads "DIRECTORY:COUNT", or "DIRECTORY:COUNT/3,1" for the visible ones, as a test gives it to a
-// program. None: the text is something else, or not of 1 to 64 GPUs.
+// Parses "DIRECTORY:COUNT", or "DIRECTORY:COUNT/3,1" with the visible GPUs, which a test gives to a
+// program. Returns nullopt if the text has another form, or does not name 1 to 64 GPUs.
 std::optional<SharedMachineOptions> ReadSharedMachine(const std::string& text);
 
 std::array<uint8_t, 16> SharedUuid(size_t gpu);
 
-// A file of the machine, mapped. Its maker holds a lock on it for as long as the maker lives.
+// A mapped file of the machine. Its maker holds a lock on it as long as the maker lives.
 class SharedFile {
  public:
-  // `near`: mapped there if that is free. Null, with errno: not possible.
+  // `near`: the wanted address, used if it is free. Returns null, with errno, on failure.
   static std::shared_ptr<SharedFile> Make(const std::string& directory, const std::string& kind,
                                           size_t bytes, void* near = nullptr);
-  // Null: this is no handle of that kind, or its maker is gone.
+  // Returns null if this is no handle of that kind, or if its maker is gone.
   static std::shared_ptr<SharedFile> Open(const std::string& directory, const std::string& kind,
                                           const HandleBytes& handle);
   SharedFile() = default;
@@ -65,13 +65,14 @@ class SharedFile {
   size_t bytes_ = 0;
 };
 
-// The first bytes of a memory's file: on which GPU, and how long. The memory itself begins at
+// The first bytes of a memory's file: its GPU and its length. The memory itself begins at
 // kHeaderBytes.
 struct MemoryHeader {
   uint64_t gpu;
   uint64_t bytes;
 };
-// The first bytes of an event's file: how often it was recorded, and how many of these are done.
+// The first bytes of an event's file: how often it was recorded, and how many of these records are
+// done.
 struct EventState {
   std::atomic<uint64_t> recorded;
   std::atomic<uint64_t> done;

@@ -18,7 +18,7 @@
 
 namespace talweg::gpu::fake {
 
-// What one process has of a shared fake GPU's memory: files, each with a header before its bytes.
+// The memory of a shared fake GPU that one process has: files, each with a header before its bytes.
 class SharedMemory {
  public:
   struct Mapped {
@@ -63,7 +63,7 @@ class SharedMemory {
 // The host memory that a process has pinned, for all its devices.
 using SharedPins = AddressMap<std::unique_ptr<std::byte[]>>;
 
-// What one device of the process has pinned of it, until the device is gone.
+// The memory that one device of the process has pinned, until the device is gone.
 class DevicePins {
  public:
   explicit DevicePins(std::shared_ptr<SharedPins> all) : all_(std::move(all)) {}
@@ -93,7 +93,7 @@ class DevicePins {
     all_->Erase(AddressOf(bytes.data()));
     return absl::OkStatus();
   }
-  // Whether any device of the process has pinned it.
+  // Returns OK if any device of the process has pinned the bytes.
   absl::Status Check(std::span<const std::byte> bytes) const {
     return all_->Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory).status();
   }

@@ -22,15 +22,15 @@ namespace talweg::gpu::fake {
 struct Mark {
   bool done = false;
   Actor recorder = kHost;
-  VectorClock clock;  // What is done when the mark is.
+  VectorClock clock;  // The work that is done when the mark is.
   std::vector<std::function<void()>> on_done;
 };
 
-// What one piece of work can have of a GPU at a time.
+// The engines of a GPU. Each does one piece of work at a time.
 enum class Engine : uint8_t { kNone, kToHost, kToDevice, kCompute };
 inline constexpr size_t kEngineCount = 4;
 
-// Work that several streams do together. It starts when all have come to it.
+// Work that several streams do together. It starts when all of them have reached it.
 struct Rendezvous {
   size_t parties = 0;
   int64_t not_before_ns = 0;
@@ -56,9 +56,10 @@ struct Work {
   std::shared_ptr<Rendezvous> joint;
 };
 
-// Streams of work on the engines of several GPUs, in virtual time: every stream in its order, all
-// streams at once. Work that is ready together is taken by priority, then by chance. Effects happen
-// at the beginnings and ends of work. Their times do not depend on when Advance is called.
+// Streams of work on the engines of several GPUs, in virtual time: each stream in its order, all
+// streams concurrently. Work that is ready at the same time is taken by priority, then at random.
+// Effects happen at the beginning and end of work, at times that do not depend on when Advance is
+// called.
 class Timeline {
  public:
   Timeline(size_t gpu_count, uint64_t seed) : engines_(gpu_count), random_(seed) {}
@@ -73,11 +74,11 @@ class Timeline {
   // Moves to `now_ns`, which never goes back. Do not call it from within an effect.
   void Advance(int64_t now_ns);
   int64_t now_ns() const { return now_ns_; }
-  // When the next work ends if nothing is posted.
+  // Returns when the next work ends if nothing more is posted.
   std::optional<int64_t> NextEndNs() const;
   bool IsIdle(Actor stream) const;
-  // What the stream's end may wait for without end: work of streams that are not among `own`, or a
-  // collective that hangs. Null: nothing.
+  // Returns what the end of the stream may wait for for ever: work of streams that are not in
+  // `own`, or a collective that hangs. Null: nothing.
   const char* MayNeverEnd(Actor stream, const std::set<Actor>& own) const;
 
  private:
@@ -89,12 +90,12 @@ class Timeline {
     std::optional<int64_t> ends_ns;  // When the first work ends, once begun.
     std::deque<Work> works;
   };
-  using Engines = bool[kEngineCount];  // Which are taken.
+  using Engines = bool[kEngineCount];  // Whether each is taken.
   struct GpuEngines {
     Engines taken = {};
   };
 
-  // Begins and passes what can be at now_ns_. Returns whether there was anything.
+  // Begins and passes all work that can begin or pass at now_ns_. Returns whether there was any.
   bool Settle();
   bool PassInstant(Stream& stream);
   bool BeginTimed();

@@ -21,7 +21,7 @@
 #include "libs/gpu/fake/timeline.h"
 #include "libs/runtime/clock.h"
 
-// What the processes of a FakeMachine share.
+// Shared by the processes of a FakeMachine.
 namespace talweg::gpu::fake {
 
 class FakeDevice;
@@ -64,19 +64,19 @@ class World {
   uint64_t FreeBytes(const GpuState& gpu) const;
   std::array<std::byte, 64> NewHandle();
   void Violate(std::string what);
-  // Enters an access in the memory's log. If it is a race, enters it in the violations.
+  // Records an access in the memory's log, and a race in the violations.
   void Touch(Memory& memory, uint64_t offset, uint64_t bytes, AccessKind kind, Actor actor,
              const VectorClock& actor_clock, const std::string& what);
-  // Gives the bytes back once neither the owner nor anybody else has them.
+  // Frees the bytes if neither the owner nor another process has them.
   void ForgetIfUnused(Memory& memory);
 
   const runtime::Clock& clock;
   const FakeMachineOptions options;
   Random random;
   Timeline timeline;
-  VectorClock host_clock;  // The hosts' of all processes, as if they told each other.
-  VectorClock nic_reads;   // What NICs have read, no more.
-  VectorClock nic_writes;  // What is there after a flush.
+  VectorClock host_clock;  // Of the hosts of all processes, as if they told each other everything.
+  VectorClock nic_reads;   // NICs' finished reads.
+  VectorClock nic_writes;  // NICs' writes that a flush makes visible.
   std::vector<GpuState> gpus;
   std::map<MemoryHandle, std::weak_ptr<Memory>> exported_memory;
   std::map<EventHandle, std::weak_ptr<SharedEvent>> exported_events;

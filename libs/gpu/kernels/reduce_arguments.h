@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-// What the kernels and their callers agree on. nvcc compiles this too, as C++17.
+// The arguments of the kernels. nvcc compiles this, too, as C++17.
 namespace talweg::gpu::kernels {
 
 // How the inputs x0, x1, ... of one element become its output. Always from the left.
@@ -23,9 +23,9 @@ inline constexpr uint32_t kCombineCount = 9;
 
 inline constexpr uint32_t kInputsMax = 32;
 inline constexpr uint32_t kOutputsMax = kInputsMax;
-// What a thread loads at once.
+// The bytes that a thread loads at once.
 inline constexpr uint32_t kVectorBytes = 16;
-// Threads of a block: what the kernels are compiled for.
+// The threads of a block, for which the kernels are compiled.
 inline constexpr uint32_t kBlockThreads = 256;
 
 // The elements are a `head` before the first vector, the vectors, and a tail. Without vectors all
@@ -36,7 +36,7 @@ struct ReduceArguments {
   uint64_t element_count;
   uint64_t head;
   uint64_t vectors;
-  double scale;  // Rounded to the type that is combined in.
+  double scale;  // Rounded to the type in which elements are combined.
   uint32_t input_count;
   uint32_t output_count;
 };

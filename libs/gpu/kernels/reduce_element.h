@@ -8,9 +8,9 @@
 #include "libs/gpu/kernels/reduce_arguments.h"
 
 // The reduction kernels, for a GPU (nvcc) and for the host (any compiler, without contraction of
-// products and sums). It is one text, so that the host's tests cover what the GPU runs. What
-// differs between the two stands under __CUDA_ARCH__: the conversions of f16, and the names of the
-// instructions that round to nearest and are never fused.
+// products and sums). It is one source, so that the host's tests cover what the GPU runs. The
+// differences stand under __CUDA_ARCH__: the conversions of f16, and the names of the instructions
+// that round to nearest and are never fused.
 //
 // The rules are those of docs/arithmetic.md. Nothing here depends on which thread takes an element.
 #if defined(__CUDACC__)
@@ -99,9 +99,8 @@ TALWEG_HD T OneNan(T x) {
   return x;  // Integers.
 }
 
-// A NaN on either side gives the one NaN, and -0 is less than +0. Equal numbers differ in their
-// sign alone, so the lesser zero is the union of the two patterns, and the greater the
-// intersection.
+// A NaN on either side gives the one NaN, and -0 is less than +0. Equal numbers differ only in
+// their sign, so the lesser zero is the bitwise OR of the two patterns, and the greater the AND.
 template <class Float, class Bits>
 TALWEG_HD Float LesserFloat(Float a, Float b, Bits nan) {
   if (IsNan(a) || IsNan(b)) return BitCast<Float>(nan);
@@ -246,8 +245,8 @@ struct Kernel {
   using Stored = typename E::Stored;
   using Lane = typename E::Lane;
   static constexpr uint32_t kLanes = kVectorBytes / sizeof(Stored);
-  // How many vectors of an input a thread has in flight: enough to hide the memory's latency, few
-  // enough for the registers that their lanes take.
+  // How many vectors of an input a thread loads at once: enough to hide the memory's latency, few
+  // enough for its registers.
   static constexpr uint32_t kUnroll = kLanes <= 4 ? 4 : 2;
 
   struct alignas(kVectorBytes) Vector {
@@ -383,8 +382,8 @@ struct Kernel {
   }
 };
 
-// Every kernel: X(dtype's name, combination's name, element, Combine). Only minima and maxima tell
-// integers with a sign from those without: PlanReduce knows which kernel does which dtype.
+// All kernels: X(dtype's name, combination's name, element, Combine). Only minima and maxima differ
+// between signed and unsigned integers: PlanReduce chooses the kernel of a dtype.
 #define TALWEG_GPU_FLOAT_KERNELS(X, name, element) \
   X(name, sum, element, Combine::kSum)             \
   X(name, sum_times, element, Combine::kSumTimes)  \

@@ -34,7 +34,7 @@ Scaling ScalingOf(const ReduceSpec& spec) {
   return {Combine::kSumOver, divisor};
 }
 
-// Minima and maxima alone tell a number with a sign from one without, and a bool is a byte.
+// Only minima and maxima differ between signed and unsigned numbers. A bool is a byte.
 DType KernelDType(DType dtype, Combine combine) {
   const bool is_end = combine == Combine::kMin || combine == Combine::kMax;
   if (IsFloat(dtype) || (IsInteger(dtype) && is_end)) return dtype;
@@ -106,7 +106,7 @@ absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> input
       return absl::InvalidArgumentError(
           absl::StrCat(what, ": outputs ", other, " and ", o, " overlap"));
     }
-    size_t same = 0;  // How many inputs this output is.
+    size_t same = 0;  // How many inputs are this output.
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!Overlap(inputs[i], outputs[o], bytes)) continue;
       if (inputs[i] == outputs[o] && ++same == 1) continue;
@@ -139,7 +139,7 @@ absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const ui
   arguments.output_count = static_cast<uint32_t>(outputs.size());
   arguments.element_count = element_count;
   arguments.scale = scaling.scale;
-  // Vectors where all buffers can have them at once; else element by element.
+  // Uses vectors if they are aligned in all buffers at once; else goes element by element.
   const uint64_t askew = outputs[0] % kVectorBytes;
   const auto lies_alike = [askew](uint64_t at) { return at % kVectorBytes == askew; };
   const bool alike = std::all_of(inputs.begin(), inputs.end(), lies_alike) &&

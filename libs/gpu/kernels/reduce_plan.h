@@ -15,17 +15,19 @@
 
 namespace talweg::gpu::kernels {
 
-// How one Device::Reduce is done.
+// The plan of one Device::Reduce.
 struct ReducePlan {
-  // A single input that nothing scales: its bytes are copied, NaNs untouched, except onto itself.
+  // For a single input that is not scaled: its bytes are copied, NaNs unchanged, except onto
+  // itself.
   bool is_copy = false;
-  uint64_t bytes = 0;                 // In each buffer; 0: nothing to do.
-  DType dtype = DType::kUnspecified;  // Whose kernel does it: elements of the same size.
+  uint64_t bytes = 0;  // In each buffer; 0: nothing to do.
+  // The dtype whose kernel does it, with elements of the same size.
+  DType dtype = DType::kUnspecified;
   Combine combine = Combine::kSum;
   ReduceArguments arguments = {};
 };
 
-// INVALID_ARGUMENT: the arguments are not as Device::ReduceTo wants them.
+// INVALID_ARGUMENT: the arguments break the rules of Device::ReduceTo.
 absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
                                       std::span<const uint64_t> outputs, uint64_t element_count);
 inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
@@ -34,13 +36,13 @@ inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
   return PlanReduce(spec, inputs, {&output, 1}, element_count);
 }
 
-// "talweg_reduce_f32_sum": of a plan's dtype and combination.
+// Returns the name of a plan's kernel: "talweg_reduce_f32_sum".
 std::string KernelName(DType dtype, Combine combine);
-// The names of all kernels.
+// Returns the names of all kernels.
 std::vector<std::string> KernelNames();
 
-// Does on the host what the kernel does on a GPU, as thread_count threads one after the other. The
-// plan's addresses are those of host memory.
+// Runs the kernel on the host, as `thread_count` threads one after the other. The plan's addresses
+// are those of host memory.
 void RunOnHost(const ReducePlan& plan, uint64_t thread_count);
 
 }  // namespace talweg::gpu::kernels

@@ -8,7 +8,7 @@
 
 namespace talweg::gpu {
 
-// A machine without GPUs. Every call fails with `why`, which is not OK and has reason and remedy.
+// A machine without GPUs. Every call returns `why`, an error with reason and remedy.
 std::unique_ptr<Platform> NewNonePlatform(absl::Status why);
 
 }  // namespace talweg::gpu

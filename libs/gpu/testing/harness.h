@@ -14,8 +14,8 @@
 
 #include "libs/gpu/device.h"
 
-// What tests of GPUs share. The conformance suite (conformance_*.cc) is linked into the test of
-// every implementation, which defines NewHarness.
+// Shared by the tests of GPUs. The conformance suite (conformance_*.cc) is linked into the test of
+// each implementation, which defines NewHarness.
 namespace talweg::gpu {
 
 // Another process, with one piece of memory on the same GPU and two events.
@@ -29,12 +29,12 @@ class Peer {
   };
 
   virtual ~Peer() = default;
-  // Allocates, writes Pattern(seed), and returns when that is done.
+  // Allocates memory, writes Pattern(seed), and returns when that is done.
   virtual absl::StatusOr<Shared> Share(uint64_t bytes, uint64_t seed) = 0;
-  // Posts writing of Pattern(seed), and records `written`. If told so, it waits for the latest
-  // record of `taken` first.
+  // Posts the writing of Pattern(seed), and records `written`. If `wait_for_taken`, it waits for
+  // the latest record of `taken` first.
   virtual absl::Status Write(uint64_t seed, bool wait_for_taken) = 0;
-  // What the memory holds, once all the peer's work is done.
+  // Returns the memory's bytes, after all of the peer's work is done.
   virtual absl::StatusOr<std::vector<std::byte>> Read() = 0;
   virtual absl::Status Free() = 0;
   // Dies at once, as by a signal.
@@ -46,19 +46,19 @@ class Harness {
  public:
   virtual ~Harness() = default;
   virtual Platform& platform() = 0;
-  // Lets time pass until `done` says so. Returns false when that takes a minute.
+  // Lets time pass until `done` returns true. Returns false if that takes a minute.
   virtual bool RunUntil(const std::function<bool()>& done) = 0;
-  // Null where there can be none.
+  // Returns null if the implementation cannot have peers.
   virtual std::unique_ptr<Peer> NewPeer(const GpuUuid& uuid) = 0;
-  // A size whose allocation fails.
+  // Returns a size whose allocation fails.
   virtual uint64_t TooManyBytes(Device& device) = 0;
-  // Whether Device::Reduce works here.
+  // Returns whether Device::Reduce works here.
   virtual bool HasKernels() { return true; }
   // Called at the end of each case.
   virtual void CheckClean() {}
 };
 
-// Null: not on this machine. NewHarness has said why, as "SKIPPED: reason".
+// Returns null if this machine cannot run the tests. It then prints "SKIPPED: reason".
 std::unique_ptr<Harness> NewHarness();
 
 // One case: a harness and the first GPU's device. Usage: `Case c; if (c.skipped()) return;`
@@ -69,7 +69,7 @@ struct Case {
   Case& operator=(const Case&) = delete;
 
   bool skipped() const { return harness == nullptr; }
-  // Runs until all that was posted to the stream is done.
+  // Runs until all work on the stream is done.
   void Finish(StreamId stream);
   std::span<std::byte> Host(uint64_t bytes);
   DeviceSpan Memory(uint64_t bytes);
@@ -84,7 +84,7 @@ void FillPattern(std::span<std::byte> bytes, uint64_t seed);
 std::vector<std::byte> Pattern(uint64_t seed, size_t size);
 bool IsPattern(std::span<const std::byte> bytes, uint64_t seed);
 
-// A peer that works on a platform of this process. Child processes use it as well.
+// Returns a peer that works on a platform of this process. Child processes use it, too.
 std::unique_ptr<Peer> NewPlatformPeer(std::unique_ptr<Platform> platform, const GpuUuid& uuid,
                                       std::function<bool(const std::function<bool()>&)> run_until);
 

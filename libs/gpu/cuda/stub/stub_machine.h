@@ -13,10 +13,10 @@
 
 #include "libs/gpu/cuda/driver_api.h"
 
-// GPUs of host memory under the driver's and NCCL's own functions, so that libs/gpu/cuda runs on a
-// machine without a GPU. It tests our calls, their arguments and their order, not speed. Work of a
-// stream runs when an event is asked for, a piece at each question. So nothing is done at once, and
-// work that nobody asks for never ends.
+// GPUs made of host memory behind the driver's and NCCL's own functions, so that libs/gpu/cuda runs
+// on a machine without a GPU. It tests calls, their arguments and their order, not speed. Each
+// query of an event runs one piece of a stream's work. So nothing is done at once, and work that
+// nobody queries never ends.
 namespace talweg::gpu::cuda::stub {
 
 inline constexpr int kGpuCount = 2;
@@ -36,7 +36,7 @@ struct EventState {
 
 struct Stream;
 
-// Work that several streams do together, once each has come to it.
+// Work that several streams do together, once each has reached it.
 struct Joint {
   std::vector<Stream*> streams;
   std::function<void()> run;
@@ -56,10 +56,11 @@ struct Stream {
   std::deque<Work> works;
 };
 
-// What TALWEG_STUB_FAIL=FUNCTION=RESULT makes this function answer. 0: nothing is injected.
+// Returns the result that TALWEG_STUB_FAIL=FUNCTION=RESULT injects into this function, or 0 for
+// none.
 int InjectedResult(const char* function);
 
-// One for the process. It CHECKs what a real driver answers with undefined behaviour.
+// One per process. CHECKs what is undefined behaviour with a real driver.
 class Machine {
  public:
   static Machine& Get();
@@ -67,8 +68,8 @@ class Machine {
   // Runs one piece of work, in turn over the streams. Returns whether one could run.
   bool Step();
   void RunAll();
-  // What the GPU's streams have not done is never done, and nobody is told, as after a context is
-  // reset for a fault.
+  // Drops the unfinished work of the GPU's streams, without notice, as a context does that is reset
+  // after a fault.
   void DropWork(int gpu);
 
   int current_gpu = -1;  // The context that is current.
@@ -90,7 +91,7 @@ class Machine {
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<std::shared_ptr<EventState>>> events;
 
-  // Whether all these bytes lie in one allocation of the current GPU.
+  // Returns whether all these bytes lie in one allocation of the current GPU.
   bool IsDeviceMemory(uint64_t address, size_t bytes) const;
   bool IsMemoryOf(int gpu, uint64_t address, size_t bytes) const;
   bool IsPinned(uint64_t address, size_t bytes) const;

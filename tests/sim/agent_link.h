@@ -19,8 +19,8 @@
 
 namespace talweg::sim {
 
-// What rpc::SchedulerClient does for an agent, over simulated calls and streams; and the agent's
-// own AgentDataPlane. Events come from the timeline, never from inside a call.
+// Does for an agent what rpc::SchedulerClient does, over simulated calls and streams, and has the
+// agent's own AgentDataPlane. Events come from the timeline, never inside a call.
 class AgentLink final : public agent::ConnectedLink {
  public:
   struct Config {
@@ -32,9 +32,9 @@ class AgentLink final : public agent::ConnectedLink {
     bool knows_standbys = false;
     const Profile* profile = nullptr;
     std::function<void(const rpc::MemberEvent& event)> on_event;
-    // Before it goes to the AgentDataPlane, which sends what is left of it.
+    // Called before the AgentDataPlane gets `send`. May take entries away.
     std::function<void(pipeline::Send& send)> before_send;
-    // The scheduler has heard the last word, or it was said for too long.
+    // Leave is over: the scheduler has answered (`told`), or did not in time.
     std::function<void(bool told)> on_left;
   };
 
@@ -47,10 +47,10 @@ class AgentLink final : public agent::ConnectedLink {
   void Quiesced(uint64_t id, uint64_t step) override;
   void SetRanksAttached(bool attached) override;
   void SetRanksReady(bool ready) override;
-  // Decides nothing.
+  // Does not influence any decision.
   void SetRanksHaveState(bool /*have_state*/) override {}
   void ReportLost(const pipeline::ReportLost& lost) override;
-  // Likewise.
+  // Does not influence any decision.
   void ReportUnreachable(Incarnation, const std::string&) override {}
   using ConnectedLink::Do;
   void Do(pipeline::Send& effect) override;
@@ -66,7 +66,7 @@ class AgentLink final : public agent::ConnectedLink {
   void SendRenewal();
   void OnMessage(const membership::MemberMessage& message);
   void OnRefused(const membership::Answer& answer);
-  // It is out: nothing more comes but this.
+  // The member is out: `event` is the last one.
   void Out(const rpc::MemberEvent& event);
   void NoteAnswer(bool answered);
   void SayLeave(LeaveReason reason, const std::string& text, int64_t end_ns);
@@ -80,14 +80,14 @@ class AgentLink final : public agent::ConnectedLink {
   view::MemberIdentity self_;
   JobId job_;
   Epoch held_;
-  // `ready` is never said where ranks know no standbys.
+  // `ready` stays unset if ranks know no standbys.
   membership::RanksWord ranks_ = {.attached = false};
   bool reachable_ = true;
   bool out_ = false;
   bool leaves_ = false;
   uint64_t attachment_ = 0;
   membership::QuiesceFollower quiesce_;
-  std::optional<int64_t> joining_since_ns_;  // Without an answer.
+  std::optional<int64_t> joining_since_ns_;  // Since when Join has had no answer.
 };
 
 }  // namespace talweg::sim

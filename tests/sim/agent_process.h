@@ -26,23 +26,23 @@
 
 namespace talweg::sim {
 
-// No tensor comes so far: contributions to it must not be taken.
+// No tensor reaches this round, so contributions to it must be refused.
 inline constexpr Round kConfusedRound{1'000'000};
-// Declarations of side tensors are numbered from there.
+// The first request number of side tensors' declarations.
 inline constexpr uint32_t kSideRequests = 1000;
 // More ranks than any node has.
 inline constexpr uint32_t kConfusedRankCount = 8;
 
-// Somebody has sent one: tensors fail of which nothing else is wrong.
+// A peer has sent such a report, so tensors fail that are not at fault.
 inline constexpr const char* kFalseReport = "reports that cannot all be true";
 
-// What is said of a round that some hold, and others cannot get any more.
+// The text about a round that some members hold, and others can no longer get.
 inline constexpr const char* kLostRound = "what others were to get of it is lost";
 
-// Somebody has heard what no aggregator of ours says.
+// A member has received a message that no real aggregator sends.
 inline constexpr const char* kForged = "words of a confused aggregator";
 
-// Adds cells as the ledger does, in the order of the ranks.
+// Adds cells as the ledger does, in rank order.
 class CellCombiner final : public agent::RankCombiner {
  public:
   void Combine(const pipeline::TensorSpec& spec, bool is_final,
@@ -51,8 +51,8 @@ class CellCombiner final : public agent::RankCombiner {
 };
 
 // One life of one node's agent, with its ranks: the daemon's own AgentDriver and AgentDataPlane on
-// the simulated network, simulated trainers that push every tensor round after round, and what the
-// world checks of them.
+// the simulated network, simulated trainers that push every tensor round after round, and the
+// checks of all these.
 class AgentProcess : private TransportWatcher, private RankHearing {
  public:
   struct Config {
@@ -60,11 +60,11 @@ class AgentProcess : private TransportWatcher, private RankHearing {
     uint32_t node = 0;
     uint32_t rank_count = 1;
     Incarnation incarnation;
-    std::string host_id;  // "": a host of its own.
+    std::string host_id;  // "": on a host of its own.
     const Profile* profile = nullptr;
-    // It has given up a node that has had no connection, it says.
+    // The agent says that it has given up a node that had no connection.
     std::function<void(NodeRank node)> on_given_up;
-    // Its life is over, and it has said goodbye.
+    // The agent's life is over, and it has said goodbye.
     std::function<void(const AgentProcess* process)> on_ended;
   };
 
@@ -73,48 +73,49 @@ class AgentProcess : private TransportWatcher, private RankHearing {
 
   void Start();
   void KillRank(LocalRank rank);
-  // Sends what no agent should send, on a connection of its own.
+  // Sends something that no agent should send, on a connection of this agent.
   void Confuse();
   void ConfuseRank(LocalRank rank);
-  // Hears what no aggregator of ours says.
+  // The agent receives a message that no real aggregator sends.
   void Forge();
-  // Told to stop: its ranks have a while to finish, then it says goodbye and ends.
+  // Tells the agent to stop: its ranks have a while to finish, then it says goodbye and ends.
   void Stop();
 
-  // To the network.
+  // Its end of the network.
   Process* process() { return &transport_; }
 
   const pipeline::AgentCore& core() const { return driver_.core(); }
   const std::string& name() const { return name_; }
-  // Every rank has finished its rounds, or has been told why it cannot.
+  // Returns whether every rank has finished its rounds, or was told why it cannot.
   bool Settled() const;
-  // Some rank is not at its own work between rounds, and waits for more than other ranks of this
-  // node that are.
+  // Returns whether some rank waits for more than ranks of this node that are at their own work
+  // between rounds.
   bool WaitsForSomebody() const;
   std::string Unsettled() const;
   bool AllRanksDone() const;
   bool left() const { return left_; }
-  // It should have ended, as nobody needs it any more.
+  // Returns whether the agent should have ended, because nobody needs it any more.
   bool Lingers() const;
-  // To all aggregators, since when.
+  // Since when it has been connected to all aggregators.
   std::optional<int64_t> connected_since_ns() const { return connected_since_ns_; }
-  // And they to it: one whose end of a connection has broken may notice so before this one does.
+  // Returns whether all aggregators also see their ends open. An aggregator may notice a break
+  // before this agent does.
   bool ConnectedAtBothEnds() const;
   bool Failed() const { return core().views().has_failed(); }
-  // When the frame was sent that it has read last.
+  // When the last frame that the agent has read was sent.
   int64_t frame_sent_ns() const { return transport_.frame_sent_ns(); }
-  // Rule 8: where `view` lets joiners in all ranks have ended as many steps as it says, and wait.
+  // Rule 8: if `view` lets joiners in, all ranks have ended as many steps as it says, and wait.
   void CheckAtBoundary(const view::View& view) const;
 
  private:
-  // What a pass of the data thread takes that finds something, and one that sums.
+  // The time of a pass of the data thread that finds something, and of one that sums.
   static constexpr uint64_t kPassNs = 20 * kMicrosecond;
   static constexpr uint64_t kReduceNs = 50 * kMicrosecond;
   enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
   struct RankTensor {
-    bool is_mine = true;  // The rank takes part in it.
+    bool is_mine = true;  // Whether the rank takes part in it.
     bool declared = false;
-    bool failed = false;  // The trainer goes on without it.
+    bool failed = false;  // The tensor has failed, and the trainer goes on without it.
     pipeline::TensorIndex index;
     Round pushed;
     Round taken;
@@ -123,16 +124,16 @@ class AgentProcess : private TransportWatcher, private RankHearing {
     RankState state = RankState::kStarting;
     bool confused = false;
     bool welcome = false;      // The agent has greeted it.
-    uint64_t steps = 0;        // That it has ended.
+    uint64_t steps = 0;        // How many it has ended.
     uint64_t stop_at = 0;      // As in RankServer::PublishStop.
     bool at_boundary = false;  // It waits until it may begin the next.
     std::string text;
     std::vector<RankTensor> tensors;  // As the profile's.
   };
-  // What a rank copies of a round's result while it comes.
+  // The part of a round's result that a rank has copied while it arrives.
   struct Arriving {
     Round round;
-    uint64_t bytes = 0;  // More than the tensor has: something came twice.
+    uint64_t bytes = 0;  // More than the tensor has if something came twice.
     std::shared_ptr<Cells> cells;
   };
   struct Allocated {
@@ -161,20 +162,19 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
   void OnMembership(LocalRank rank, uint32_t request, const shm::RankMembership& answer) override;
 
-  // agent_process.cc
-  // Does something to the daemon, and looks at it afterwards.
+  // agent_process.cc Runs `act` on the daemon, then checks it.
   void Run(const std::function<void()>& act);
   void Later(int64_t delay_ns, std::function<void()> event);
   void SayHello(LocalRank rank);
-  // A turn of its duty cycle.
+  // Does a turn of the duty cycle.
   void Poll();
   void PollLater(uint64_t most_ns);
   void WakeAt(int64_t deadline_ns);
-  // What it shows an aggregator that it connects to.
+  // Returns the token for an aggregator that it connects to.
   std::optional<transport::TokenClaim> NextToken();
   void OnMemberEvent(const rpc::MemberEvent& event);
   void OnView(const view::View& view);
-  // Effects of the core, before the driver performs them.
+  // Sees each effect of the core before the driver performs it.
   void Watch(const pipeline::Effect& effect);
   void WatchSend(pipeline::Send& send);
   void WatchArrived(const pipeline::SliceArrived& arrived);
@@ -206,7 +206,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void Declare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec);
   void Say(LocalRank rank, const pipeline::Push& push);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
-  // Where a rank has what it gives, and what it gets of a round.
+  // The memory of a rank's contribution.
   std::span<std::byte> ContributionOf(LocalRank rank, pipeline::TensorIndex tensor);
   void Scribble(LocalRank rank, pipeline::TensorIndex tensor);
   Cells ResultCells(pipeline::TensorIndex tensor, Round round);
@@ -230,15 +230,14 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
   pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
 
-  // agent_steps.cc
-  // In rounds of every tensor.
+  // agent_steps.cc Returns the round of every tensor at which the step ends.
   uint64_t EndOfStep(const RankProcess& rank) const;
   bool HasEndedStep(const RankProcess& rank) const;
-  // Whether it may go on.
+  // Ends the rank's step. Returns whether the rank may go on.
   bool EndStep(LocalRank rank);
   void Ask(LocalRank rank, shm::BoundaryQuestion question, uint64_t steps, Epoch epoch);
 
-  // agent_standby.cc: what a standby takes over beside the others' steps.
+  // agent_standby.cc: the state that a standby gets while the others do steps.
   struct SideTensor {
     std::string name;
     view::MemberIdentity other;
@@ -249,9 +248,9 @@ class AgentProcess : private TransportWatcher, private RankHearing {
     Round pushed;
   };
   bool IsStandbyIn(const view::View& view) const;
-  // Full members do with the newest view's standbys, and a standby with its full members.
+  // A full member meets the newest view's standbys, and a standby the view's full members.
   void MeetStandbys();
-  // Ranks have the numbers of the view of `epoch`, or it is too old.
+  // The ranks now have the numbers of the view of `epoch`; `follows` false: it is too old.
   void OnFollowed(bool follows, Epoch epoch);
   void Meet(const view::View& view);
   void DeclareSide(size_t side);
@@ -271,15 +270,17 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   const HostIndex host_;
   const Config config_;
   const std::string name_;
-  bool forges_decision_ = false;  // In front of the next true one.
-  // By the transport's names of connections. Contribution bytes that are under way, as the wire has
-  // it; none where a confused agent has sent what its core does not know of.
+  bool forges_decision_ = false;  // Before the next true decision.
+  // Contribution bytes that are in flight, by the transport's ids of connections. nullopt if a
+  // confused agent has sent bytes that its core does not know of.
   std::map<ConnectionId, std::optional<uint64_t>> in_flight_;
-  std::deque<std::pair<ConnectionId, std::vector<std::byte>>> contributions_sent_;  // The last few.
-  std::map<ConnectionId, std::vector<std::byte>> reports_sent_;  // The last frame of each.
+  // The last few frames.
+  std::deque<std::pair<ConnectionId, std::vector<std::byte>>> contributions_sent_;
+  // The last report on each connection.
+  std::map<ConnectionId, std::vector<std::byte>> reports_sent_;
   uint32_t tokens_made_ = 0;
   bool lies_ = false;               // In its next report.
-  bool contributes_early_ = false;  // After its next Hello, welcome or not.
+  bool contributes_early_ = false;  // After its next Hello, before the Welcome.
 
   const SimClock clock_;
   const CellCombiner combiner_;
@@ -292,26 +293,27 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   bool ended_ = false;  // Its life is over.
   bool told_to_stop_ = false;
   std::map<pipeline::TensorIndex, Allocated> allocated_;
-  std::set<TensorKey> in_place_;  // Tensors that ranks here have declared so.
+  std::set<TensorKey> in_place_;  // Tensors that ranks here have declared in place.
   std::vector<RankProcess> ranks_;
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;
   bool knows_standbys_ = false;
-  bool is_ready_ = true;                 // Its ranks are, or know no standbys.
-  std::vector<SideTensor> sides_;        // Local rank 0 is in them.
-  bool has_met_ = false;                 // As a standby.
+  bool is_ready_ = true;                 // Its ranks are ready, or know no standbys.
+  std::vector<SideTensor> sides_;        // Those with local rank 0.
+  bool has_met_ = false;                 // Whether it has met the full members as a standby.
   Ledger* ledger_ = nullptr;             // The joined job's.
-  std::optional<view::View> told_view_;  // The first one: ranks have their numbers from it.
-  bool follows_ = false;                 // They have them.
+  std::optional<view::View> told_view_;  // The first view, which numbers the ranks.
+  bool follows_ = false;                 // Whether they follow it.
   bool left_ = false;
   bool out_ = false;
   Epoch epoch_;
   Epoch epoch_reported_;
-  std::optional<int64_t> silent_since_ns_;   // The scheduler, to this agent.
-  std::optional<int64_t> answers_since_ns_;  // After a silence.
+  // Since when the scheduler has been silent to this agent.
+  std::optional<int64_t> silent_since_ns_;
+  std::optional<int64_t> answers_since_ns_;  // Since when it answers again after a silence.
   bool relapsed_ = false;                    // It fell silent again before it could decide.
-  int64_t undecided_since_ns_ = 0;           // The first of those silences.
+  int64_t undecided_since_ns_ = 0;           // When the first of these silences began.
   std::optional<int64_t> connected_since_ns_;
 };
 

@@ -16,11 +16,11 @@
 
 namespace talweg::sim {
 
-// What an aggregator's life says to the simulated scheduler, and hears: rpc::AggregatorRegistration
-// over simulated calls and streams.
+// An aggregator's link to the simulated scheduler: does what rpc::AggregatorRegistration does, over
+// simulated calls and streams.
 class AggregatorLink final : public aggregator::SchedulerLink {
  public:
-  // All outlive it.
+  // All outlive the link.
   AggregatorLink(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
                  HostIndex host, OnEvent on_event);
   ~AggregatorLink() override;
@@ -44,7 +44,7 @@ class AggregatorLink final : public aggregator::SchedulerLink {
            std::function<void(absl::StatusOr<uint32_t>)> done);
   void Tell(const rpc::AggregatorEvent& event);
   void Later(int64_t delay_ns, std::function<void()> event);
-  // `event`, unless the link is gone by then.
+  // Returns a function that runs `event`, unless the link is gone by then.
   std::function<void()> WhileHere(std::function<void()> event) const;
 
   Timeline* const timeline_;
@@ -57,7 +57,7 @@ class AggregatorLink final : public aggregator::SchedulerLink {
   view::ViewAggregator self_;
   bool registered_ = false;
   bool out_ = false;
-  bool reachable_ = true;  // As it was told last.
+  bool reachable_ = true;  // As last reported.
   uint64_t attachment_ = 0;
   std::map<JobId, Epoch> held_;
 };

@@ -24,7 +24,7 @@
 namespace talweg::sim {
 
 // One life of an aggregator: the daemon's own AggregatorLife and AggregatorDataPlane on the
-// simulated network, and what the world checks of them.
+// simulated network, and the checks of them.
 class AggregatorProcess : private TransportWatcher {
  public:
   struct Config {
@@ -33,7 +33,7 @@ class AggregatorProcess : private TransportWatcher {
     Incarnation incarnation;
     std::string host_id;
     const Profile* profile = nullptr;
-    // It ends by itself: drained, or refused by the scheduler.
+    // The aggregator ends by itself: it is drained, or the scheduler refuses it.
     std::function<void(const AggregatorProcess* process)> on_ended;
   };
 
@@ -41,17 +41,19 @@ class AggregatorProcess : private TransportWatcher {
                     const Config& config);
 
   void Start();
-  // Told to stop: asks to be left out of views, waits for its jobs, says goodbye, and ends.
+  // Tells the aggregator to stop: it asks for no further jobs, waits for its jobs, says goodbye,
+  // and ends.
   void Drain();
-  // Run `strike` a little after the next result that it sends, when some members may have it and
-  // others not; or after its next decision to finish or to abort a round.
+  // AtDanger runs `strike` a little after the next result that the aggregator sends, when some
+  // members may have it and others not. AtDecision runs it after the next decision to finish or to
+  // abort a round.
   void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
   void AtDecision(std::function<void()> strike) { at_decision_ = std::move(strike); }
 
-  // To the network.
+  // Its end of the network.
   Process* process() { return &transport_; }
 
-  // Those of former incarnations are told apart.
+  // Without those of former incarnations.
   std::vector<const aggregation::AggregatorCore*> jobs() const { return data_plane_.jobs(); }
   std::vector<const aggregation::AggregatorCore*> leaving_jobs() const {
     return data_plane_.leaving_jobs();
@@ -60,11 +62,11 @@ class AggregatorProcess : private TransportWatcher {
   bool draining() const { return life_.state() != aggregator::AggregatorLife::State::kServing; }
   bool refused() const { return !life_.result().ok(); }
   const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
-  // What cores have counted whose job is over.
+  // With the counters of jobs that are over.
   aggregator::AggregatorDataPlane::Totals totals() const { return data_plane_.totals(); }
 
  private:
-  // What was seen of a job when nothing was going on.
+  // The state of a job when nothing was under way.
   struct Seen {
     Epoch epoch;
     bool reports_complete = false;
@@ -81,7 +83,7 @@ class AggregatorProcess : private TransportWatcher {
 
   void Poll();
   void Tick();
-  // Does something to the daemon, and looks at it before and afterwards.
+  // Runs `act` on the daemon, and checks it before and after.
   void Run(const std::function<void()>& act);
   void Later(int64_t delay_ns, std::function<void()> event);
   void PollLater(uint64_t most_ns);
@@ -93,7 +95,7 @@ class AggregatorProcess : private TransportWatcher {
   void NotePresent();
   void CheckAfterwards();
   void CheckMemory(const aggregation::AggregatorCore& job, uint64_t held_bytes) const;
-  // What the scheduler's rules allow.
+  // Checks that jobs use no more than the scheduler's quotas.
   void CheckPlaces() const;
   void CheckForgotten(const aggregation::AggregatorCore& job, ConnectionId connection) const;
   void CheckFenced(const aggregation::AggregatorCore& job) const;
@@ -125,14 +127,15 @@ class AggregatorProcess : private TransportWatcher {
   bool poll_due_ = false;
   std::map<JobId, Seen> seen_;
   std::set<ConnectionId> refused_;
-  // Bytes of contributions that have come in this epoch, and that it has not told of.
+  // Bytes of contributions that have come in this epoch, and whose credit is not returned yet.
   struct Credit {
     uint64_t untold_bytes = 0;
-    bool untold_at_tick = false;  // Some was, and none has been told since.
+    // At the last tick some was not returned, and none has been since.
+    bool untold_at_tick = false;
   };
   std::map<ConnectionId, Credit> credit_;
   std::map<uint64_t, view::MemberIdentity> writers_;  // By the key of a region.
-  // Until when each node was connected in the present epoch, or when that began.
+  // Until when each node was connected in the current epoch, or when the epoch began.
   std::map<std::pair<JobId, NodeRank>, std::pair<Epoch, int64_t>> present_;
   std::function<void()> at_danger_;
   std::function<void()> at_decision_;

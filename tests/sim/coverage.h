@@ -2,10 +2,9 @@
 #ifndef TALWEG_TESTS_SIM_COVERAGE_H_
 #define TALWEG_TESTS_SIM_COVERAGE_H_
 
-// What the lives of sim_test must have reached together: the rows of the failure tables of
-// docs/protocol.md, by section, and the faults that lead to them. A row that no honest or confused
-// peer of a simulated cluster can cause is left to the cores' unit tests (docs/testing.md says
-// which).
+// The points that the lives of sim_test must reach together: the rows of the failure tables of
+// docs/protocol.md, by section, and the faults that lead to them. The cores' unit tests cover rows
+// that no honest or confused peer of a simulated cluster can cause (docs/testing.md names them).
 namespace talweg::sim {
 
 inline constexpr const char* kCoverage[] = {

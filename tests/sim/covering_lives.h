@@ -10,8 +10,8 @@
 
 namespace talweg::sim {
 
-// That the first so many lives break nothing, and reach all that is wanted, together.
-// `live(seed)` returns a `violation` and a `coverage`, how often each thing was reached.
+// Checks that the first `lives` lives break nothing, and together reach all points in `wanted`.
+// `live(seed)` returns a `violation`, and a `coverage`: how often each point was reached.
 template <typename Live, typename Wanted>
 void CheckThatLivesReach(const Wanted& wanted, uint64_t lives, const Live& live) {
   std::map<std::string, uint64_t> coverage;

@@ -6,18 +6,18 @@
 #include <map>
 #include <string>
 
-// Members and listeners that prove to each other who they are (docs/protocol.md, sections 9 to 11),
-// with somebody between them who has every message: he delivers it to whom he likes, as often as he
-// likes, changed or not, and is a member himself.
+// Members and listeners that prove their identity to each other (docs/protocol.md, sections 9 to
+// 11), with an attacker between them. The attacker sees every message, delivers it to any peer, any
+// number of times, changed or not, and is a member, too.
 namespace talweg::sim {
 
 struct HandshakeResult {
   std::string violation;  // "" when every invariant held.
-  // How often each of these was done, or came of it.
+  // How often each action or outcome occurred.
   std::map<std::string, uint64_t> coverage;
 };
 
-// Everything follows from the seed but nonces and keys, which are the kernel's.
+// Everything follows from the seed, except for nonces and keys, which come from the kernel.
 HandshakeResult LiveHandshakes(uint64_t seed);
 
 }  // namespace talweg::sim

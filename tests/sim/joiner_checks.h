@@ -8,11 +8,11 @@
 
 namespace talweg::sim {
 
-// Whether `view` has a member that whoever has `held` does not know.
+// Returns whether `view` has a member that `held` does not have.
 bool HasJoiner(const view::View& held, const view::View& view);
 
-// Rule 8: when a view with joiners is told to the first, no member that they are new to has a round
-// open, and all of those hold the same rounds. Throws Violation otherwise.
+// Rule 8: when the first member gets a view with joiners, no member to which they are new has a
+// round open, and all such members hold the same rounds. Throws Violation otherwise.
 void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members,
                       const view::View& view);
 

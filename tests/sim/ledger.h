@@ -17,39 +17,38 @@
 
 namespace talweg::sim {
 
-// A life that broke an invariant; the text says which, and what was seen.
+// A life has broken an invariant. The text says which, and what was seen.
 struct Violation {
   std::string text;
 };
 
-// What a rank contributes: cell i of (rank's life, tensor, round) is a base that no other has,
-// plus i times a constant, so that sums tell who is in them, in which order, and whether they lie
-// in their place.
+// A rank's contribution. Cell i of (rank's life, tensor, round) is a unique base plus i times a
+// constant. So a sum shows who is in it, in which order, and whether it lies in its place.
 uint64_t ContributionBase(const view::MemberIdentity& member, LocalRank rank, TensorKey tensor,
                           Round round);
 inline constexpr uint64_t kCellStep = 0x9e3779b97f4a7c15u;
-// What stands for a sum here: linear, so that it can be foretold, and another one in another order
+// Stands for a sum: linear, so that the result can be predicted, and different for another order
 // (invariant 2).
 inline uint64_t Combine(uint64_t so_far, uint64_t next) {
   return so_far * 0xd1342543de82ef95u + next;
 }
-// Lies where a rank gives nothing.
+// The value where a rank gives nothing.
 inline constexpr uint64_t kNothing = 0xbadbadbadbadbad0u;
-// What a rank writes over an average that it has taken.
+// A rank writes it over an average that it has taken.
 inline constexpr uint64_t kScribbled = 0x5c71bb1e00000000u;
 
 // Knows what all ranks of one job should see, and throws Violation when one does not.
 class Ledger {
  public:
-  // Every view that anybody is told (invariant 3, rule 15). Epochs only rise, but for a view of a
-  // store that was set back.
+  // Call it with every view that is sent (invariant 3, rule 15). Epochs only rise, except after an
+  // older store was put in place.
   void OnView(const view::View& view, bool store_is_older = false);
 
   // How a round is over for a rank.
   enum class End : uint8_t {
     kDone = 1,
-    kAborted = 2,   // Somebody is gone without whom it cannot be done.
-    kMismatch = 3,  // The ranks gave what does not go together.
+    kAborted = 2,   // A member is gone that the round needs.
+    kMismatch = 3,  // The ranks gave data that does not fit together.
   };
   struct RankOfMember {
     view::MemberIdentity member;
@@ -63,19 +62,19 @@ class Ledger {
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
     std::vector<uint64_t> lengths;  // By part.
-    view::MemberIdentity member;    // Whose rank has taken it.
+    view::MemberIdentity member;    // The member whose rank has taken it.
     LocalRank local_rank;
-    Epoch epoch;                       // That member's view's when the round was over there.
-    std::optional<RankOfMember> root;  // Whom that rank knows by the root's number.
-    // Those whose ranks take part, as that rank knows them, the root's first.
+    Epoch epoch;                       // Of that member's view when the round was over there.
+    std::optional<RankOfMember> root;  // The rank that it knows by the root's number.
+    // The members whose ranks take part, as that rank knows them, the root's first.
     std::vector<view::MemberIdentity> needed;
   };
-  // All ranks of some node have pushed a round: nobody else can begin one.
+  // All ranks of a node have pushed a round. A round cannot begin in any other way.
   void OnContributed(TensorKey tensor, Round round) { contributed_.emplace(tensor, round); }
-  // A rank has taken the result of a round (invariants 1 to 3), or heard of its abortion.
+  // A rank has taken the result of a round (invariants 1 to 3), or was told of its abortion.
   void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);
 
-  // Somebody has heard that a tensor is disagreed upon.
+  // A member was told that ranks disagree on a tensor.
   struct Disagreement {
     Epoch epoch;
     int64_t since_ns = 0;
@@ -84,45 +83,46 @@ class Ledger {
     Disagreement& known = disagreements_[tensor];
     if (known.epoch < epoch) known = {epoch, now_ns};
   }
-  // Ranks in one process take part in what all of them agree on when the first declares it.
+  // Returns the plan that all ranks use: the one of the first rank that declares the tensor.
   const RoundPlan& AgreedPlan(TensorKey tensor, const RoundPlan& plan) {
     return plans_.emplace(tensor, plan).first->second;
   }
-  // A member has heard that a tensor can have no round after `last` any more.
+  // A member was told that a tensor can have no round after `last`.
   struct Death {
     Round last;
     view::MemberIdentity member;
-    Epoch epoch;                               // That member's view's then.
-    std::vector<view::MemberIdentity> needed;  // Whom its ranks know by the tensor's ranks.
+    Epoch epoch;  // Of that member's view at that time.
+    // The members that its ranks know by the tensor's ranks.
+    std::vector<view::MemberIdentity> needed;
   };
   void OnDead(TensorKey tensor, const Death& death);
 
-  // A rank has named others of a tensor by the numbers of a view that its node follows no more.
+  // A rank has named a tensor's ranks by the numbers of a view that its node no longer follows.
   void OnOlderNumbers(const std::string& tensor) { named_by_older_numbers_.insert(tensor); }
   bool NamedByOlderNumbers(const std::string& tensor) const {
     return named_by_older_numbers_.contains(tensor);
   }
 
-  // Some tensor has failed: it has no round any more.
+  // A tensor has failed, and has no further rounds.
   void OnTensorFailed() { tensor_failed_ = true; }
   bool tensor_failed() const { return tensor_failed_; }
   const std::map<TensorKey, Disagreement>& disagreements() const { return disagreements_; }
 
-  // Whether somebody in the view of `epoch` was in the job before `joiner` was.
+  // Returns whether a member of the view of `epoch` was in the job before `joiner`.
   bool SurvivorIn(Epoch epoch, const view::MemberIdentity& joiner) const;
 
-  // Whether some view is without two that the one before it had.
+  // Returns whether some view lost two or more members of the view before it.
   bool LostSeveralAtOnce() const;
 
   uint64_t outcomes() const { return outcomes_; }
   const std::map<Epoch, view::View>& views() const { return views_; }
 
  private:
-  // One result of a round. There may be others: what only those have seen that are out of the view
-  // since, nobody needs to agree with.
+  // One result of a round. There may be others: nobody needs to agree with a result that only
+  // members saw that have left the view since.
   struct Settled {
     Outcome outcome;
-    std::map<view::MemberIdentity, Epoch> takers;  // And the epoch in which they had it.
+    std::map<view::MemberIdentity, Epoch> takers;  // With the epoch in which each took it.
   };
 
   // A rank that is in a round of a view.
@@ -137,8 +137,8 @@ class Ledger {
   static bool Agree(const std::vector<Participant>& ranks, const Outcome& outcome);
   void CheckAgreement(const std::string& what, const Outcome& outcome);
   void CheckNotDead(const std::string& what, const Outcome& outcome) const;
-  // Whether a member that had something in `epoch` and whoever has `outcome` were in one view
-  // since.
+  // Returns whether `member`, which took a result in `epoch`, and the member of `outcome` were in
+  // one view since.
   bool SawBoth(const view::MemberIdentity& member, Epoch epoch, const Outcome& outcome) const;
   void CheckAborted(const std::string& what, const Outcome& outcome) const;
   void CheckPart(const std::string& what, const Outcome& outcome,

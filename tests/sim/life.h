@@ -14,13 +14,13 @@ namespace talweg::sim {
 struct LifeResult {
   std::string violation;  // "" when every invariant held.
   std::vector<std::string> trace;
-  uint64_t outcomes = 0;  // Results that ranks have taken and found right.
+  uint64_t outcomes = 0;  // Results that ranks have taken and that were right.
   uint64_t events = 0;
   // How often each row of the failure tables, and each fault, was reached.
   std::map<std::string, uint64_t> coverage;
 };
 
-// Lives one cluster's life: everything about it follows from its kind and the seed.
+// Simulates one cluster's life. Everything follows from the kind and the seed.
 LifeResult Live(Kind kind, uint64_t seed, bool with_trace);
 
 }  // namespace talweg::sim

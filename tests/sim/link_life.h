@@ -6,14 +6,13 @@
 #include <map>
 #include <string>
 
-// Jobs of any weights that meet on the link of the lanes of one aggregator, which share it
-// (docs/quotas.md).
-// TCP gives each connection what it likes, members' own links may be slow, and jobs pause.
+// Jobs of any weights that share the link of one aggregator's lanes (docs/quotas.md). TCP gives
+// each connection any share, members' own links may be slow, and jobs pause.
 namespace talweg::sim {
 
 struct LinkResult {
   std::string violation;  // "" when every promise held.
-  // How often each of these was so.
+  // How often each situation occurred.
   std::map<std::string, uint64_t> coverage;
 };
 

@@ -10,7 +10,7 @@
 
 namespace talweg::sim {
 
-// Takes what daemons log while it lives.
+// Receives the daemons' log lines while it lives.
 class LogSink {
  public:
   explicit LogSink(std::function<void(const std::string& text)> sink) {

@@ -5,16 +5,16 @@
 #include <set>
 #include <string>
 
-// The switches of the deliberate bugs that mutate.py plants, for the one thread that lives such
+// The switches of the deliberate bugs that mutate.py plants. Used by the one thread that runs such
 // lives.
 namespace talweg::sim {
 
-// Turns on `name` alone; "" turns all off.
+// Turns on only `name`; "" turns all off.
 void TurnOnMutation(const std::string& name);
-// Those that the cores have come across so far, on or off.
+// Returns the mutations that the cores have reached so far, on or off.
 const std::set<std::string>& MutationsSeen();
 
-// Lives as long as the process; the same for every use of a name.
+// Returns the switch of a name: valid for the process's life, and the same for every use.
 const bool* MutationSwitch(const char* name);
 
 }  // namespace talweg::sim

@@ -23,7 +23,7 @@
 // that a peer writes without asking.
 namespace talweg::sim {
 
-// One for every process that ever was place; a restarted process keeps it.
+// Each process has one. A restarted process keeps it.
 using HostIndex = uint32_t;
 
 // Memory is one number for every 64 bytes: enough to see what was summed, twice, or not at all,
@@ -32,28 +32,29 @@ using Cells = std::vector<uint64_t>;
 inline constexpr uint64_t kCellBytes = 64;
 inline uint64_t CellCount(uint64_t bytes) { return (bytes + kCellBytes - 1) / kCellBytes; }
 
-// Where the cells of a write go: one in so many numbers. Null where nobody has registered that.
+// Where the cells of a write go, and the distance between two cells. `first` is null if no region
+// is registered there.
 struct CellTarget {
   uint64_t* first = nullptr;
   size_t stride = 1;
 };
 
-// What a process is to the network.
+// The network's view of a process.
 class Process {
  public:
   virtual ~Process() = default;
   virtual void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) = 0;
-  // Why somebody who shows this token is not let in; "": OnLinkAccepted follows.
+  // Returns why a peer with this token is not let in, or "" if it is; OnLinkAccepted then follows.
   virtual std::string WhyRefused(ConnectionId, const transport::TokenClaim&) { return ""; }
   virtual void OnLinkAccepted(ConnectionId) {}
   virtual void OnLinkOpen(ConnectionId connection) = 0;
   virtual void OnLinkLost(ConnectionId connection, const std::string& reason) = 0;
   virtual void OnWriteLanded(ConnectionId connection, uint64_t context) = 0;  // At the writer.
-  // Where a peer's write of so many cells goes.
+  // Returns where a peer's write of so many cells goes.
   virtual CellTarget Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) = 0;
 };
 
-// A process that may be stopped, and whose events wait meanwhile; gone events are dropped.
+// A process that may be stopped. Events wait meanwhile; those of an earlier life are dropped.
 class Host {
  public:
   explicit Host(HostIndex index) : index_(index) {}
@@ -77,7 +78,7 @@ class Host {
   }
   void Stop() { stopped_ = true; }
   void Continue();
-  // Runs `event` now, or when the process goes on; never if this life of it is over.
+  // Runs `event` now, or when the process goes on; never if this life is over.
   void Deliver(uint64_t life, std::function<void()> event);
 
  private:
@@ -98,40 +99,41 @@ class Network {
   size_t host_count() const { return hosts_.size(); }
   int64_t Delay();
 
-  // From `from`, which has named its end; the other end's name is drawn here. With a claim it is
-  // asked whether it lets its maker in.
+  // Connects `from`, whose end is named `name`, to `to`; draws the other end's name. With a claim,
+  // asks `to` whether it lets the claim's maker in.
   void Connect(HostIndex from, ConnectionId name, HostIndex to,
                const std::optional<transport::TokenClaim>& claim = std::nullopt);
-  // Nothing lands at, and nothing is told to, `at` from now on.
+  // From now on nothing lands at `at`, and it gets no events.
   void Close(HostIndex at, ConnectionId name);
   void SendFrame(HostIndex at, ConnectionId name, std::vector<std::byte> bytes);
-  // `source` is read when the bytes arrive, as late as a device may read them, or when the writer's
-  // end is closed. It must not change before that; with a `context` (then OnWriteLanded is told),
-  // before that has been told.
+  // Reads `source` when the bytes arrive, as late as a device may read them, or when the writer's
+  // end is closed. The source must not change before that or, with a `context`, before
+  // OnWriteLanded.
   void Write(HostIndex at, ConnectionId name, std::function<Cells()> source, wire::RemoteRef target,
              uint64_t context);
-  // The process at `host` is gone: its connections end, now or a little later, at the others.
+  // The process at `host` is gone. Its peers' ends of connections end now or a little later.
   void EndHost(HostIndex host);
 
-  // Life is over: what is still under way goes nowhere.
+  // The life is over. Drops everything that is under way.
   void Forget() { links_.clear(); }
 
-  // Breaks one connection that both ends believe in; whether there was one. `half`: one end notices
-  // soon, the other one perhaps much later, and what is in flight to that one goes on arriving.
+  // Breaks a connection that is open at both ends. Returns whether there was one. `half`: one end
+  // notices soon, the other perhaps much later, and messages in flight to that end still arrive.
   bool BreakSomeLink(bool half);
-  // One direction of a connection delivers nothing for so long.
+  // Makes one direction of a connection deliver nothing for `stall_ns`.
   bool StallSomeLink(int64_t stall_ns);
   void Partition(HostIndex a, HostIndex b, int64_t until_ns);
   bool Reachable(HostIndex a, HostIndex b) const;
-  // Whether both ends of it believe in it.
+  // Returns whether the connection is open at both ends.
   bool BothEndsOpen(HostIndex at, ConnectionId name);
-  // Whether bytes may yet land at `at` through a connection of it that `counts`.
+  // Returns whether bytes may still land at `at` through one of its connections that `counts`.
   bool WritesUnderWayTo(HostIndex at, const std::function<bool(ConnectionId)>& counts) const;
-  // Whether `at` still listens to an older connection of the peer of `name`, of those that count.
+  // Returns whether an older connection from the peer of `name` is still open at `at`, among those
+  // that count.
   bool HearsOlder(HostIndex at, ConnectionId name,
                   const std::function<bool(ConnectionId)>& counts) const;
 
-  // When the frame was sent that was delivered last.
+  // When the last delivered frame was sent.
   int64_t frame_sent_ns() const { return frame_sent_ns_; }
 
  private:
@@ -139,7 +141,7 @@ class Network {
     std::vector<std::byte> frame;
     int64_t sent_ns = 0;            // A frame.
     std::function<Cells()> source;  // A write, if set.
-    Cells posted;                   // What it was then.
+    Cells posted;                   // The source's value at the post.
     wire::RemoteRef target;
     uint64_t context = 0;
   };

@@ -8,14 +8,14 @@
 
 namespace talweg::sim {
 
-// Bazel runs a long test in parts (shard_count), a process for each: whether this one does the work
-// of that number. A test that runs as one does all.
+// Bazel runs a long test in parts (shard_count), with a process for each. Returns whether this
+// process does the work of that number. A test without parts does all.
 inline bool IsOfThisPart(uint64_t number) {
   const auto value = [](const char* name, uint64_t otherwise) {
     const char* const text = std::getenv(name);
     return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
   };
-  // Tells Bazel that the test knows of its parts.
+  // Tells Bazel that the test supports parts.
   if (const char* const file = std::getenv("TEST_SHARD_STATUS_FILE")) std::ofstream{file};
   return number % value("TEST_TOTAL_SHARDS", 1) == value("TEST_SHARD_INDEX", 0);
 }

@@ -10,17 +10,17 @@
 
 #include "tests/sim/mutation.h"
 
-// What tests do whose lives are of one kind, and follow from a seed alone, to the deliberate bugs
-// of a list. `live(seed)` returns what was broken, "" if nothing was.
+// Tests whose lives are of one kind and follow from a seed check here that lives find each
+// deliberate bug of a list. `live(seed)` returns what was broken, or "".
 namespace talweg::sim {
 
-// As a list's table has it: mutate.py writes it.
+// A row of a list's table, which mutate.py writes.
 template <typename Kind>
 struct PlantedBug {
   const char* name;
   const char* breaks;
   Kind kind;
-  uint64_t seeds_max;  // So many lives, at most, find it.
+  uint64_t seeds_max;  // The most lives until one finds it.
 };
 
 template <typename Bugs, typename Live>

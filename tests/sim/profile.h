@@ -18,27 +18,27 @@
 namespace talweg::sim {
 
 struct TensorProfile {
-  uint64_t bytes = 0;  // What a part has, at most.
+  uint64_t bytes = 0;  // The most bytes of a part.
   Op op = Op::kSum;
   Share gives = Share::kWhole;
   Share gets = Share::kWhole;
-  view::Group group;  // Empty: all ranks that there are when the tensor is first declared.
-  // Each round has lengths of its own; or signatures; or, so often, a rank that calls something
-  // else (0: never).
+  view::Group group;  // Empty: all ranks at the time of the tensor's first declaration.
+  // Each round has lengths of its own; or signatures; or, so often, a rank that makes another call
+  // (0: never).
   bool lengths_vary = false;
   bool is_signed = false;
   uint64_t odd_one_in = 0;
   // One rank of the job declares another length: everybody must get an error.
   bool mismatch = false;
-  uint32_t root_rank = 0;  // Perhaps of a rank that is not there (yet).
+  uint32_t root_rank = 0;  // Perhaps of a rank that does not exist, or not yet.
 
   Collective collective() const { return {DType::kF32, op, gives, gets, bytes / 4}; }
 };
 
-// What one life is like. Drawn from its seed.
+// The properties of one life, drawn from its seed.
 struct Profile {
   std::vector<uint32_t> rank_counts;  // By node, of each job.
-  bool members_first = false;         // They wait for an aggregator, and begin together.
+  bool members_first = false;         // Members wait for an aggregator, and begin together.
   uint32_t job_count = 1;
   uint32_t aggregator_count = 1;
   uint32_t min_members = 1;
@@ -48,21 +48,22 @@ struct Profile {
   uint64_t slice_bytes_max = 4096;
   Dealing dealing;
   uint64_t credit_bytes = 64 * kKiB;
-  // So much is under way before results wait for their turn, by priority.
+  // When so many bytes of results are under way, further results wait, ordered by priority.
   uint64_t results_window_bytes = aggregation::ResultQueue::kNoWindow;
   std::vector<TensorProfile> tensors;
-  // Which host each is on: equal names are one host, and nobody knows that of "". Empty: each has
-  // one to itself. Who is started again may be on another one.
+  // The host of each: equal names are one host, and "" is an unknown host. Empty: each has its own
+  // host. A process that is started again may be on another host.
   std::vector<std::string> node_hosts;
   std::vector<std::string> aggregator_hosts;
   bool has_groups = false;  // Ranks agree beforehand on who takes part, and on roots, by place.
   uint64_t round_count = 3;
   uint64_t rounds_per_step = 1;  // That a step has, of every tensor; the last may have fewer.
-  bool members_prove = false;    // With tokens, as over libfabric, who they are when they connect.
-  bool standbys = false;         // Joiners may be in the view before they are in the steps.
-  bool in_steps = true;          // A rank waits for all tensors of a round before the next one.
+  // Members prove their identity with tokens when they connect, as over libfabric.
+  bool members_prove = false;
+  bool standbys = false;  // Joiners may be in the view before they are in the steps.
+  bool in_steps = true;   // A rank waits for all tensors of a round before the next one.
 
-  uint64_t straggler_one_in = 0;  // So often a rank takes seconds for a step; 0: never.
+  uint64_t straggler_one_in = 0;  // One step in so many takes a rank seconds; 0: none.
 
   int64_t delay_max_ns = 2'000'000;
   int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
@@ -70,16 +71,18 @@ struct Profile {
   int64_t fault_end_ns = 0;  // No faults from then on.
   uint32_t rpc_loss_percent = 0;
   uint64_t aggregator_memory_bytes = 1 << 30;
-  // What a rule of the scheduler lets the job, or its tenant, place at an aggregator; 0: no rule.
+  // How much a quota lets the job, or its tenant, place at an aggregator; 0: no quota.
   uint64_t place_bytes_max = 0;
   bool rule_is_of_tenant = false;
   bool agent_memory_is_short = false;
-  int64_t history_ns = 600'000'000'000;   // How long the scheduler remembers a job that is over.
-  uint32_t fault_weights[18] = {};        // By Fault.
-  uint64_t older_store_one_in = 3;        // So often a scheduler that restarts finds one.
-  bool older_stores_revive = false;       // Also one that brings back a job which is over.
-  int64_t unreachable_ns = 0;             // How long an agent waits for the dead; 0: for ever.
-  bool aggregators_die_together = false;  // Each when some may have its results and others not.
+  int64_t history_ns = 600'000'000'000;  // How long the scheduler remembers a job that is over.
+  uint32_t fault_weights[18] = {};       // By Fault.
+  // One restart of the scheduler in so many finds an older store.
+  uint64_t older_store_one_in = 3;
+  bool older_stores_revive = false;  // An older store may bring back a job that is over.
+  int64_t unreachable_ns = 0;        // How long an agent waits for the dead; 0: for ever.
+  // Each dies when some members may have its results and others not.
+  bool aggregators_die_together = false;
 };
 
 enum class Fault : uint8_t {
@@ -93,24 +96,23 @@ enum class Fault : uint8_t {
   kBreakStream = 7,
   kClockGap = 8,
   kLateJoin = 9,
-  kConfuseAgent =
-      10,  // It sends a contribution that is none, an old one again, or no frame at all.
+  kConfuseAgent = 10,  // It sends a bad contribution, an old one again, or bytes that are no frame.
   kLeave = 11,
   kDrainAggregator = 12,
   kHalfBreakLink = 13,  // One end notices much later than the other.
   kStallLink = 14,      // In one direction.
-  kConfuseRank = 15,    // It pushes what it may not.
-  kForge = 16,          // An agent hears what no aggregator of ours says.
-  kLoseScheduler = 17,  // For long, or for good, with what it has just said.
+  kConfuseRank = 15,    // A rank pushes something that it must not.
+  kForge = 16,          // An agent receives a message that no real aggregator sends.
+  kLoseScheduler = 17,  // For long, or for good, with its last messages.
 };
 inline constexpr int kFaultCount = 18;
 const char* FaultName(Fault fault);
 
-// What the lives of one row of seeds have in common.
+// The kind of a range of seeds' lives.
 enum class Kind : uint8_t {
-  kUsual,     // A bit of everything that there is.
-  kRecovery,  // Views upon views with rounds open: what is rare elsewhere is usual here.
-  kSilent,    // The scheduler goes, and members die that it would have missed.
+  kUsual,     // A bit of everything.
+  kRecovery,  // Many views in a row while rounds are open, which is rare in other kinds.
+  kSilent,    // The scheduler fails, and members die that it would have noticed.
   kGroups,    // As one of those, with every collective, over groups of ranks.
   kHosts,     // As kGroups, with aggregators beside the ranks that parts belong to.
   kStandbys,  // As one of those, with joiners that take over state first.

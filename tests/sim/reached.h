@@ -12,8 +12,8 @@
 
 namespace talweg::sim {
 
-// Which of coverage.h's points a life has reached, and how often, as far as what is left of it at
-// its end tells: views, and counters of the cores.
+// Add the points of coverage.h that a life has reached, and how often, as far as its views and the
+// cores' counters show that at its end.
 void GatherLedger(const Ledger& ledger, std::map<std::string, uint64_t>& coverage);
 void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint64_t>& coverage);
 void GatherAgent(const AgentProcess& process, std::map<std::string, uint64_t>& coverage);

@@ -14,8 +14,8 @@
 
 namespace talweg::sim {
 
-// What the trainers of a job do with one tensor, round after round: all know it beforehand, and so
-// does the ledger. A value.
+// The plan of what a job's trainers do with one tensor, round after round. All trainers and the
+// ledger know it in advance. A value type.
 class RoundPlan {
  public:
   RoundPlan() = default;
@@ -31,13 +31,14 @@ class RoundPlan {
   uint32_t part_count() const {
     return collective().part_count(group_.empty() ? 1 : static_cast<uint32_t>(group_.size()));
   }
-  // The place's number in the group; nullopt: it is not in it. `number_of_all`: among all ranks.
+  // Returns the place's number in the group, or nullopt if it is not in it. `number_of_all`: its
+  // number among all ranks.
   std::optional<uint32_t> NumberOf(const view::Place& place, uint32_t number_of_all) const;
 
-  // What the rank at `place` says, and how long it says that a part is.
+  // The signature and the lengths of parts that the rank at `place` gives.
   RoundSignature Signature(Round round, const view::Place& place) const;
   uint64_t LengthBytes(Round round, uint32_t part, const view::Place& place) const;
-  // The rank that calls something else in this round.
+  // Returns the rank that makes another call in this round.
   std::optional<view::Place> Odd(Round round) const;
 
  private:
@@ -48,7 +49,7 @@ class RoundPlan {
   uint64_t seed_ = 0;
   view::Group group_;
   std::optional<view::Place> root_;
-  std::vector<view::Place> places_;  // That there are at all: of the group, or of the job.
+  std::vector<view::Place> places_;  // All places: of the group, or of the job.
 };
 
 }  // namespace talweg::sim

@@ -8,13 +8,13 @@
 
 // How the cost of a loss and of a join grows with the number of members.
 //
-// The scheduler's core, with the messages that it really sends, and the aggregators' cores run as
-// they are. So do the cores of the first `cores` members. The other members are stand-ins, since
-// every member core holds a view of all members: each says what a core in its place says.
+// The real cores run for the scheduler, with its real messages, for the aggregators, and for the
+// first `cores` members. The other members are stand-ins, because every member core holds a view of
+// all members. A stand-in sends what a core in its place sends.
 //
-// Time is virtual. A process handles one message after another. A message costs sender and
-// receiver the same, and then travels for a while. Contributions and results themselves are
-// written past the messages, and cost nothing here.
+// Time is virtual. A process handles one message after another. A message costs sender and receiver
+// the same, and then travels for a while. The bytes of contributions and results do not travel in
+// messages, and cost nothing here.
 namespace talweg::sim {
 
 struct ScaleOptions {
@@ -37,7 +37,7 @@ struct Traffic {
 struct StationCost {
   Traffic in;
   Traffic out;
-  double cpu_s = 0;  // In its core, and to make its messages.
+  double cpu_s = 0;  // In the scheduler's core, and to make its messages.
 };
 
 struct ScaleEvent {

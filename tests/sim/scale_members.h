@@ -31,7 +31,7 @@ class FrameInFlight {
   std::vector<std::byte> bytes_;
 };
 
-// What a member says to aggregators is told to this.
+// Receives what a member sends to aggregators.
 class Peers {
  public:
   virtual ~Peers() = default;
@@ -40,7 +40,7 @@ class Peers {
   virtual void Quiesced(uint32_t member, uint64_t id, uint64_t step) = 0;
 };
 
-// A node of the job: its core, or what stands in for one.
+// A node of the job: its core, or a stand-in.
 class Participant {
  public:
   virtual ~Participant() = default;
@@ -49,7 +49,7 @@ class Participant {
   virtual void OnFrame(uint32_t aggregator, const wire::Frame& frame) = 0;
   // Contributes to the next round of every tensor.
   virtual void Push() = 0;
-  // How many rounds of every tensor it holds; nullopt while it may not push.
+  // Returns how many rounds of every tensor it holds; nullopt while it must not push.
   virtual std::optional<uint64_t> held() const = 0;
   virtual Epoch epoch() const = 0;
 };
@@ -60,7 +60,7 @@ std::unique_ptr<Participant> MakeCoreMember(uint32_t index, const view::ViewMemb
                                             const Collective& collective,
                                             const runtime::Clock* clock, Peers* peers);
 
-// Says what a core in its place says, as long as nothing else goes wrong.
+// Returns a member that sends what a core in its place sends, as long as nothing else goes wrong.
 std::unique_ptr<Participant> MakeStandIn(uint32_t index, const view::ViewMember& self,
                                          const ScaleOptions& options, const Collective& collective,
                                          Peers* peers);

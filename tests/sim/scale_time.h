@@ -12,7 +12,7 @@
 #include "libs/runtime/clock.h"
 #include "tests/sim/scale.h"
 
-// Time as messages take it, at a stated cost of each.
+// Virtual time in which each message has a stated cost.
 namespace talweg::sim {
 
 inline double CpuSeconds() {
@@ -39,7 +39,7 @@ struct Station {
   int64_t free_at_ns = 0;
 };
 
-// Delivers what processes send each other, when they and the network have had the time for it.
+// Delivers messages between processes, when these and the network have had time for them.
 class VirtualTime final : public runtime::Clock {
  public:
   explicit VirtualTime(const ScaleOptions& options) : options_(options) {}
@@ -60,7 +60,7 @@ class VirtualTime final : public runtime::Clock {
          At(to.free_at_ns, std::move(deliver));
        });
   }
-  // Until nothing is under way.
+  // Runs until nothing is under way.
   void Run() {
     while (!events_.empty()) {
       Event event = std::move(const_cast<Event&>(events_.top()));

@@ -19,27 +19,29 @@
 
 namespace talweg::sim {
 
-// The scheduler has started over an older store: it has forgotten whom it let in, and whom it lost.
+// The scheduler has started with an older store: it has forgotten members that it let in or
+// declared lost.
 inline constexpr const char* kOlderStore = "an older store is put in the scheduler's place";
 
-// The scheduler over its synced store, and the calls and streams by which the others reach it.
+// The scheduler with its synced store, and the calls and streams through which other processes
+// reach it.
 class SchedulerProcess {
  public:
-  // Runs at the scheduler; effects are performed before the caller hears anything.
+  // Runs at the scheduler, which performs the effects before the caller gets an answer.
   using Request = std::function<void(membership::SchedulerCore&, int64_t now_ns,
                                      std::vector<membership::Effect>&)>;
   using Message = std::variant<membership::MemberMessage, membership::AggregatorMessage>;
   struct StreamHandler {
     std::function<void(const Message&)> on_message;
-    // Without an answer the connection broke; with one the scheduler has ended it.
+    // With an answer, the scheduler has ended the stream; without one, the connection broke.
     std::function<void(const std::optional<membership::Answer>&)> on_end;
   };
 
   SchedulerProcess(Timeline* timeline, Trace* trace, Network* network, Host* host,
                    const Profile* profile, std::map<JobId, Ledger>* ledgers);
 
-  // A call from `from`: may be lost on either way, delayed or made twice. `done(false)`: no answer
-  // within the deadline. Dropped when the caller's life ends.
+  // A call from `from`. The request or the answer may be lost or delayed, and the call may be made
+  // twice. `done(false)`: no answer within the deadline. Dropped when the caller's life ends.
   void Call(HostIndex from, Request request, std::function<void(bool answered)> done) {
     CallTimes(Copies(), from, std::move(request), std::move(done));
   }
@@ -47,20 +49,20 @@ class SchedulerProcess {
   void CallOnce(HostIndex from, Request request, std::function<void(bool answered)> done) {
     CallTimes(Lost() ? 0 : 1, from, std::move(request), std::move(done));
   }
-  // The id for an attach request; the stream opens when the request has been accepted.
+  // Returns the id for an attach request. The stream opens when the request is accepted.
   membership::StreamId NewStream(HostIndex from, StreamHandler handler);
   void DropStream(membership::StreamId stream);  // The attach was refused, or had no answer.
-  // The attach request has been accepted: a stream that is over by now ends after it.
+  // The attach request was accepted. A stream that is over by now ends after that.
   void NoteAttached(membership::StreamId stream);
 
   void Start();
-  // Killed, and started over its store.
+  // Kills the scheduler, and starts it again with its store.
   void Restart(int64_t down_ns);
-  // As Restart, for long or for good, or again and again; and some of what it has just said is
-  // heard by nobody.
+  // Like Restart, but for long, for good, or again and again, and some of its last messages are
+  // lost.
   void Lose();
   void OnHostEnded(HostIndex host, bool silently);
-  // `check` sees each view before it is told to anybody.
+  // `check` gets each view before any process does.
   void SetViewCheck(std::function<void(const view::View& view)> check) {
     view_check_ = std::move(check);
   }
@@ -69,9 +71,9 @@ class SchedulerProcess {
   const membership::SchedulerCore* core() const { return core_.get(); }
   uint64_t restarts() const { return restarts_; }
   std::optional<int64_t> down_since_ns() const { return down_since_ns_; }
-  // While it is down: since when it has not run for so long that it could decide who is lost.
+  // Since when the scheduler has not run long enough to decide who is lost.
   int64_t undecided_since_ns() const { return undecided_since_ns_; }
-  // Since when it has run without a gap.
+  // Since when the scheduler has run without a gap.
   int64_t steady_since_ns() const { return steady_since_ns_; }
 
  private:
@@ -81,8 +83,8 @@ class SchedulerProcess {
     StreamHandler handler;
     int64_t last_arrival_ns = 0;
     bool open = true;
-    bool broken = false;  // The scheduler's end hears of it, as soon as it knows the stream.
-    bool cut = false;     // What is under way to the other end is lost.
+    bool broken = false;  // The scheduler is told as soon as it knows the stream.
+    bool cut = false;     // Messages on their way to the other end are lost.
   };
 
   int64_t NextSeconds(uint64_t most);
@@ -115,7 +117,7 @@ class SchedulerProcess {
   std::function<void(const view::View& view)> view_check_;
   std::unique_ptr<membership::SchedulerCore> core_;
   membership::Snapshot store_;
-  std::vector<membership::Snapshot> backups_;  // This life's.
+  std::vector<membership::Snapshot> backups_;  // Of this life.
   std::map<membership::StreamId, Stream> streams_;
   uint64_t next_stream_ = 1;
   uint64_t life_ = 0;
@@ -125,7 +127,7 @@ class SchedulerProcess {
   std::optional<int64_t> down_since_ns_;
   int64_t started_ns_ = 0;
   int64_t undecided_since_ns_ = 0;
-  std::map<JobId, int64_t> gathers_since_ns_;  // Since when a job has had its least.
+  std::map<JobId, int64_t> gathers_since_ns_;  // Since when a job has had its minimum of members.
   std::set<JobId> begun_;
   uint64_t relapses_left_ = 0;
 };

@@ -9,20 +9,19 @@
 #include "libs/view/view.h"
 #include "tests/sim/agent_process.h"
 
-// Invariant 5 while the scheduler is down (docs/protocol.md, section 8). What is false is a
-// Violation.
+// Checks invariant 5 while the scheduler is down (docs/protocol.md, section 8). Throws Violation.
 namespace talweg::sim {
 
 // When each agent ended.
 using Deaths = std::map<view::MemberIdentity, int64_t>;
 
-// `agent` does not wait for a member that has been dead for long, while the scheduler has been
-// down, or up for too short to say so, since `undecided_since_ns`.
+// Checks that `agent` does not wait for a member that has long been dead while the scheduler has
+// been down since `undecided_since_ns`, or up for too short a time to declare it lost.
 void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
                            int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns);
 
-// `by` has given up `other`, which was not connected when that was said, at `said_ns`: what was
-// said may have been on its way for long.
+// `by` has given up `other`. Checks that `other` was not connected at `said_ns`, when the message
+// was sent: it may have been on its way for long.
 void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t said_ns);
 
 }  // namespace talweg::sim

@@ -14,17 +14,17 @@
 
 namespace talweg::sim {
 
-// Real bytes in which the first number of every 64 is a cell.
+// For real bytes in which the first number of every 64 bytes is a cell.
 Cells CellsIn(std::span<const std::byte> bytes);
 void StoreCell(std::span<std::byte> bytes, uint64_t cell, uint64_t value);
 
-// What an agent shares with its simulated ranks: each buffer is a segment.
+// The memory that an agent shares with its simulated ranks. Each buffer is a segment.
 class SimRankMemory final : public shm::RankMemory {
  public:
-  // The next tensor has no room for its results.
+  // The next tensor gets no memory for its results.
   void RefuseNextResult() { refuses_ = true; }
 
-  // As a rank has it that has mapped the segment.
+  // Returns the bytes as a rank sees them that has mapped the segment.
   std::span<std::byte> At(const shm::Location& location);
 
   // --- shm::RankMemory.

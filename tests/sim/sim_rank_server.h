@@ -15,7 +15,7 @@
 
 namespace talweg::sim {
 
-// What simulated ranks hear from their agent. Nothing is answered from inside a call.
+// The agent's messages to simulated ranks. They must not answer inside a call.
 class RankHearing {
  public:
   virtual ~RankHearing() = default;
@@ -42,11 +42,11 @@ class SimRankServer final : public shm::RankServer {
   SimRankServer(uint32_t rank_count, RankHearing* hearing)
       : hearing_(hearing), connections_(rank_count, 1), gone_(rank_count, false) {}
 
-  // A rank says something, which the agent hears when it polls, in order.
+  // A rank sends a message. The agent receives messages in order, when it polls.
   void Say(LocalRank rank, Word word);
-  // Its last word, or the end of its connection.
+  // The rank's goodbye, or the end of its connection.
   void SayGone(LocalRank rank, bool clean, const std::string& text);
-  // Another process has its place from now on.
+  // From now on another process is this rank.
   void Replace(LocalRank rank) {
     ++connections_[rank.value()];
     gone_[rank.value()] = false;
@@ -94,7 +94,7 @@ class SimRankServer final : public shm::RankServer {
   void Garbage(shm::RankConnectionId connection, const std::string& why,
                shm::RankEventSink& sink) override;
   uint64_t PublishStop(shm::RankConnectionId connection, uint64_t stop_at) override;
-  // No simulated agent looks.
+  // No simulated agent calls it.
   uint64_t StepsEnded(shm::RankConnectionId /*connection*/) override { return 0; }
   void PublishEpoch(Epoch /*epoch*/) override {}
   void ReplyMembership(shm::RankConnectionId connection, shm::RequestId request,

@@ -21,8 +21,9 @@
 #include "tests/sim/network.h"
 #include "tests/sim/timeline.h"
 
-// What the daemons' drivers run on here: virtual time, the simulated network behind a Transport,
-// and memory of real bytes, in which the first number of every 64 bytes is a cell.
+// The surroundings of the daemons' drivers in the simulation: virtual time, the simulated network
+// behind a Transport, and memory of real bytes, in which the first number of every 64 bytes is a
+// cell.
 namespace talweg::sim {
 
 class SimClock final : public runtime::Clock {
@@ -45,18 +46,18 @@ class CellSummer final : public aggregator::Summer {
   void Sum(const aggregator::SliceSum& sum) const override;
 };
 
-// What the world sees of a transport that its owner does not, or not at this moment.
+// Sees events of a transport that its owner does not see, or not at this moment.
 class TransportWatcher {
  public:
   virtual ~TransportWatcher() = default;
   // There is something to poll for.
   virtual void OnWake() = 0;
   virtual void OnFramePosted(ConnectionId connection, std::span<const std::byte> frame) = 0;
-  // One event goes to the owner: `deliver` is called once. `frame` is empty if it is no frame, and
-  // `is_end` says that the connection is over.
+  // An event for the owner. The watcher calls `deliver` once. `frame` is empty if the event is no
+  // frame. `is_end`: the connection is over.
   virtual void OnEvent(ConnectionId connection, std::span<const std::byte> frame, bool is_end,
                        const std::function<void()>& deliver) = 0;
-  // A member has shown this token; `why` it is not let in, or "".
+  // A member has shown this token. `why` it is not let in, or "".
   virtual void OnToken(const transport::TokenClaim& claim, const std::string& why) = 0;
   // A peer writes here, inside a region.
   virtual void OnLanding(wire::RemoteRef target, uint64_t bytes) = 0;
@@ -65,7 +66,7 @@ class TransportWatcher {
 // One process's end of the network.
 class SimTransport final : public transport::Transport, public Process {
  public:
-  // Keys of regions begin at `first_key`. All outlive it and its regions.
+  // Keys of regions begin at `first_key`. All pointers outlive the transport and its regions.
   SimTransport(Network* network, HostIndex host, uint64_t first_key, TransportWatcher* watcher)
       : network_(network),
         host_(host),
@@ -90,14 +91,15 @@ class SimTransport final : public transport::Transport, public Process {
   void SetAdmission(transport::Admission admission) override { admission_ = std::move(admission); }
   std::optional<transport::PeerIdentity> ProvenIdentity(ConnectionId connection) const override;
 
-  // What it shows whom it connects to; without, or with none, it proves nothing.
+  // `next_claim` returns the token for the next connection. Without it, or with nullopt, the
+  // transport proves nothing.
   void SetClaims(std::function<std::optional<transport::TokenClaim>()> next_claim) {
     next_claim_ = std::move(next_claim);
   }
-  // When the frame was sent that is being delivered, or was delivered last.
+  // When the frame that is being delivered, or was delivered last, was sent.
   int64_t frame_sent_ns() const { return frame_sent_ns_; }
 
-  // Somebody shows a token that he has seen pass by. Returns whether he is let in.
+  // Shows a token again that was let in before. Returns whether it is let in.
   bool LetsInAgain();
 
   // --- Process.
@@ -121,7 +123,7 @@ class SimTransport final : public transport::Transport, public Process {
   };
   class Registered;
 
-  // The transport's own check, as libfabric's has it.
+  // The transport's own check, as in the libfabric transport.
   std::string Check(const transport::TokenClaim& claim);
   void Push(Event event);
   static void Deliver(transport::EventSink& sink, const Event& event);
@@ -133,13 +135,13 @@ class SimTransport final : public transport::Transport, public Process {
   uint64_t next_name_ = 1;
   TransportWatcher* const watcher_;
   std::deque<Event> events_;
-  std::map<uint64_t, std::span<std::byte>> regions_;  // By key; those that are registered.
+  std::map<uint64_t, std::span<std::byte>> regions_;  // The registered regions, by key.
   transport::Admission admission_;
   std::function<std::optional<transport::TokenClaim>()> next_claim_;
   int64_t frame_sent_ns_ = 0;
   transport::TokenBook tokens_;
   std::vector<transport::TokenClaim> taken_;
-  Random random_;  // Which of those; its own, so that lives are not changed by it.
+  Random random_;  // Chooses among taken_. Its own source, so that it does not change lives.
   std::map<ConnectionId, transport::PeerIdentity> proven_;
 };
 

@@ -32,10 +32,10 @@ class Timeline {
     At(now_ns_ + delay_ns, std::move(event));
   }
 
-  // Runs the next event, if it is due by `end_ns`; whether there was one.
+  // Runs the next event, if it is due by `end_ns`. Returns whether there was one.
   bool RunOne(int64_t end_ns) {
     if (events_.empty() || events_.top().at_ns > end_ns) return false;
-    // The queue gives const access only; what is moved out is popped at once.
+    // The queue gives const access only. The event that is moved out is popped at once.
     Event event = std::move(const_cast<Event&>(events_.top()));
     events_.pop();
     now_ns_ = event.at_ns;
@@ -60,8 +60,8 @@ class Timeline {
   std::priority_queue<Event> events_;
 };
 
-// What a life does: which points of coverage.h it has reached, and, when it is replayed, all of it
-// in words.
+// The record of a life: the points of coverage.h that it has reached, and, in a replay, a text of
+// everything.
 class Trace {
  public:
   explicit Trace(bool on) : on_(on) {}
@@ -71,7 +71,7 @@ class Trace {
   const std::map<std::string, uint64_t>& reached() const { return reached_; }
   bool on() const { return on_; }
   void Add(int64_t now_ns, const std::string& who, const std::string& what);
-  // Who logs from now on.
+  // Sets the name of the process that logs from now on.
   void SetSpeaker(const std::string* name) { speaker_ = name; }
   void AddLog(int64_t now_ns, const std::string& text);
   const std::vector<std::string>& lines() const { return lines_; }

@@ -18,7 +18,7 @@ constexpr LifeSight kNobody{};
 constexpr LifeSight kGpusWork{.any_attached = true, .gpus_are_idle = false};
 constexpr LifeSight kWordsWait{.words_have_left = false};
 
-// An agent that is brought to a state; what happens there is a row of the table in agent_life.h.
+// An agent that is brought to a state. What happens then is a row of the table in agent_life.h.
 struct Life : AgentLife {
   explicit Life(bool is_alone = false) : AgentLife({.alone = is_alone, .drain_ns = kDrain}) {
     OnRankAttached();
@@ -131,7 +131,7 @@ TEST_CASE("AgentLife: a job that fails before a rank has come is told to those t
   CHECK(life.Advance(kNobody, kDrain - 1) == LifeStep::kNone);
   AgentLife stopped = life;
   CHECK(life.Advance(kNobody, kDrain) == LifeStep::kLeave);
-  // Nobody is waited for when it is to stop.
+  // An agent that is told to stop waits for nobody.
   CHECK(stopped.OnStop("SIGTERM", kSecond));
   CHECK(stopped.state() == LifeState::kFailed);
   CHECK(stopped.Advance(kNobody, kSecond) == LifeStep::kLeave);

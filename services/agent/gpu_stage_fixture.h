@@ -37,7 +37,7 @@ using pipeline::TensorIndex;
 
 constexpr int64_t kStepNs = 20'000;
 
-// Buries when it is told to, like an abort that takes long, or for ever.
+// Finishes an abort only when it is told to, like an abort that takes long or for ever.
 class SlowGraveyard final : public Graveyard {
  public:
   uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) override {
@@ -156,8 +156,8 @@ class Fixture final : public HostTensors, public GpuEvents {
   gpu::Device& AgentsDevice(size_t gpu) {
     return *stage->node().gpus().at(machine->uuid(gpu)).device;
   }
-  // The NIC's part of the network. It sends each slice when it may, and brings results of two nodes
-  // that are alike.
+  // The NIC's part of the network. It sends each slice when it may, and receives the results of two
+  // equal nodes.
   bool IsShort(uint32_t bytes) const { return bytes <= wire::kInlineBytesMax; }
   void SendDirect(const pipeline::SliceBytes& slice) {
     if (IsShort(slice.length_bytes)) return;  // The host's.
@@ -181,7 +181,7 @@ class Fixture final : public HostTensors, public GpuEvents {
         machine->NicWrites(AgentsDevice(home), direct_results[parity].Part(at, bytes), from);
       }
     }
-    // What is on the host means nothing.
+    // The host's bytes mean nothing.
     std::fill(results[parity].begin(), results[parity].end(), std::byte{0xdd});
   }
 
@@ -306,8 +306,8 @@ class Fixture final : public HostTensors, public GpuEvents {
     const int64_t moment_ns = clock.NowNs() + static_cast<int64_t>(random.Below(within_ns));
     RunUntil([&] { return clock.NowNs() >= moment_ns; });
   }
-  // Runs like an agent that sleeps whenever it may, and that descriptors wake, or the time that the
-  // stage named. Returns false when it would sleep for ever.
+  // Runs like an agent that sleeps whenever it may, and that descriptors wake, or the stage's
+  // deadline. Returns false if it would sleep for ever.
   bool SleepUntil(const std::function<bool()>& done) {
     for (;;) {
       while (stage->Poll(clock.NowNs()) > 0) ++polls;
@@ -326,7 +326,7 @@ class Fixture final : public HostTensors, public GpuEvents {
       stage->DrainWakeups();
     }
   }
-  // Checks what rank `rank` finds in its tensor.
+  // Checks the bytes in the tensor of `rank`.
   void CheckResult(size_t rank) {
     TestRank& at = *ranks[rank];
     REQUIRE(at.device->Wait(at.stream, at.taken).ok());

@@ -19,7 +19,7 @@ constexpr Incarnation kFirst{7};
 
 using State = AggregatorLife::State;
 
-// What was asked of the links, and how to answer.
+// The requests to the links, and the functions that answer them.
 struct Scheduler {
   std::vector<Incarnation> registered;
   SchedulerLink::OnEvent on_event;  // The newest link's.
@@ -51,7 +51,7 @@ class FakeLink final : public SchedulerLink {
 };
 
 struct Fixture {
-  // Calls what the scheduler was given, which may be replaced meanwhile.
+  // Calls the callback, which may be replaced meanwhile.
   void Say(const rpc::AggregatorEvent& event) {
     const SchedulerLink::OnEvent on_event = scheduler.on_event;
     on_event(event);
@@ -121,7 +121,7 @@ TEST_CASE("AggregatorLife: a lost lease ends all jobs, and another incarnation r
   REQUIRE(f.scheduler.registered.size() == 2);
   CHECK(f.scheduler.registered[1] != kFirst);
   CHECK(f.data_plane.options().incarnation == f.scheduler.registered[1]);
-  // What the old one hears is nobody's.
+  // Events of the old link are ignored.
   old(rpc::JobViewPublished{"job", f.ViewOf(2)});
   CHECK(f.data_plane.jobs().empty());
 }

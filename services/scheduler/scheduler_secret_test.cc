@@ -21,7 +21,7 @@
 namespace talweg::scheduler {
 namespace {
 
-// Says what a stranger may say who has guessed every name and number, and no secret.
+// Makes the calls of a stranger who has guessed every name and number, but no secret.
 class Stranger {
  public:
   explicit Stranger(const std::string& address)

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A member of one job who would pass for a member of another, for tests.
+// SPDX-License-Identifier: Apache-2.0 A member of one job that tries to pass for a member of
+// another, for tests.
 //
 //   impostor SCHEDULER none|keyed|tls tcp|libfabric
 //
@@ -30,7 +30,7 @@ class Conversation final : public transport::EventSink {
  public:
   explicit Conversation(transport::Transport* transport) : transport_(transport) {}
 
-  // What an aggregator at that address makes of this Hello.
+  // Returns how an aggregator at that address answers this Hello.
   std::string Say(const std::string& address, const wire::Hello& hello, JobId job, Epoch epoch) {
     outcome_.reset();
     const auto connection = transport_->Connect(address);
@@ -61,7 +61,7 @@ class Conversation final : public transport::EventSink {
   std::optional<std::string> outcome_;
 };
 
-// The address with another member in the place of the one that its key is for.
+// Returns the address with another member in place of the one for which its key is.
 std::string WithMember(const std::string& address, const transport::PeerIdentity& member) {
   const size_t key = address.rfind('/') + 1;
   auto parsed = transport::ParseAddressKey(address.substr(key));

@@ -11,19 +11,19 @@
 
 namespace talweg {
 
-// The one member of a job of its own, as which an attacker gets keys and a view. It stays in the
-// job for as long as it lives.
+// The only member of a job of its own. An attacker gets keys and a view through it. The member
+// stays in the job as long as the object lives.
 class LoneMember {
  public:
   // Joins with `setting` as its data_security, and waits for its first view.
   LoneMember(const std::string& scheduler, const std::string& setting, const std::string& job,
              view::MemberIdentity self);
 
-  // Whether there is a view with an aggregator. If not, it has been printed why.
+  // Returns whether there is a view with an aggregator. If not, the cause has been printed.
   bool is_in() const { return is_in_; }
   const view::View& view() const { return view_; }
   view::MemberIdentity self() const { return self_; }
-  // Ends its job. Returns when the scheduler has heard so.
+  // Ends the job. Returns when the scheduler has answered.
   void Leave();
 
  private:

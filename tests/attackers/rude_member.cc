@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A member of a job of its own who does what no agent does to the one aggregator of its view, over
-// Talweg's own TCP, until it is killed. For tests and benchmarks.
+// SPDX-License-Identifier: Apache-2.0 A member of a job of its own that abuses the only aggregator
+// of its view, over Talweg's own TCP, until it is killed. For tests and benchmarks.
 //
 //   rude_member SCHEDULER none|keyed|tls JOB MANNER
 //
@@ -67,7 +66,7 @@ class Rude : public transport::EventSink {
 
  protected:
   virtual void Begin() {}
-  // Does some of it. False: there is nothing to do before the network says something.
+  // Does some work. Returns false if there is nothing to do before a network event.
   virtual bool Go() = 0;
 
   ConnectionId Connect() {

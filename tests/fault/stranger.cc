@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Somebody without credentials, for tests: says to a scheduler what its protocol lets one say, and
-// prints the answers.
+// SPDX-License-Identifier: Apache-2.0 A client without credentials, for tests: makes the calls of
+// the scheduler's protocol, and prints the answers.
 //
 //   stranger ADDRESS look                            everything that AdminService shows
 //   stranger ADDRESS join JOB NODE                   joins, and asks for the views

@@ -64,7 +64,7 @@ struct Tensor {
   uint64_t bytes() const { return kCount * element_bytes(); }
 };
 
-// What `rank` contributes.
+// Returns the contribution of `rank`.
 double Value(const Tensor& tensor, uint32_t rank, uint64_t i, uint64_t round) {
   if (tensor.dtype == TALWEG_I32) return static_cast<double>(rank * 1003 + i % 977 + round * 13);
   if (tensor.dtype == TALWEG_U8) return static_cast<double>((rank * 3 + i + round) % 251);

@@ -112,8 +112,8 @@ TEST_CASE("Agent: with trace_bytes_max=0 nobody switches a timeline on", "[agent
   CHECK_FALSE(agent.Status().tracing());
 }
 
-// Runs `program` as every rank, on threads; returns what failed, in words. (Catch's macros are for
-// one thread.)
+// Runs `program` as every rank, on threads. Returns what failed, as a text, because Catch's macros
+// are for one thread.
 std::string RunRanks(const std::string& socket, uint32_t rank_count,
                      const std::function<std::string(Rank&)>& program) {
   std::vector<std::string> failures(rank_count);

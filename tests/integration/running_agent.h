@@ -21,7 +21,7 @@
 
 namespace talweg::integration {
 
-// An agent of this process, on a thread of its own; stopped and joined when it goes.
+// An agent in this process, on a thread of its own. The destructor stops and joins it.
 class RunningAgent {
  public:
   explicit RunningAgent(const config::AgentConfig& config, uint64_t incarnation = 0) {
@@ -84,7 +84,8 @@ class RunningAgent {
     if (!status.ok()) FAIL(status::StatusText(status.status()));
     return *status;
   }
-  // Until the ranks of `generation` have left and it serves the next ones (agents alone).
+  // Waits until the ranks of `generation` have left and the agent serves the next ones. For agents
+  // that are alone.
   void WaitForRestart(uint64_t generation) const {
     while (Status().job_id() <= generation) std::this_thread::yield();
   }

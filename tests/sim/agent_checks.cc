@@ -6,7 +6,7 @@
 
 #include "tests/sim/agent_process.h"
 
-// What the world checks of an agent that the agent cannot see, or would not look at.
+// Checks of an agent that the agent itself cannot make, or does not make.
 namespace talweg::sim {
 namespace {
 
@@ -45,7 +45,7 @@ void AgentProcess::NoteConnected() {
   }
 }
 
-// Rule 9: no more is under way than was granted, but for one contribution.
+// Rule 9: no more is under way than was granted, except for one contribution.
 void AgentProcess::CheckCredit(ConnectionId connection, const wire::Frame& frame) {
   const auto* entries = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
   std::optional<uint64_t>& in_flight = in_flight_[connection];
@@ -60,7 +60,7 @@ void AgentProcess::CheckCredit(ConnectionId connection, const wire::Frame& frame
   }
 }
 
-// Rule 1: whoever reports for an epoch has stopped every writer of older ones.
+// Rule 1: a member that reports for an epoch has stopped every writer of older epochs.
 void AgentProcess::CheckFenced(const wire::Header& header) {
   if (header.type != wire::FrameType::kReport || header.epoch <= epoch_reported_) return;
   epoch_reported_ = header.epoch;
@@ -96,7 +96,7 @@ void AgentProcess::OnFramePosted(ConnectionId connection, std::span<const std::b
   }
 }
 
-// For the checks below, as its core counts.
+// For the checks below, counted as the core does.
 void AgentProcess::NoteAnswer(bool answered) {
   const int64_t now_ns = timeline_->now_ns();
   if (answered) {
@@ -111,8 +111,8 @@ void AgentProcess::NoteAnswer(bool answered) {
   if (!relapsed_) undecided_since_ns_ = now_ns;
 }
 
-// Section 8: nobody is given up while the scheduler answers, or while it is connected itself. What
-// the scheduler says may quote others.
+// Section 8: no member is given up while the scheduler answers, or while that member is connected.
+// The scheduler's own texts may quote others.
 void AgentProcess::CheckGivenUp(const std::string& text) {
   if (out_ || text.find(" gave up job ") != std::string::npos) return;
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
@@ -145,7 +145,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   throw Violation{name_ + ": gives up, though the scheduler answers: " + text};
 }
 
-// Which row of the table of decisions this is.
+// Records which row of the table of decisions this is.
 void AgentProcess::CheckDecision(const wire::Decision& decision) {
   const pipeline::AgentTensor* const tensor = core().FindTensor(decision.key);
   if (tensor == nullptr) return;

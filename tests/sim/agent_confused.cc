@@ -4,7 +4,8 @@
 #include "libs/base/fingerprint.h"
 #include "tests/sim/agent_process.h"
 
-// What a confused agent sends: its aggregators have to refuse and count it, and must sum nothing.
+// The messages of a confused agent. Aggregators have to refuse and count them, and must sum
+// nothing.
 namespace talweg::sim {
 namespace {
 
@@ -51,7 +52,7 @@ void AgentProcess::Confuse() {
     return;
   }
   const auto confusion = Confusion{static_cast<uint8_t>(random.Below(kConfusionCount))};
-  in_flight_[connection] = std::nullopt;  // Credit comes back for more than the core has sent.
+  in_flight_[connection] = std::nullopt;  // More credit comes back than the core has used.
   if (confusion == Confusion::kGarbage) {
     std::vector<std::byte> bytes(1 + random.Below(100));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Below(256));
@@ -74,7 +75,7 @@ void AgentProcess::Confuse() {
     return;
   }
 
-  // A contribution that would be right, but for its round and one thing more.
+  // A contribution that would be right, except for its round and one more thing.
   wire::Contribute entry{.key = TensorKey{random.Next()},
                          .round = kConfusedRound,
                          .rank_count = config_.rank_count,
@@ -146,7 +147,7 @@ void AgentProcess::Forge() {
     trace_->Reached(kForged);
     wire::FrameWriter writer(type, view->job, view->epoch);
     writer.Add(entry);
-    // As its transport would deliver it.
+    // Delivered as by the agent's transport.
     const auto name = data_plane_.TransportNameOf(connection);
     if (name) data_plane_.OnFrame(*name, writer.Take());
   };

@@ -9,7 +9,7 @@ namespace talweg::sim {
 namespace {
 
 constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
-// As libs/rpc has it.
+// As in libs/rpc.
 constexpr int64_t kRenewNs = 2 * kSecond;
 constexpr int64_t kJoinNs = 30 * kSecond;
 constexpr int64_t kLeaveNs = 2 * kSecond;

@@ -32,7 +32,7 @@ class AgentLink final : public agent::ConnectedLink {
     bool knows_standbys = false;
     const Profile* profile = nullptr;
     std::function<void(const rpc::MemberEvent& event)> on_event;
-    // Called before the AgentDataPlane gets `send`. May take entries away.
+    // Called before the AgentDataPlane gets `send`. May change it.
     std::function<void(pipeline::Send& send)> before_send;
     // Leave is over: the scheduler has answered (`told`), or did not in time.
     std::function<void(bool told)> on_left;

@@ -4,7 +4,7 @@
 
 #include "tests/sim/agent_process.h"
 
-// What a life has reached, as a simulated agent sees it.
+// Records the points that a life has reached, as far as a simulated agent sees them.
 namespace talweg::sim {
 
 void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& complete) const {

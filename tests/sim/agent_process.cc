@@ -22,10 +22,10 @@ agent::AgentDriverOptions OptionsOf(const AgentProcess::Config& config, const st
           .credit_bytes_max = pipeline::AgentCoreConfig{}.credit_bytes_max,
           .reduce_bytes_max = 16384,
           .unreachable_ns = config.profile->unreachable_ns,
-          // Some give their ranks no time, and some more than they need.
+          // Some agents give their ranks no time, and some more than they need.
           .drain_ns = static_cast<int64_t>(config.incarnation.value() % 3) * kSecond,
           .membership_changes = true,
-          // Its job has as few nodes as it may have, and as many.
+          // The job's minimum of members is its maximum.
           .one_view = config.profile->loss_policy == membership::LossPolicy::kFailJob &&
                       config.profile->min_members == config.profile->rank_counts.size(),
           .scheduler = "the scheduler",
@@ -116,7 +116,7 @@ void AgentProcess::Later(int64_t delay_ns, std::function<void()> event) {
 }
 
 void AgentProcess::Start() {
-  // Ranks of a node may need a while longer to start than their agent.
+  // Ranks may start later than their agent.
   Random random(config_.incarnation.value());
   const int64_t delay_ns = random.OneIn(2) ? 0 : random.Below(400) * kMillisecond;
   const auto say_hello = [this] {
@@ -312,7 +312,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
 void AgentProcess::WatchFailure(const std::string& text) {
   if (text.empty()) throw Violation{name_ + ": the job failed here without a reason"};
   trace_->Add(timeline_->now_ns(), name_, "job failed: " + text);
-  // Words that one daemon has for another that breaks the protocol.
+  // The texts of a daemon about another that breaks the protocol.
   static constexpr std::pair<const char*, const char*> kBlames[] = {
       {" decided to ", "the job fails: a decision contradicts what is known here"},
       {"refused a contribution", "the job fails: a contribution was refused that a round hangs on"},
@@ -327,7 +327,7 @@ void AgentProcess::WatchFailure(const std::string& text) {
   CheckGivenUp(text);
 }
 
-// What a frame says, for the trace.
+// Returns a frame's entries as text, for the trace.
 std::string AgentProcess::Details(const pipeline::Send& send) const {
   std::string text;
   const auto add = [&](TensorKey key, const std::string& what) {
@@ -398,7 +398,7 @@ void AgentProcess::OnView(const view::View& view) {
   if (newer && before == pipeline::Phase::kReporting) {
     trace_->Reached("a newer view while an agent waits for decisions");
   }
-  // Rule 8: whoever is told of joiners has kept what it promised for their sake.
+  // Rule 8: a member that is told of joiners has kept its promises to them.
   const bool has_joiner = held != nullptr && HasJoiner(*held, view) && !IsStandbyIn(*held);
   if (newer && has_joiner && view.IndexOf(core().config().self) && !trace_->HasReached(kForged)) {
     CheckNothingOpen({&core()}, view);

@@ -10,7 +10,7 @@
 // The trainers of a simulated agent.
 namespace talweg::sim {
 
-// The number by which ranks here know the one at `place`; nullopt: they do not.
+// Returns the number by which ranks here know the one at `place`, or nullopt if they do not.
 std::optional<Rank> AgentProcess::NumberOf(const view::Place& place) const {
   const std::optional<MemberIndex> member = told_view_->IndexOf(place.node);
   if (!member || told_view_->members[member->value()].standby ||
@@ -27,7 +27,7 @@ std::optional<Ledger::RankOfMember> AgentProcess::RankAt(
                               place->local_rank};
 }
 
-// What the first trainer that comes to a tensor means by it: places that it knows.
+// Returns the plan of the first trainer that declares a tensor, with the places that it knows.
 RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
   const Profile& profile = *config_.profile;
   const TensorProfile& drawn = profile.tensors[tensor];
@@ -92,7 +92,8 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   return spec;
 }
 
-// Rule 10: whoever has declared a tensor hears that it is disagreed upon, first or last.
+// Rule 10: every rank that has declared a tensor is told that ranks disagree on it, whether it
+// declared first or last.
 void AgentProcess::CheckTold() const {
   if (ledger_ == nullptr || core().views().phase() != pipeline::Phase::kActive) return;
   for (const auto& [key, disagreement] : ledger_->disagreements()) {
@@ -276,7 +277,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
               .lengths = lengths});
 }
 
-// By the numbers that ranks here were given when they came.
+// By the numbers that ranks here got when they joined.
 std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
   if (!config_.profile->tensors[place].collective().has_root()) return std::nullopt;
   if (plans_[place]->root()) return RankAt(plans_[place]->root());
@@ -318,7 +319,7 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
   return false;
 }
 
-// What no other node gives or gets does not go to an owner.
+// Checks that parts that no other node gives or gets do not go to an owner.
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   const pipeline::AgentTensor& tensor = *core().FindTensor(entry.key);
   if (tensor.finish || core().views().present()->members.size() == 1) return;
@@ -385,7 +386,7 @@ Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
   return result;
 }
 
-// Both sides, and that they are not alike.
+// The text must name both sides, and these must differ.
 void AgentProcess::CheckMismatch(const std::string& who, const std::string& text) const {
   static constexpr std::string_view kGives = " gives ";
   const size_t first = text.find(kGives);
@@ -489,7 +490,7 @@ void AgentProcess::CheckDone(LocalRank local) {
   rank_server_.SayGone(local, true, "");
 }
 
-// A trainer may do without a tensor.
+// A trainer may go on without a tensor.
 void AgentProcess::GoOnWithout(pipeline::TensorIndex index) {
   for (uint32_t local = 0; local < ranks_.size(); ++local) {
     for (RankTensor& tensor : ranks_[local].tensors) {

@@ -7,7 +7,7 @@
 #include "libs/base/fingerprint.h"
 #include "tests/sim/agent_process.h"
 
-// What the ranks of a simulated agent and their agent say to each other.
+// The messages between a simulated agent and its ranks.
 namespace talweg::sim {
 namespace {
 
@@ -41,7 +41,7 @@ void AgentProcess::Declare(LocalRank rank, uint32_t request, const pipeline::Ten
   const Epoch numbers = core().views().numbers()->epoch;
   rank_server_.Say(rank, [this, request, declaration, numbers](shm::RankEventSink& sink,
                                                                shm::RankConnectionId connection) {
-    // The node may have followed a newer view while this was on its way.
+    // The node may have followed a newer view while this message was on its way.
     if (core().views().numbers()->epoch != numbers) ledger_->OnOlderNumbers(declaration.name);
     sink.OnRankDeclare(connection, shm::RequestId{request}, declaration);
   });
@@ -99,7 +99,7 @@ void AgentProcess::OnCompletion(const shm::RankServer::Completion& completion) {
       const RankTensor& tensor = ranks_[rank].tensors[place];
       if (!tensor.declared || tensor.index != complete.tensor) continue;
       if (ranks_[rank].state != RankState::kTraining || tensor.pushed != complete.round) continue;
-      // A rank takes its result when it gets round to it.
+      // A rank takes its result some time later.
       timeline_->After(network_->Delay(),
                        [this, rank, place, complete, epoch = core().views().present()->epoch,
                         life = network_->host(host_).life()] {

@@ -5,7 +5,7 @@
 #include "tests/sim/agent_process.h"
 #include "tests/sim/aggregator_process.h"
 
-// What must be true at an aggregator, beside what its ranks get to see.
+// Checks of an aggregator, beside those of its ranks' results.
 namespace talweg::sim {
 
 // Rule 9: (members that take part + 1) times the bytes that are placed here.
@@ -69,8 +69,8 @@ void AggregatorProcess::CheckForgotten(const aggregation::AggregatorCore& job,
   }
 }
 
-// Rules 2 and 3: memory has one writer, and is never another's when that one is gone. The first
-// that is told of a region is its writer.
+// Rules 2 and 3: memory has one writer, and never gets another when that writer is gone. The first
+// member that is told of a region is its writer.
 void AggregatorProcess::CheckWriter(const aggregation::AggregatorCore& job, ConnectionId connection,
                                     const wire::Declared& entry) {
   const auto session = job.sessions().find(connection);
@@ -83,7 +83,7 @@ void AggregatorProcess::CheckWriter(const aggregation::AggregatorCore& job, Conn
   throw Violation{name_ + ": a member is given the slots of one that has left"};
 }
 
-// Whoever is in the newest view is let in, and whoever is out of the view here is not.
+// A member of the newest view is let in; one that is not in the view here is not.
 void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::string& why) {
   const transport::PeerIdentity& peer = claim.identity;
   const view::MemberIdentity member{peer.node, peer.incarnation};
@@ -153,7 +153,7 @@ void AggregatorProcess::NotePresent() {
   }
 }
 
-// Section 8: others give a node up by it.
+// Section 8: other members give a node up because of this message.
 void AggregatorProcess::CheckAbsence(const aggregation::AggregatorCore& job,
                                      const wire::Waiting& notice) const {
   for (size_t i = 0; i < notice.missing_nodes.size(); ++i) {
@@ -176,7 +176,7 @@ void AggregatorProcess::NoteReceived(ConnectionId connection, const wire::Frame&
   }
 }
 
-// Rule 9: credit comes back once, and none from before a Welcome or FenceAck.
+// Rule 9: credit comes back once, and no credit from before a Welcome or FenceAck does.
 void AggregatorProcess::CheckCredit(ConnectionId connection, const wire::Header& header) {
   uint64_t& untold = credit_[connection].untold_bytes;
   if (header.credit_bytes > untold) {
@@ -190,8 +190,8 @@ void AggregatorProcess::CheckCredit(ConnectionId connection, const wire::Header&
   }
 }
 
-// Credit that nothing carries leaves by itself. What was late for its epoch comes back with the
-// FenceAck.
+// Credit that no frame carries leaves in a frame of its own. Credit that was late for its epoch
+// comes back with the FenceAck.
 void AggregatorProcess::CheckCreditIsTold() {
   for (auto& [connection, credit] : credit_) {
     const aggregation::AggregatorCore* const job = data_plane_.JobOf(connection);

@@ -40,7 +40,7 @@ void AggregatorLink::Later(int64_t delay_ns, std::function<void()> event) {
   });
 }
 
-// What is told may end this link.
+// The event may destroy this link.
 void AggregatorLink::Tell(const rpc::AggregatorEvent& event) {
   const std::shared_ptr<OnEvent> on_event = on_event_;
   if (on_event != nullptr) (*on_event)(event);
@@ -161,7 +161,7 @@ void AggregatorLink::Renew() {
       },
       [this, here = here_, answer](bool answered) {
         if (!*here || out_) return;
-        // Who is not known enters again, when its stream ends.
+        // An unknown aggregator registers again when its stream ends.
         if (answered && answer->code == membership::Code::kUnknown) return;
         if (answered && !answer->ok()) return OnRefused(*answer);
         NoteAnswer(answered);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kRefusalsMax = 12;
 constexpr int64_t kTickNs = 250 * kMillisecond;
-// What a pass takes that finds something, and one that sums.
+// The time of a pass that finds something, and of one that sums.
 constexpr uint64_t kPassNs = 20 * kMicrosecond;
 constexpr uint64_t kSumNs = 100 * kMicrosecond;
 
@@ -38,7 +38,7 @@ std::string TensorName(const aggregation::AggregatorCore* job, TensorKey key) {
   return tensor.agreed ? tensor.agreed->name : "no tensor of ours";
 }
 
-// What an entry says, for the trace.
+// Returns an entry as text, for the trace.
 template <typename Entry>
 std::string Details(const aggregation::AggregatorCore* job, const Entry& entry) {
   std::string text;
@@ -170,7 +170,7 @@ void AggregatorProcess::NoteSent(ConnectionId connection, const wire::Frame& fra
         entry.text.find(kLostRound) == std::string::npos) {
       throw Violation{name_ + ": " + std::string(entry.text)};
     }
-    // Perhaps before it has told everybody.
+    // Perhaps before it has told all members.
     if (entry.code == wire::FailedCode::kAborted) Strike(at_decision_);
     if (entry.code == wire::FailedCode::kOverBudget) {
       const bool by_rule = entry.text.find("quotas_file") != std::string::npos;

@@ -115,10 +115,11 @@ class HandshakeWorld {
             .security = security,
             .key = {.identity = member, .key = MemberKey(listeners_[listener].key, member)}};
   }
-  // He is this member himself, and has its keys.
+  // The attacker is this member, and has its keys.
   PeerIdentity Himself() const { return members_[2]; }
 
-  // What he makes of a message: itself, one with a bit turned, or one with the end of another.
+  // The attacker's version of a message: the same, one with a flipped bit, or one with the end of
+  // another.
   template <typename Message>
   Message Touched(Message message, const Message& other) {
     const size_t at = Some(message.size());
@@ -159,7 +160,7 @@ class HandshakeWorld {
     const HelloMessage& other = connecting_[Some(connecting_.size())].shake.hello();
     Hear(to, Touched(connecting_[Some(connecting_.size())].shake.hello(), other));
   }
-  // His own key, and another's name.
+  // The attacker's own key with another member's name.
   HelloMessage ForgedHello() {
     Reached("a Hello under another member's name");
     const size_t listener = Some(listeners_.size());
@@ -238,7 +239,7 @@ class HandshakeWorld {
     }
     CheckKeys(*from, to);
   }
-  // Both ends have the same keys, one for each direction, and nobody else has.
+  // Both ends have the same keys, one for each direction, and no other pair has them.
   void CheckKeys(const Connecting& from, const Listening& to) {
     const transport::SessionSeals ours = from.shake.Seals();
     const transport::SessionSeals theirs = to.shake.Seals();
@@ -252,7 +253,7 @@ class HandshakeWorld {
     }
   }
 
-  // A connection to which he does nothing.
+  // A connection that the attacker does not touch.
   void Relay() {
     Connecting& from = NewConnecting();
     Listening& to = NewListening(from.listener, from.security);
@@ -265,8 +266,7 @@ class HandshakeWorld {
     Reached("a connection stands");
   }
 
-  // --- Tokens.
-  // Now and then many more that nobody sees.
+  // --- Tokens. Now and then many more tokens that the listener does not see.
   void NewToken() {
     const PeerIdentity member = members_[Some(members_.size())];
     const size_t listener = Some(listeners_.size());

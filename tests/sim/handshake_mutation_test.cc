@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Somebody between the ends of a connection finds each of these bugs in what they prove.
+// SPDX-License-Identifier: Apache-2.0 An attacker between the ends of a connection finds each of
+// these bugs in their proofs.
 #include <cstdint>
 #include <string>
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kLives = 2'000;
 
-// What somebody between the ends must have tried, and what must have come of it.
+// What the attacker must have tried, and what outcomes there must have been.
 constexpr const char* kCoverage[] = {
     "a Hello under another member's name",
     "a Hello is refused",

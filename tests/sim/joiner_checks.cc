@@ -11,7 +11,7 @@
 
 namespace talweg::sim {
 
-// Whether a full member was none in the view before.
+// Returns whether a full member was not one in the view before.
 static bool Enters(const view::View& held, const view::ViewMember& member) {
   const std::optional<MemberIndex> before = held.IndexOf(member.id);
   return !member.standby && (!before || held.members[before->value()].standby);

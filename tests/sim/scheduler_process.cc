@@ -13,11 +13,11 @@ namespace {
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
 constexpr size_t kBackupsMax = 8;
 constexpr int64_t kForGoodNs = 1'000'000 * kSecond;
-// How often it comes back for less than a lease, at most.
+// How often, at most, the scheduler comes back for less than a lease.
 constexpr uint64_t kRelapsesMax = 16;
 constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
-// The network asks nothing of the scheduler: it is reached by calls and streams alone.
+// The scheduler gets no events of the network: it is reached only by calls and streams.
 class NoData : public Process {
  public:
   void OnFrameBytes(ConnectionId, std::span<const std::byte>) override {}
@@ -146,7 +146,7 @@ void SchedulerProcess::OnViewTold(const view::View& view) {
   ledger.OnView(view, trace_->HasReached(kOlderStore));
 }
 
-// Rule 15: what is told is stored.
+// Rule 15: what is sent is stored.
 void SchedulerProcess::CheckStored(const view::View& view) const {
   for (const membership::JobRecord& job : store_.jobs) {
     if (job.id != view.job || !job.view || job.view->epoch < view.epoch) continue;
@@ -156,7 +156,8 @@ void SchedulerProcess::CheckStored(const view::View& view) const {
                   " is told before it is stored"};
 }
 
-// Rule 15: after a gap nobody is lost before its lease has run once more, but for its last tick.
+// Rule 15: after a gap no member is declared lost before its lease has run once more, except for
+// its last tick.
 void SchedulerProcess::CheckNote(const std::string& text) const {
   const membership::Config& config = core_->config();
   if (timeline_->now_ns() >= steady_since_ns_ + config.lease_ns - config.TickNs()) return;
@@ -167,7 +168,7 @@ void SchedulerProcess::CheckNote(const std::string& text) const {
   }
 }
 
-// A job begins with fewer than it was to only when it has waited for the others.
+// A job begins with fewer members than it should only after it has waited for the others.
 void SchedulerProcess::CheckBeginnings() {
   const int64_t now_ns = timeline_->now_ns();
   for (const auto& [id, job] : core_->jobs()) {

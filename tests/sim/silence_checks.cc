@@ -7,7 +7,7 @@
 namespace talweg::sim {
 namespace {
 
-// What stragglers, stopped hosts, partitions and retries take besides.
+// The extra time for stragglers, stopped hosts, partitions and retries.
 constexpr int64_t kSlackNs = 60 * kSecond;
 // An owner may notice so late that a node is back.
 constexpr int64_t kNoticedNs = 5 * kSecond;

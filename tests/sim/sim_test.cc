@@ -88,7 +88,7 @@ class Lives {
   Lives(const Lives&) = delete;
   Lives& operator=(const Lives&) = delete;
 
-  // Whether to go on: enough is known when several are broken.
+  // Returns whether to go on: several broken lives are enough.
   bool Add(const Choice& choice) {
     choice_now = choice;
     const LifeResult result = Live(choice.kind, choice.seed, false);

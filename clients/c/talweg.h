@@ -565,11 +565,11 @@ typedef struct talweg_statistics {
   size_t struct_bytes; /* Set by the caller; only so many bytes are filled in. */
   uint64_t tensors;
   uint64_t pushes;
-  uint64_t bytes_pushed; /* Of contributions. */
+  uint64_t bytes_pushed; /* The bytes of contributions. */
   uint64_t bytes_copied; /* In and out, by this library. */
   uint64_t waits;
   uint64_t waits_slept; /* How many waits lasted longer than they spun. */
-  uint64_t wait_ns;     /* Of all waits. */
+  uint64_t wait_ns;     /* The sum of all waits. */
   uint64_t ring_full;   /* Pushes that had to wait for room. */
 } talweg_statistics;
 

@@ -24,8 +24,8 @@ struct BenchMeasurement {
   // Rank 0 only: the CPU time of all daemons, and the bytes of all agents.
   uint64_t daemon_cpu_ns = 0;
   uint64_t wire_bytes = 0;
-  uint64_t memory_bytes = 0;           // Of this rank; rank 0 adds all daemons'.
-  std::vector<uint64_t> latencies_ns;  // Of each push_pull.
+  uint64_t memory_bytes = 0;           // This rank's; rank 0 adds all daemons'.
+  std::vector<uint64_t> latencies_ns;  // One for each push_pull.
 
   friend bool operator==(const BenchMeasurement&, const BenchMeasurement&) = default;
 };
@@ -39,7 +39,7 @@ struct BenchResult {
   uint64_t tensor_bytes = 0;
   uint64_t rounds = 0;
   uint64_t rank_count = 0;
-  double gigabytes_per_second = 0;  // Of gradient, for each rank.
+  double gigabytes_per_second = 0;  // Each rank's gradient.
   double median_s = 0;
   double p99_s = 0;
   double cpu_s_per_gigabyte = 0;    // CPU of all processes for a gigabyte of gradient of all ranks.

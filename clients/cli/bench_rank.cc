@@ -198,7 +198,7 @@ class Measuring {
     return absl::OkStatus();
   }
 
-  // Of the first round.
+  // The first round's result.
   absl::Status CheckResult() const {
     const uint64_t ranks = talweg_size(client_);
     const std::span<const char> result =

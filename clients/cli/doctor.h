@@ -80,7 +80,7 @@ struct MachineFacts {
   // The CUDA_MPS_PIPE_DIRECTORY if MPS runs; empty: MPS is off.
   std::string mps_directory;
   std::string cuda_toolkit;  // Version and place; empty: none found.
-  std::string governor;      // Of the CPU frequencies; empty: unknown.
+  std::string governor;      // The CPU frequencies' governor; empty: unknown.
   std::optional<bool> clock_synchronized;
   std::string kernel;
   std::string libc;

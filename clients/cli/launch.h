@@ -19,7 +19,7 @@ namespace talweg::cli {
 struct LaunchResult {
   int exit_status = 0;
   std::string report;  // What went wrong; empty if nothing did.
-  // Of all ranks and daemons that have ended.
+  // The CPU time of all ranks and daemons that have ended.
   int64_t rank_cpu_ns = 0;
   int64_t daemon_cpu_ns = 0;
 };

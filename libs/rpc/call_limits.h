@@ -17,7 +17,7 @@ namespace talweg::rpc {
 struct CallLimitOptions {
   uint32_t per_second_max = 200;
   uint32_t open_max = 256;
-  // Of these, open questions (AdminService): the daemon has to collect their answers.
+  // Open questions (AdminService) among these: the daemon has to collect their answers.
   uint32_t questions_open_max = 16;
 };
 

@@ -285,7 +285,7 @@ class SchedulerClient::Impl : private Session::Peer {
   bool started_ = false;
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
-  std::optional<view::View> last_view_;  // Of the current stream.
+  std::optional<view::View> last_view_;  // The current stream's.
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> ranks_attached_{false};
   std::atomic<bool> ranks_ready_{true};

@@ -29,7 +29,7 @@ struct SchedulerLinkOptions {
   int64_t backoff_max_ns = 2'000'000'000;
   // How often the lease is renewed; at least twice in its duration. 0: five times.
   int64_t renew_ns = 0;
-  uint64_t seed = 0;       // Of the back-off's jitter: for example, the incarnation.
+  uint64_t seed = 0;       // For the jitter of the back-off: for example, the incarnation.
   std::string job_secret;  // Empty: none.
   std::shared_ptr<const Credentials> credentials = {};  // Null: no TLS.
   Version version;

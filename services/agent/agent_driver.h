@@ -108,8 +108,7 @@ class AgentDriver final : public PeerEvents {
   // The GPUs have delivered the round's result. Tells the ranks that the round is complete.
   void FinishRound(const pipeline::CompleteRound& effect);
 
-  // Closes the ranks' connections, and takes all tensors from the NICs. Poll must not be called
-  // again.
+  // Destroys the desk, and drops the NICs' memory of all tensors. Poll must not be called again.
   void CloseDesk();
   // After CloseDesk. The memory must outlive the devices, which copy to and from it.
   void CloseLink() { link_.reset(); }

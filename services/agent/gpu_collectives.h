@@ -65,7 +65,7 @@ class GpuCollectives {
   // Returns whether a communicator of the GPU is being aborted. Work that was posted to the GPU may
   // hang until the abort is over.
   bool IsEnding(const gpu::GpuUuid& uuid) const;
-  // Returns, once, why there are no communicators.
+  // Returns once why there are no communicators.
   std::string TakeNote() { return std::exchange(note_, ""); }
 
  private:

@@ -34,7 +34,7 @@ struct GpuStageOptions {
   // Pieces that are summed in place need no staging. They are so long that the calls for one cost
   // next to nothing.
   uint64_t piece_bytes_in_place = 64 * kMiB;
-  size_t allocations_max = 4096;  // Of one rank.
+  size_t allocations_max = 4096;  // The most for one rank.
   // Tensors with a GpuHome. Each has at least `direct_bytes_min` bytes, since a copy of less costs
   // next to nothing. Together they take at most 1/`direct_share` of the GPU's memory.
   uint64_t direct_bytes_min = 256 * kKiB;

@@ -19,7 +19,7 @@ struct SliceSum {
   uint32_t rank_count_total = 0;
   std::vector<const std::byte*> inputs;
   std::byte* output = nullptr;
-  size_t length_bytes = 0;  // Of each input.
+  size_t length_bytes = 0;  // Each input's length.
 };
 
 // Combines contributions. The simulation has its own, for memory that does not hold numbers.

@@ -53,7 +53,7 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGroups, 5'100'419'333},
     // A message that a round waits for a node is read after the node has contributed and left.
     {Kind::kGroups, 5'100'468'803},
-    // Of the ranks that agreed on a group, two ranks know only themselves.
+    // Two ranks know only themselves among the ranks that agreed on a group.
     {Kind::kStandbys, 5'100'039'176},
     // A member that leaves a failed job after a gap names a lease that had expired before.
     {Kind::kSilent, 5'205'903'317},

@@ -64,7 +64,7 @@ class Ledger {
     std::vector<uint64_t> lengths;  // By part.
     view::MemberIdentity member;    // The member whose rank has taken it.
     LocalRank local_rank;
-    Epoch epoch;                       // Of that member's view when the round was over there.
+    Epoch epoch;                       // Its view's when the round was over there.
     std::optional<RankOfMember> root;  // The rank that it knows by the root's number.
     // The members whose ranks take part, as that rank knows them, the root's first.
     std::vector<view::MemberIdentity> needed;
@@ -91,7 +91,7 @@ class Ledger {
   struct Death {
     Round last;
     view::MemberIdentity member;
-    Epoch epoch;  // Of that member's view at that time.
+    Epoch epoch;  // That member's view's at that time.
     // The members that its ranks know by the tensor's ranks.
     std::vector<view::MemberIdentity> needed;
   };

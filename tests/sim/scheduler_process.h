@@ -117,7 +117,7 @@ class SchedulerProcess {
   std::function<void(const view::View& view)> view_check_;
   std::unique_ptr<membership::SchedulerCore> core_;
   membership::Snapshot store_;
-  std::vector<membership::Snapshot> backups_;  // Of this life.
+  std::vector<membership::Snapshot> backups_;  // This life's.
   std::map<membership::StreamId, Stream> streams_;
   uint64_t next_stream_ = 1;
   uint64_t life_ = 0;

@@ -15,7 +15,7 @@ namespace talweg::gpu::cuda {
 
 struct Wakeup {
   std::shared_ptr<Descriptor> descriptor;
-  std::shared_ptr<std::atomic<bool>> is_idle;  // Of the stream.
+  std::shared_ptr<std::atomic<bool>> is_idle;  // Whether the stream has no wake-up.
 };
 
 // The wake-ups of this process that are under way. The driver calls Signal on a thread of its own,

@@ -74,7 +74,7 @@ class World {
   const FakeMachineOptions options;
   Random random;
   Timeline timeline;
-  VectorClock host_clock;  // Of the hosts of all processes, as if they told each other everything.
+  VectorClock host_clock;  // All processes' hosts, as if they told each other everything.
   VectorClock nic_reads;   // NICs' finished reads.
   VectorClock nic_writes;  // NICs' writes that a flush makes visible.
   std::vector<GpuState> gpus;

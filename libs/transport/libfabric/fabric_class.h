@@ -101,7 +101,7 @@ class FabricTransport final : public Transport {
     uint32_t kind = 0;
     int error = 0;  // Not 0: an error event.
     PeerHandle peer;
-    fid_t listener = nullptr;  // Of a connection request, like the next two.
+    fid_t listener = nullptr;  // Set for a connection request, like the next two.
     InfoHandle info;
     std::vector<std::byte> said;  // The bytes that came with the request.
   };

@@ -89,7 +89,7 @@ std::string ForMember(const std::string& address, const PeerIdentity& identity, 
   std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
   const bool is_tcp = address.starts_with(kScheme);
   if (is_tcp && !ParseTcpAddress(address).ok()) key.reset();
-  if (!key && !is_tcp) return address;  // Of an older release.
+  if (!key && !is_tcp) return address;  // An older release's address.
   // Shows no key that would open anything.
   if (!key || key->identity) return ShownAddress(address);
   if (!key->is_seed) {

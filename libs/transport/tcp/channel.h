@@ -80,7 +80,7 @@ class TlsHandshake {
 
 struct TlsOptions {
   TlsRecordOptions records;
-  // OpenSSL writes the records, as if the kernel sealed them. For tests.
+  // OpenSSL writes the records, as it does when the kernel seals them. For tests.
   bool openssl_seals = false;
 };
 

@@ -31,10 +31,29 @@ LINE_BYTES_MAX = 16384
 _CONNECT_S = 2.0
 _ASK_S = 0.1
 _MUNGE_S = 20.0
+# How long the other side may take to answer.
+_ANSWER_S = 20.0
+_SHOWN_MAX = 200
 
 
 class Refused(Exception):
     """The other side is not of this job."""
+
+
+def read_message(line: bytes) -> dict[str, Any]:
+    """Refused for what is no JSON object. Anybody may have written it."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):  # The latter where brackets are nested too deep.
+        message = None
+    if not isinstance(message, dict):
+        raise Refused("what it says is no line of this protocol")
+    return message
+
+
+def shown(text: str) -> str:
+    """What somebody else has said, for a person's terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_SHOWN_MAX])
 
 
 def job_digest(job: str) -> str:
@@ -52,14 +71,17 @@ class Munge:
         self._options = [f"--socket={socket_path}"] if socket_path else []
 
     def _run(self, line: Sequence[str], text: str) -> str:
-        done = subprocess.run(
-            [*line, *self._options],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=_MUNGE_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*line, *self._options],
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_MUNGE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError(f"{line[0]} has not answered within {_MUNGE_S:g} s") from None
         if done.returncode != 0:
             raise OSError(f"{line[0]}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
@@ -103,7 +125,9 @@ class Answerer:
                 str(line["proof"]), _proof(self._secret, "node", self._nonces)
             ):
                 raise Refused("the secret is another one")
-            self.node = Node(int(line["rank"]), int(line["local_size"]), str(line["host"])[:64])
+            self.node = Node(
+                int(line["rank"]), int(line["local_size"]), shown(str(line["host"]))[:64]
+            )
             return None
         if line["job"] != self._job:
             raise Refused("this is another job's port")
@@ -117,15 +141,24 @@ class Answerer:
         return reply
 
 
-def _exchange(stream: Any, message: Mapping[str, Any]) -> dict[str, Any]:
-    stream.write(json.dumps(message).encode() + b"\n")
-    stream.flush()
-    line = stream.readline(LINE_BYTES_MAX)
-    if not line.endswith(b"\n"):
-        raise Refused("nobody answers in this port's name")
-    answer = dict(json.loads(line))
+def _read_line(connection: socket.socket) -> bytes:
+    """The whole of it comes in time, or an error: its bytes may come one by one."""
+    end = time.monotonic() + _ANSWER_S
+    line = b""
+    while not line.endswith(b"\n"):
+        connection.settimeout(max(end - time.monotonic(), 0.001))
+        part = connection.recv(LINE_BYTES_MAX)
+        line += part
+        if not part or len(line) > LINE_BYTES_MAX:
+            raise Refused("nobody answers in this port's name")
+    return line
+
+
+def _exchange(connection: socket.socket, message: Mapping[str, Any]) -> dict[str, Any]:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+    answer = read_message(_read_line(connection))
     if "refused" in answer:
-        raise Refused(str(answer["refused"]))
+        raise Refused(shown(str(answer["refused"])))
     return answer
 
 
@@ -137,16 +170,16 @@ def _introduce(
     hello = {"job": job_digest(job), "nonce": nonce}
     if munge is not None:
         hello["credential"] = munge.seal(nonce)
-    with connection.makefile("rwb") as stream:
-        answer = _exchange(stream, hello)
-        if munge is not None:
-            secret = munge.open(str(answer["secret"]))
-        nonces = f"{nonce} {answer['nonce']}"
-        if not hmac.compare_digest(str(answer["proof"]), _proof(secret, "first", nonces)):
-            raise Refused("it has another secret")
-        last = {"proof": _proof(secret, "node", nonces), **node.__dict__}
-        stream.write(json.dumps(last).encode() + b"\n")
-        stream.flush()
+    answer = _exchange(connection, hello)
+    if munge is not None:
+        secret = munge.open(str(answer["secret"]))
+    nonces = f"{nonce} {answer['nonce']}"
+    # As bytes: a text may have characters that it does not compare.
+    proof = str(answer["proof"]).encode(errors="replace")
+    if not hmac.compare_digest(proof, _proof(secret, "first", nonces).encode()):
+        raise Refused("it has another secret")
+    last = {"proof": _proof(secret, "node", nonces), **node.__dict__}
+    connection.sendall(json.dumps(last).encode() + b"\n")
     return secret
 
 

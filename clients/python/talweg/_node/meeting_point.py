@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import selectors
@@ -15,7 +16,8 @@ from typing import Any
 
 from . import handshake
 
-# What a connection may take to show that it is of this job, and how many may be about to.
+# What a connection may take to show that it is of this job, and how many may be about to. Beyond
+# that the oldest of the address that has most of them makes room.
 _HANDSHAKE_S = 30.0
 _STRANGERS_MAX = 64
 
@@ -34,7 +36,7 @@ class _Lines:
         self._text = b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """None at the end. ValueError for what is no JSON, or too long."""
+        """None at the end. Refused for what is no message, or too long."""
         try:
             part = self.connection.recv(handshake.LINE_BYTES_MAX)
         except BlockingIOError:
@@ -45,8 +47,8 @@ class _Lines:
             return None
         *lines, self._text = (self._text + part).split(b"\n")
         if len(self._text) > handshake.LINE_BYTES_MAX:
-            raise ValueError("a line is too long")
-        return [dict(json.loads(line)) for line in lines]
+            raise handshake.Refused("a line is too long")
+        return [handshake.read_message(line) for line in lines]
 
     def tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -54,8 +56,11 @@ class _Lines:
 
 
 class _Visitor:
-    def __init__(self, connection: socket.socket, answerer: handshake.Answerer) -> None:
+    def __init__(
+        self, connection: socket.socket, address: str, answerer: handshake.Answerer
+    ) -> None:
         self.lines = _Lines(connection)
+        self.address = address
         self.answerer = answerer
         self.since = time.monotonic()
         self.has_left = False
@@ -109,18 +114,27 @@ class MeetingPoint:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
         except OSError:
             return
-        if self._are_all_here or len(self._visitors) - len(self._nodes) >= _STRANGERS_MAX:
+        if self._are_all_here:
             connection.close()
             return
+        self._make_room()
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         answerer = handshake.Answerer(self._plan.job, self._plan.secret, self._munge)
-        visitor = _Visitor(connection, answerer)
+        visitor = _Visitor(connection, address[0], answerer)
         self._visitors.append(visitor)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(visitor))
+
+    def _make_room(self) -> None:
+        """Whoever holds connections and says nothing keeps out nobody at another address."""
+        strangers = [each for each in self._visitors if each.node is None]
+        if len(strangers) < _STRANGERS_MAX:
+            return
+        most, _ = collections.Counter(each.address for each in strangers).most_common(1)[0]
+        self._drop(next(each for each in strangers if each.address == most))
 
     def _drop(self, visitor: _Visitor) -> None:
         self._selector.unregister(visitor.lines.connection)
@@ -133,6 +147,8 @@ class MeetingPoint:
                 self._drop(visitor)
 
     def _read(self, visitor: _Visitor) -> None:
+        if visitor not in self._visitors:  # It has made room in this turn.
+            return
         try:
             messages = visitor.lines.read()
             for message in messages or []:
@@ -144,7 +160,14 @@ class MeetingPoint:
                     visitor.lines.tell(reply)
                 else:
                     self._on_node(visitor)
-        except (handshake.Refused, ValueError, KeyError, TypeError, OSError) as error:
+        except (
+            handshake.Refused,
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            OSError,
+        ) as error:
             visitor.lines.tell({"refused": str(error)})
             messages = None
         if messages is not None or visitor not in self._visitors:
@@ -264,7 +287,7 @@ class Group:
         assert self._lines is not None
         try:
             messages = self._lines.read()
-        except ValueError:
+        except handshake.Refused:
             messages = None
         if messages is None or any("over" in each for each in messages):
             self._is_over = True

@@ -68,6 +68,14 @@ absl::StatusOr<std::string> MakePrivateDirectory() {
   return path;
 }
 
+// Whether no other user can put something else in the place of what this one makes there.
+bool IsKept(const char* directory) {
+  struct stat found;
+  if (access(directory, W_OK | X_OK) != 0 || stat(directory, &found) != 0) return false;
+  const bool is_shared = (found.st_mode & S_IWOTH) != 0 && (found.st_mode & S_ISVTX) == 0;
+  return (found.st_uid == 0 || found.st_uid == geteuid()) && !is_shared;
+}
+
 [[noreturn]] void BecomeSupervisor(pid_t parent, const std::string& directory,
                                    const std::function<int(const std::string&)>& supervise) {
   setpgid(0, 0);
@@ -91,7 +99,7 @@ std::vector<std::string> RunParents() {
     const char* told = std::getenv(variable);
     // Ranks may change their directory, and a relative path then means another place.
     if (told == nullptr || *told != '/' || std::string(told).size() > kParentBytesMax) continue;
-    if (access(told, W_OK | X_OK) == 0) parents.emplace_back(told);
+    if (IsKept(told)) parents.emplace_back(told);
   }
   parents.emplace_back("/tmp");
   return parents;

@@ -10,7 +10,8 @@
 namespace talweg::cli {
 
 // Returns where runs may make their directories, in the order in which these places are tried.
-// Leaves out paths that are relative, too long, or not writable.
+// Leaves out paths that are relative, too long, or not writable, and those in which another user
+// could put something else in a directory's place.
 std::vector<std::string> RunParents();
 // The prefix of a run's directory.
 inline constexpr char kRunPrefix[] = "talweg-run-";

@@ -102,6 +102,15 @@ class RunTest(RunTestCase):
         self.assertEqual((status, errors), (0, ""))
         self.assertTrue(output.startswith("[0] /tmp/talweg-run-"), output)
 
+    def test_it_is_not_one_in_which_others_may_replace_what_is_made_there(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as shared:
+            for mode, place in ((0o777, "/tmp"), (0o1777, shared)):
+                os.chmod(shared, mode)
+                line = ("--", "sh", "-c", 'echo "$TALWEG_AGENT_SOCKET"')
+                status, output, errors = run(*line, TMPDIR=shared)
+                self.assertEqual((status, errors), (0, ""))
+                self.assertTrue(output.startswith(f"[0] {place}/talweg-run-"), output)
+
     def test_one_node_needs_only_its_agent(self) -> None:
         run = Run("--ranks-per-node=2", "--", "true")
         run.process.wait(TIMEOUT_S)

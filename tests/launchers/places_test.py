@@ -140,6 +140,33 @@ class PrivateDirectoryTest(unittest.TestCase):
         with self.assertRaises(places.Unsafe):
             places.make_private(link)
 
+    def test_jobs_lie_where_nobody_can_replace_them(self) -> None:
+        shared = self.directory / "shared"
+        shared.mkdir()
+        for mode, is_taken in ((0o700, True), (0o777, False), (0o1777, True)):
+            shared.chmod(mode)
+            self.assertEqual(places.base({"TMPDIR": str(shared)}).parent == shared, is_taken)
+        if os.getuid() == 0:
+            shared.chmod(0o700)
+            os.chown(shared, 65534, 65534)
+            self.assertNotEqual(places.base({"XDG_RUNTIME_DIR": str(shared)}).parent, shared)
+
+    def test_what_is_run_lies_where_only_this_user_puts_things(self) -> None:
+        cache = self.directory / "parent" / "cache"
+        cache.mkdir(parents=True)
+        places.check_own(cache)
+        for each in (cache, cache.parent):
+            each.chmod(0o777)
+            with self.assertRaisesRegex(places.Unsafe, f"another user may write to {each}, "):
+                places.check_own(cache)
+            each.chmod(0o755)
+        if os.getuid() == 0:
+            for each in (cache, cache.parent):
+                os.chown(each, 65534, 65534)
+                with self.assertRaises(places.Unsafe):
+                    places.check_own(cache)
+                os.chown(each, 0, 0)
+
     def test_a_claim_waits_for_the_one_before(self) -> None:
         job = self.directory / "base" / "job"
         first = places.Claim(job, 0)

@@ -22,13 +22,31 @@ class Unsafe(OSError):
     """A directory is not this user's alone."""
 
 
+def is_kept(directory: Path) -> bool:
+    """Whether no other user can put something else in the place of what this one makes there."""
+    found = directory.stat()
+    is_shared = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    return found.st_uid in (0, os.getuid()) and not is_shared
+
+
 def base(environment: Mapping[str, str]) -> Path:
     """Where the directories of this user's jobs lie. The same for all ranks of a node."""
     for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
         told = environment.get(variable, "")
-        if told and len(told) <= _PARENT_BYTES_MAX and os.access(told, os.W_OK | os.X_OK):
+        is_short = told and len(told) <= _PARENT_BYTES_MAX
+        if is_short and os.access(told, os.W_OK | os.X_OK) and is_kept(Path(told)):
             return Path(told) / f"talweg-{os.getuid()}"
     return Path(f"/tmp/talweg-{os.getuid()}")
+
+
+def check_own(directory: Path) -> None:
+    """Unsafe for one in which, or in whose place, another user may have put something."""
+    for each in (directory, directory.parent):
+        if not is_kept(each):
+            raise Unsafe(
+                f"another user may write to {each}, and what is in {directory} is run: set "
+                "XDG_CACHE_HOME to a directory of your own"
+            )
 
 
 def make_private(directory: Path) -> None:

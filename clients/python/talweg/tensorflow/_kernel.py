@@ -33,6 +33,7 @@ from talweg._collectives.process_sets import Group
 from talweg._collectives.scaling import Factors
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._library import native
+from talweg._node import places
 from talweg.errors import InvalidArgument
 from talweg.tensorflow._rounds import Reduction, keeps_own
 
@@ -323,11 +324,14 @@ def build() -> Path:
             ]
         )
     ).hexdigest()[:24]
-    directory = _cache_directory() / f"tensorflow-{tf.__version__}-{key}"
+    cache = _cache_directory()
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    places.check_own(cache)  # What lies there is run.
+    directory = cache / f"tensorflow-{tf.__version__}-{key}"
     library = directory / "reduce_op.so"
     if library.is_file():
         return library
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Gone with the process that has it.
         if not library.is_file():

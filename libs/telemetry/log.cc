@@ -5,6 +5,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -58,6 +59,13 @@ bool IsLateControl(const std::string& text, size_t at) {
   return text[at] == '\xc2' && at + 1 < text.size() && (text[at + 1] & 0xe0) == 0x80;
 }
 
+// Whole characters of UTF-8.
+std::string Beginning(const std::string& text) {
+  size_t bytes = kLineBytesMax;
+  while (bytes > 0 && (text[bytes] & 0xc0) == 0x80) --bytes;
+  return text.substr(0, bytes) + "... (" + std::to_string(text.size()) + " bytes)";
+}
+
 std::string Escaped(const std::string& text) {
   constexpr char kHex[] = "0123456789abcdef";
   const auto in_hex = [&](char c) {
@@ -107,7 +115,20 @@ void SetLogSink(std::function<void(LogLevel, const std::string&)> sink) {
 
 void internal::WriteLog(LogLevel level, const std::string& text) {
   if (Sink()) return Sink()(level, text);
-  Logger()->log(SpdlogLevel(level), spdlog::string_view_t(Escaped(text)));
+  const std::string line = Escaped(text.size() > kLineBytesMax ? Beginning(text) : text);
+  Logger()->log(SpdlogLevel(level), spdlog::string_view_t(line));
+}
+
+std::optional<uint64_t> BoundedLog::Take(int64_t now_ns) {
+  constexpr int64_t kLineNs = 1'000'000'000;
+  const std::lock_guard lock(mutex_);
+  const int64_t full_ns = std::max(full_ns_, now_ns) + kLineNs;
+  if (full_ns - now_ns > kAtOnce * kLineNs) {
+    ++left_out_;
+    return std::nullopt;
+  }
+  full_ns_ = full_ns;
+  return std::exchange(left_out_, 0);
 }
 
 }  // namespace talweg::telemetry

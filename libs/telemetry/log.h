@@ -2,8 +2,11 @@
 #ifndef TALWEG_LIBS_TELEMETRY_LOG_H_
 #define TALWEG_LIBS_TELEMETRY_LOG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -33,6 +36,9 @@ namespace internal {
 void WriteLog(LogLevel level, const std::string& text);
 }  // namespace internal
 
+// A line has so much of its text, so that no peer writes a disk full with long names.
+inline constexpr size_t kLineBytesMax = 8192;
+
 // Log(LogLevel::kInfo, "joined job '", name, "' as node ", node): anything that has operator<<. A
 // text of several lines becomes one line. Line breaks and other control characters are escaped,
 // since names come from users and peers.
@@ -43,6 +49,30 @@ void Log(LogLevel level, const Parts&... parts) {
   (text << ... << parts);
   internal::WriteLog(level, text.str());
 }
+
+// Lines that strangers can cause as many of as they like: kAtOnce of them are written, and then one
+// a second. The next that is written says how many were not. Any thread.
+class BoundedLog {
+ public:
+  static constexpr int kAtOnce = 20;
+
+  template <typename... Parts>
+  void Write(int64_t now_ns, LogLevel level, const Parts&... parts) {
+    if (!LogEnabled(level)) return;
+    const std::optional<uint64_t> left_out = Take(now_ns);
+    if (!left_out) return;
+    if (*left_out == 0) return Log(level, parts...);
+    Log(level, parts..., " (", *left_out, " lines like this before it were left out)");
+  }
+
+ private:
+  // Nothing: the line is left out. Else how many were left out before it.
+  std::optional<uint64_t> Take(int64_t now_ns);
+
+  std::mutex mutex_;
+  int64_t full_ns_ = 0;  // When kAtOnce lines may be written at once again.
+  uint64_t left_out_ = 0;
+};
 
 }  // namespace talweg::telemetry
 

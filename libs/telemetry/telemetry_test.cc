@@ -72,6 +72,34 @@ TEST_CASE("CounterSet: a snapshot is sorted by name", "[telemetry]") {
   CHECK(set.Snapshot() == std::vector<CounterValue>{{"a", "first", 1}, {"b", "second", 5}});
 }
 
+TEST_CASE("Log: a line has the beginning of a long text", "[telemetry]") {
+  CapturedStderr captured;
+  StartLog("talweg-agent", 1, LogLevel::kInfo);
+  Log(LogLevel::kInfo, std::string(kLineBytesMax - 1, 'x'), "\u00e4", std::string(100'000, 'y'));
+  const std::string text = captured.Text();
+  CHECK(text.size() < kLineBytesMax + 100);
+  CHECK(text.find("xx... (108193 bytes)\n") != std::string::npos);
+}
+
+TEST_CASE("BoundedLog: some lines at once, then one a second", "[telemetry]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, const std::string& line) { lines.push_back(line); });
+  BoundedLog log;
+  int64_t now_ns = 1000 * kSecond;
+  for (int i = 0; i < 120; ++i) log.Write(now_ns, LogLevel::kInfo, "line ", i);
+  CHECK(lines.size() == BoundedLog::kAtOnce);
+  CHECK(lines.back() == "line 19");
+  now_ns += kSecond;
+  for (int i = 0; i < 5; ++i) log.Write(now_ns, LogLevel::kInfo, "more");
+  CHECK(lines.size() == BoundedLog::kAtOnce + 1);
+  CHECK(lines.back() == "more (100 lines like this before it were left out)");
+  now_ns += 100 * kSecond;
+  for (int i = 0; i < 120; ++i) log.Write(now_ns, LogLevel::kInfo, "later");
+  CHECK(lines.size() == 2 * BoundedLog::kAtOnce + 1);
+  SetLogSink(nullptr);
+}
+
 TEST_CASE("Log: time, level, process and incarnation, text; one line whatever the text",
           "[telemetry]") {
   CapturedStderr captured;

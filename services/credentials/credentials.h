@@ -11,7 +11,7 @@
 namespace talweg::credentials {
 
 // Loads the credentials that the daemon's options name. Returns null for no TLS. An error names the
-// file and the remedy.
+// file and the remedy. From here on, gRPC's own log lines go to this process's log, within bounds.
 absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
     const config::ProcessConfig& config);
 

@@ -203,7 +203,7 @@ absl::Status SchedulerDriver::CheckVersion(const v1::ProtocolVersion& theirs,
                                            const std::string& who) {
   const std::string problem = rpc::VersionProblem(version_, FromProto(theirs), who);
   if (problem.empty()) return absl::OkStatus();
-  telemetry::Log(telemetry::LogLevel::kWarning, "refused: ", problem);
+  refusals_.Write(clock_->NowNs(), telemetry::LogLevel::kWarning, "refused: ", problem);
   return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
 }
 
@@ -213,8 +213,8 @@ void SchedulerDriver::SetJobSecret(const std::string& secret) {
 
 absl::Status SchedulerDriver::CheckJobSecret(const std::string& shown, const std::string& who) {
   if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
-    telemetry::Log(telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
-                   shown.empty() ? "no" : "another", " job secret");
+    refusals_.Write(clock_->NowNs(), telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
+                    shown.empty() ? "no" : "another", " job secret");
     return ToStatus({Code::kUnproven,
                      "the scheduler refuses " + who + ", which shows " +
                          (shown.empty() ? "no job secret" : "another job secret than its own") +

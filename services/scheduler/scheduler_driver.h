@@ -16,6 +16,7 @@
 #include "libs/rpc/version.h"
 #include "libs/runtime/clock.h"
 #include "libs/store/store.h"
+#include "libs/telemetry/log.h"
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 #include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/pool.pb.h"
@@ -136,6 +137,7 @@ class SchedulerDriver {
   const int64_t started_unix_ns_;
   uint64_t store_write_count_ = 0;
   int64_t store_write_max_ns_ = 0;
+  telemetry::BoundedLog refusals_;  // Of callers who need not have a secret.
   std::map<std::string, uint64_t> refused_by_code_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/scheduler_client.h"
 #include "libs/rpc/secret.h"
+#include "libs/telemetry/log.h"
 #include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
 #include "services/scheduler/daemon_testing.h"
@@ -250,6 +252,30 @@ TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one"
       stranger.Call(stranger.members(), &v1::MembershipService::Stub::Join, join);
   CHECK(status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
   CHECK(Contains(status.error_message(), "session_secret of the agent of node 0 has 0 bytes"));
+}
+
+TEST_CASE("Scheduler: strangers who are refused fill no disk with the log", "[scheduler]") {
+  constexpr int kCalls = 150;
+  std::atomic<int> lines = 0;
+  telemetry::SetLogSink([&](telemetry::LogLevel, const std::string& text) {
+    if (Contains(text, "refused: ")) ++lines;
+  });
+  {
+    SchedulerOptions options;
+    options.job_secret = std::string(64, 's');
+    const Daemon daemon(store::MakeMemoryStore(), options);
+    Stranger stranger(daemon.address());
+    v1::JoinRequest join;
+    for (int i = 0; i < kCalls; ++i) {
+      *join.mutable_version() = rpc::ToProto(rpc::Version{.major = i % 2 == 0 ? 2u : 77u});
+      const grpc::Status status =
+          stranger.Call(stranger.members(), &v1::MembershipService::Stub::Join, join);
+      CHECK_FALSE(status.ok());
+    }
+  }
+  telemetry::SetLogSink(nullptr);
+  CHECK(lines >= telemetry::BoundedLog::kAtOnce);
+  CHECK(lines < kCalls);
 }
 
 }  // namespace

@@ -226,6 +226,26 @@ class Http2FloodsTest(unittest.TestCase):
             self._flood(scheduler, address, "/talweg.scheduler.v1.AdminService/ListJobs", True)
             self._check_served(address, f"--tls-dir={pki}/viewer")
 
+    def test_failed_handshakes_fill_no_disk(self) -> None:
+        """gRPC logs a line for each."""
+        count = 200
+        with Cluster() as cluster:
+            pki = cluster.directory / "pki"
+            line = [str(TOOL), "certs", "--days=2", str(pki), "scheduler"]
+            subprocess.run(line, check=True, capture_output=True, timeout=DEADLINE_S)
+            options = ["--in_memory", "--secret_file=none", f"--tls_dir={pki}/scheduler"]
+            scheduler = cluster.scheduler(options)
+            before = len(cluster.log(scheduler).splitlines())
+            for _ in range(count):
+                with _connect(scheduler.addresses["listen"], False) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    with contextlib.suppress(OSError):
+                        while connection.recv(1024):
+                            pass
+            grown = len(cluster.log(scheduler).splitlines()) - before
+            self.assertLess(grown, count // 2)
+            self.assertIn("] gRPC: Handshake failed", cluster.log(scheduler))
+
     def test_nor_does_a_socket(self) -> None:
         with Cluster() as cluster, tempfile.TemporaryDirectory(dir="/tmp") as directory:
             address = f"unix:{directory}/s"

@@ -82,6 +82,21 @@ class Authority {
   TestDirectory directory_;
 };
 
+TEST_CASE("MakeCertificate: others may write to none of its directories", "[rpc]") {
+  const mode_t before = umask(0);
+  TestDirectory directory;
+  const std::string pki = directory.path() + "/made/pki";
+  REQUIRE(MakeAuthority(pki + "/ca", "example.org", 2).ok());
+  REQUIRE(
+      MakeCertificate(pki + "/ca", pki + "/viewer/", {.identity = {.role = Role::kViewer}}).ok());
+  umask(before);
+  for (const char* made : {"/..", "", "/ca", "/viewer"}) {
+    struct stat found;
+    REQUIRE(stat((pki + made).c_str(), &found) == 0);
+    CHECK((found.st_mode & 0777) == 0755);
+  }
+}
+
 TEST_CASE("Identity: text and certificate name come back as they went", "[credentials]") {
   for (const Identity& identity : std::initializer_list<Identity>{{Role::kScheduler},
                                                                   {Role::kAggregator, "agg-0"},

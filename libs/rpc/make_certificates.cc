@@ -16,7 +16,6 @@
 #include <ctime>
 #include <filesystem>
 #include <functional>
-#include <system_error>
 
 #include "libs/base/descriptor.h"
 #include "libs/rpc/openssl_types.h"
@@ -33,11 +32,16 @@ absl::Status OpenSslError(const std::string& what) {
   return absl::InternalError("OpenSSL cannot " + what);
 }
 
+// Where others cannot replace what is in it, whatever the umask.
 absl::Status MakeDirectory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  return error ? status::ErrnoStatus(error.value(), "make directory " + directory)
-               : absl::OkStatus();
+  std::filesystem::path made;
+  for (const std::filesystem::path& part : std::filesystem::path(directory)) {
+    made /= part;
+    if (mkdir(made.c_str(), 0755) != 0 && errno != EEXIST) {
+      return status::ErrnoStatus(errno, "make directory " + made.string());
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Renames a temporary file, so that readers see the whole file or none.

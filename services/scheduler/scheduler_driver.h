@@ -137,7 +137,7 @@ class SchedulerDriver {
   const int64_t started_unix_ns_;
   uint64_t store_write_count_ = 0;
   int64_t store_write_max_ns_ = 0;
-  telemetry::BoundedLog refusals_;  // Of callers who need not have a secret.
+  telemetry::BoundedLog refusals_;  // Callers without a secret cause them.
   std::map<std::string, uint64_t> refused_by_code_;
 };
 

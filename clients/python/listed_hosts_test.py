@@ -43,9 +43,11 @@ class ListedHostsTest(unittest.TestCase):
         self.assertEqual(parse_hosts("a:2, b"), [Host("a", 2), Host("b", 1)])
 
     def test_what_is_refused(self) -> None:
-        for line in ("a b", "a:x", "a slots=x", "a:1 slots=1", "-oProxy", "a slots=1 b", "a;b"):
+        many = "9" * 5000  # More digits than Python makes a number of.
+        lines = ["a b", "a:x", "a slots=x", "a:1 slots=1", "-oProxy", "a slots=1 b", "a;b", "a\0b"]
+        for line in (*lines, f"a:{many}", f"a slots={many}", "a:\u0663"):
             with (
-                self.subTest(line),
+                self.subTest(line[:20]),
                 self.assertRaisesRegex(InvalidArgument, "f: .* is no host: wr"),
             ):
                 parse_lines(line, "f")
@@ -98,6 +100,27 @@ class ListedHostsTest(unittest.TestCase):
         Path(f"{self.path}.more").write_text("b c\n")
         with self.assertRaisesRegex(InvalidArgument, "'b c' is no host"):
             self._next(hosts)
+
+    def test_what_is_refused_is_shown_in_short(self) -> None:
+        with self.assertRaises(InvalidArgument) as refused:
+            parse_lines("\x1b[2J" + "x" * 10000, "f")
+        self.assertTrue(str(refused.exception).isprintable())
+        self.assertLess(len(str(refused.exception)), 300)
+
+    def test_a_file_without_end(self) -> None:
+        with self.assertRaisesRegex(InvalidArgument, "--hostfile=/dev/zero has more than 1 MiB"):
+            HostFile("/dev/zero", 1, 1).poll(10)
+
+    def test_a_script_that_prints_without_end(self) -> None:
+        self.path.write_text("#!/bin/sh\nexec yes a\n")
+        self.path.chmod(0o755)
+        hosts = HostScript(str(self.path), 1, 1)
+        self.addCleanup(hosts.close)
+        self.assertIsNone(hosts.poll(10))
+        end = time.monotonic() + _DEADLINE_S
+        with self.assertRaisesRegex(TalwegError, "has printed more than 1 MiB, and was killed"):
+            while time.monotonic() < end:  # By its own clock the script has time.
+                hosts.poll(10)
 
     def test_a_script_that_does_not_end(self) -> None:
         self.path.write_text("#!/bin/sh\nexec sleep 1000\n")

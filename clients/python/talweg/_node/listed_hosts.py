@@ -18,6 +18,9 @@ from talweg.errors import InvalidArgument, TalwegError
 
 _SCRIPT_S = 60.0
 _LAST_LINES = 5
+# What a script, or a file, may have for all its hosts.
+_TEXT_BYTES_MAX = 1 << 20
+_SHOWN_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,13 @@ def _host(text: str, slots_default: int) -> Host | None:
     name, _, slots = text.partition(":")
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-"):
         return None
-    if slots and not slots.isdecimal():
+    if slots and not re.fullmatch(r"[0-9]{1,6}", slots):
         return None
     return Host(name, int(slots or slots_default))
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= _SHOWN_MAX else line[:_SHOWN_MAX] + "...")
 
 
 def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
@@ -41,7 +48,9 @@ def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
     for part in text.split(","):
         host = _host(part.strip(), slots_default)
         if host is None:
-            raise InvalidArgument(f"hosts: '{part}' is no host: write host:slots, as in a:2,b:4")
+            raise InvalidArgument(
+                f"hosts: {_shown(part)} is no host: write host:slots, as in a:2,b:4"
+            )
         found.append(host)
     return found
 
@@ -55,11 +64,11 @@ def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
             continue
         host = _host(words[0], slots_default)
         if host is not None and len(words) == 2:
-            told = re.fullmatch(r"slots=(\d+)", words[1])
+            told = re.fullmatch(r"slots=([0-9]{1,6})", words[1])
             host = Host(host.name, int(told[1])) if told and ":" not in words[0] else None
         if host is None or len(words) > 2:
             raise InvalidArgument(
-                f"{source}: '{line}' is no host: write `host`, `host:slots` or `host slots=n`"
+                f"{source}: {_shown(line)} is no host: write `host`, `host:slots` or `host slots=n`"
             )
         if host.name in found:
             raise InvalidArgument(f"{source}: host {host.name} is there twice: name it once")
@@ -112,9 +121,15 @@ class HostFile:
             return None
         self._due_s = now_s + self._every_s
         try:
-            text = Path(self._path).read_text(errors="replace")
+            with Path(self._path).open(errors="replace") as file:
+                text = file.read(_TEXT_BYTES_MAX + 1)
         except OSError as error:
             raise TalwegError(f"--hostfile={self._path}: {error.strerror}") from None
+        if len(text) > _TEXT_BYTES_MAX:
+            raise InvalidArgument(
+                f"--hostfile={self._path} has more than {_TEXT_BYTES_MAX >> 20} MiB: let it have a "
+                "line for each host"
+            )
         before, self._read = self._read, text
         if text == self._text or (before is not None and text != before):
             return None  # Somebody may be writing it.
@@ -144,7 +159,15 @@ class HostScript:
             if now_s >= self._due_s:
                 self._start(now_s)
             return None
+        assert self._output is not None and self._errors is not None
         status = self._process.poll()
+        sizes = [os.fstat(file.fileno()).st_size for file in (self._output, self._errors)]
+        if max(sizes) > _TEXT_BYTES_MAX:
+            self._end()
+            raise TalwegError(
+                f"--host-discovery-script={self._command} has printed more than "
+                f"{_TEXT_BYTES_MAX >> 20} MiB, and was killed: let it print a line for each host"
+            )
         if status is None and now_s < self._late_s:
             return None
         if status is None:
@@ -153,7 +176,6 @@ class HostScript:
                 f"--host-discovery-script={self._command} has not ended within {_SCRIPT_S:g} s, and "
                 "was killed: let it print the hosts and end"
             )
-        assert self._output is not None and self._errors is not None
         texts = []
         for file in (self._output, self._errors):
             file.seek(0)

@@ -50,7 +50,8 @@ def _places(path: str) -> list[_Place]:
         if not text:
             continue
         host, _, port = text.partition(":")
-        if not re.fullmatch(r"[\w.-]+", host) or (port and not port.isdecimal()):
+        # One that began with a dash would be an option of ssh.
+        if not re.fullmatch(r"[\w.][\w.-]*", host) or not re.fullmatch("[0-9]{0,5}", port):
             raise InvalidArgument(f"{path}: '{text}' is no host: write `host` or `host:sshport`")
         found.append(_Place(host, int(port or 22)))
     if not found:

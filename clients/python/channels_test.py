@@ -12,6 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from talweg._client.deadlines import Deadlines
 from talweg._collectives.channels import Channel, Job, Steps, Wait
 from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
@@ -100,7 +101,11 @@ class _Data:
 class ChannelsTest(unittest.TestCase):
     def setUp(self) -> None:
         self.rounds = _Rounds()
-        client: Any = SimpleNamespace(connection=self.rounds, completions=self.rounds)
+        deadlines = Deadlines(self.rounds.call)
+        self.addCleanup(deadlines.end)
+        client: Any = SimpleNamespace(
+            connection=self.rounds, completions=self.rounds, deadlines=deadlines
+        )
         group: Any = SimpleNamespace(suffix="", listed=())
         self.channel = Channel(client, "test", group)
         self.begun: list[int] = []

@@ -38,12 +38,12 @@ class _Calls:
     """As GroupCalls."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self.client = client
         self._channels: list[CallChannel] = []
         self._aborted: Aborted | None = None
 
     def channel_of(self, name: str, group: Group) -> CallChannel:
-        channel = channel_named(self._client, f"messages{name}", group, "messages")
+        channel = channel_named(self.client, f"messages{name}", group, "messages")
         self._channels.append(channel)
         if self._aborted is not None:
             channel.abort(self._aborted)
@@ -53,7 +53,7 @@ class _Calls:
         pass
 
     def text_of(self, operation: str, tensors: Sequence[torch.Tensor]) -> str:
-        return f"rank {self._client.rank}: {operation}"
+        return f"rank {self.client.rank}: {operation}"
 
     def abort(self) -> None:
         self._aborted = Aborted("the group is aborted")

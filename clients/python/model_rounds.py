@@ -250,6 +250,8 @@ def _client(rounds: Rounds, rank: int) -> Any:
         size=rounds.size,
         connection=connection,
         completions=_Completions(rounds, rank, connection),
+        # No time comes.
+        deadlines=SimpleNamespace(call_at=lambda end, call: 0, forget=lambda number: None),
         channels={},
         channels_lock=threading.Lock(),
         names_watcher=None,

@@ -22,6 +22,7 @@ from c10d_disagreements import check_disagreements, check_small_calls_again, rai
 from talweg.torch import _process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -135,6 +136,38 @@ def check_timeout() -> None:
     dist.barrier()
     if _RANK == 1:
         dist.barrier(group)
+
+
+def check_timeout_of_futures() -> None:
+    """Waits for futures end, too: those of the program, of messages, and of a backward pass."""
+    sums, messages = dist.new_group(), dist.new_group()
+    model = DistributedDataParallel(torch.nn.Linear(10, 10), process_group=dist.new_group())
+    if _RANK == 0:
+        for group in (sums, messages, model.process_group):
+            group.set_timeout(timedelta(seconds=0.05))
+        works = [dist.all_reduce(torch.ones(6), group=sums, async_op=True) for _ in range(2)]
+        future = works[0].get_future()
+        words = r"rank 0: all_reduce of float32\[6\].* timeout after 0\.05 s: it still waits for "
+        words += r"rank 1 .*; the process group takes no more calls here: "
+        with raises(talweg.Timeout, words):
+            future.wait()
+        # What has the future may use the tensor, so nobody waits for the group's calls any more.
+        for call in (works[1].wait, lambda: dist.barrier(sums)):
+            with raises(talweg.Timeout, words):
+                call()
+        with raises(talweg.Timeout, "rank 0: recv from rank 1 .* timeout after "):
+            dist.irecv(torch.ones(3), 1, group=messages).get_future().wait()
+        with raises(talweg.Timeout, r"rank 0: all_reduce of float32\[110\].* timeout after "):
+            model(torch.ones(1, 10)).sum().backward()
+        _STORE.set("late", "")
+    else:
+        _STORE.wait(["late"])
+        # What rank 0 has begun, so that nothing of it is open when ranks leave.
+        dist.all_reduce(torch.ones(6), group=sums)
+        if _RANK == 1:
+            dist.send(torch.ones(3), 0, group=messages)
+        model(torch.ones(1, 10)).sum().backward()
+    dist.barrier()
 
 
 def check_beyond_gloo() -> None:
@@ -421,6 +454,7 @@ if __name__ == "__main__":
         with mock.patch.object(_process_group, "is_reducer", lambda: True):
             check_slots()
         check_timeout()
+        check_timeout_of_futures()
         check_threads()
         check_beyond_gloo()
         check_refused()

@@ -12,6 +12,7 @@ in_place     the memory of those that the node's ranks sum in place
 handles      open rounds, as callers hold them
 left_rounds  open rounds whose callers wait for them no more
 completions  what is called when rounds are over
+deadlines    what is called when a time has come
 attention    what a thread that waits does for open calls meanwhile
 """
 

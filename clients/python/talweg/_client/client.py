@@ -15,6 +15,7 @@ import numpy as np
 from talweg._client import agents, hooks, local
 from talweg._client.attention import Attention
 from talweg._client.completions import Completions
+from talweg._client.deadlines import Deadlines
 from talweg._client.declared import Declared, Tensors
 from talweg._client.handles import Handle, Nameless, require_handle
 from talweg._client.left_rounds import LeftRounds
@@ -117,6 +118,8 @@ class Client:
         self.push_watchers: list[Callable[[Declared, int], None]] = []
         # Makes calls when rounds are over.
         self.completions = Completions(self.connection)
+        # Makes calls when times have come.
+        self.deadlines = Deadlines(self.completions.call)
         # What others have pushed by this client's connection.
         self.byte_counters: list[Callable[[], int]] = []
         # What calls of collectives keep.
@@ -182,6 +185,7 @@ class Client:
         self.connection.close()
         while self._closers:
             self._closers.pop()()
+        self.deadlines.end()
         self.completions.end(_LEAVE_S)
         if self.attachment is not None:
             self.attachment.leave()
@@ -198,6 +202,7 @@ class Client:
         self._is_closed = self._is_abandoned = True
         while self._closers:
             self._closers.pop()()
+        self.deadlines.end()
         self.completions.end()
         self.connection.retire()
 

@@ -301,7 +301,8 @@ class Channel:
                     return
                 if self.client.completions.watch(wait.tensor, wait.round, self._carry_what_is_over):
                     if wait.until is not None:
-                        self._carry_at(wait.until)
+                        deadlines = self.client.deadlines
+                        deadlines.call_at(wait.until, self._carry_what_is_over)
                     return
             # Nothing tells of it; where the client's health has ended no wait is long.
             self._carry_first(None)
@@ -312,12 +313,6 @@ class Channel:
         # Whoever sets it and finds _carrying taken leaves it to this thread.
         if self._told:
             self._carry_what_is_over()
-
-    def _carry_at(self, end: float) -> None:
-        """Carries calls on when time.monotonic() passes `end`."""
-        timer = threading.Timer(max(0.0, end - time.monotonic()), self._carry_what_is_over)
-        timer.daemon = True
-        timer.start()
 
     def _carry_when(self, is_ready: Callable[[float | None], bool]) -> None:
         """Carries calls on when the first one's data is there. On a thread that may block."""

@@ -9,7 +9,7 @@ import torch
 
 from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.process_sets import Group
-from talweg.errors import Aborted, InvalidArgument
+from talweg.errors import Aborted, InvalidArgument, TalwegError
 from talweg.torch._c10d_tensors import said
 from talweg.torch._callbacks import Callbacks
 from talweg.torch._lanes import Lane
@@ -20,12 +20,12 @@ class GroupCalls:
 
     def __init__(self, ranks: Sequence[int], lane: Lane) -> None:
         self.count = 0
-        self._client = lane.client
+        self.client = lane.client
         self._ranks = ranks
         self._lane = lane
         self._channel = lane.channel()
-        self.callbacks = Callbacks(self._client.completions.call)
-        self._view = self._client.connection.view_suffix
+        self.callbacks = Callbacks(self.client.completions.call)
+        self._view = self.client.connection.view_suffix
         self._is_destroyed = False
 
     @property
@@ -48,7 +48,7 @@ class GroupCalls:
     @property
     def are_over(self) -> bool:
         """Whether the group is destroyed, or its ranks have other numbers."""
-        return self._is_destroyed or self._client.connection.view_suffix != self._view
+        return self._is_destroyed or self.client.connection.view_suffix != self._view
 
     def begin(self, operation: str) -> None:
         """Counts one; InvalidArgument if they are over."""
@@ -70,7 +70,7 @@ class GroupCalls:
         shown = ", ".join(said(tensor) for tensor in tensors[:4])
         if len(tensors) > 4:
             shown += f" and {len(tensors) - 4} more"
-        text = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
+        text = f"rank {self.client.rank}: {operation}" + (f" of {shown}" if shown else "")
         if self._lane.group.listed:
             text += f" in the process group of ranks {self._ranks}"
         return text
@@ -85,9 +85,12 @@ class GroupCalls:
         """Ends this rank's calls with Aborted, those that are made later too."""
         is_of_some = self._lane.group.listed
         what = f"the process group of ranks {self._ranks}" if is_of_some else "the process group"
-        failure = Aborted(
-            f"rank {self._client.rank} has aborted {what}: destroy it, and make it anew"
+        self.end_with(
+            Aborted(f"rank {self.client.rank} has aborted {what}: destroy it, and make it anew")
         )
+
+    def end_with(self, failure: TalwegError) -> None:
+        """Ends this rank's calls with `failure`, those that are made later too."""
         # Its own first: channels that come now see it there.
         for channel in (self._channel, *(self._lane.channels - {self._channel})):
             channel.abort(failure)

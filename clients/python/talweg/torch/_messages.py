@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from talweg._client import Client
 from talweg._collectives.channels import Channel, Job
 from talweg._collectives.collectives import Given, Rows
 from talweg.errors import Mismatch
 from talweg.torch._c10d_tensors import Outputs, said
+from talweg.torch._group_calls import GroupCalls
 from talweg.torch._message_rounds import are_alike, name_of
 from talweg.torch._work import Pending, late
 
@@ -72,12 +72,12 @@ class Message(Pending):
     line. The first job of the line carries it on; without one the completion threads do.
     """
 
-    def __init__(self, client: Client, lock: Lock, posted: Posted) -> None:
-        super().__init__(posted.what, [posted.tensor], posted.timeout_s, posted.source)
+    def __init__(self, group: GroupCalls, lock: Lock, posted: Posted) -> None:
+        super().__init__(group, posted.what, [posted.tensor], posted.timeout_s, posted.source)
         self.given = posted.given
         self.tag = posted.tag
         self.line: deque[MessageJob] | None = None
-        self._completions = client.completions
+        self._completions = group.client.completions
         self._of_all = lock
         self._over = threading.Event()
         self._ended_with: BaseException | None = None
@@ -141,8 +141,8 @@ class Message(Pending):
 class Receive(Message):
     """A receive. Its source is known when one has sent, where it takes from any."""
 
-    def __init__(self, client: Client, lock: Lock, posted: Posted) -> None:
-        super().__init__(client, lock, posted)
+    def __init__(self, group: GroupCalls, lock: Lock, posted: Posted) -> None:
+        super().__init__(group, lock, posted)
         self.order = 0  # How many were made before it.
         self._output = Outputs([posted.tensor], "recv")
         self._output.begin()

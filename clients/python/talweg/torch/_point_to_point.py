@@ -53,7 +53,7 @@ class PointToPoint:
         )
         given.site = call_site()
         posted = Posted(given, tensor, what, timeout_s, self._place, tag)
-        message = Message(self._client, self._lock, posted)
+        message = Message(self._calls, self._lock, posted)
         with self._lock:
             outbox = self._outboxes.get(target)
             if outbox is None:
@@ -87,7 +87,7 @@ class PointToPoint:
         given = Given(SEND, root_rank, rows, [], 0, None, lambda rows, counts: (None, 0))
         given.site = call_site()
         posted = Posted(given, tensor, what, timeout_s, source, tag)
-        return Receive(self._client, self._lock, posted)
+        return Receive(self._calls, self._lock, posted)
 
     def _what(self, operation: str, tensor: torch.Tensor) -> Callable[[], str]:
         self._calls.begin(operation)

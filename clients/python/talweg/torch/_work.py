@@ -43,9 +43,15 @@ class Pending(dist.Work):
     """
 
     def __init__(
-        self, what: Callable[[], str], outputs: Any, timeout_s: float, source_rank: int = -1
+        self,
+        group: GroupCalls,
+        what: Callable[[], str],
+        outputs: Any,
+        timeout_s: float,
+        source_rank: int = -1,
     ) -> None:
         super().__init__()
+        self._group = group
         self._what = what
         self._outputs = outputs
         self._timeout_s = timeout_s
@@ -54,6 +60,7 @@ class Pending(dist.Work):
         self._brought = False
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._deadline = 0  # The future's, in the client's deadlines.
         # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
         # it is given the outputs in any case, and backward raises the failure when it ends.
         self._fails_later = False
@@ -114,13 +121,14 @@ class Pending(dist.Work):
             given_s = timeout.total_seconds()
             timeout_s = given_s if given_s > 0 else self._timeout_s
             if not self._go_on(time.monotonic() + min(timeout_s, 1e8)):
-                raise Timeout(
-                    f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
-                )
+                raise Timeout(self._late_text(timeout_s))
         failure = self._take()
         if failure is not None:
             raise failure
         return True
+
+    def _late_text(self, timeout_s: float) -> str:
+        return f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
 
     def synchronize(self) -> None:
         """wait()"""
@@ -144,7 +152,12 @@ class Pending(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. A thread that all calls of this process share completes it."""
+        """A future of the outputs. A thread that all calls of this process share completes it.
+
+        A wait for a future has no time limit. So the call's limit counts from here. When it is over
+        nobody can wait for the call again, and what has the future may use its tensors: all calls
+        of the group end, as after abort().
+        """
         with self._lock:
             is_first = self._future is None
             if self._future is None:
@@ -159,14 +172,24 @@ class Pending(dist.Work):
                 # Nothing is chained to it yet. The reducer takes its value at once, after wait().
                 self._complete()
             else:
+                end = time.monotonic() + min(self._timeout_s, 1e8)
+                self._deadline = self._group.client.deadlines.call_at(end, self._give_up)
                 self.call_when_done(self._complete)
         return future
 
     def _new_future(self, gpus: list[torch.device]) -> torch.futures.Future[Any]:
         return torch.futures.Future(devices=list(gpus))
 
+    def _give_up(self) -> None:
+        """The future's time is over."""
+        if not self._is_over():
+            text = self._late_text(self._timeout_s)
+            remedy = "the process group takes no more calls here: destroy it, and make it anew"
+            self._group.end_with(Timeout(f"{text}; {remedy}"))
+
     def _complete(self) -> None:
         assert self._future is not None
+        self._group.client.deadlines.forget(self._deadline)
         failure = self._take()
         # What is chained to it may call and wait for collectives.
         if failure is None or self._fails_later:
@@ -212,9 +235,8 @@ class Work(Pending):
         is_async: bool,
         begun: Job | None = None,
     ) -> None:
-        super().__init__(what, outputs, timeout_s)
+        super().__init__(group, what, outputs, timeout_s)
         self._finish = finish
-        self._callbacks = group.callbacks
         self._channel = channel = group.channel_here() if begun is None else group.channel
         self._job = begun or job_of(channel, calls, 0)
         if calls:
@@ -237,7 +259,7 @@ class Work(Pending):
         self._channel.call_when_done(self._job, call)
 
     def _new_future(self, gpus: list[torch.device]) -> torch.futures.Future[Any]:
-        return self._callbacks.future(gpus)
+        return self._group.callbacks.future(gpus)
 
     def _bring(self) -> BaseException | None:
         if self._job.failure is None:

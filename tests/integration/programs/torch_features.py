@@ -473,6 +473,16 @@ def refused_optimizers() -> None:
     expect(talweg.InvalidArgument, "sparse", sparse.step)
 
 
+def optimizers_of_one_name() -> None:
+    """Also where their parameters have other names: they would share what says who has gradients."""
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    for at, model in enumerate(models):
+        named = [(f"{at}.{name}", each) for name, each in model.named_parameters()]
+        tw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, name="one")
+    loss = models[1](models[0](torch.ones(2, 3))).sum()
+    expect(talweg.Busy, "several DistributedOptimizers, give each a `name`", loss.backward)
+
+
 def threads() -> None:
     failures = []
 
@@ -524,6 +534,7 @@ CASES = [
     grad_scaler,
     uneven_batches,
     refused_optimizers,
+    optimizers_of_one_name,
     threads,
     forked_child,
 ]

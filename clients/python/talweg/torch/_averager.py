@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,16 @@ _TEXTS = {
         "freeze and unfreeze parameters at all ranks alike"
     ),
 }
+
+
+@contextlib.contextmanager
+def _names_may_be_shared() -> Iterator[None]:
+    try:
+        yield
+    except Busy as error:
+        raise Busy(
+            f"{error}. If this process has several DistributedOptimizers, give each a `name`"
+        ) from None
 
 
 class GradientAverager(ClientAdapter):
@@ -193,13 +204,13 @@ class GradientAverager(ClientAdapter):
             if gradient.layout != torch.strided:
                 gradient = self.dense(tensor.index, gradient)
             pushed, version = gradient, gradient._version
-        try:
+        with _names_may_be_shared():
             handle = self.start_round(tensor, pushed)
-        except Busy as error:
-            raise Busy(
-                f"{error}. If this process has several DistributedOptimizers, give each a `name`"
-            ) from None
         return Pushed(handle, gradient, version)
+
+    def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
+        with _names_may_be_shared():
+            return super().start_marks(name, marks, priority)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """What takes the place of a sparse gradient before it is pushed."""

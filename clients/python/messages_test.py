@@ -21,6 +21,7 @@ from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument, JobFailed, Mismatch, Timeout
 from talweg.torch import _messages, _point_to_point, _work
+from talweg.torch._kept import KeptWorks
 from talweg.torch._messages import Message, Receive
 from talweg.torch._point_to_point import PointToPoint
 from turns import Turns
@@ -39,6 +40,7 @@ class _Calls:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self.kept = KeptWorks()
         self._channels: list[CallChannel] = []
         self._aborted: Aborted | None = None
 

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from datetime import timedelta
 from unittest import mock
 
@@ -168,6 +169,19 @@ def check_timeout_of_futures() -> None:
             dist.send(torch.ones(3), 0, group=messages)
         model(torch.ones(1, 10)).sum().backward()
     dist.barrier()
+
+
+def check_works_are_kept() -> None:
+    """As torch before 2.7 needs it, until somebody waits or has a future."""
+    group = dist.new_group()
+    group._all_calls.kept.all_are_wanted = True
+    for use in (lambda work: work.wait(), lambda work: work.get_future().wait()):
+        kept = weakref.ref(dist.all_reduce(torch.ones(3), group=group, async_op=True))
+        assert kept() is not None
+        use(kept())
+        dist.barrier(group)  # A thread may have called it just now.
+        gc.collect()
+        assert kept() is None, gc.get_referrers(kept())
 
 
 def check_beyond_gloo() -> None:
@@ -455,6 +469,7 @@ if __name__ == "__main__":
             check_slots()
         check_timeout()
         check_timeout_of_futures()
+        check_works_are_kept()
         check_threads()
         check_beyond_gloo()
         check_refused()

@@ -12,6 +12,7 @@ from talweg._collectives.process_sets import Group
 from talweg.errors import Aborted, InvalidArgument, TalwegError
 from talweg.torch._c10d_tensors import said
 from talweg.torch._callbacks import Callbacks
+from talweg.torch._kept import KeptWorks
 from talweg.torch._lanes import Lane
 
 
@@ -24,6 +25,7 @@ class GroupCalls:
         self._ranks = ranks
         self._lane = lane
         self._channel = lane.channel()
+        self.kept = KeptWorks()
         self.callbacks = Callbacks(self.client.completions.call)
         self._view = self.client.connection.view_suffix
         self._is_destroyed = False

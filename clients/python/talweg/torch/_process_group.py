@@ -8,7 +8,6 @@ do not fit together are a Mismatch at every rank.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -57,9 +56,6 @@ from talweg.torch._work import Work
 
 NAME = "talweg"
 
-# Sums of one element that a group keeps: more than one step of DDP makes.
-_KEPT_MAX = 64
-
 
 class ProcessGroup(GroupOfDevices):
     """A group of torch.distributed over Talweg. Tensors on devices of backends beside it go there."""
@@ -88,8 +84,6 @@ class ProcessGroup(GroupOfDevices):
                 self._channel.slots = TensorSlots(self._client, lane.name)
             self._channel.slots.begin_again()
         self._timeout = timeout
-        # DDP's join() gives one to the reducer, in C++, and keeps none: its methods would be gone.
-        self._kept: deque[Work] = deque(maxlen=_KEPT_MAX)
 
     def getBackendName(self) -> str:
         return NAME
@@ -131,6 +125,8 @@ class ProcessGroup(GroupOfDevices):
             is_async,
             begun,
         )
+        if self._all_calls.kept.all_are_wanted:
+            self._all_calls.kept.add(work)
         if range_ is not None and is_async:
             range_.end()  # It goes on, and may end on any thread.
         elif range_ is not None:
@@ -223,7 +219,7 @@ class ProcessGroup(GroupOfDevices):
             return super().allreduce(tensors, opts)
         work = self._all_reduce(tensors, opts, "all_reduce", key)
         if getattr(opts, "asyncOp", True) and all(tensor.numel() == 1 for tensor in tensors):
-            self._kept.append(work)
+            self._all_calls.kept.add(work)  # DDP's join() gives it to the reducer, in C++.
         return work
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:

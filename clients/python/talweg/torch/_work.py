@@ -122,6 +122,7 @@ class Pending(dist.Work):
             timeout_s = given_s if given_s > 0 else self._timeout_s
             if not self._go_on(time.monotonic() + min(timeout_s, 1e8)):
                 raise Timeout(self._late_text(timeout_s))
+        self._group.kept.let_go(self)
         failure = self._take()
         if failure is not None:
             raise failure
@@ -163,6 +164,7 @@ class Pending(dist.Work):
             if self._future is None:
                 self._future = self._new_future(_gpus_of(self._outputs))
             future = self._future
+        self._group.kept.let_go(self)
         if is_first:
             if _is_called_by_engine():
                 self._fails_later = True

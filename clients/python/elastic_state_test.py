@@ -204,6 +204,32 @@ class StateTest(unittest.TestCase):
         ):
             state.unpack(_joined(talweg.torch.Elastic(torch.nn.Linear(2, 2)).pack()))
 
+    def test_a_joiner_gets_parameter_groups_that_were_added(self) -> None:
+        def state(groups: int, *others: torch.nn.Module) -> Any:
+            model = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+            optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+            added = [model[1], *others][: groups - 1]
+            for each in added:
+                optimizer.add_param_group({"params": list(each.parameters()), "lr": 0.2})
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            return talweg.torch.Elastic(model, optimizer)
+
+        survivor, joiner = state(2), state(1)
+        joiner.unpack(_joined(survivor.pack()))
+        groups = joiner.optimizer.param_groups
+        self.assertEqual([group["lr"] for group in groups], [0.1, 0.2])
+        self.assertEqual(groups[1]["params"], list(joiner.model[1].parameters()))
+        for own, other in zip(joiner.model.parameters(), survivor.model.parameters()):
+            wanted = survivor.optimizer.state[other]["momentum_buffer"]
+            self.assertTrue(torch.equal(joiner.optimizer.state[own]["momentum_buffer"], wanted))
+        with self.assertRaisesRegex(talweg.Mismatch, "has 2 parameter groups at this rank, and 1 "):
+            survivor.unpack(_joined(state(1).pack()))
+        unknown = state(3, torch.nn.Linear(2, 2))
+        with self.assertRaisesRegex(talweg.Mismatch, "no model .*give Elastic.* all models"):
+            survivor.unpack(_joined(unknown.pack()))
+
     def test_arrays_travel_as_they_lie(self) -> None:
         large: np.ndarray = np.arange(5000, dtype=np.float64)
         value = {"a": large, "b": large[::2], "none": np.empty(0), "text": "x" * 77}

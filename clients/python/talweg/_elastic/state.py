@@ -239,8 +239,7 @@ class State:
             {name: self._captured(value) for name, value in self._values.items()}
         )
 
-    @staticmethod
-    def _captured(value: Any) -> Any:
+    def _captured(self, value: Any) -> Any:
         return value.state_dict() if hasattr(value, "load_state_dict") else value
 
     def unpack(self, payload: memoryview) -> None:

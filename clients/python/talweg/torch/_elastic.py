@@ -18,6 +18,9 @@ from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._replay import TorchReplay
 
+# In an optimizer's captured value: the names of each group's parameters, for ranks that lack groups.
+_NAMES = "talweg_names"
+
 
 def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(elements).view(dtype).reshape(shape)
@@ -149,8 +152,46 @@ class Elastic(State):
         values = {name: self._captured(value) for name, value in self._values.items()}
         return objects.pieces_of(values, _Pickler)
 
+    def _captured(self, value: Any) -> Any:
+        captured = super()._captured(value)
+        if isinstance(value, torch.optim.Optimizer):
+            names = {id(parameter): key for key, parameter in self._parameters().items()}
+            groups = [[names.get(id(p)) for p in group["params"]] for group in value.param_groups]
+            return {**captured, _NAMES: groups}
+        return captured
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Of all models."""
+        models = {k: v for k, v in self._values.items() if isinstance(v, torch.nn.Module)}
+        return {f"{k}.{name}": p for k, v in models.items() for name, p in v.named_parameters()}
+
+    def _add_groups(
+        self, name: str, own: torch.optim.Optimizer, groups: list[list[str | None]]
+    ) -> None:
+        """Those that the others have added since they began."""
+        here = len(own.param_groups)
+        problem = f"Elastic: '{name}' has {here} parameter groups at this rank, and {len(groups)}"
+        if here > len(groups):
+            raise Mismatch(
+                f"{problem} in the values that it is given: call save() after add_param_group(), and "
+                "start the same program at every rank"
+            )
+        parameters = self._parameters()
+        for group in groups[here:]:
+            missing = [each for each in group if each not in parameters]
+            if missing:
+                raise Mismatch(
+                    f"{problem} in the job, with parameters that no model of the State has here "
+                    f"({missing[0] or 'without a name'}): give Elastic(...) all models, and start the "
+                    "same program at every rank"
+                )
+            own.add_param_group({"params": [parameters[each] for each in group if each]})
+
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]
+        if isinstance(own, torch.optim.Optimizer) and isinstance(value, dict) and _NAMES in value:
+            value = dict(value)
+            self._add_groups(name, own, value.pop(_NAMES))
         if isinstance(own, torch.nn.Module):
             self._load_model(name, own, value)
         elif isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):

@@ -161,7 +161,7 @@ class Elastic(State):
         return captured
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Of all models."""
+        """Those that all models have."""
         models = {k: v for k, v in self._values.items() if isinstance(v, torch.nn.Module)}
         return {f"{k}.{name}": p for k, v in models.items() for name, p in v.named_parameters()}
 

@@ -61,10 +61,9 @@ def _write(variables: _Variables, arrays: list[np.ndarray]) -> None:
 class _State(_elastic.State):
     """Values of which some are models, optimizers or variables."""
 
-    @staticmethod
-    def _captured(value: Any) -> Any:
+    def _captured(self, value: Any) -> Any:
         variables = _variables_of(value)
-        return _elastic.State._captured(value) if variables is None else _read(variables)
+        return super()._captured(value) if variables is None else _read(variables)
 
     def _load(self, name: str, value: Any) -> None:
         variables = _variables_of(self._values[name])

@@ -68,7 +68,7 @@ absl::StatusOr<std::string> MakePrivateDirectory() {
   return path;
 }
 
-// Whether no other user can put something else in the place of what this one makes there.
+// Returns whether no other user can replace what this user makes in the directory.
 bool IsKept(const char* directory) {
   struct stat found;
   if (access(directory, W_OK | X_OK) != 0 || stat(directory, &found) != 0) return false;

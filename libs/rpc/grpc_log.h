@@ -7,9 +7,9 @@
 
 namespace talweg::rpc {
 
-// Gives the lines that gRPC logs by itself to `write`, on gRPC's threads. It logs one for each
-// handshake that fails: strangers cause as many as they like. Call it once, before gRPC is used.
-// Where $GRPC_VERBOSITY or $GRPC_TRACE asks for gRPC's own log, nothing is done.
+// Gives gRPC's own log lines to `write`, which gRPC's threads call. gRPC logs a line for each
+// handshake that fails, so strangers can cause any number of lines. Call this once, before gRPC is
+// used. Does nothing if $GRPC_VERBOSITY or $GRPC_TRACE asks for gRPC's own log.
 void TakeGrpcLog(std::function<void(const std::string&)> write);
 
 }  // namespace talweg::rpc

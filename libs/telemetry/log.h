@@ -36,7 +36,7 @@ namespace internal {
 void WriteLog(LogLevel level, const std::string& text);
 }  // namespace internal
 
-// A line has so much of its text, so that no peer writes a disk full with long names.
+// The bytes of a text that go into a line, so that no peer fills a disk with long names.
 inline constexpr size_t kLineBytesMax = 8192;
 
 // Log(LogLevel::kInfo, "joined job '", name, "' as node ", node): anything that has operator<<. A
@@ -50,8 +50,8 @@ void Log(LogLevel level, const Parts&... parts) {
   internal::WriteLog(level, text.str());
 }
 
-// Lines that strangers can cause as many of as they like: kAtOnce of them are written, and then one
-// a second. The next that is written says how many were not. Any thread.
+// For lines of which strangers can cause any number. Writes kAtOnce of them, and then one a second.
+// The next line that is written says how many were left out. Any thread may call it.
 class BoundedLog {
  public:
   static constexpr int kAtOnce = 20;
@@ -66,7 +66,7 @@ class BoundedLog {
   }
 
  private:
-  // Nothing: the line is left out. Else how many were left out before it.
+  // Returns how many lines were left out before this one, or nullopt to leave it out too.
   std::optional<uint64_t> Take(int64_t now_ns);
 
   std::mutex mutex_;

@@ -41,9 +41,9 @@ struct AgentCoreConfig {
   int64_t unreachable_ns = 0;
   // Ends the job if a round that ranks here have pushed waits for others for this time. 0: never.
   int64_t stall_ns = 0;
-  // A round to which this node has contributed is not done again in a new view: the job fails
-  // instead. The caller may therefore keep a round's result in the same memory as this node's
-  // contribution to it, and to the next round.
+  // In a new view this node neither does a round again to which it has contributed, nor finishes
+  // one: the job fails instead. The caller may therefore keep a round's result in the same memory
+  // as this node's contribution to it, and to the next round.
   bool one_view = false;
 
   // When to report again that this agent has waited for a peer since `since_ns`.

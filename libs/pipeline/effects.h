@@ -141,8 +141,8 @@ struct CopyOwn {
 };
 
 // The result of a slice of the open round has arrived, and ranks may begin to copy it. A new view
-// may discard the slice. SliceArrived is then sent again when the new result arrives, so a rank
-// that was told of every byte holds the whole result.
+// may discard the slice. SliceArrived is then sent again when the new result arrives. Only a rank
+// that was told of every byte exactly once has the round's result.
 struct SliceArrived {
   SliceBytes result;
 };
@@ -204,7 +204,7 @@ struct ReportLost {
 
 // A rank that has ended `steps` steps, by its own count, begins no further one; ranks that wait but
 // have ended fewer go on. nullopt: all go on. 0: all stop at the end of their current step, and
-// OnRanksStop follows when each has been told.
+// OnRanksStop follows with the steps that each had ended when it was told.
 struct StopRanks {
   std::optional<uint64_t> steps;
 };

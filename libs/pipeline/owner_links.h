@@ -23,7 +23,7 @@ enum class OwnerState : uint8_t {
   kConnecting = 2,
   kGreeting = 3,  // Hello sent.
   kFencing = 4,   // Fence sent.
-  kReady = 5,     // Welcomed, or fenced: nothing of an older epoch can land any more.
+  kReady = 5,     // Welcomed, or fenced: nothing of an older epoch can land through it.
 };
 
 // An aggregator of the newest view, and the connection to it.
@@ -50,7 +50,7 @@ struct Owner {
 //      +---- broken --------+--- broken, or refused ---+----- broken ----- kFencing
 //
 //   new view: an owner that is kReady or kFencing, and goes on in it --> kFencing
-// every other connection is closed, and a new one is opened --> kConnecting
+//             every other connection is closed, and a new one is opened --> kConnecting
 class OwnerLinks {
  public:
   using Owners = std::map<AggregatorIndex, Owner>;
@@ -77,7 +77,8 @@ class OwnerLinks {
   Answer OnFenceAck(ConnectionId connection, Epoch epoch);
   // Makes the connection attempts that are due.
   void Reconnect(int64_t now_ns, Effects& out);
-  // Removes all owners. Those that are connected get Close with `text`, or Goodbye.
+  // Removes all owners. Those with a connection get Close with `text`; those that are kReady get
+  // Goodbye.
   void CloseAll(const std::string& text, Effects& out);
   void SayGoodbye(Effects& out);
 

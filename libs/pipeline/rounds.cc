@@ -107,7 +107,7 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
     return SliceOver(tensor, entry.slice, out);
   }
   const ActiveRound round(tensor);
-  // A sum to which this node contributed is as long as its contribution.
+  // The result of a slice to which this node contributed is as long as its contribution.
   const bool is_known = !tensor.finish && round.GivingRanks(entry.slice) > 0;
   if (is_known && entry.length_bytes != round.GivenLength(entry.slice)) return ignore();
   if (tensor.partial.ranks_summed > 0 && tensor.partial.ranks_summed != entry.rank_count) {

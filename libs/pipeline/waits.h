@@ -23,11 +23,11 @@ namespace talweg::pipeline {
 
 // Tracks whom this member waits for, and for how long (docs/protocol.md, sections 7 and 8):
 //
-//   an aggregator that does not answer      unreachable_ns; the scheduler has as long to replace it
-//   the scheduler, where its word is needed unreachable_ns of its silence
-//   a member that has no connection         unreachable_ns, if the scheduler is silent as long
-//   a member that is connected              for ever
-//   a member that has left                  not at all
+//   an aggregator that does not answer   unreachable_ns; the scheduler has as long to replace it
+//   the scheduler, where it is needed    unreachable_ns of its silence
+//   a member that has no connection      unreachable_ns, if the scheduler is silent as long
+//   a member that is connected           as long as it takes (but see Stalls)
+//   a member that has left               not at all
 class Waits {
  public:
   // All outlive this.
@@ -68,7 +68,7 @@ class Waits {
   void TellAggregators(int64_t now_ns, Effects& out);
 
  private:
-  // Whether `named` does not already report these nodes.
+  // Whether these nodes have not been reported lately. If so, notes them in `named`.
   bool IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const;
   // Returns what only the scheduler can bring about for this job now, or "".
   std::string NeededOfScheduler() const;

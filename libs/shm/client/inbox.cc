@@ -47,8 +47,8 @@ void Inbox::Read() {
       goodbye_.store(true);
     } else if (std::holds_alternative<Wake>(message.body)) {
       if (!link_.is_admitted()) continue;
-      // Before the caller looks at the tensors again: only after this the agent sends the next
-      // Wake.
+      // Before the caller looks at the tensors again: the agent sends the next Wake only after
+      // this.
       link_.control().rank_line().wakes_seen.store(++wakes_seen_, std::memory_order_seq_cst);
     } else if (const auto* lost = std::get_if<Lost>(&message.body)) {
       // The control segment says the same. The socket is still read, because a goodbye is still

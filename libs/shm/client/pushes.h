@@ -84,8 +84,9 @@ class Pushes {
   // Where the rank's part for itself may go now, without overwriting what the rank gives.
   static std::byte* OwnPlace(const RankTensor& tensor, const std::byte* data,
                              const PushedParts& parts);
-  // Copies the parts that the rank gives to the contribution buffer. The part that it gives to
-  // itself goes to `own` as well, or only there.
+  // Copies the parts that the rank gives to the contribution buffer. If `own` is not null, the part
+  // that the rank gets goes there as well; if no other rank gets that part, CopyOwn copies it
+  // instead.
   void CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
               std::byte* contribution, std::byte* own);
   // Copies the part that no other rank gets, after the push.

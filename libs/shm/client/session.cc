@@ -42,7 +42,7 @@ RankStatus Session::Begin(const ClientOptions& options, pid_t pid, ErrorText& er
 RankStatus Session::End(int64_t timeout_ns, ErrorText& error) {
   if (!health_.Close()) return RankStatus::kOk;
   const Deadline deadline(timeout_ns);
-  rounds_.FinishPieces();  // Otherwise others would wait for the pieces of this rank.
+  rounds_.FinishPieces();  // Otherwise others would wait for pieces of a rank that has left.
   if (!health_.is_lost()) {
     AgentSocket::Sent sent;
     while ((sent = link_.socket().Send({.body = Goodbye{}})) == AgentSocket::Sent::kFull &&

@@ -24,7 +24,7 @@ class Steps {
   // kTimeout: the next call goes on waiting for the same end of a step.
   RankStatus End(int64_t timeout_ns, ErrorText& error);
   uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
-  // Whether a thread waits in End: then nothing may be pushed.
+  // Whether a thread waits in End: then only side tensors may be pushed.
   bool at_boundary() const { return at_boundary_.load(std::memory_order_relaxed); }
 
   // The epoch of the agent's newest view; 0: the agent is too old to say.

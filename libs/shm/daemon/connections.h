@@ -74,7 +74,8 @@ class Connections {
   void Refuse(Connection& connection, RankStatus status, std::string_view text);
   // Ends the connection. The rank's waits end with `status` and `text`.
   void Fail(Connection& connection, RankStatus status, std::string_view text);
-  // The rank sent `why`: tells it, and reports it to `sink` as gone.
+  // The rank sent `why`: tells it, and ends the connection. Reports it to `sink` as gone if it has
+  // said hello.
   void Garbage(Connection& connection, const std::string& why, RankEventSink& sink);
   void SayGoodbye(Connection& connection, RankEventSink& sink);
   // Nothing can be sent any more.

@@ -232,7 +232,7 @@ class RankServer : public RankMemory {
   // Until when the caller may sleep. kPushed: any push. kAwaited: of tensors that the ranks sum,
   // only pushes for which a thread waits or polls, because nobody needs the others.
   enum class Until : uint8_t { kPushed, kAwaited };
-  // Asks ranks to ring the doorbell. Returns false if one has pushed already: do not sleep, poll
+  // Asks ranks to ring the doorbell. Returns false if `until` has come already: do not sleep, poll
   // again. The next PollRings ends the sleep.
   virtual bool PrepareToSleep(Until until) = 0;
   // Tells ranks that this thread runs. Call it every kBeatEveryNs.

@@ -10,7 +10,7 @@
 // The control segment: one memfd between one rank and its agent (docs/shared_memory.md).
 //
 //   0x0000  ControlHeader    written once by the agent; `magic` last, with release
-// agent -> rank: whether the job has failed, whether the agent sleeps, and that it runs
+//   0x0100  AgentLine        agent -> rank: whether the job has failed, the agent sleeps, and runs
 //   0x0140  RankLine         rank -> agent: ring tail, who sleeps
 //   0x0180  ConsumedLine     agent -> rank: ring head
 //   0x0200  FailureText      written before AgentLine.state becomes kFailed

@@ -27,7 +27,7 @@ void Put(Writer& out, const Location& location) {
 const char* Take(Reader& in, Hello& hello) {
   hello.major = in.Take<uint16_t>();
   hello.minor = in.Take<uint16_t>();
-  if (in.ok() && hello.major != kProtocolMajor) return nullptr;  // The rest differs.
+  if (in.ok() && hello.major != kProtocolMajor) return nullptr;  // Its rest is unknown.
   hello.pid = in.Take<uint32_t>();
   hello.wanted_local_rank = in.Take<uint32_t>();
   hello.client_name = in.TakeString(kClientNameBytesMax);

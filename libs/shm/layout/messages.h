@@ -73,9 +73,9 @@ enum class MessageType : uint16_t {
   kWake = 8,      // agent -> rank: look at the control segment
   kPeer = 9,      // agent -> rank: what another rank of the node contributes
   // Memory of GPUs (docs/gpu.md).
-  kExport = 10,      // rank -> agent: maps an allocation
+  kExport = 10,      // rank -> agent: an allocation to map
   kExported = 11,    // agent -> rank
-  kUnexport = 12,    // rank -> agent: unmaps it
+  kUnexport = 12,    // rank -> agent: an allocation to unmap
   kUnexported = 13,  // agent -> rank: the allocation may be freed
   kPlace = 14,       // rank -> agent: a tensor will be pushed from a GPU
   kPlaced = 15,      // agent -> rank

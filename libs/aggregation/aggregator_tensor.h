@@ -90,7 +90,7 @@ struct AggregatorTensor {
   TensorKey key;
   std::optional<Agreement> agreed;        // Kept over epochs.
   std::optional<Poison> poison;           // Kept until the job's end.
-  std::vector<Declaration> declarations;  // By member index; empty before the first.
+  std::vector<Declaration> declarations;  // By member index; empty before the epoch's first.
 
   // TensorMemory: how the present view cuts the tensor, and its memory. A member's slots are kept
   // over epochs while their size stays.

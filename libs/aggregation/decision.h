@@ -33,8 +33,8 @@ struct LostRound {
 };
 
 struct DecideInput {
-  std::span<const MemberReport> reports;  // The number of slices in the new view.
-  size_t slice_count = 1;                 // How the new view cuts the tensor.
+  std::span<const MemberReport> reports;  // By member, ascending; at least one.
+  size_t slice_count = 1;                 // The number of slices in the new view.
   bool is_dead = false;                   // A member that the tensor cannot do without has left.
   // A member that holds a round holds all of its result. Otherwise no member holds what the others
   // get.

@@ -108,10 +108,10 @@ struct CopyResult {
   AllocationId result;
 };
 
-// kWritten: writes a slice's result to a member, then sends the Result entry. kInline and
-// kDisagreement: puts the bytes into the entry, and reads them when the effect is performed.
-// kEmpty: sends the entry alone. OnWriteDone answers kWritten when the result memory is no longer
-// read, unless the connection is closed or lost first.
+// kWritten: writes a slice's result to a member, then sends the Result entry. kInline: sends the
+// entry with the result's bytes, which are read when the effect is performed. kDisagreement: sends
+// the entry with `text` as its bytes. kEmpty: sends the entry alone. OnWriteDone answers kWritten
+// when the result memory is no longer read, unless the connection is closed or lost first.
 struct SendResult {
   ConnectionId connection;
   Epoch epoch;         // For the frame's header.

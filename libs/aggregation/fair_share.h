@@ -22,7 +22,8 @@ namespace talweg::aggregation {
 // At each level every flow has its own time, which advances by cost / weight. The flow with the
 // earliest time is next. A flow that had no work waiting is set to the time of the last one that
 // was next, so that idleness earns no credit. Work that is done in another order, such as what
-// peers send, also advances a flow's time, but by no more than kAheadBytesMax past that time.
+// peers send, also advances a flow's time, but never to more than kAheadBytesMax past the time of
+// the last one that was next.
 //
 // A pure class. Equal calls give equal answers. One owner thread.
 class FairShare {

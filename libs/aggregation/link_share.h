@@ -29,7 +29,7 @@ namespace talweg::aggregation {
 // This is weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM'89) with the virtual time of
 // start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM'96). An account is a job's finish tag,
 // and the least account is the virtual time. Credit is scheduled, not packets: a job may be ahead
-// by the slack, so the link never idles while it waits for a message from here.
+// by the slack, so that the link never idles because credit from here is late.
 //
 // A job may want the link and be slow for another reason, such as its members or their own links.
 // Then the others would wait for nothing. The link then carries less, so this class measures again,

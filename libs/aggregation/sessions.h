@@ -29,7 +29,7 @@ enum class SessionState : uint8_t {
 // A connection that has said Hello.
 struct Session {
   SessionState state = SessionState::kHeld;
-  Epoch epoch;       // The epoch of its Hello, or of its last Fence.
+  Epoch epoch;       // The epoch of its Hello, or of the last Fence that was answered.
   Epoch fence_held;  // A Fence that waits for its view; 0: none.
   wire::Hello hello;
   int64_t close_at_ns = 0;  // kRefused.

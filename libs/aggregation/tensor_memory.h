@@ -53,7 +53,8 @@ class TensorMemory {
 
   // In a new view: releases the slots of members outside it; all, if this aggregator is outside.
   void ReleaseDeparted(AggregatorTensor& tensor, Effects& out);
-  // Releases the slots of members that have not declared the tensor; all, if the tensor has failed.
+  // Releases the slots of members that have not declared the tensor; everything, if none has, or if
+  // the tensor has failed.
   void ReleaseUnused(AggregatorTensor& tensor, Effects& out);
   // Releases everything; the tensor is to be placed again.
   void ReleaseAll(AggregatorTensor& tensor, Effects& out);

@@ -65,7 +65,7 @@ void OnQuiesceAnswer(LiveJob& job, const view::MemberIdentity& member, QuiesceId
     return;
   }
   job.quiesce->latest_step = std::max(job.quiesce->latest_step, step);
-  // The other members' answers change nothing yet.
+  // An answer before the last one changes nothing yet.
   if (job.quiesce->waits_for.empty()) turn.Touch(job);
 }
 

@@ -46,7 +46,7 @@ struct Config {
   int64_t lease_ns = 10'000'000'000;
   // How long a job is still shown after it is over and its members are gone.
   int64_t history_ns = 600'000'000'000;
-  // How many such jobs are shown.
+  // The most such jobs that are shown.
   size_t history_jobs_max = 64;
   // The wall clock at the start; 0: unknown. Only used to draw numbers that no other run has given.
   int64_t start_unix_ns = 0;
@@ -54,7 +54,8 @@ struct Config {
   size_t jobs_max = 1024;
   size_t aggregators_max = 1024;
 
-  // How often OnTick must be called at least. A longer silence than lease_ns / 2 counts as a gap.
+  // The longest time between two calls of OnTick. A silence longer than lease_ns / 2 counts as a
+  // gap.
   int64_t TickNs() const { return lease_ns / 20 > 500'000'000 ? 500'000'000 : lease_ns / 20 + 1; }
 };
 

@@ -90,7 +90,7 @@ TEST_CASE(
   REQUIRE(spares.size() == 1);
   CHECK(spares[0].name == "a1");
   CHECK(spares[0].enters_next_view);
-  REQUIRE(f.AttachAggregator(101).ok());  // Only a new connection is no news.
+  REQUIRE(f.AttachAggregator(101).ok());  // A new connection alone is no news.
   CHECK_FALSE(noted());
   // The next view includes it, whatever the view is made for.
   f.BreakAggregator(100);

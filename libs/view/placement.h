@@ -51,9 +51,9 @@ inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 // parts are striped. If all ranks get a part, striping always loads the busiest link as little, or
 // less.
 //
-// Each run is cut into equal slices of at most `slice_bytes_max`. Their size is a power of two that
-// makes at least 256 slices, but not less than 64 KiB: nothing overlaps with a round's first slice
-// and its last results, and slow links have short queues.
+// Each run is cut into equal slices of at most `slice_bytes_max`. Neither are they larger than the
+// largest power of two that makes at least 256 slices, down to 64 KiB: nothing overlaps with a
+// round's first slice and its last results, and slow links have short queues.
 class Placement {
  public:
   // `group`: the tensor's. A collective whose parts belong to ranks needs a group that names them.

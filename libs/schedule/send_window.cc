@@ -14,8 +14,8 @@ constexpr uint64_t kFullMs = 10;
 constexpr int64_t kFullNs = kFullMs * 1'000'000;
 constexpr uint64_t kFirstBytes = kMiB;
 constexpr int64_t kPeriodNs = 500'000'000;
-// A trip counts for at least this time, or this many trips, so that measuring costs no more than a
-// hundredth.
+// A trip counts for this time or for this many trips, whichever is longer, so that measuring costs
+// no more than a hundredth.
 constexpr int64_t kTripPeriodNs = 5'000'000'000;
 constexpr int64_t kTripPeriodTrips = 100;
 // For this long into a period, a pause of the trainer may tell how long the way is. After that the

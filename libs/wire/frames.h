@@ -40,7 +40,7 @@ inline constexpr uint32_t kInlineBytesMax = 8 * 1024;
 inline constexpr size_t kTensorSlicesMax = 30000;
 // So that a Declare fits a frame.
 inline constexpr size_t kGroupRanksMax = 4096;
-// Declare::root_rank of a tensor that has failed: its root, or another rank that it cannot do
+// Declare::root_rank of a tensor that is dead: its root, or another rank that it cannot do
 // without, is not in the view.
 inline constexpr uint32_t kNoRank = 0xffffffff;
 
@@ -170,7 +170,8 @@ struct Report {
   Epoch held_epoch;     // The epoch of `held`'s sums; 0 if it was aborted, or held is 0.
   Round contributed;    // held or held + 1.
   Epoch partial_epoch;  // The epoch of the sums of round held + 1 that it has; 0 if none.
-  // A bitmap of these slices, slice 0 in bit 0 of word 0, as the frame's epoch cuts the tensor.
+  // A bitmap of the slices of round held + 1 that it has, as the frame's epoch cuts the tensor.
+  // Slice 0 is bit 0 of word 0.
   std::vector<uint64_t> slices;
   friend bool operator==(const Report&, const Report&) = default;
 };

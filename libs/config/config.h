@@ -131,7 +131,7 @@ struct AgentConfig : ProcessConfig {
   uint64_t join_timeout_ms = 600'000;
   uint64_t gather_ms = 30'000;   // From min_members to the job's beginning without begin_members.
   uint64_t silence_ms = 20'000;  // A data connection that is silent this long is broken; 0: never.
-  uint64_t unreachable_ms = 30'000;  // The job ends if steps wait this long; 0: never.
+  uint64_t unreachable_ms = 30'000;  // The job ends if steps wait this long for a peer; 0: never.
   uint64_t renew_ms = 0;             // Between two renewals of the lease; 0: a fifth of the lease.
   uint64_t stall_ms = 0;  // A round that waits this long for a rank ends the job; 0: never.
   uint64_t stall_notice_ms = 1000;  // After this time people are told about such a round; 0: never.

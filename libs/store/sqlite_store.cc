@@ -192,10 +192,10 @@ absl::Status SqliteStore::Prepare() {
   return version < kSchemaVersion ? Upgrade(version) : absl::OkStatus();
 }
 
-// Jobs of schema 1 get the values that members ask for by default: a member that asks for something
-// else would be refused. Members and aggregators of schema 2 have shown no secret; nobody can speak
-// for them any more. A view of schema 4 does not say where members are, and its holders place
-// tensors by that. Before schema 6 all jobs were striped.
+// Jobs of schema 1 get the gather_ns that members who name none count as asking for: a member that
+// asks for another would be refused. Members and aggregators of schema 2 have shown no secret;
+// nobody can speak for them any more. A view of schema 4 does not say where members are, and its
+// holders place tensors by that. Before schema 6 all jobs were striped.
 absl::Status SqliteStore::Upgrade(uint64_t from) {
   std::string sql = "BEGIN IMMEDIATE;";
   if (from < 2) {

@@ -16,7 +16,7 @@ namespace talweg::telemetry {
 class Counter {
  public:
   void Add(uint64_t amount = 1) { value_.fetch_add(amount, std::memory_order_relaxed); }
-  // For levels (bytes held now): sets the value.
+  // For levels (bytes held now): the one owner sets the value.
   void Set(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
   uint64_t value() const { return value_.load(std::memory_order_relaxed); }
 

@@ -17,7 +17,6 @@ enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
 // Names the process that writes. main() calls it once, before there are threads. Lines go to
 // stderr, with one write each:
-// write each:
 //   2026-11-21T02:30:01.123456Z I talweg-agent[7f3a21c0] joined job 'digits' as node 1
 // Before this call, lines are written as those of "talweg", from kInfo on.
 void StartLog(std::string_view process_name, uint64_t incarnation, LogLevel level);

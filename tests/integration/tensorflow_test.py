@@ -61,6 +61,17 @@ class TensorflowTest(unittest.TestCase):
             self.assertNotIn("building the kernel", output)
             self._mixed(cache)
 
+    def test_a_kernel_that_another_user_may_have_put_there_is_not_run(self) -> None:
+        if shutil.which("g++") is None:
+            self.skipTest("SKIPPED: there is no g++ to build the kernel with")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
+            os.chmod(cache, 0o777)
+            env = {"TALWEG_TENSORFLOW_OPS": "auto", "XDG_CACHE_HOME": cache}
+            line = [*self.forks.prefix, str(job.PROGRAMS / "tensorflow_orders.py")]
+            output = job.run([sys.executable, "-P", *line], env)
+            self.assertIn(f"go by Python: another user may write to {cache}, ", output)
+            self.assertNotIn("building the kernel", output)
+
     def _mixed(self, cache: str) -> None:
         """Ranks with the kernel and ranks without it meet in one job."""
         script = (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A rank for tests: rank_process SOCKET LOCAL_RANK WHAT. Declares "t" (i32, one element, sum),
-// prints a line, then does WHAT:
+// prints what it has done as one line, then does WHAT:
 //   hold       pushes round 1 and waits for it without limit
 //   idle       pushes nothing and waits for its standard input to end
 //   fork       as idle, with a forked child that keeps everything open and waits likewise

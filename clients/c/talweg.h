@@ -226,9 +226,9 @@ TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor ten
  * ranks. If the job has several nodes and fails with any loss, a node's only rank receives the
  * result where it contributes. So from the push until talweg_wait returns, the other ranks and the
  * agent may read and write the buffer. After a round without a result its bytes mean nothing. The
- * node's first declaration of a tensor decides for all its ranks, whichever way they declare it.
- * TALWEG_UNSUPPORTED: another rank declared it otherwise before, or the agent's release has no sums
- * in place; use talweg_declare_all. */
+ * node's first declaration of a tensor decides for all its ranks: if it is in place, later ones by
+ * talweg_declare_all share in that. TALWEG_UNSUPPORTED: another rank declared it otherwise before,
+ * or the agent's release has no sums in place; use talweg_declare_all. */
 TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
                                                      const talweg_declaration* declarations,
                                                      size_t declaration_count, int64_t timeout_ns,
@@ -240,13 +240,13 @@ TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
 TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor);
 
 /* Maps the tensor's buffer at `address` too, where a framework has allocated memory. The caller
- * writes its contribution there, and finds the result there. `address` begins a page of a mapping
+ * writes its contribution there, and finds the result there. `address` begins a page, and a mapping
  * that only the caller uses, made with MAP_SHARED and as long as the tensor in whole pages. The
  * mapping must stay until talweg_detach or talweg_free; after talweg_free it keeps the buffer's
  * pages. The call copies the mapping's bytes into the buffer. Push with data == NULL, wait without
  * `out`. NULL: the tensor is no longer attached, because the caller has unmapped the mapping or
- * leaves it as it is. TALWEG_UNSUPPORTED: the tensor is not summed in place, or the mapping is
- * another one; TALWEG_BUSY: its round is open, or it is attached; TALWEG_OUT_OF_MEMORY. */
+ * leaves it as it is. TALWEG_UNSUPPORTED: the tensor is not summed in place, or `address` has no
+ * such mapping; TALWEG_BUSY: its round is open, or it is attached; TALWEG_OUT_OF_MEMORY. */
 TALWEG_API talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address);
 
 /* For a caller that still needs a result but has to push. If the tensor is attached, `address` gets
@@ -422,8 +422,8 @@ TALWEG_API uint32_t talweg_parts_got(talweg_client* client, talweg_tensor tensor
  * same part (all_reduce, reduce, reduce_scatter) must give it the same length.
  *
  * `signature` describes this round's data, in any 8 bytes that must be equal at all ranks; 0: none.
- * libtalweg can describe the layout of SignatureOf in libs/base/collective.h in its texts: dtype <<
- * 56 | op << 48 | gives << 44 | gets << 40 | a count of elements below 2^40.
+ * Error texts spell out a signature with the layout of SignatureOf in libs/base/collective.h:
+ * dtype << 56 | op << 48 | gives << 44 | gets << 40 | a count of elements below 2^40.
  *
  * If ranks give different signatures, or different lengths of one part, the round ends with
  * TALWEG_MISMATCH at every rank; the text names two ranks and what each gave. The tensor's next
@@ -506,7 +506,7 @@ typedef struct talweg_membership {
   uint32_t standby; /* 1: this rank's node is a standby. (This and the next since version 1.3.) */
   /* The number that names this rank in declarations once it follows this view. Ranks of full
    * members are 0, 1, ... in the order of `members`; ranks of standbys follow, in the same order.
-   * / */
+   */
   uint32_t number;
 } talweg_membership;
 

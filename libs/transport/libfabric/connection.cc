@@ -13,7 +13,6 @@ namespace talweg::transport {
 namespace {
 
 constexpr size_t kTransfersMax = 128;
-// Writes up to this length leave together. A longer write leaves alone.
 constexpr size_t kFrameBuffersMax = 16;  // Used if frames must be sent from registered memory.
 
 }  // namespace

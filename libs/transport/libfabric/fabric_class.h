@@ -106,7 +106,9 @@ class FabricTransport final : public Transport {
     std::vector<std::byte> said;  // The bytes that came with the request.
   };
 
-  // fabric_transport.cc Has the descriptor of the timer or the event queue wake this thread.
+  // fabric_transport.cc
+
+  // Has the descriptor of the timer or the event queue wake this thread.
   absl::Status Watch(int descriptor, uint64_t tag);
   absl::Status WatchHalfOpen(const SocketAddress& listener);
   absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, const SocketAddress& address);

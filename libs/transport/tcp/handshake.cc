@@ -42,7 +42,7 @@ Digest ProofMac(const DataKey& key, std::span<const std::byte> hello,
   return MacOf(key, "client proof ", {hello, answer});
 }
 
-// Checks magic, version, setting and the bytes that must be zero.
+// Returns the first bytes of a Hello: magic, version, setting, and bytes that must be zero.
 std::array<std::byte, kIdentityOffset> Preamble(DataSecurity security) {
   ByteWriter out;
   out.Number(kMagic);

@@ -46,7 +46,7 @@ constexpr size_t kDescriptorsMax = 65'536;
 // All connections of a port may have half of them, those of one peer a quarter.
 constexpr size_t kOfAll = 2;
 constexpr size_t kOfOnePeer = 4;
-// A connection that is idle for so long is closed.
+// A new connection is closed if its handshake takes longer.
 constexpr int kHandshakeTimeoutMs = 10'000;
 
 struct BindAddress {

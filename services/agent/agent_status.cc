@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The answers to GetStatus, SetTrace and GetTrace, and the file
-// of a timeline.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The answers to GetStatus, SetTrace and GetTrace, and the file of a timeline.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The agent's life: events of the scheduler, Stop, and the end.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The agent's life: events of the scheduler, Stop, and the end.
 #include <unistd.h>
 
 #include <type_traits>

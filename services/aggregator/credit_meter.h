@@ -12,7 +12,7 @@ namespace talweg::aggregator {
 // Says how much credit may wait until a result carries it. A frame for credit alone would wake an
 // agent that does not need the credit yet. The amount is what arrives on the connection in a
 // millisecond, because an agent has more than that in flight, and at most 1/kPartMax of the granted
-// credit (docs/protocol.md, section 5).
+// credit, but at least wire::kKeptCreditBytes (docs/protocol.md, section 5).
 class CreditMeter {
  public:
   static constexpr uint64_t kPartMax = 8;

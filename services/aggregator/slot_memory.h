@@ -84,7 +84,8 @@ struct SlotLimits {
 // `transport` and `source` outlive the memory.
 class SlotPool {
  public:
-  // `writer`: the member that may write to the memory. nullopt: only this aggregator.
+  // `writer`: the member that may write to the memory. nullopt: no peer is meant to, only this
+  // aggregator; but the transport would take any peer's writes.
   SlotPool(transport::Transport* transport, MemorySource* source, SlotLimits limits = {},
            std::optional<transport::PeerIdentity> writer = std::nullopt)
       : transport_(transport), source_(source), limits_(limits), writer_(writer) {}

@@ -11,7 +11,7 @@ namespace talweg::cli {
 
 // The credentials of this user's tools.
 struct OwnFiles {
-  std::string tls_directory;  // Empty: none is named. So is token_file.
+  std::string tls_directory;  // Empty: none is named. The same for token_file.
   std::string token_file;
 };
 

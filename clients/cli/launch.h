@@ -156,9 +156,8 @@ class Launch : public SupervisorEvents {
   std::set<ChildId> waiting_;               // Daemons of this phase that do not serve yet.
   std::string scheduler_;                   // Its address.
   std::map<uint32_t, std::string> agents_;  // Their admin addresses.
-  std::vector<std::string>
-      // The open ports, and whose they are: "talweg-agent of node 0 (admin) ...".
-      ports_;
+  // The open ports, and whose they are: "talweg-agent of node 0 (admin) ...".
+  std::vector<std::string> ports_;
   std::optional<Failure> first_;  // The first failure.
   // An agent that has failed, perhaps because of a rank that is about to end.
   struct Suspect {

@@ -32,7 +32,7 @@ struct RunPlan {
   bool goes_on = false;
   uint32_t min_node_count = 1;
   // If not 0, nodes come and go, and there are at most so many. Then `ranks_per_node` has only the
-  // nodes up to this one, all with equal numbers. 0: it has all nodes of the job.
+  // nodes up to this machine's, all with equal numbers. 0: it has all nodes of the job.
   uint32_t max_node_count = 0;
   // The job begins at once with so many of these; 0: not set.
   uint32_t begin_node_count = 0;

@@ -44,9 +44,8 @@ struct WaitingRound {
   std::string tensor;
   uint64_t round = 0;
   std::set<uint32_t> ranks;  // Those that have not pushed it.
-  std::set<uint32_t>
-      // Those that have not contributed to it, if no rank of theirs is known to be the cause.
-      nodes;
+  // Those that have not contributed to it, if no rank of theirs is known to be the cause.
+  std::set<uint32_t> nodes;
   std::set<std::string> reasons;  // Other ones: "credit at its owners", ...
   double waited_s = 0;
 

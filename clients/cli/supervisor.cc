@@ -233,7 +233,7 @@ void Supervisor::Reap(SupervisorEvents& events) {
     }
   }
   // The kernel reports children in the order of their start. Among children that ended at the same
-  // time, report one that a signal killed first: the others ended because of it, with a status of
+  // time, first report one that a signal killed: the others ended because of it, with a status of
   // their own. If a signal killed both a rank and a daemon, the daemon probably ended because of
   // the rank, so later children come first: ranks are started last.
   std::sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {

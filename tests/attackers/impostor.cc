@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A member of one job that tries to pass for a member of
-// another, for tests.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A member of one job that tries to pass for a member of another, for tests.
 //
 //   impostor SCHEDULER none|keyed|tls tcp|libfabric
 //

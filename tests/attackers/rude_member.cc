@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A member of a job of its own that abuses the only aggregator
-// of its view, over Talweg's own TCP, until it is killed. For tests and benchmarks.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A member of a job of its own that abuses the only aggregator of its view, over Talweg's own TCP,
+// until it is killed. For tests and benchmarks.
 //
 //   rude_member SCHEDULER none|keyed|tls JOB MANNER
 //

@@ -1,4 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Calls a daemon without end, for tests.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls a daemon without end, for tests.
 //
 //   caller ADDRESS look|renew|health|agent|aggregator [TLS_DIR]   as fast as it can, from several
 //                                                                 threads

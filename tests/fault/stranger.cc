@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A client without credentials, for tests: makes the calls of
-// the scheduler's protocol, and prints the answers.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A client without credentials, for tests: makes the calls of the scheduler's protocol, and prints
+// the answers.
 //
 //   stranger ADDRESS look                            everything that AdminService shows
 //   stranger ADDRESS join JOB NODE                   joins, and asks for the views

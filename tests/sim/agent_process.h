@@ -162,7 +162,9 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
   void OnMembership(LocalRank rank, uint32_t request, const shm::RankMembership& answer) override;
 
-  // agent_process.cc Runs `act` on the daemon, then checks it.
+  // agent_process.cc
+
+  // Runs `act` on the daemon, then checks it.
   void Run(const std::function<void()>& act);
   void Later(int64_t delay_ns, std::function<void()> event);
   void SayHello(LocalRank rank);
@@ -230,7 +232,9 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
   pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
 
-  // agent_steps.cc Returns the round of every tensor at which the step ends.
+  // agent_steps.cc
+
+  // Returns the round of every tensor at which the step ends.
   uint64_t EndOfStep(const RankProcess& rank) const;
   bool HasEndedStep(const RankProcess& rank) const;
   // Ends the rank's step. Returns whether the rank may go on.

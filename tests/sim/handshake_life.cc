@@ -266,7 +266,9 @@ class HandshakeWorld {
     Reached("a connection stands");
   }
 
-  // --- Tokens. Now and then many more tokens that the listener does not see.
+  // --- Tokens.
+
+  // Makes a token. Now and then makes many more that the listener does not see.
   void NewToken() {
     const PeerIdentity member = members_[Some(members_.size())];
     const size_t listener = Some(listeners_.size());

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 An attacker between the ends of a connection finds each of
-// these bugs in their proofs.
+// SPDX-License-Identifier: Apache-2.0
+//
+// An attacker between the ends of a connection finds each of these bugs in their proofs.
 #include <cstdint>
 #include <string>
 

@@ -145,8 +145,9 @@ typedef struct talweg_options {
   uint32_t standby;
   int64_t timeout_ns;    /* For the agent's answer, which comes when the job runs. Default 60 s. */
   int64_t agent_wait_ns; /* How long to wait for an agent that does not listen yet. Default 0. */
-  /* How long a wait spins before it sleeps. A wait for ranks of this node alone yields its CPU for
-   * 50 us between the two. Default -1: by the number of CPUs; 0: sleeps at once. */
+  /* How long a wait spins before it sleeps. Between the two, a wait for ranks of this node alone
+   * yields its CPU until it has lasted 50 us. Default -1: by the number of CPUs; 0: sleeps at
+   * once. */
   int64_t spin_ns;
   const char* client_name; /* For status and error texts. NULL: the program's name. */
 } talweg_options;
@@ -496,8 +497,8 @@ typedef struct talweg_membership {
   uint64_t epoch;
   uint64_t steps_entered; /* The steps that all ranks had ended when nodes last entered; 0: no node
                              has. */
-  uint64_t steps_base;    /* The steps that they had ended when this node entered: its own count
-                             from there. */
+  uint64_t steps_base;    /* The steps that they had ended when this node entered: its steps
+                             count from there. */
   uint32_t rank;          /* This rank in this view. For a standby: as if its node were a full
                              member. */
   uint32_t size;

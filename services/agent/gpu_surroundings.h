@@ -53,9 +53,9 @@ class GpuEvents {
 struct GpuStageCounters {
   uint64_t pieces_by_kernel = 0;      // Summed by a kernel, for ranks that share a GPU.
   uint64_t pieces_by_collective = 0;  // Among GPUs.
-  uint64_t pieces_by_groups = 0;      // Those among these that the host added.
+  uint64_t pieces_by_groups = 0;      // Those of pieces_by_collective that the host added up.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
-  uint64_t pieces_direct = 0;         // Those among all that a NIC reads or wrote.
+  uint64_t pieces_direct = 0;         // Those of all that a NIC reads or wrote.
   uint64_t pieces_delivered = 0;
   uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;

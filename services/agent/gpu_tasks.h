@@ -103,7 +103,8 @@ class GpuTasks {
   bool IsWanted(const GpuTask& task) const {
     return task.delivers || (!task.abandoned && events_.ReduceWanted(task.ticket));
   }
-  // Returns whether all of the task's memory on GPUs may be used: no GPU of it is lost.
+  // Returns whether all of the task's memory on GPUs may be used: no GPU of it is lost, and
+  // gradients that were lost have been pushed again.
   bool IsReady(const GpuTask& task) const;
   // Looks up the addresses of the task's memory, which may be mapped again between its pieces.
   void FindMemory(GpuTask& task) const;

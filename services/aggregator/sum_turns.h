@@ -44,7 +44,7 @@ class SumTurns {
  public:
   // A job begins, or its quota changes.
   void Set(JobId job, const view::JobQuota& quota) { fair_share_.Set(job, quota); }
-  // The job is over.
+  // The job is over, and none of its sums waits.
   void Remove(JobId job) { fair_share_.Remove(job); }
 
   void Add(JobId job, JobSums& sums, PendingSum sum);

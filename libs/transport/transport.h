@@ -197,8 +197,8 @@ class Transport {
 
   // For transports that have to trust their peers. The transport asks `admission`, on the owner
   // thread, about each member that connects and proves its identity, before it reads anything else
-  // from it. A refused member is told why, and gets no OnAccepted. Without an admission all may
-  // connect.
+  // from it. A refused member is told why, and OnAccepted is not called for it. Without an
+  // admission all may connect.
   virtual void SetAdmission(Admission /*admission*/) {}
   // Returns the identity that the peer of an accepted connection has proven, or nullopt if this
   // transport asks for no proof.

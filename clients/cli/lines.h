@@ -12,8 +12,8 @@
 namespace talweg::cli {
 
 // Checks the format of a line prefix: %r is the rank, %s the output's name, %t the time when the
-// line was read, as in "Thu Nov 26 19:26:35 2026", %% a %. INVALID_ARGUMENT names
-// the option: it has another field.
+// line was read, as in "Thu Nov 26 19:26:35 2026", %% a %. INVALID_ARGUMENT names the option: it
+// has another field.
 absl::Status CheckPrefix(const std::string& format);
 // Returns the format with `value` in place of `field` (%r or %s).
 std::string FillPrefix(const std::string& format, const std::string& field,

@@ -49,7 +49,8 @@ class ByteWork {
   void Do(const pipeline::CopyOwn& effect);
   void Do(pipeline::ReduceSlice& effect);
 
-  // Reduces queued slices until it has done `bytes_max` bytes. Returns how many slices it reduced.
+  // Reduces queued slices until it has done `bytes_max` bytes. Returns how many slices it took from
+  // the queue, those that are no longer wanted included.
   int ReduceSome(uint64_t bytes_max);
   bool AnyQueued() const { return !reduces_.empty(); }
   void Abandon() { reduces_.clear(); }

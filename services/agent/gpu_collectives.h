@@ -56,7 +56,7 @@ class GpuCollectives {
   // until the abort is over.
   void Fail(const GpuSet& gpus, std::vector<std::pair<gpu::GpuUuid, LanePart>> aside,
             int64_t now_ns);
-  // Frees the lane parts of aborts that are over. Returns how many aborts these were.
+  // Frees the lane parts of aborts that are over. Returns how many parts these were.
   int Poll();
   // No rank uses the GPU any more. Ends the communicators of the GPU. Returns false while one is
   // still being aborted.

@@ -55,8 +55,8 @@ class HalfOpen {
   void NoteActivity(int64_t now_ns);
   // Returns when to look; nullopt: there is nothing to look for.
   std::optional<int64_t> due_ns() const { return due_ns_; }
-  // Ends strangers' connections. `peers`: the addresses of our peers ("10.0.0.7:20000"). Returns
-  // how many it ended.
+  // Ends strangers' connections that are too old or too many. `peers`: the addresses of our peers
+  // ("10.0.0.7:20000"). Returns how many it ended.
   size_t Look(const std::unordered_set<std::string>& peers, int64_t now_ns);
 
  private:

@@ -76,9 +76,9 @@ class GpuStage {
 
   using DirectMemory = GpuHomes::DirectMemory;
   // Makes the memory for a tensor that is being declared. It stays until ForgetTensors or
-  // DropDirect. FAILED_PRECONDITION, RESOURCE_EXHAUSTED and OUT_OF_RANGE (too small, only
-  // copied, or summed on the host) say that this tensor gets none, UNIMPLEMENTED that none does. A caller that
-  // registers the memory with a transport deregisters it before ForgetTensors.
+  // DropDirect. FAILED_PRECONDITION, RESOURCE_EXHAUSTED and OUT_OF_RANGE (too small, only copied,
+  // or summed on the host) say that this tensor gets none, UNIMPLEMENTED that no tensor does. A
+  // caller that registers the memory with a transport deregisters it before ForgetTensors.
   absl::StatusOr<DirectMemory> MakeDirect(pipeline::TensorIndex tensor,
                                           const pipeline::TensorSpec& spec, uint32_t rank_count);
   void DropDirect(pipeline::TensorIndex tensor);

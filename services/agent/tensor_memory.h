@@ -130,7 +130,7 @@ class TensorMemory {
   void WriteLengths(pipeline::TensorIndex tensor, Round round,
                     const std::vector<uint64_t>& lengths);
   // Records, for the ranks, that a slice of the open round's result has arrived. Returns how many
-  // bytes of the result have arrived, or 0 if the tensor does not record arrivals.
+  // bytes are recorded for the round, or 0 if the tensor does not record arrivals.
   uint64_t AddArrival(const pipeline::SliceBytes& result);
 
   // Forgets all tensors. The caller then calls RankMemory::DropTensorMemory.

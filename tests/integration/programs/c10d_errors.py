@@ -182,6 +182,16 @@ def check_works_are_kept() -> None:
         dist.barrier(group)  # A thread may have called it just now.
         gc.collect()
         assert kept() is None, gc.get_referrers(kept())
+    tensors = [torch.ones(3), torch.ones(4)]
+    opts = dist.AllreduceCoalescedOptions()
+    kept = weakref.ref(group.allreduce_coalesced(tensors, opts))
+    for _ in tensors:  # Functional collectives wait for each.
+        gc.collect()
+        assert kept() is not None
+        kept().wait()
+    dist.barrier(group)
+    gc.collect()
+    assert kept() is None, gc.get_referrers(kept())
 
 
 def check_beyond_gloo() -> None:

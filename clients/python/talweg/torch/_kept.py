@@ -3,7 +3,7 @@
 
 torch's C++ code calls a group in Python, and takes the Work that it returns. If the object in
 Python is gone by then its methods are gone, too: the wait would be for a Work in C++ that nobody
-ends. Since 2.7 torch keeps the object, but not everywhere.
+ends. Since 2.7 torch keeps the object.
 """
 
 from __future__ import annotations

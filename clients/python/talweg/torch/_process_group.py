@@ -8,6 +8,7 @@ do not fit together are a Mismatch at every rank.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -56,6 +57,9 @@ from talweg.torch._work import Work
 
 NAME = "talweg"
 
+# Sums of one element that a group keeps: more than one step of DDP makes.
+_KEPT_MAX = 64
+
 
 class ProcessGroup(GroupOfDevices):
     """A group of torch.distributed over Talweg. Tensors on devices of backends beside it go there."""
@@ -84,6 +88,8 @@ class ProcessGroup(GroupOfDevices):
                 self._channel.slots = TensorSlots(self._client, lane.name)
             self._channel.slots.begin_again()
         self._timeout = timeout
+        # DDP's join() gives one to the reducer, in C++, and keeps none: its methods would be gone.
+        self._kept: deque[Work] = deque(maxlen=_KEPT_MAX)
 
     def getBackendName(self) -> str:
         return NAME
@@ -219,7 +225,7 @@ class ProcessGroup(GroupOfDevices):
             return super().allreduce(tensors, opts)
         work = self._all_reduce(tensors, opts, "all_reduce", key)
         if getattr(opts, "asyncOp", True) and all(tensor.numel() == 1 for tensor in tensors):
-            self._all_calls.kept.add(work)  # DDP's join() gives it to the reducer, in C++.
+            self._kept.append(work)
         return work
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:

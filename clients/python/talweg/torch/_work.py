@@ -64,6 +64,7 @@ class Pending(dist.Work):
         # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
         # it is given the outputs in any case, and backward raises the failure when it ends.
         self._fails_later = False
+        self._waits_left = 1  # Functional collectives of many tensors wait once for each, in C++.
         self._range: Range | None = None
 
     # ----- What subclasses know -----
@@ -122,7 +123,9 @@ class Pending(dist.Work):
             timeout_s = given_s if given_s > 0 else self._timeout_s
             if not self._go_on(time.monotonic() + min(timeout_s, 1e8)):
                 raise Timeout(self._late_text(timeout_s))
-        self._group.kept.let_go(self)
+        self._waits_left -= 1
+        if self._waits_left <= 0:
+            self._group.kept.let_go(self)
         failure = self._take()
         if failure is not None:
             raise failure
@@ -239,6 +242,7 @@ class Work(Pending):
     ) -> None:
         super().__init__(group, what, outputs, timeout_s)
         self._finish = finish
+        self._waits_left = len(calls)
         self._channel = channel = group.channel_here() if begun is None else group.channel
         self._job = begun or job_of(channel, calls, 0)
         if calls:

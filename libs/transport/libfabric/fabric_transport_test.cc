@@ -173,6 +173,25 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
     Endpoint server{std::unique_ptr<Transport>()};
     REQUIRE(client.transport->Connect(*address).ok());
   }
+  SECTION("all addresses, at the port that is asked for") {
+    const auto port = [](const absl::StatusOr<std::string>& address) {
+      return static_cast<uint16_t>(std::stoi(address->substr(address->rfind(':') + 1)));
+    };
+    const auto first = transport->Listen({.bind_address = "0.0.0.0"});
+    REQUIRE(first.ok());
+    const uint16_t taken = port(first);
+    const auto second = NewTcp(&clock)->Listen(
+        {.bind_address = "0.0.0.0", .port_first = taken, .port_last = taken});
+    CHECK(absl::IsAlreadyExists(second.status()));
+    const auto last = static_cast<uint16_t>(std::min(65535, taken + 100));
+    for (const std::string host : {"0.0.0.0", "::"}) {
+      const auto third =
+          NewTcp(&clock)->Listen({.bind_address = host, .port_first = taken, .port_last = last});
+      REQUIRE(third.ok());
+      CHECK(port(third) > taken);
+      CHECK(port(third) <= last);
+    }
+  }
   SECTION("an advertised host") {
     const auto address = transport->Listen({.advertise_host = "gateway.example"});
     REQUIRE(address.ok());

@@ -54,6 +54,14 @@ ProviderLimits LimitsOf(const fi_info& info) {
   return limits;
 }
 
+// Whoever owns `info` frees the copy, by fi_freeinfo.
+void SetSource(const SocketAddress& source, fi_info* info) {
+  free(info->src_addr);
+  info->src_addr = malloc(source.length());
+  memcpy(info->src_addr, source.get(), source.length());
+  info->src_addrlen = source.length();
+}
+
 std::string LockedMemoryLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
@@ -179,11 +187,7 @@ absl::StatusOr<InfoHandle> Provider::InfoTo(const SocketAddress& destination,
                                             const SocketAddress& source) const {
   const InfoHandle hints = NewHints();
   hints->addr_format = FI_SOCKADDR;
-  if (source.valid()) {
-    hints->src_addr = malloc(source.length());
-    memcpy(hints->src_addr, source.get(), source.length());
-    hints->src_addrlen = source.length();
-  }
+  if (source.valid()) SetSource(source, hints.get());
   // fi_freeinfo frees it.
   hints->dest_addr = malloc(destination.length());
   memcpy(hints->dest_addr, destination.get(), destination.length());
@@ -200,15 +204,15 @@ absl::StatusOr<InfoHandle> Provider::InfoTo(const SocketAddress& destination,
 absl::StatusOr<InfoHandle> Provider::InfoFrom(const SocketAddress& source) const {
   const InfoHandle hints = NewHints();
   hints->addr_format = FI_SOCKADDR;
-  hints->src_addr = malloc(source.length());
-  memcpy(hints->src_addr, source.get(), source.length());
-  hints->src_addrlen = source.length();
+  SetSource(source, hints.get());
   fi_info* found = nullptr;
   const int error = fi_getinfo(kApiVersion, nullptr, nullptr, 0, hints.get(), &found);
   if (error != 0) {
     return absl::InvalidArgumentError("libfabric provider '" + name_ + "' cannot bind to " +
                                       source.ToString() + ": " + FabricErrorText(error));
   }
+  // For all addresses (0.0.0.0, ::) the tcp provider answers without the port.
+  SetSource(source, found);
   return InfoHandle(found);
 }
 

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "libs/rpc/credentials_access.h"
+#include "libs/rpc/grpc_log.h"
 
 namespace talweg::rpc {
 namespace {
@@ -13,6 +16,20 @@ constexpr int64_t kNsPerMs = 1'000'000;
 // Slower than leases: a connection is only given up for a peer that is surely gone.
 constexpr int kKeepaliveMs = 20'000;
 constexpr int kMessageBytesMax = 64 << 20;
+
+// What to look at if a call has found nobody; gRPC's text says how far it came.
+const char* Remedy(const std::string& text) {
+  const auto has = [&text](std::string_view part) { return text.find(part) != std::string::npos; };
+  if (has("handshake failed") || has("verification check failed")) {
+    return "is this its address, does it have TLS, and is its certificate of its role and of an "
+           "authority in ca.crt here?";
+  }
+  if (has("Socket closed")) {
+    return "is it running, and do both ends have TLS (tls_dir), or neither, with certificates "
+           "that are not revoked?";
+  }
+  return "is it running, and is this its address?";
+}
 
 }  // namespace
 
@@ -33,6 +50,7 @@ absl::Status CheckAddress(const std::string& what, const std::string& address) {
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const ChannelOptions& options) {
+  QuietGrpcLog();
   const int64_t backoff_min_ns = options.backoff_min_ns;
   const int64_t backoff_max_ns = options.backoff_max_ns;
   grpc::ChannelArguments arguments;
@@ -81,8 +99,8 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& what,
                                   "' does not resolve (" + text + "): is it right?");
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(who + " does not answer (" + text +
-                                  "): is it running, and is this its address?");
+    return absl::UnavailableError(
+        absl::StrCat(who, " does not answer (", text, "): ", Remedy(text)));
   }
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::DeadlineExceededError(

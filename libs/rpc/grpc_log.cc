@@ -3,12 +3,16 @@
 
 #include <grpc/support/log.h>
 
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace talweg::rpc {
 namespace {
+
+constexpr std::string_view kTlsFile = "ssl_transport_security.cc";
+constexpr std::string_view kOtherHostName = "No match found for server name";
 
 // Never destroyed: gRPC's threads may log while the process ends.
 std::function<void(const std::string&)>& Writer() {
@@ -16,24 +20,34 @@ std::function<void(const std::string&)>& Writer() {
   return *writer;
 }
 
+void WriteLine(gpr_log_func_args* line) {
+  const std::string_view path = line->file;
+  const std::string_view file = path.substr(path.rfind('/') + 1);
+  const std::string_view message = line->message;
+  if (message.starts_with(kOtherHostName)) return;
+  const std::string text = "gRPC: " + std::string(message) + " (" + std::string(file) + ":" +
+                           std::to_string(line->line) + ")";
+  if (Writer()) {
+    Writer()(text);
+  } else if (file != kTlsFile) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+  }
+}
+
 bool IsSet(const char* variable) {
   const char* text = std::getenv(variable);
   return text != nullptr && *text != '\0';
 }
 
-void WriteLine(gpr_log_func_args* line) {
-  const char* slash = std::strrchr(line->file, '/');
-  const std::string file = slash == nullptr ? line->file : slash + 1;
-  Writer()("gRPC: " + std::string(line->message) + " (" + file + ":" + std::to_string(line->line) +
-           ")");
-}
-
 }  // namespace
 
 void TakeGrpcLog(std::function<void(const std::string&)> write) {
-  if (IsSet("GRPC_VERBOSITY") || IsSet("GRPC_TRACE")) return;
   Writer() = std::move(write);
-  gpr_set_log_function(WriteLine);
+  QuietGrpcLog();
+}
+
+void QuietGrpcLog() {
+  if (!IsSet("GRPC_VERBOSITY") && !IsSet("GRPC_TRACE")) gpr_set_log_function(WriteLine);
 }
 
 }  // namespace talweg::rpc

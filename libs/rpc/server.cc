@@ -26,6 +26,7 @@
 #include "libs/base/descriptor.h"
 #include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/credentials_access.h"
+#include "libs/rpc/grpc_log.h"
 #include "libs/rpc/listener.h"
 #include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
@@ -343,6 +344,7 @@ bool Server::Impl::Build(const std::string& where, const ServerOptions& options,
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       const std::vector<grpc::Service*>& services) {
+  QuietGrpcLog();
   // Takes effect for servers that are built later. Both may be repeated.
   grpc::EnableDefaultHealthCheckService(true);
   // Linked in, so that reflection can describe the service that the library answers.

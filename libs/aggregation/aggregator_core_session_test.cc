@@ -42,10 +42,10 @@ TEST_CASE(
   JobFixture f;
   f.PublishView();
   wire::Hello stranger = f.HelloOf(0);
-  stranger.member.incarnation = Incarnation{77};
+  stranger.member.incarnation = Incarnation{0x123456789abc0077};
   f.Say(Conn(0), wire::FrameType::kHello, std::vector{stranger});
   CHECK(OnlyWelcome(f, Conn(0)).status == WelcomeStatus::kNotInView);
-  CHECK(OnlyWelcome(f, Conn(0)).text.find("77") != std::string::npos);
+  CHECK(OnlyWelcome(f, Conn(0)).text.find("(incarnation 77)") != std::string::npos);
 
   wire::Hello other_view = f.HelloOf(1);
   other_view.view_digest ^= 1;

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/sessions.h"
 
+#include <cstdio>
+
 #include "libs/base/check.h"
 
 namespace talweg::aggregation {
 namespace {
 
+// With the last four digits of the incarnation, as the scheduler's texts have them.
 std::string IdentityText(const view::MemberIdentity& id) {
-  return "node " + std::to_string(id.node.value()) + " (incarnation " +
-         std::to_string(id.incarnation.value()) + ")";
+  char incarnation[8];
+  std::snprintf(incarnation, sizeof incarnation, "%x",
+                static_cast<unsigned>(id.incarnation.value() & 0xffff));
+  return "node " + std::to_string(id.node.value()) + " (incarnation " + incarnation + ")";
 }
 
 }  // namespace

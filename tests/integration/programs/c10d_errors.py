@@ -187,8 +187,10 @@ def check_works_are_kept() -> None:
     kept = weakref.ref(group.allreduce_coalesced(tensors, opts))
     for _ in tensors:  # Functional collectives wait for each.
         gc.collect()
-        assert kept() is not None
-        kept().wait()
+        work = kept()
+        assert work is not None
+        work.wait()
+        del work
     dist.barrier(group)
     gc.collect()
     assert kept() is None, gc.get_referrers(kept())

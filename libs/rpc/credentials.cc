@@ -84,14 +84,23 @@ class PeerVerifier final : public tls::ExternalCertificateVerifier {
   const std::vector<Role> peers_;
 };
 
-// Sends the text of a file with every call.
+std::optional<Identity> CertificateOf(const grpc::AuthContext& context) {
+  if (!context.IsPeerAuthenticated()) return std::nullopt;
+  for (const grpc::string_ref& uri :
+       context.FindPropertyValues(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME)) {
+    if (std::optional<Identity> identity = IdentityOfUri(View(uri))) return identity;
+  }
+  return std::nullopt;
+}
+
+// Shows the token in a file with every call, in the form that the server may have (TokenFor).
 class TokenFromFile final : public grpc::MetadataCredentialsPlugin {
  public:
   explicit TokenFromFile(std::string path) : path_(std::move(path)) {}
 
   // Blocks only for a small local file, or one of a projected volume.
   bool IsBlocking() const override { return true; }
-  grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
+  grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext& channel,
                            std::multimap<grpc::string, grpc::string>* metadata) override {
     std::ifstream file(path_);
     std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -100,7 +109,15 @@ class TokenFromFile final : public grpc::MetadataCredentialsPlugin {
       return {grpc::StatusCode::UNAUTHENTICATED,
               "the token file " + path_ + " cannot be read, or is empty"};
     }
-    metadata->emplace(kTokenHeader, absl::StrCat(kBearer, text));
+    const std::optional<Identity> server = CertificateOf(channel);
+    const std::optional<std::string> shown = server ? TokenFor(*server, text) : std::nullopt;
+    if (!shown) {
+      return {grpc::StatusCode::UNAUTHENTICATED,
+              "the service-account token in " + path_ + " is not shown to " +
+                  (server ? "the " + Describe(*server) : "a daemon of no role") +
+                  ", which could use it elsewhere: call it with a certificate"};
+    }
+    metadata->emplace(kTokenHeader, absl::StrCat(kBearer, *shown));
     return grpc::Status::OK;
   }
 
@@ -117,24 +134,16 @@ std::string TokenOf(const Metadata& metadata) {
   return absl::StartsWithIgnoreCase(value, kBearer) ? value.substr(kBearerBytes) : "";
 }
 
-std::optional<Identity> CertificateOf(const grpc::AuthContext& context) {
-  if (!context.IsPeerAuthenticated()) return std::nullopt;
-  for (const grpc::string_ref& uri :
-       context.FindPropertyValues(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME)) {
-    if (std::optional<Identity> identity = IdentityOfUri(View(uri))) return identity;
-  }
-  return std::nullopt;
-}
-
 // A token goes before a certificate: the caller shows it on purpose, while the certificate may be
 // its machine's.
 template <typename Metadata>
 absl::StatusOr<std::optional<Identity>> IdentifyCaller(const Metadata& metadata,
                                                        const grpc::AuthContext& context,
-                                                       const Tokens& tokens) {
+                                                       const Tokens& tokens,
+                                                       const std::optional<Identity>& self) {
   const std::string token = TokenOf(metadata);
   if (token.empty()) return CertificateOf(context);
-  TALWEG_ASSIGN_OR_RETURN(Identity identity, tokens.Check(token, std::time(nullptr)));
+  TALWEG_ASSIGN_OR_RETURN(Identity identity, tokens.Check(token, self, std::time(nullptr)));
   return std::optional<Identity>(std::move(identity));
 }
 
@@ -156,7 +165,7 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
     const auto path = metadata.find(":path");
     if (path == metadata.end()) return absl::InternalError("a call without a name");
     TALWEG_ASSIGN_OR_RETURN(const std::optional<Identity> caller,
-                            IdentifyCaller(metadata, context, *tokens_));
+                            IdentifyCaller(metadata, context, *tokens_, credentials_->identity()));
     return MayCall(View(path->second), caller);
   }
 
@@ -276,8 +285,9 @@ std::string CredentialsAccess::WhyEnded(const Shown& shown, const Credentials* c
 std::optional<Identity> CredentialsAccess::CallerOf(const grpc::ServerContextBase& context,
                                                     const Credentials* credentials) {
   if (credentials == nullptr) return std::nullopt;
-  const absl::StatusOr<std::optional<Identity>> caller = IdentifyCaller(
-      context.client_metadata(), *context.auth_context(), *credentials->impl_->tokens);
+  const absl::StatusOr<std::optional<Identity>> caller =
+      IdentifyCaller(context.client_metadata(), *context.auth_context(),
+                     *credentials->impl_->tokens, credentials->identity());
   return caller.ok() ? *caller : std::nullopt;
 }
 

@@ -273,6 +273,8 @@ node:resnet  service-account  training:worker
 constexpr char kClaims[] =
     R"({"sub":"system:serviceaccount:training:worker","aud":["talweg"],"exp":2000,"nbf":1000})";
 
+const std::optional<Identity> kSelf = Identity{Role::kNode, "resnet"};
+
 TEST_CASE("Tokens: texts and service accounts stand for their identities", "[credentials]") {
   for (const char* type : {"RSA", "EC"}) {
     INFO(type);
@@ -280,12 +282,39 @@ TEST_CASE("Tokens: texts and service accounts stand for their identities", "[cre
     const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
     INFO(tokens.status());
     REQUIRE(tokens.ok());
-    const auto person = tokens->Check("0123456789abcdef0123456789abcdef", 1500);
+    const auto person = tokens->Check("0123456789abcdef0123456789abcdef", kSelf, 1500);
     CHECK((person.ok() && *person == Identity{Role::kOperator}));
-    const auto worker = tokens->Check(cluster.Sign(kClaims), 1500);
+    const auto worker = tokens->Check(cluster.Sign(kClaims), kSelf, 1500);
     INFO(worker.status());
     CHECK((worker.ok() && *worker == Identity{Role::kNode, "resnet"}));
   }
+}
+
+TEST_CASE("Tokens: what a daemon is shown is accepted by daemons of its identity alone",
+          "[credentials]") {
+  const std::string text = "0123456789abcdef0123456789abcdef";
+  const Signer cluster("EC");
+  const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
+  REQUIRE(tokens.ok());
+  const Identity agent{Role::kNode, "resnet"};
+  const Identity other{Role::kNode, "bert"};
+  const Identity aggregator{Role::kAggregator, "resnet"};
+  const std::string shown = TokenFor(agent, text).value_or("");
+  CHECK_FALSE(Contains(shown, text));
+  const auto accepted = tokens->Check(shown, agent, 1500);
+  CHECK((accepted.ok() && *accepted == Identity{Role::kOperator}));
+  for (const std::optional<Identity>& each : std::vector<std::optional<Identity>>{
+           other, aggregator, Identity{Role::kScheduler}, std::nullopt}) {
+    CHECK(absl::IsUnauthenticated(tokens->Check(shown, each, 1500).status()));
+  }
+  // Nor can what it was shown be made into another's.
+  CHECK(absl::IsUnauthenticated(
+      tokens->Check(TokenFor(other, shown).value_or(""), other, 1500).status()));
+  CHECK(TokenFor(Identity{Role::kScheduler}, text) == text);
+  const std::string account = cluster.Sign(kClaims);
+  CHECK(TokenFor(Identity{Role::kScheduler}, account) == account);
+  CHECK(TokenFor(aggregator, account) == account);
+  CHECK_FALSE(TokenFor(agent, account).has_value());
 }
 
 TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", "[credentials]") {
@@ -293,7 +322,7 @@ TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", 
   const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
   REQUIRE(tokens.ok());
   const auto why = [&](const std::string& token, int64_t unix_s = 1500) {
-    const absl::Status status = tokens->Check(token, unix_s).status();
+    const absl::Status status = tokens->Check(token, kSelf, unix_s).status();
     CHECK(absl::IsUnauthenticated(status));
     return Message(status);
   };
@@ -306,7 +335,7 @@ TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", 
   // The claims of one, the signature of another.
   const std::string viewer =
       cluster.Sign(R"({"sub":"system:serviceaccount:monitoring:eyes","aud":"talweg","exp":2000})");
-  CHECK(tokens->Check(viewer, 1500).ok());
+  CHECK(tokens->Check(viewer, kSelf, 1500).ok());
   CHECK(Contains(why(viewer.substr(0, viewer.rfind('.')) + good.substr(good.rfind('.'))),
                  "no key of token_keys_file"));
   CHECK(Contains(
@@ -451,6 +480,10 @@ TEST_CASE("TLS: a token stands for its identity", "[credentials]") {
   const absl::Status set = client.SetTrace({});
   INFO(set);
   CHECK(set.ok());
+  // The daemon has not seen the token itself: this one would not know it.
+  const std::string shown = TokenFor({Role::kNode, "job"}, token).value_or("");
+  AdminDaemon reader(authority.Load({Role::kNode, "job"}, "reader", "operator token " + shown));
+  CHECK(AgentAdminClient(reader.address(), kTimeoutNs, *credentials).SetTrace({}).ok());
 
   // The file is read for each call.
   std::ofstream(file) << "another token of thirty-two bytes\n";

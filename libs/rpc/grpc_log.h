@@ -5,9 +5,9 @@
 #include <functional>
 #include <string>
 
-// Where the lines go that gRPC logs by itself. If $GRPC_VERBOSITY or $GRPC_TRACE asks for gRPC's own
-// log, neither function does anything. Both leave out a line that gRPC writes for each connection
-// by a host name that the peer's certificate does not have: we check roles instead.
+// Where the lines go that gRPC logs by itself. If $GRPC_VERBOSITY or $GRPC_TRACE asks for gRPC's
+// own log, neither function does anything. Both leave out a line that gRPC writes for each
+// connection by a host name that the peer's certificate does not have: we check roles instead.
 namespace talweg::rpc {
 
 // For daemons: gives the lines to `write`, which gRPC's threads call. gRPC logs a line for each

@@ -3,6 +3,8 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
+
 #include <google/protobuf/struct.pb.h>
 
 #include "absl/strings/escaping.h"
@@ -52,7 +54,29 @@ bool IsFor(const google::protobuf::Struct& claims, const std::string& audience) 
   return false;
 }
 
+// Each begins with a JSON object in base64.
+bool IsWebToken(std::string_view token) {
+  return token.starts_with("eyJ") && std::count(token.begin(), token.end(), '.') == 2;
+}
+
+// Derives from a token's hash, which is all that a daemon keeps of it.
+std::string TokenForServer(const Identity& server, const membership::SecretHash& token) {
+  const auto in_hex = [](const membership::SecretHash& hash) {
+    return absl::BytesToHexString(
+        {reinterpret_cast<const char*>(hash.bytes.data()), hash.bytes.size()});
+  };
+  return in_hex(HashOf(absl::StrCat("talweg token for ", std::string(RoleName(server.role)), ":",
+                                    server.name, "\n", in_hex(token))));
+}
+
 }  // namespace
+
+std::optional<std::string> TokenFor(const Identity& server, const std::string& token) {
+  if (server.role == Role::kScheduler) return token;
+  if (!IsWebToken(token)) return TokenForServer(server, HashOf(token));
+  if (server.role == Role::kAggregator) return token;
+  return std::nullopt;
+}
 
 absl::StatusOr<Tokens> Tokens::Parse(const std::string& table, const std::string& keys,
                                      const std::string& audience) {
@@ -97,7 +121,8 @@ absl::StatusOr<Tokens> Tokens::Parse(const std::string& table, const std::string
   return tokens;
 }
 
-absl::StatusOr<Identity> Tokens::Check(std::string_view token, int64_t unix_s) const {
+absl::StatusOr<Identity> Tokens::Check(std::string_view token, const std::optional<Identity>& self,
+                                       int64_t unix_s) const {
   if (token.size() > kTokenBytesMax) {
     return absl::UnauthenticatedError(
         absl::StrCat("the token is longer than ", kTokenBytesMax, " bytes"));
@@ -105,6 +130,9 @@ absl::StatusOr<Identity> Tokens::Check(std::string_view token, int64_t unix_s) c
   const membership::SecretHash hash = HashOf(token);
   for (const Text& text : texts_) {
     if (membership::SameSecret(text.hash, hash)) return text.identity;
+    if (self && membership::SameSecret(HashOf(TokenForServer(*self, text.hash)), hash)) {
+      return text.identity;
+    }
   }
   return CheckWebToken(token, unix_s);
 }

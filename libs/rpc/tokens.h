@@ -37,6 +37,12 @@ class WebKeys {
   std::vector<Key> keys_;
 };
 
+// Returns what a client shows to `server` in place of `token`, so that `server` cannot use it
+// anywhere else: only daemons of that identity accept it. Returns nullopt if no such form exists: a
+// daemon cannot check one of a service-account token. The scheduler gets the token itself, and an
+// aggregator a service account's.
+std::optional<std::string> TokenFor(const Identity& server, const std::string& token);
+
 class Tokens {
  public:
   // `table` has one line for each token; '#' begins a comment:
@@ -50,9 +56,11 @@ class Tokens {
   static absl::StatusOr<Tokens> Parse(const std::string& table, const std::string& keys,
                                       const std::string& audience);
 
-  // Returns the identity of a token at the time `unix_s`. UNAUTHENTICATED says why the token is not
-  // accepted, without a byte of it.
-  absl::StatusOr<Identity> Check(std::string_view token, int64_t unix_s) const;
+  // Returns the identity of a token at the time `unix_s`, or of what TokenFor(`self`) made of one;
+  // `self` is the daemon's own identity. UNAUTHENTICATED says why the token is not accepted,
+  // without a byte of it.
+  absl::StatusOr<Identity> Check(std::string_view token, const std::optional<Identity>& self,
+                                 int64_t unix_s) const;
 
   bool empty() const { return texts_.empty() && accounts_.empty(); }
 

@@ -39,7 +39,7 @@ int Main(int argc, char** argv) {
     if (!secret.ok()) return Fail(secret.status());
     options.job_secret = *std::move(secret);
   }
-  auto credentials = credentials::LoadCredentials(config);
+  auto credentials = credentials::LoadCredentials(config, rpc::Role::kNode);
   if (!credentials.ok()) return Fail(credentials.status());
   options.credentials = *std::move(credentials);
   auto signals = runtime::ShutdownSignal::Create();

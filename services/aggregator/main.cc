@@ -25,7 +25,7 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   TALWEG_ASSIGN_OR_RETURN(const std::string job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
   TALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<const rpc::Credentials> credentials,
-                          credentials::LoadCredentials(config));
+                          credentials::LoadCredentials(config, rpc::Role::kAggregator));
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Lanes> lanes,
                           Lanes::Create(config, incarnation, &clock, job_secret, credentials));
   std::string signalled;

@@ -56,7 +56,8 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.insecure = config.insecure;
   options.server.gate = std::make_shared<rpc::CallGate>(rpc::CallLimitOptions{
       .per_second_max = config.peer_calls_per_second_max, .open_max = config.peer_calls_open_max});
-  TALWEG_ASSIGN_OR_RETURN(options.server.credentials, credentials::LoadCredentials(config));
+  TALWEG_ASSIGN_OR_RETURN(options.server.credentials,
+                          credentials::LoadCredentials(config, rpc::Role::kScheduler));
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;

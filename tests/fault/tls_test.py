@@ -118,7 +118,11 @@ class TlsTest(unittest.TestCase):
                 ),
                 (
                     [agent, "--node_rank=1", f"--tls_dir={pki}/operator"],
-                    "Join is for node, and the caller is operator",
+                    "is that of operator, and this daemon needs one of role node",
+                ),
+                (
+                    [aggregator, "--name=a0", f"--tls_dir={pki}/viewer"],
+                    "is that of viewer, and this daemon needs one of role aggregator",
                 ),
                 (
                     [aggregator, "--name=a0", f"--tls_dir={pki}/aggregator-b0"],

@@ -30,6 +30,12 @@ absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOpti
                                       "'; it must be none, keyed or tls");
   }
   if (!UsesFabric(options)) {
+    if (options.fabric.provider != FabricOptions{}.provider) {
+      return absl::FailedPreconditionError(
+          "provider=" + options.fabric.provider + " with " + Text(options.data_security, false) +
+          ": Talweg's own TCP carries the data then, which has no providers of libfabric; leave "
+          "provider out, or use libfabric, with data_security=none");
+    }
     return NewTcpTransport({.security = *security,
                             .source_interface = options.fabric.source_interface,
                             .connect_timeout_ns = options.fabric.connect_timeout_ns,

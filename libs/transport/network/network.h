@@ -21,7 +21,7 @@ struct NetworkOptions {
   FabricOptions fabric;                 // Talweg's own TCP uses the fields that it has, too.
 };
 
-// FAILED_PRECONDITION: the two options exclude each other. The text names both.
+// FAILED_PRECONDITION: two of the options exclude each other. The text names both.
 absl::StatusOr<std::unique_ptr<Transport>> NewNetworkTransport(const NetworkOptions& options,
                                                                const runtime::Clock* clock,
                                                                telemetry::CounterSet* counters);

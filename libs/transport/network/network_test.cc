@@ -53,5 +53,16 @@ TEST_CASE("Network: libfabric cannot do what keyed and tls promise", "[transport
   CHECK(Contains(NetworkWarning({}), "--data_security=tls"));
 }
 
+TEST_CASE("Network: a provider is not left unused", "[transport]") {
+  const runtime::MonotonicClock clock;
+  for (const NetworkOptions& options :
+       {NetworkOptions{.data_security = "tls", .fabric = {.provider = "verbs"}},
+        NetworkOptions{.data_transport = "tcp", .fabric = {.provider = "verbs"}}}) {
+    const auto transport = NewNetworkTransport(options, &clock, nullptr);
+    REQUIRE(absl::IsFailedPrecondition(transport.status()));
+    CHECK(Contains(std::string(transport.status().message()), "provider=verbs with data_"));
+  }
+}
+
 }  // namespace
 }  // namespace talweg::transport

@@ -282,7 +282,8 @@ def _remove_left() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # One without a lock is being made.
         with contextlib.suppress(OSError):
-            if path.stat().st_uid != os.geteuid() or not (path / _LOCK).exists():
+            # Another user's link to a directory of this user's is not followed.
+            if path.lstat().st_uid != os.geteuid() or not (path / _LOCK).exists():
                 continue
             descriptor = _lock(path / _LOCK)
             if descriptor is not None:

@@ -2,18 +2,18 @@
 """This rank in its job: its connection to the agent, its tensors and its open rounds.
 
 client       the rank: one connection
-process      which client is this process's
+process      the client of this process
 late         a rank that comes when its job has finished
-hooks        what frameworks have called where steps end
-agents       connecting to the node's agent, again too
-local        what stands in for an agent in a job of one rank that nobody has launched
+hooks        the calls that frameworks register for the end of a step
+agents       connects to the node's agent, for the first time or again
+local        takes the place of an agent in a job of one rank that no launcher has started
 declared     the tensors that the rank has declared, by their names
-in_place     the memory of those that the node's ranks sum in place
+in_place     the memory of tensors that the node's ranks sum in place
 handles      open rounds, as callers hold them
-left_rounds  open rounds whose callers wait for them no more
-completions  what is called when rounds are over
-deadlines    what is called when a time has come
-attention    what a thread that waits does for open calls meanwhile
+left_rounds  open rounds whose callers no longer wait for them
+completions  the calls that are made when rounds are over
+deadlines    the calls that are made at a given time
+attention    how a waiting thread carries on open calls meanwhile
 """
 
 from talweg._client.client import Client as Client

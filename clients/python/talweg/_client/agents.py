@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connecting to this node's agent: the first time, and again."""
+"""Connects to this node's agent: for the first time, or again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from talweg._library import native
 from talweg.errors import AgentLost, InvalidArgument, JobFailed, Timeout
 
-# Launchers tell a process its place on the node under names of their own.
+# Launchers give a process its place on the node in variables with names of their own.
 _LOCAL_RANK_VARIABLES = (
     "TALWEG_LOCAL_RANK",
     "LOCAL_RANK",
@@ -24,7 +24,7 @@ _PAUSE_S = 0.05
 
 
 def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
-    """The local rank that talweg run, torchrun, mpirun or srun gave this process, or None."""
+    """Returns the local rank that talweg run, torchrun, mpirun or srun gave, or None."""
     for variable in _LOCAL_RANK_VARIABLES:
         text = environment.get(variable)
         if not text:
@@ -37,27 +37,28 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
     return None
 
 
-# This process has left a job, and knows of no agent that was started since then.
+# Whether this process has left a job and knows of no agent that was started after that.
 _has_left = False
 
 
 def note_left() -> None:
-    """This process leaves a job: its node's next agent may not be there yet."""
+    """Notes that this process leaves a job: the node's next agent may not be there yet."""
     global _has_left
     _has_left = True
 
 
 def note_started() -> None:
-    """The node's agent has been started for this process's next job."""
+    """Notes that the node's agent has been started for this process's next job."""
     global _has_left
     _has_left = False
 
 
 def connect_to_agent(agent_socket: str | None, timeout_s: float) -> native.Connection:
-    """A connection to the node's agent.
+    """Returns a connection to the node's agent.
 
-    An agent serves one job. A process that has left one waits for its agent to end, which takes the
-    goodbyes of the node's other ranks, and for the next one, unless it knows that this is there.
+    An agent serves one job. A process that has left a job waits for that job's agent to end, which
+    needs the goodbyes of the node's other ranks, and then for the next agent. It does not wait if
+    it knows that the next agent is there.
     """
     local_rank = local_rank_from_environment(os.environ)
     end = time.monotonic() + timeout_s
@@ -75,10 +76,10 @@ def connect_to_agent(agent_socket: str | None, timeout_s: float) -> native.Conne
 def connect_again(
     agent_socket: str, local_rank: int, wait_s: float, check: Callable[[], None]
 ) -> native.Connection:
-    """A connection to the agent that takes the place of one that is lost.
+    """Returns a connection to the agent that replaces a lost one.
 
-    The one that is lost may still refuse ranks, or accept connections and not answer. `check` raises
-    where there will be no other one.
+    The lost agent may still refuse ranks, or accept connections and not answer. `check` raises if
+    no agent will replace it.
     """
     end = time.monotonic() + wait_s
     while True:

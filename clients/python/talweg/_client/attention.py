@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a thread does for open calls while it waits for other ranks.
 
-A call whose rounds are all pushed needs nothing more from this rank, as long as all ranks call the
-same. If they do not, each rank has to take part in the rounds that the others have begun. A rank
-that has the call's handle, but waits for something else, would keep the others waiting. They would
-wait for ever if it waits for something that comes from one of them.
+A call whose rounds are all pushed needs nothing more from this rank, as long as all ranks make the
+same call. If they do not, each rank has to take part in the rounds that the others have begun. A
+rank that holds the call's handle, but waits for something else, would keep the others waiting.
+They would wait for ever if the rank waits for something that comes from one of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class _Channel(Protocol):
 
 
 class Attention:
-    """One client's. Called when a wait has taken a while, by any thread; it waits for nothing that
-    the ranks have declared.
+    """The attention of one client. Any thread calls it when its wait has taken a while. It never
+    waits for anything that the ranks have declared.
     """
 
     def __init__(self, channels: Mapping[Any, _Channel]) -> None:
@@ -28,7 +28,7 @@ class Attention:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        # A call that is carried on may wait itself.
+        # Carrying on a call may itself wait, and come back here.
         if not self._channels or not self._lock.acquire(blocking=False):
             return
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's connection to its node's agent; what every framework's module is built on."""
+"""One rank's connection to its node's agent. Every framework's module is built on it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from talweg.errors import (
     Unsupported,
 )
 
-# How long a rank that leaves sees to calls that it has begun, and others perhaps not.
+# How long a leaving rank carries on calls that it has begun and other ranks may not have begun.
 _LEAVE_S = 5.0
 
 _Companion = TypeVar("_Companion")
 
 
 class NamesWatcher(Protocol):
-    """Hears of names that are new here, before they are pushed."""
+    """Is told of names that are new on this rank, before they are pushed."""
 
     def on_tensors(self, declarations: Sequence[tuple[str, Declaration, int]]) -> None:
-        """Tensors with their priorities."""
+        """Is told of tensors: their names, declarations and priorities."""
 
     def on_channel(self, channel: Any) -> None:
-        """A channel of collectives (_collectives.call_channel)."""
+        """Is told of a channel of collectives (_collectives.call_channel)."""
 
     def agree(self) -> None:
-        """All ranks call it, if all have one, where the membership has changed."""
+        """Is called by all ranks, if all have a watcher, after the membership has changed."""
 
 
 class Client:
@@ -63,10 +63,10 @@ class Client:
         connection: native.Connection | None = None,
         attachment: Attachment | None = None,
     ) -> None:
-        """`connection`: that of this rank, which has been attached again; `attachment`: to its
-        keeper, if it has one.
+        """`connection` is this rank's connection if it has been attached again. `attachment` is the
+        rank's attachment to its keeper, if it has a keeper.
         """
-        native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
+        native_arguments.nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
             place = (
@@ -76,14 +76,14 @@ class Client:
             )
         if place is not None and place.size == 1 and not os.environ.get("TALWEG_SCHEDULER"):
             place, alone = None, True
-        # Without an agent it is a job of its own: when told so, or when nobody has launched this
-        # process.
+        # Without an agent the rank is a job of its own: if `alone` says so, or if no launcher has
+        # started this process.
         if alone is None:
             alone = place is None and agent_socket is None and local.is_alone(os.environ)
         self.is_alone = alone
-        # Where its agent listens; None: there is none.
+        # Where the rank's agent listens. None if there is no agent.
         self.agent_socket = agent_socket or os.environ.get("TALWEG_AGENT_SOCKET")
-        # To the keeper of its node, where init() has started the daemons.
+        # The attachment to the keeper of the node, if init() has started the daemons.
         self.attachment = attachment
         self.connection: native.Connection
         if connection is not None:
@@ -112,37 +112,39 @@ class Client:
         self._is_closed = False
         self._is_abandoned = False
         self._closers: list[Callable[[], None]] = []
-        # Each is called with every round that synchronize() has taken.
+        # synchronize() calls each of these with the handle of the round that it has taken.
         self.watchers: list[Callable[[Handle], None]] = []
-        # Each is called before a round is pushed from host memory, with its address.
+        # Each is called with the round's address before a round is pushed from host memory.
         self.push_watchers: list[Callable[[Declared, int], None]] = []
         # Makes calls when rounds are over.
         self.completions = Completions(self.connection)
-        # Makes calls when times have come.
+        # Makes calls at given times.
         self.deadlines = Deadlines(self.completions.call)
-        # What others have pushed by this client's connection.
+        # Each returns the bytes that other code has pushed over this client's connection.
         self.byte_counters: list[Callable[[], int]] = []
-        # What calls of collectives keep.
+        # The channels of collectives.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
         self.connection.attend = Attention(self.channels)
-        # Told of each name that comes into use here; None: nobody wants to know.
+        # Is told of each name that comes into use on this rank. None if there is no watcher.
         self.names_watcher: NamesWatcher | None = None
-        # Barriers of sets that were interrupted: the next call goes on with them.
+        # The interrupted barriers of process sets: the next call continues them.
         self._open_barriers: dict[str, Handle] = {}
-        # What process groups of torch.distributed keep.
+        # The lanes of torch.distributed's process groups.
         self.lanes: dict[Any, Any] = {}
         self._companions: dict[type, Any] = {}
         self._companions_lock = threading.RLock()
 
     @functools.cached_property
     def membership_at_first(self) -> tuple[native.Membership, list[native.Member]] | None:
-        """Who was in the job when this client came; None: it is alone, or its agent cannot tell."""
+        """Returns who was in the job when this client joined. None if the client is alone or its
+        agent cannot tell.
+        """
         if self.is_alone:
             return None
         try:
             return self.connection.membership()
-        except Unsupported:  # An agent before there was such a thing.
+        except Unsupported:  # The agent is too old to tell.
             return None
 
     @property
@@ -151,8 +153,8 @@ class Client:
         return self.membership_at_first is not None and bool(self.membership_at_first[0].changes)
 
     def companion(self, kind: type[_Companion]) -> _Companion:
-        """The one object of that class that goes with this client: kind(client), made when it is
-        first asked for. So rooms above this one keep what belongs to a client.
+        """Returns this client's one object of class `kind`. The first call makes it with
+        kind(client). So rooms above this one keep their state for a client.
         """
         with self._companions_lock:
             if kind not in self._companions:
@@ -162,12 +164,12 @@ class Client:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it is a parent's, in a process that was forked."""
+        """Whether this client belongs to the parent of this forked process."""
         return os.getpid() != self._pid
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether another one has taken its place, as its agent was lost."""
+        """Whether another client has replaced this one because its agent was lost."""
         return self._is_abandoned
 
     @property
@@ -192,13 +194,13 @@ class Client:
             self.attachment = None
 
     def _push_rest(self) -> None:
-        """Calls that nobody has waited for may have rounds to push, for which other ranks wait."""
+        """Pushes the rounds that other ranks wait for, of calls that no caller has waited for."""
         end = time.monotonic() + _LEAVE_S
         for channel in list(self.channels.values()):
             channel.push_rest(end)
 
     def abandon(self) -> None:
-        """Another one takes its place, as its agent is lost."""
+        """Ends this client because its agent is lost: another client replaces it."""
         self._is_closed = self._is_abandoned = True
         while self._closers:
             self._closers.pop()()
@@ -207,11 +209,11 @@ class Client:
         self.connection.retire()
 
     def call_before_closing(self, leaver: Callable[[], None]) -> None:
-        """Has close() call it first, while rounds can still be pushed and taken."""
+        """Makes close() call `leaver` first, while rounds can still be pushed and taken."""
         self._leavers.append(leaver)
 
     def follow(self, epoch: int) -> None:
-        """The numbers of ranks are those of that view from now on."""
+        """Gives ranks the numbers that they have in the view of `epoch`."""
         self.lanes.clear()
         self.connection.follow(epoch)
         self.connection.view_suffix = f".e{epoch}"
@@ -225,27 +227,27 @@ class Client:
         hooks.counters()
 
     def finish_step(self) -> None:
-        """Returns when nothing is under way that belongs to the step."""
+        """Returns when no round or call of the current step is open."""
         hooks.finishers()
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
-        """Has close() call it, after the goodbye."""
+        """Makes close() call `closer`, after the goodbye."""
         self._closers.append(closer)
 
     @property
     def ranks_sum(self) -> bool:
-        """Whether this node's ranks, which are the whole job, sum larger tensors themselves."""
+        """Whether this node's ranks sum larger tensors themselves. They are then the whole job."""
         return self.tensors.ranks_sum
 
     @property
     def tensor_count(self) -> int:
-        """How many tensors this rank has declared."""
+        """The number of tensors that this rank has declared."""
         with self.channels_lock:
             return len(self.tensors) + sum(len(each) for each in self.channels.values())
 
     @property
     def pushed_bytes(self) -> int:
-        """Bytes of tensors that this rank has pushed."""
+        """The bytes of tensors that this rank has pushed."""
         return self._pushed_bytes + sum(count() for count in self.byte_counters)
 
     def start(
@@ -257,15 +259,15 @@ class Client:
         of: str = "",
         compare: Callable[[], None] | None = None,
     ) -> Handle:
-        """Starts a round with what `start` makes of its name, which is found where there is none.
+        """Starts a round: calls `start` with the tensor's name. Without `name` it finds one.
 
-        `suffix` is a process set's: a name belongs to one group. Calls of different `of` have orders
-        of their own. `compare` is called before a round without a name whose tensor is new here.
+        `suffix` is a process set's: a name belongs to one group. Calls with different `of` have
+        separate orders. `compare` is called before a round without a name whose tensor is new here.
 
-        A name is there for ever, with its memory. So a few tensors take turns for rounds without
-        one, by the order of these calls alone: it is the same at every rank, and the order in which
-        they synchronize is not. A round that is still open when its tensor is wanted again is taken
-        first, for its handle to give out.
+        A name stays for ever, with its memory. So a few tensors take turns for rounds without a
+        name, by the order of these calls alone. That order is the same at every rank; the order in
+        which ranks synchronize is not. If the tensor whose turn it is still has an open round, that
+        round is taken first, and its handle returns the result later.
         """
         if name is not None:
             return start(name + suffix if isinstance(name, str) else name)
@@ -285,13 +287,13 @@ class Client:
         return handle
 
     def open_nameless(self, tensor: int) -> Handle | None:
-        """The tensor's round, if it is one without a name that nobody has taken."""
+        """Returns the tensor's round if it has no name and has not been taken, else None."""
         with self._lock:
             return self._nameless.of_tensor(tensor)
 
     @property
     def nameless_state(self) -> Any:
-        """By which order calls without a name find their tensors; ranks in one place have it alike."""
+        """Decides the tensors of calls without a name. Ranks in one place have the same state."""
         with self._lock:
             return dict(self._nameless_calls), self._nameless.state
 
@@ -301,18 +303,18 @@ class Client:
             self._nameless_calls, self._nameless.state = state
 
     def count_nameless(self, suffix: str) -> int:
-        """How many calls without a name the group with that suffix has made before this one."""
+        """Returns how many calls without a name the group of `suffix` has made so far."""
         with self._lock:
             calls = self._nameless_calls.get(suffix, 0)
             self._nameless_calls[suffix] = calls + 1
         return calls
 
     def check_timeout(self, timeout_s: float | None) -> None:
-        """InvalidArgument for what is no time, before anything is pushed."""
+        """Raises InvalidArgument if `timeout_s` is not a valid time, before anything is pushed."""
         native_arguments.nanoseconds(timeout_s)
 
     def check_push(self, declaration: Declaration) -> None:
-        """InvalidArgument for what cannot be a round."""
+        """Raises InvalidArgument if no round can have this declaration."""
         native_arguments.whole("root_rank", declaration.root_rank)
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
@@ -321,16 +323,16 @@ class Client:
             )
 
     def before_push(self, declared: Declared, address: int) -> None:
-        """Has what is at `address` seen before it is pushed."""
+        """Shows the push watchers the data at `address` before it is pushed."""
         for watch in self.push_watchers:
             watch(declared, address)
 
     def count_push(self, declaration: Declaration) -> None:
-        """Adds a round that was started to pushed_bytes."""
+        """Adds the bytes of a started round to pushed_bytes."""
         self.count_pushed_bytes(declaration.nbytes)
 
     def count_pushed_bytes(self, nbytes: int) -> None:
-        """Adds to pushed_bytes what a collective gives."""
+        """Adds the bytes that this rank gives to a collective to pushed_bytes."""
         self._pushed_bytes += nbytes
 
     def push(
@@ -359,7 +361,7 @@ class Client:
         keep: Any = None,
         finish: Callable[[], None] | None = None,
     ) -> Handle:
-        """push() of what is declared already."""
+        """Does the same as push(), for a tensor that is already declared."""
         round_ = self.push_round(declared, address, priority)
         return Handle(
             self, declared.tensor, round_, declared.name, out_address, result, keep, finish
@@ -403,15 +405,15 @@ class Client:
             )
 
     def poll(self, handle: Handle) -> bool:
-        """Whether synchronize() would return at once."""
+        """Whether synchronize() would return without waiting."""
         self._check_own(handle)
         return handle.done or handle.taken or handle.is_complete(self.connection)
 
     def synchronize(self, handle: Handle, timeout_s: float | None = None) -> Any:
         """Waits for the round, copies its result out and returns it.
 
-        Raises Timeout when `timeout_s` is over (the round stays open), and whatever the round
-        failed with. A handle is synchronized once.
+        Raises Timeout when `timeout_s` has passed (the round stays open), or the error that the
+        round failed with. A handle can be synchronized only once.
         """
         result = self.finish(handle, timeout_s)
         for watch in self.watchers:
@@ -419,7 +421,7 @@ class Client:
         return result
 
     def finish(self, handle: Handle, timeout_s: float | None = None) -> Any:
-        """As synchronize(), of a part of what others know."""
+        """Does the same as synchronize(), for one part of an operation: no watcher is called."""
         self._check_own(handle)
         if handle.done:
             raise Busy(f"the handle of tensor '{handle.name}' was synchronized before")
@@ -448,9 +450,9 @@ class Client:
         suffix: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """A whole round, in place, of a contiguous NumPy array.
+        """Runs a whole round, in place, of a contiguous NumPy array.
 
-        With `ranks` and the suffix of their set: among these.
+        `ranks` and `suffix`, those of a process set, limit the round to its ranks.
         """
         declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
         address = array.ctypes.data
@@ -458,9 +460,9 @@ class Client:
         self.synchronize(handle, timeout_s)
 
     def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
-        """Returns when every rank has called it; an interrupted one is gone on with by the next.
+        """Returns when every rank has called it. The next call continues an interrupted barrier.
 
-        With `ranks` and the suffix of their set: every rank of these.
+        `ranks` and `suffix`, those of a process set, limit the barrier to its ranks.
         """
         name = f"talweg.barrier{suffix}"
         with self._lock:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are made when rounds are over, so that no thread has to wait for each of them.
+"""Calls that are made when rounds are over, so that no thread has to wait for each round.
 
-There is no thread before the first watch(). Then one sleeps on a descriptor of the client
-(talweg_another_completion_fd) while anything is watched, and makes the calls of rounds that are over. These
-do not block. Calls that may block, since a program has chained them to a future, are made by other
-threads, which are kept: as many as have been busy at once.
+The first watch() starts the first thread. While any round is watched, one thread sleeps on a
+descriptor of the client (talweg_another_completion_fd) and makes the calls of rounds that are over.
+These calls do not block. Calls that may block, because a program has chained them to a future, are
+made by other threads. These threads are kept: as many as have been busy at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Call = Callable[[], None]
 
 
 def _no_more() -> None:
-    """Stands for the end of a thread."""
+    """Stands in the queue for the end of a thread."""
 
 
 class Completions:
@@ -34,20 +34,20 @@ class Completions:
         self._watched: dict[int, _Call] = {}
         self._ready: deque[_Call] = deque()
         self._tags = 0
-        self._polls = False  # A thread is at the descriptor.
+        self._polls = False  # A thread sleeps on the descriptor.
         self._idle = 0
-        self._coming = 0  # Threads that were called and are not here yet.
+        self._coming = 0  # Threads that were started and do not run yet.
         self._ends = False
         self._threads: set[threading.Thread] = set()
         self._fd = -1
         self._poller: select.poll | None = None
 
     def watch(self, tensor: int, round_: int, call: _Call) -> bool:
-        """Has `call` made when the round, which was pushed, is over: it can be taken without
-        waiting for other ranks. `call` does not block.
+        """Makes `call` when the pushed round is over, that is when it can be taken without waiting
+        for other ranks. `call` must not block.
 
-        False: nothing is watched, since there is no descriptor or the client's health has ended,
-        which a wait for the round tells.
+        Returns False if the round is not watched: there is no descriptor, or the client's health
+        has ended. A wait for the round then tells which.
         """
         with self._changed:
             if self._poller is None:
@@ -64,23 +64,23 @@ class Completions:
             self._connection.watch(self._fd, tensor, round_, tag)
         except TalwegError:
             with self._changed:
-                # Unless the thread at the descriptor has found the end of the client's health.
+                # True unless the thread at the descriptor has found the end of the client's health.
                 return self._watched.pop(tag, None) is None
         with self._changed:
             self._call_threads()
         return True
 
     def call(self, call: _Call) -> None:
-        """Has `call` made on another thread, where it may block."""
+        """Makes `call` on another thread, where it may block."""
         with self._changed:
             self._ready.append(call)
             self._call_threads()
 
     def end(self, wait_s: float = 0.0) -> None:
-        """The connection is over: its threads end when they have nothing left to call.
+        """Ends the threads when they have nothing left to call, because the connection is over.
 
-        Waits at most `wait_s` seconds for them. The interpreter must not end while one of them
-        frees what a call held: that aborts the process if it is an object of torch's.
+        Waits at most `wait_s` seconds for them. The interpreter must not end while a thread frees
+        objects that a call held: if that is a torch object, the process aborts.
         """
         with self._changed:
             self._ends, self._idle = True, 0
@@ -91,7 +91,7 @@ class Completions:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _call_threads(self) -> None:
-        """As many as there is work for that nobody does."""
+        """Starts threads until there is one for each call that no thread has taken."""
         wanted = len(self._ready) + (1 if self._watched and not self._polls else 0)
         while self._coming < wanted:
             self._coming += 1
@@ -112,17 +112,18 @@ class Completions:
                 call = self._tell()
             else:
                 call()
-                call = None  # A thread that waits keeps nothing of a call.
+                call = None  # A thread that waits keeps no reference to a call.
                 with self._changed:
                     call = self._next()
         with self._changed:
             self._threads.discard(threading.current_thread())
 
     def _next(self) -> _Call | None:
-        """What this thread does next, once there is work; None: it goes to the descriptor.
+        """Waits for work, and returns this thread's next call. None: the thread goes to the
+        descriptor.
 
-        _no_more: it ends. The lock is held from when a thread counts as free until it has its work.
-        Another thread would be started for the same work in between.
+        _no_more: the thread ends. The lock is held from when a thread counts as free until it has
+        its work. Otherwise another thread would be started for the same work in between.
         """
         while not self._ready and (self._polls or not self._watched):
             if self._ends:
@@ -138,7 +139,7 @@ class Completions:
         return None
 
     def _tell(self) -> _Call | None:
-        """Makes the calls of rounds until nothing is watched; returns what is next."""
+        """Makes the calls of rounds until no round is watched; returns this thread's next call."""
         while True:
             self._make(self._poll())
             with self._changed:
@@ -152,7 +153,7 @@ class Completions:
             calls.pop(0)()
 
     def _poll(self) -> list[_Call]:
-        """Sleeps until a round is over; the calls to be made."""
+        """Sleeps until a round is over; returns the calls to make."""
         assert self._poller is not None
         while True:
             self._poller.poll()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are made when a time has come, unless somebody forgets them before."""
+"""Calls that are made at a given time, unless they are cancelled before."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _Call = Callable[[], None]
 
 
 class Deadlines:
-    """Those of one client. One thread sleeps until the first of them; there is none before the
-    first call_at(). `call_elsewhere` makes a call on another thread.
+    """The deadlines of one client. One thread sleeps until the first deadline; the first call_at()
+    starts it. `call_elsewhere` makes a call on another thread.
     """
 
     def __init__(self, call_elsewhere: Callable[[_Call], None]) -> None:
@@ -25,7 +25,7 @@ class Deadlines:
         self._thread: threading.Thread | None = None
 
     def call_at(self, end: float, call: _Call) -> int:
-        """Has `call` made when time.monotonic() is `end`; returns what forget() takes."""
+        """Makes `call` when time.monotonic() reaches `end`. Returns the number for forget()."""
         with self._changed:
             self._count += 1
             self._calls[self._count] = (end, call)
@@ -34,17 +34,17 @@ class Deadlines:
                     target=self._run, name="talweg-deadlines", daemon=True
                 )
                 self._thread.start()
-            elif end < self._wakes_at:  # It may wake for one that is forgotten, and sleeps again.
+            elif end < self._wakes_at:  # A wake-up for a cancelled call does no harm.
                 self._changed.notify()
             return self._count
 
     def forget(self, number: int) -> None:
-        """Has it not called, if it has not been."""
+        """Cancels a call that has not been made yet."""
         with self._changed:
             self._calls.pop(number, None)
 
     def end(self) -> None:
-        """The connection is over, and with it what has a deadline."""
+        """Cancels all calls and ends the thread, because the connection is over."""
         with self._changed:
             self._ends = True
             self._calls.clear()

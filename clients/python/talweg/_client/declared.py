@@ -20,38 +20,40 @@ class Declared:
     name: str
     tensor: int
     declaration: Declaration
-    on_host: bool  # This rank may push it from host memory.
-    buffer: Buffer | None = None  # Where the ranks sum it in place.
-    signature: int = field(init=False)  # What each round is signed with.
+    on_host: bool  # This rank may push the tensor from host memory.
+    buffer: Buffer | None = None  # Where the ranks sum the tensor in place.
+    signature: int = field(init=False)  # Each round is signed with it.
 
     def __post_init__(self) -> None:
         self.signature = self.declaration.signature
 
 
 class Tensors:
-    """One client's. Any thread may call any method."""
+    """The tensors of one client. Any thread may call any method."""
 
     def __init__(self, connection: native.Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._tensors: dict[str, Declared] = {}
-        # Names that mean no one tensor any more: _collectives/rounds.py says when.
+        # Names that no longer mean one tensor: _collectives/rounds.py says when.
         self._free: set[str] = set()
         self._disagreed: dict[str, Mismatch] = {}
-        # Names whose declarations wait for the shape of a first call.
+        # Names that were declared without a shape, and get the shape of their first call.
         self._shapeless: set[str] = set()
-        # Called when names have come to mean no one tensor any more.
+        # Called when names no longer mean one tensor.
         self.freed: list[Callable[[], None]] = []
-        # Told of names that are new here, before they are pushed; None: nobody wants to know.
+        # Is told of names that are new here, before they are pushed. None if there is no watcher.
         self.watcher: Callable[[Sequence[tuple[str, Declaration, int]]], None] | None = None
-        # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
+        # Whether this node's ranks sum larger tensors themselves. They are then the whole job.
         self.ranks_sum = False
 
     def __len__(self) -> int:
         return len(self._tensors)
 
     def forget_numbers(self) -> None:
-        """Ranks have other numbers: a tensor that names some by theirs is another one now."""
+        """Forgets tensors whose declarations name ranks by number, because the numbers have
+        changed.
+        """
         with self._lock:
             for name, declared in list(self._tensors.items()):
                 declaration = declared.declaration
@@ -59,15 +61,15 @@ class Tensors:
                     del self._tensors[name]
 
     def is_new(self, name: str) -> bool:
-        """Whether nobody here has used the name yet."""
+        """Whether this rank has not used the name yet."""
         return name not in self._tensors and name not in self._free
 
     def is_free(self, name: str) -> bool:
-        """Whether the name means no one tensor any more."""
+        """Whether the name no longer means one tensor."""
         return name in self._free
 
     def free(self, *names: str) -> None:
-        """The names mean no one tensor any more."""
+        """Makes the names free: they no longer mean one tensor."""
         with self._lock:
             self._free.update(names)
             self._shapeless.difference_update(names)
@@ -77,23 +79,28 @@ class Tensors:
             call()
 
     def all(self) -> list[Declared]:
-        """Those that their names mean."""
+        """Returns the tensors that have a name now."""
         with self._lock:
             return list(self._tensors.values())
 
     def number_of(self, name: str, declaration: Declaration) -> int:
-        """A tensor's number, whatever its name means here. Mismatch if ranks disagree on it."""
+        """Returns the number of the tensor with this declaration, whatever the name means here.
+
+        Raises Mismatch if ranks disagree on it.
+        """
         [number] = self._ask([(name, declaration, 0)])
         return number
 
     @property
     def free_names(self) -> list[str]:
-        """All of them, in an order."""
+        """All free names, sorted."""
         with self._lock:
             return sorted(self._free)
 
     def settled_otherwise(self, name: str, declaration: Declaration) -> Declared | None:
-        """The tensor that the name means, if it is not like that and the name can be freed."""
+        """Returns the tensor that the name means, if its declaration differs and the name can be
+        freed.
+        """
         with self._lock:
             known = self._tensors.get(name)
         if known is None or known.declaration == declaration:
@@ -111,7 +118,7 @@ class Tensors:
         return known
 
     def adopt_shape(self, name: str, declaration: Declaration) -> None:
-        """A name that was declared without a shape takes that of its first call."""
+        """Gives a name that was declared without a shape the shape of its first call."""
         with self._lock:
             known = self._tensors.get(name)
             if known is not None and name in self._shapeless:
@@ -120,7 +127,7 @@ class Tensors:
                     self._shapeless.discard(name)
 
     def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
-        """declare() by a program that does not say the shape yet."""
+        """Does the same as declare(), for a program that does not give the shape yet."""
         is_new = self.is_new(name)
         known = self.declared_on_host(name)
         if known is not None and replace(known.declaration, shape=None) == declaration:
@@ -130,52 +137,53 @@ class Tensors:
             self._shapeless.add(name)
 
     def known(self, name: str) -> Declared | None:
-        """What this rank has declared under the name, if it means one tensor."""
+        """Returns the tensor that this rank has declared under the name, if the name means one."""
         return self._tensors.get(name)
 
     def declared_on_host(self, name: str | None) -> Declared | None:
-        """The tensor of that name, if this rank has declared it to push it from host memory."""
+        """Returns the tensor of that name, if declared here for pushes from host memory."""
         known = self._tensors.get(name) if name is not None else None
         return known if known is not None and known.on_host else None
 
     def _on_host(self, name: str, declaration: Declaration) -> Declared | None:
-        self._known(name, declaration)  # Raises for another declaration.
+        self._known(name, declaration)  # Raises InvalidArgument if the declaration differs.
         return self.declared_on_host(name)
 
     def declare(self, name: str, declaration: Declaration, priority: int = 0) -> Declared:
-        """Agrees with the other ranks on a tensor. Cheap when repeated."""
+        """Agrees with the other ranks on a tensor. A repeated call is cheap."""
         declared = self._on_host(name, declaration)
         if declared is None:
             try:
                 [declared] = self._declare_new([(name, declaration, priority)])
-            except Mismatch:  # Every rank is told.
+            except Mismatch:  # Every rank gets the error.
                 self.free(name)
                 raise
         return declared
 
     def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """declare_all() of the names that nobody has used yet; the others need nothing of it."""
+        """Does the same as declare_all(), for the names that this rank has not used yet."""
         new = [each for each in declarations if self.is_new(each[0])]
         try:
             self._declare_new(new)
         except Mismatch:
             for each in new:
                 try:
-                    self._declare_new([each], tells=False)  # Others have been told of it.
-                except Mismatch as mismatch:  # The call that is to come ends with it.
+                    self._declare_new([each], tells=False)  # The watcher has been told of the name.
+                except Mismatch as mismatch:  # The later call of this name raises it.
                     self.free(each[0])
                     self._disagreed[each[0]] = mismatch
 
     def disagreed(self, name: str) -> Mismatch | None:
-        """What settle() has been told of the name; it is told once."""
+        """Returns the Mismatch that settle() got for the name, or None. Returns it only once."""
         return self._disagreed.pop(name, None)
 
     def declare_all(
         self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
     ) -> None:
-        """declare() of many names with their priorities, which takes little longer than of one.
+        """Declares many names with their priorities. This takes little longer than one declare().
 
-        With `in_place` the ranks sum them so if they sum, and no other has declared them otherwise.
+        If `in_place`, the ranks sum the tensors in place, provided that the ranks sum and that no
+        other rank has declared them without it.
         """
         new = [each for each in declarations if self._on_host(*each[:2]) is None]
         if in_place:
@@ -223,7 +231,7 @@ class Tensors:
         on_gpu: bool = False,
         in_place: bool = False,
     ) -> Sequence[int]:
-        """The numbers of the tensors, once the ranks have agreed on them."""
+        """Returns the numbers of the tensors, once the ranks have agreed on them."""
         if all(each.is_plain for _, each, _ in declarations):
             return self._connection.declare_all(
                 [(name, *each.wire(), priority) for name, each, priority in declarations],
@@ -245,7 +253,7 @@ class Tensors:
         ]
 
     def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
-        """declare() of a tensor that is pushed from a GPU whose memory the agent takes."""
+        """Declares a tensor that is pushed from a GPU whose memory the agent accepts."""
         known = self._known(name, declaration)
         if known is None or known.on_host:
             [declared] = self._declare_new([(name, declaration, priority)], on_gpu=True)
@@ -253,5 +261,5 @@ class Tensors:
         return known.tensor
 
     def declare_all_on_gpu(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """declare_on_gpu() of many, as declare_all()."""
+        """Does the same as declare_on_gpu(), for many tensors, as declare_all() does."""
         self._declare_new([each for each in declarations if self._known(*each[:2]) is None], True)

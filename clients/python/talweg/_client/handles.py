@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from talweg._client.client import Client
 
 
-@dataclass(eq=False)  # Each is itself alone, and tensors have no one answer to ==.
+@dataclass(eq=False)  # A handle equals only itself: == of tensors gives no single answer.
 class Handle:
     """An open round of one tensor: poll() and synchronize() take it.
 
-    `keep` holds whatever must stay alive until then; `result` is what synchronize() returns, once
-    it has called `finish`.
+    `keep` holds objects that must stay alive until then. `result` is the value that synchronize()
+    returns, after it has called `finish`.
     """
 
     client: Client
@@ -34,15 +34,15 @@ class Handle:
     keep: Any = None
     finish: Callable[[], None] | None = None
     done: bool = False
-    # How many ranks are in the result, once it is taken.
+    # How many ranks' contributions are in the result. Set when the round is taken.
     ranks_summed: int | None = None
-    # A round without a name: another one needed its tensor before synchronize() was called.
+    # A round without a name: another round needed its tensor before synchronize() was called.
     taken: bool = False
     failure: TalwegError | None = None
     begin_ns: int = field(default_factory=time.monotonic_ns)
 
     def is_complete(self, connection: native.Connection) -> bool:
-        """Whether take() would not wait."""
+        """Whether take() would return without waiting."""
         return connection.poll(self.tensor, self.round)
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
@@ -51,7 +51,7 @@ class Handle:
         self.ranks_summed = connection.ranks_summed(self.tensor)
 
     def take_early(self) -> None:
-        """Takes a round without a name: synchronize() gives its result out, or its failure."""
+        """Takes a round without a name early: synchronize() later returns its result or raises."""
         if self.done or self.taken:
             return
         try:
@@ -61,30 +61,30 @@ class Handle:
         self.taken = True
 
     def order_result(self) -> None:
-        """What take() has done to the thread that called it, once more for this one."""
+        """Repeats for the calling thread what take() has done for the thread that called take()."""
 
     def waits_for(self) -> str:
-        """Whom the round waits for, for people; empty: nobody that is known."""
+        """Returns a text that names the ranks that the round waits for; empty if none is known."""
         return self.client.connection.waits_for(self.tensor, self.round)
 
     @property
     def title(self) -> str:
-        """What texts of errors call it."""
+        """How error texts name this round."""
         return f"tensor '{self.name}'"
 
     def leave(self) -> None:
-        """Nobody waits for it any more: it ends by itself."""
+        """Tells the handle that its caller no longer waits for it: the round ends by itself."""
 
     def call_when_complete(self, call: Callable[[], None]) -> None:
-        """Has it called on another thread when take() would not wait."""
+        """Makes `call` on another thread when take() would return without waiting."""
         completions = self.client.completions
         if self.taken or not completions.watch(self.tensor, self.round, call):
-            completions.call(call)  # Taking it tells why.
+            completions.call(call)  # take() then raises the reason.
 
 
 @dataclass(eq=False)
 class HandleOfMany(Handle):
-    """One handle for several."""
+    """One handle for several handles."""
 
     parts: Sequence[Handle] = ()
 
@@ -100,7 +100,7 @@ class HandleOfMany(Handle):
                 part.leave()
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
-        native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
+        native_arguments.nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
         end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         failure: TalwegError | None = None
         for part in self.parts:
@@ -111,7 +111,7 @@ class HandleOfMany(Handle):
                 self.client.synchronize(part, left)
             except Timeout:
                 raise
-            except TalwegError as error:  # The others are taken all the same.
+            except TalwegError as error:  # The other handles are taken all the same.
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -119,7 +119,7 @@ class HandleOfMany(Handle):
 
 
 def require_handle(handle: Any) -> None:
-    """InvalidArgument for what is none."""
+    """Raises InvalidArgument if `handle` is not a Handle."""
     if not isinstance(handle, Handle):
         raise InvalidArgument(
             f"expected the handle of an _async call, got {type(handle).__name__}: several handles "
@@ -128,22 +128,23 @@ def require_handle(handle: Any) -> None:
 
 
 def group_of(client: Client, parts: Sequence[Handle]) -> Handle:
-    """One handle for several, whose result is the list of theirs."""
+    """Returns one handle for `parts`. Its result is the list of their results."""
     name = parts[0].name if parts else "nothing"
     return HandleOfMany(client, 0, 0, f"{name} and others", parts=parts)
 
 
-# What the tensors of one kind of nameless rounds may take together, and how many they are.
+# The bytes that the tensors of one kind of nameless rounds may take together, and their number.
 _NAMELESS_BYTES = 32 << 20
 _NAMELESS_MIN = 2
 _NAMELESS_MAX = 16
 
 
 class Nameless:
-    """Which tensors rounds without a name go through.
+    """Chooses the tensors for rounds without a name.
 
-    Each kind and declaration has some, which take turns by the order of these calls: it is the same
-    at all ranks. So what is called says which tensor it is, whatever ranks have called before.
+    Each kind and declaration has several tensors, which take turns by the order of these calls.
+    That order is the same at all ranks. So a call's kind and declaration decide its tensor,
+    whatever else the ranks have called before.
     """
 
     def __init__(self) -> None:
@@ -151,19 +152,19 @@ class Nameless:
         self._calls: dict[tuple[str, Declaration], int] = {}
 
     def of_tensor(self, tensor: int) -> Handle | None:
-        """The tensor's round, if it is open and was not taken."""
+        """Returns the tensor's round if it is open and has not been taken."""
         for handle in self.open.values():
             if handle.tensor == tensor and not handle.done and not handle.taken:
                 return handle
         return None
 
     def next_name(self, kind: str, declaration: Declaration) -> str:
-        """The tensor whose turn it is."""
+        """Returns the name of the tensor whose turn it is."""
         turn = self._calls.get((kind, declaration), 0) % _turns_of(declaration)
         return f"{kind}.{declaration.text()}.{turn}"
 
     def take_turn(self, kind: str, declaration: Declaration) -> str:
-        """The tensor whose turn it is. From now on it is the next one's."""
+        """Returns the name of the tensor whose turn it is. The next tensor's turn follows."""
         name = self.next_name(kind, declaration)
         key = (kind, declaration)
         self._calls[key] = self._calls.get(key, 0) + 1
@@ -171,7 +172,7 @@ class Nameless:
 
     @property
     def state(self) -> Any:
-        """Whose turn it is."""
+        """How many turns each kind and declaration has taken."""
         return dict(self._calls)
 
     @state.setter
@@ -179,7 +180,7 @@ class Nameless:
         self._calls = dict(state)
 
     def forget(self, handle: Handle) -> None:
-        """It has been taken, and has a result."""
+        """Forgets the round of `handle`, which has been taken and has a result."""
         if self.open.get(handle.name) is handle:
             del self.open[handle.name]
 

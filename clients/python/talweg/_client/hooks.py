@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What frameworks have called where steps end, and where ranks get other numbers."""
+"""Calls that frameworks register for the end of a step, and for a change of ranks' numbers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Callable
 
 from talweg._calls import Calls
 
-# What finishes a step that a framework has under way.
+# Each finishes the framework's work that belongs to the current step.
 finishers = Calls()
 
 
 def call_at_end_of_step(call: Callable[[], None]) -> None:
-    """Has it called where this rank ends a step, before the others hear of that: it returns when
-    the step has no round open, and none to come. A method as long as its object lives.
+    """Registers `call` for the end of a step of this rank, before other ranks hear of the end.
+    `call` returns when the step has no round open, and none to come. A method counts as long as its
+    object lives.
     """
     finishers.add(call)
 
 
-# What a framework has made of ranks' numbers.
+# Each renews what a framework has computed from ranks' numbers.
 counters = Calls()
 
 
 def call_when_numbers_change(call: Callable[[], None]) -> None:
-    """Has it called when ranks have got other numbers. A method as long as its object lives."""
+    """Registers `call` for when ranks have got other numbers. A method counts as long as its object
+    lives.
+    """
     counters.add(call)

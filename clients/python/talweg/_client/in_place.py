@@ -12,19 +12,20 @@ from talweg._library import native
 
 
 class Buffer:
-    """Where a tensor's contribution lies from its push on, and its result after its wait.
+    """The place of a tensor's contribution from its push on, and of its result after its wait.
 
-    A framework's tensor over `memory` keeps that object alive. So its references tell whether
-    anybody still has the last result, which the next contribution would overwrite.
+    A framework's tensor over `memory` keeps that object alive. So the number of references tells
+    whether anybody still has the last result, which the next contribution would overwrite.
     """
 
     def __init__(self, connection: native.Connection, tensor: int, nbytes: int) -> None:
         self._connection = connection
         self._tensor = tensor
         self._nbytes = nbytes
-        # Whether results may be given out as they lie here.
+        # Whether results may be given to callers without a copy.
         self.gives_views = True
-        # Another place where it stands, and whether that is still the same mapping.
+        # The other address that the buffer is attached to, and whether that is still the same
+        # mapping.
         self._place = 0
         self._is_there: Callable[[], bool] = lambda: False
         self._find()
@@ -32,29 +33,29 @@ class Buffer:
     def _find(self) -> None:
         self.address = self._connection.contribution(self._tensor)
         memory: Any = (ctypes.c_char * self._nbytes).from_address(self.address)
-        memory.owner = self._connection  # It is unmapped with the connection.
+        memory.owner = self._connection  # The memory is unmapped with the connection.
         self.memory = memory
-        del memory  # References to it are counted.
+        del memory  # The references to `memory` are counted.
         self._unshared = self._references()
 
     def _references(self) -> int:
         return sys.getrefcount(self.memory)
 
     def attach(self, address: int, is_there: Callable[[], bool]) -> None:
-        """Has it stand at `address` as well: what is there is the next contribution.
+        """Maps the buffer at `address` as well: the data there is the next contribution.
 
-        `is_there` tells whether the mapping at `address` is still its owner's. It is asked before
-        that is given back, which claim() does.
+        `is_there` tells whether the mapping at `address` still belongs to its owner. It is called
+        before claim() gives the address back.
         """
         self._connection.attach(self._tensor, address)
         self._place, self._is_there = address, is_there
 
     def is_attached_to(self, address: int) -> bool:
-        """Whether contributions and results are to be found there."""
+        """Whether contributions and results lie at `address`."""
         return self._place == address and self._is_there()
 
     def give_back(self) -> None:
-        """The place that it is attached to gets its own memory back, with the last result."""
+        """Gives the attached address its own memory back, with the last result in it."""
         if self._place == 0:
             return
         if self._is_there():
@@ -64,11 +65,11 @@ class Buffer:
         self._place = 0
 
     def claim(self) -> None:
-        """Makes it free for the next contribution.
+        """Makes the buffer free for the next contribution.
 
-        Who still has the last result keeps it: at the place that it is attached to; or in that
-        memory, which is no buffer any more and stays until the process ends, so that results are
-        copied out from then on.
+        Whoever still has the last result keeps it. At the attached address it stays in that
+        address's own memory. Otherwise the old memory is no longer a buffer and stays until the
+        process ends; from then on results are copied out.
         """
         self.give_back()
         if self._references() == self._unshared:

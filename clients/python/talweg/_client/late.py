@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank on a host that is listed when the job is about to end: it ends with a line for people.
+"""A rank on a host that is listed when the job is about to end. It ends with one line of text.
 
 Nothing is wrong with its program, so a traceback would mislead.
 """
@@ -13,13 +13,13 @@ from types import TracebackType
 from talweg._node import too_late
 from talweg.errors import JobFailed
 
-# Set where hosts come and go.
+# The variable is set where hosts come and go.
 _VARIABLE = "TALWEG_HOST"
 _hooks: list[object] = []
 
 
 def _told(error: BaseException | None) -> str:
-    """What the rank was told, if that is why this was raised; else empty."""
+    """Returns the agent's text if `error` is due to a late arrival, else an empty string."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, JobFailed) and too_late.WORDS in str(error):
@@ -30,7 +30,7 @@ def _told(error: BaseException | None) -> str:
 
 
 def explain() -> None:
-    """From now on an end of this process for that reason is told in a line. Its exit status stays."""
+    """Makes an end of this process for that reason print one line. Its exit status stays."""
     if _VARIABLE not in os.environ or sys.excepthook in _hooks:
         return
     before = sys.excepthook

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Left:
-    """A round that was left."""
+    """A round that its caller has left."""
 
     handle: Handle
-    over: threading.Event | None  # Set by the thread that takes it; None: nobody takes it.
+    over: threading.Event | None  # Set by the thread that takes the round. None if no thread does.
 
     @property
     def reason(self) -> str:
@@ -43,7 +43,7 @@ class _Left:
         return "its last call has timed out or was interrupted"
 
     def wait(self, timeout_s: float | None) -> None:
-        """Returns when the round is taken; Timeout when it is not by then."""
+        """Returns when the round is taken. Raises _Late if it is not over by then."""
         if self.over is None:
             with contextlib.suppress(TalwegError):  # The round has ended without a result.
                 try:
@@ -55,20 +55,22 @@ class _Left:
 
 
 class _Late(Exception):
-    """The round is under way."""
+    """The round is still under way."""
 
 
 class LeftRounds:
-    """One client's. Any thread may call any method."""
+    """The left rounds of one client. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._rounds: dict[str, _Left] = {}  # By the tensors' names.
+        self._rounds: dict[str, _Left] = {}  # Keyed by the tensor's name.
 
     def __bool__(self) -> bool:
         return bool(self._rounds)
 
     def leave(self, handle: Handle) -> Callable[[Any], None]:
-        """A call that blocks leaves its round. Returns what is to be called when it is taken."""
+        """Notes that a blocking call leaves its round. Returns the function to call when it is
+        taken.
+        """
         over = threading.Event()
         left = self._rounds[handle.name] = _without_result(_Left(handle, over))
 
@@ -80,13 +82,13 @@ class LeftRounds:
         return taken
 
     def drop(self, handle: Handle) -> None:
-        """Nobody has the handle any more. For destructors: it takes no lock."""
+        """Notes that nobody holds the handle. Takes no lock, because destructors call it."""
         self._rounds[handle.name] = _without_result(_Left(handle, None))
 
     def wait_for(self, name: str, timeout_s: float | None) -> float | None:
-        """Returns when no round of that tensor is left, and what remains of the time.
+        """Waits until no left round of that tensor remains; returns what is left of `timeout_s`.
 
-        Timeout if there is one longer than that: the call that waits has pushed nothing.
+        Raises Timeout if such a round remains after that. The waiting call has then pushed nothing.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (left := self._rounds.pop(name, None)) is not None:
@@ -103,9 +105,10 @@ class LeftRounds:
         return None if end is None else max(0.0, end - time.monotonic())
 
     def take_if_over(self, name: str) -> _Left | None:
-        """Takes the last round of that tensor, if it was left and is over: its name may be free.
+        """Takes the last round of that tensor if it was left and is over: its name may then be
+        free.
 
-        Returns it if it is under way.
+        Returns the left round if it is still under way, else None.
         """
         left = self._rounds.pop(name, None)
         if left is not None:
@@ -117,7 +120,9 @@ class LeftRounds:
         return None
 
     def take_over(self, name: str, tensor: int) -> Handle | None:
-        """The last round of that tensor, if its handle was dropped: the caller takes it instead."""
+        """Returns the last round of that tensor if its handle was dropped. The caller then takes
+        it.
+        """
         left = self._rounds.get(name)
         if left is None or left.over is not None or left.handle.tensor != tensor:
             return None
@@ -125,8 +130,8 @@ class LeftRounds:
         return left.handle
 
     def make_way(self, name: str, busy: Busy) -> None:
-        """The library has refused to push the tensor: returns when its last round is taken, if it
-        was left and is over. Else Busy.
+        """Called when the library has refused to push the tensor. Returns if the tensor's last
+        round was left, is over, and is now taken. Raises Busy otherwise.
         """
         if name not in self._rounds:
             raise busy
@@ -150,7 +155,7 @@ def _late(handle: Handle) -> str:
 
 
 def finish_call(client: Client, handle: Handle, timeout_s: float | None = None) -> Any:
-    """synchronize() of a call that blocks: what it leaves ends by itself."""
+    """Runs synchronize() for a blocking call: a round that it leaves ends by itself."""
     try:
         return client.synchronize(handle, timeout_s)
     except Timeout:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of one rank without an agent: what a program is that nobody has launched.
+"""A job of one rank without an agent: what a program is that no launcher has started.
 
-Every operation gives back what it was given, by the same rules as over an agent: dtypes,
-declarations, open rounds. Nothing leaves the process.
+Every operation returns its own input, by the same rules as over an agent: dtypes, declarations,
+open rounds. Nothing leaves the process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from talweg import errors
 from talweg._declaration import Declaration, DType, Op
 from talweg._library import native, native_arguments
 
-# Each says that somebody has started this process as a rank of a job. _node.launchers knows some of
-# these launchers; SLURM_PROCID alone is set in a batch script, too, which is no rank.
+# Each of these means that a launcher has started this process as a rank of a job. _node.launchers
+# knows some of these launchers. SLURM_PROCID alone does not count: a batch script has it, too.
 _LAUNCHED = (
     "TALWEG_AGENT_SOCKET",
     "TALWEG_LOCAL_RANK",
@@ -34,12 +34,12 @@ _NAME_BYTES_MAX = 1024
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
-    """Whether no launcher has started this process: then it is a job of its own."""
+    """Whether no launcher has started this process, so that it is a job of its own."""
     return not any(environment.get(name) for name in _LAUNCHED)
 
 
 def _check(name: str, declaration: Declaration) -> None:
-    """What an agent would refuse is refused here, so that a program fails before it is launched."""
+    """Refuses here what an agent would refuse, so that a program fails before it is launched."""
     if not 1 <= len(name.encode()) <= _NAME_BYTES_MAX:
         raise errors.InvalidArgument(
             f"a tensor's name has {len(name.encode())} bytes; it must have 1 to {_NAME_BYTES_MAX} bytes"
@@ -48,16 +48,16 @@ def _check(name: str, declaration: Declaration) -> None:
 
 
 class LocalConnection(native.Connection):
-    """The calls of a connection, answered here."""
+    """A connection whose calls are answered in this process."""
 
-    # Only what talks to the agent is other than the base class's, and nothing of it is left.
+    # Overrides every method of the base class that would talk to the agent.
     def __init__(self) -> None:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self._library = native.library()  # For what it computes without an agent.
+        self._library = native.library()  # For computations that need no agent.
         self._lock = threading.Lock()
         self._declared: list[tuple[str, Declaration]] = []
         self._rounds: list[int] = []
-        # What an open round has been given, and how much that is. A tensor keeps its memory: new
+        # The data of each open round, and its size in bytes. A tensor keeps its memory, because new
         # memory costs more than the copies.
         self._given: dict[int, bytearray] = {}
         self._open: dict[int, int] = {}
@@ -188,7 +188,7 @@ class LocalConnection(native.Connection):
         own: int = 0,
         priority: int = 0,
     ) -> int:
-        # It is taken from where it is pushed, also where it has a place in the result already.
+        # The part is taken from where it is pushed, even if it already has a place in the result.
         return self._push(tensor, places[0], lengths[0])
 
     def wait_places(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which client is this process's: one at a time, and who is told of each."""
+"""The client of this process, one at a time, and the functions that are told of each client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _current_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have had it."""
+    """Makes a new lock in a forked child: a thread of the parent may hold the old one."""
     global _current_lock
     _current_lock = threading.Lock()
 
@@ -38,7 +38,7 @@ _followers: list[Callable[[Client], object]] = []
 
 
 def follow(follower: Callable[[Client], object]) -> None:
-    """Has it called with this process's client, if there is one, and with each that comes later."""
+    """Calls `follower` with this process's client, if there is one, and with each later client."""
     with _current_lock:
         _followers.append(follower)
         if _current is not None and not _current.is_inherited:
@@ -51,7 +51,7 @@ def connect(
     alone: bool | None = None,
     world: World | None = None,
 ) -> Client:
-    """Makes this process's client, once: a second call returns the first one's."""
+    """Makes this process's client. A second call returns the same client."""
     global _current
     with _current_lock:
         client = _current
@@ -67,8 +67,8 @@ _keepers = Calls()
 
 
 def call_when_replaced(method: Callable[[Client], None]) -> None:
-    """Has a method called, as long as its object lives, with each client that comes after this
-    one: where its agent is lost, or the process leaves its job and joins another.
+    """Registers `method` for each client that replaces this one, because its agent is lost, or
+    because the process leaves its job and joins another. It is called as long as its object lives.
     """
     _keepers.add(method)
 
@@ -80,7 +80,7 @@ def _tell_of(client: Client) -> None:
 
 
 def replace(make: Callable[[Client], Client]) -> Client:
-    """Has what `make` makes of this process's client, whose agent is lost, take its place."""
+    """Replaces this process's client, whose agent is lost, by the client that `make` returns."""
     global _current
     with _current_lock:
         lost = current()
@@ -91,8 +91,10 @@ def replace(make: Callable[[Client], Client]) -> Client:
 
 
 def _connect(make: Callable[[], Client]) -> Client:
-    """`make()`, on another thread: the library waits for the whole job in one call, as its place
-    in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
+    """Calls make() on another thread. The library waits for the whole job in one call, because the
+    rank's place in the job goes with the connection, and this thread would not hear Ctrl-C in that
+    call.
+    """
     connected: futures.Future[Client] = futures.Future()
 
     def run() -> None:
@@ -104,21 +106,21 @@ def _connect(make: Callable[[], Client]) -> Client:
             return
         try:
             connected.set_result(client)
-        except futures.InvalidStateError:  # Nobody waits for it any more.
+        except futures.InvalidStateError:  # The caller was interrupted and no longer waits.
             client.close()
 
     threading.Thread(target=run, name="talweg-connect", daemon=True).start()
     try:
         return connected.result()
     except BaseException:
-        # Interrupted, perhaps when it had just come.
+        # The caller was interrupted, perhaps just after the client had come.
         if not connected.cancel() and connected.exception() is None:
             connected.result().close()
         raise
 
 
 def disconnect() -> None:
-    """Ends this process's client, if there is one; a parent's is only forgotten."""
+    """Ends this process's client, if there is one. Only forgets a client of the parent process."""
     global _current
     with _current_lock:
         client, _current = _current, None
@@ -129,7 +131,7 @@ def disconnect() -> None:
 
 
 def current() -> Client:
-    """This process's client; NotInitialized before connect()."""
+    """Returns this process's client. Raises NotInitialized before connect()."""
     client = _current
     if client is None:
         raise NotInitialized("Talweg is not initialized in this process: call talweg.init() first")

@@ -13,14 +13,14 @@ from talweg.errors import InvalidArgument
 
 
 class Pending(Protocol):
-    """An operation under way."""
+    """An operation that is not over."""
 
     def poll(self) -> bool: ...
     def wait(self) -> Any: ...
 
 
 class Done:
-    """One that was over when it began."""
+    """An operation that was over when it began."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -33,7 +33,7 @@ class Done:
 
 
 class Failed:
-    """One that could not begin, where the other system says so in synchronize()."""
+    """An operation that could not begin. synchronize() raises the error, as in the other system."""
 
     def __init__(self, failure: Exception) -> None:
         self._failure = failure
@@ -55,7 +55,7 @@ class Several:
         return all(member.poll() for member in self._members)
 
     def wait(self) -> tuple[Any, ...]:
-        # All of them, also after a failure: what stays open could not be pushed again.
+        # Takes all operations, also after a failure: a round that stays open blocks the next push.
         failure: Exception | None = None
         results = []
         for member in self._members:
@@ -69,7 +69,7 @@ class Several:
 
 
 class Session:
-    """Any thread may call any method."""
+    """The session of one client. Any thread may call any method."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -78,11 +78,11 @@ class Session:
         self._open: dict[int, Pending] = {}
         # The newest handle of each name that has one.
         self._newest: dict[str, int] = {}
-        self._asked: set[int] = set()  # Their holders have asked once.
+        self._asked: set[int] = set()  # Handles that is_first_question() was asked about.
         self._held: set[str] = set()
 
     def add(self, pending: Pending, name: str | None = None) -> int:
-        """The operation's handle; `name` is for finish()."""
+        """Returns the handle of a new operation. finish() finds it by `name`."""
         with self._lock:
             handle = next(self._numbers)
             self._open[handle] = pending
@@ -91,7 +91,7 @@ class Session:
             return handle
 
     def finish(self, name: str) -> None:
-        """Waits for the operation of that name that is under way. Its handle stays good."""
+        """Waits for the open operation of that name. Its handle stays valid."""
         handle = self._newest.get(name, -1)
         pending = self._open.get(handle)
         if pending is None:
@@ -109,13 +109,13 @@ class Session:
         return self._open.get(handle)
 
     def take(self, handle: int) -> Pending | None:
-        """The operation of a handle that is good for nothing from now on."""
+        """Takes the operation out of the session: from now on its handle is invalid."""
         with self._lock:
             self._asked.discard(handle)
             return self._open.pop(handle, None)
 
     def drop_handles(self) -> None:
-        """Every handle that was given out is good for nothing from now on; names are free again."""
+        """Makes every handle that was given out invalid, and every name free."""
         with self._lock:
             self._open.clear()
             self._newest.clear()
@@ -123,7 +123,7 @@ class Session:
             self._held.clear()
 
     def is_first_question(self, handle: int) -> bool:
-        """Whether it was not asked about this handle before."""
+        """Whether this is the first question about this handle."""
         with self._lock:
             is_first = handle not in self._asked
             self._asked.add(handle)
@@ -131,11 +131,11 @@ class Session:
 
     @property
     def has_open(self) -> bool:
-        """Whether the handle of an operation was given out and not taken."""
+        """Whether an operation's handle was given out and not taken."""
         return bool(self._open)
 
     def hold(self, name: str) -> None:
-        """InvalidArgument while an operation of that name is under way; release() ends it."""
+        """Holds the name until release(). Raises InvalidArgument if it is held already."""
         with self._lock:
             if name in self._held:
                 raise InvalidArgument(
@@ -153,7 +153,7 @@ _sessions: dict[int, Session] = {}
 
 
 def current() -> Session:
-    """The present client's; NotInitialized before init()."""
+    """Returns the session of the current client. Raises NotInitialized before init()."""
     client = process.current()
     session = _sessions.get(id(client))
     if session is None or session.client is not client:
@@ -163,12 +163,12 @@ def current() -> Session:
 
 
 def forget(_: Client | None = None) -> None:
-    """The client is another one, or none: handles and names are worth nothing any more."""
+    """Forgets all handles and names, because the client is another one, or there is none."""
     _sessions.clear()
 
 
 def forget_handles() -> None:
-    """The handles that were given out are worth nothing any more; the client's names stay."""
+    """Makes all handles that were given out invalid. The client's names stay."""
     for session in list(_sessions.values()):
         session.drop_handles()
 

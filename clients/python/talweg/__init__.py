@@ -8,7 +8,7 @@
     total = talweg.push_pull(np.full(4, talweg.rank(), np.float32), op=talweg.Op.SUM, name="x")
 
 A *round* of a tensor is one push_pull of it by every rank of the job. Ranks may push tensors in
-any order; every rank pushes every tensor the same number of times. talweg.torch does the same
+any order; every rank pushes every tensor the same number of times. talweg.torch offers the same
 for PyTorch.
 """
 
@@ -153,13 +153,13 @@ __all__ = [
 def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     """Joins the job through this node's agent. A second call does nothing.
 
-    `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
-    Without either, under torchrun, mpirun or srun, the node's agent is started, and what else the
-    job needs; all ends with the job (docs/launching.md). A program that no launcher has started is
-    a job of one rank, which needs no agent.
-    Returns when the job runs; raises NoAgent when there is no agent, and Timeout when the job
-    is not complete within `timeout_s` seconds. A forked child is no rank until it has called it
-    itself, which takes a rank that is free: its parent has the one that it has inherited.
+    `agent_socket` is the agent's socket. The default is $TALWEG_AGENT_SOCKET, which `talweg run`
+    sets. Without either, under torchrun, mpirun or srun, init() starts the node's agent and
+    whatever else the job needs; all of it ends with the job (docs/launching.md). A program that no
+    launcher has started is a job of one rank, which needs no agent. Returns when the job runs.
+    Raises NoAgent if there is no agent, and Timeout if the job is not complete within `timeout_s`
+    seconds. A forked child is no rank until it calls init() itself. It then takes a free rank: its
+    parent keeps its own.
     """
     _client.connect(agent_socket, timeout_s)
     _at_exit.register(shutdown)
@@ -168,21 +168,21 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
 def shutdown() -> None:
     """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing.
 
-    Where init() has started this node's agent, its last rank returns when the whole job is over.
+    If init() has started this node's agent, its last rank returns when the whole job is over.
     """
     _client.disconnect()
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called in this process, and not shutdown() after it."""
+    """Whether this process has called init(), and has not called shutdown() after it."""
     return _client.is_connected()
 
 
 def rank() -> int:
     """This process's rank in the job: 0 to size() - 1, counted over the nodes in order.
 
-    It stays, as size() does, where a job goes on with other nodes than it had at init(), until the
-    end of a step: see end_step().
+    When nodes come or go, rank() and size() keep their values until the end of a step: see
+    end_step().
     """
     return _client.current().rank
 
@@ -203,49 +203,49 @@ def local_size() -> int:
 
 
 def epoch() -> int:
-    """The membership's number: it grows with every change that this program has been told of.
+    """The membership's number. It grows with every change that this program has been told of.
 
-    0 before the first change, where some nodes were lost while this rank came.
+    It is 0 before the first change. It starts larger if nodes were lost while this rank came.
     """
     return membership_of(_client.current()).view.epoch
 
 
 def members() -> tuple[Member, ...]:
-    """The nodes in the job, with the numbers of the ranks on each; as of the last end_step()."""
+    """The nodes in the job at the last end_step(), with the numbers of the ranks on each node."""
     return membership_of(_client.current()).view.members
 
 
 def is_joiner() -> bool:
     """Whether this rank has entered a running job, and has not got the others' state yet.
 
-    Until it has (State.begin(), or enter()) whatever it pushes raises NotSynchronized.
+    Until it has the state (State.begin(), or enter()), all that it pushes raises NotSynchronized.
     """
     return membership_of(_client.current()).is_joiner
 
 
 def enter() -> None:
-    """Enters a running job without a State; does nothing at a rank that is no joiner.
+    """Enters a running job without a State. Does nothing if this rank is no joiner.
 
-    For a program that takes over the others' state in a way of its own, after this call at the
-    joiner, and in a callback of on_view_change() at the others: by a broadcast, for instance, from
-    a rank that the Change has both before and after.
+    For a program that transfers the others' state in its own way, for instance by a broadcast from
+    a rank that the Change has both before and after. The joiner does so after this call, the others
+    in a callback of on_view_change().
     """
     membership_of(_client.current()).enter()
 
 
 def end_step() -> Change | None:
-    """Ends a step: where nodes may come and go, they do so here and nowhere else.
+    """Ends a step. If nodes may come and go, they do so here and nowhere else.
 
-    Every rank calls it equally often, when it has synchronized what it has pushed. rank(), size(),
-    members() and epoch() follow the membership here; the callbacks of on_view_change() are called.
+    Every rank calls it equally often, after it has synchronized all that it has pushed. rank(),
+    size(), members() and epoch() take their new values here, and on_view_change()'s callbacks run.
     Returns how the membership has changed, or None. A program that has a State calls
-    State.end_step() instead. One that calls neither lets no node in.
+    State.end_step() instead. A program that calls neither lets no node in.
     """
     return membership_of(_client.current()).end_step()
 
 
 def on_view_change(callback: Callable[[Change], Any]) -> None:
-    """Has end_step() call it when the membership has changed, after the joiners' State."""
+    """Makes end_step() call `callback` after a change, when the joiners have their State."""
     membership_of(_client.current()).callbacks.append(callback)
 
 
@@ -293,8 +293,8 @@ def declare(
 ) -> None:
     """Agrees on a tensor before its first round, which then starts sooner. Optional.
 
-    `dtype` is a DType or a NumPy dtype, `count` its number of elements, in whatever shape the first
-    round has them. Raises Mismatch, naming both ranks, when another rank has declared the name
+    `dtype` is a DType or a NumPy dtype. `count` is the number of elements; the first round sets
+    their shape. Raises Mismatch, which names both ranks, if another rank has declared the name
     differently.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
@@ -353,20 +353,19 @@ def push_pull_async(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
-    """Starts a round of `array` and returns its handle; the array may be changed at once.
+    """Starts a round of `array` and returns its handle. The array may be changed at once.
 
-    Arrays of any shape; f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool
-    (min, max and bitwise), complex64 and complex128 (sum and average). `op`
-    combines the ranks' elements; without it they are averaged, or summed where `average` is False.
-    The average is not defined for integers, bitwise operations are not for floats, sum, average and
-    product not for bools. Rounds with a larger `priority` overtake others. Rounds without a name
-    belong together by the order of such calls, which must then be the same at every rank; two are
-    under way at once, so give names to many. A name is fastest where each of its calls is alike.
-    Raises Busy when the name's last round has not been synchronized, and Mismatch at every rank,
-    here or when it is synchronized, where ranks bring what does not go together. `process_set`:
-    only its ranks take part. `prescale_factor` multiplies what each rank gives and
-    `postscale_factor` the result, both by talweg_scale() of talweg.h: 16-bit floats in float32,
-    integers in float64, towards zero.
+    Takes arrays of any shape: f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool
+    (min, max and bitwise), complex64 and complex128 (sum and average). `op` combines the ranks'
+    elements. Without `op` they are averaged, or summed if `average` is False. There is no average
+    of integers, no bitwise operation on floats, no sum, average or product of bools. Rounds with a
+    larger `priority` overtake others. Rounds without a name are matched by the order of these
+    calls, which must be the same at every rank; two are under way at once, so name tensors if you
+    have many. A name is fastest if all its calls are alike. Only the ranks of `process_set` take
+    part. `prescale_factor` multiplies what each rank gives, `postscale_factor` the result, both by
+    talweg_scale() of talweg.h: 16-bit floats in float32, integers in float64, towards zero. Raises
+    Busy if the name's last round has not been synchronized. If the ranks' calls do not fit
+    together, this call or synchronize() raises Mismatch at every rank.
     """
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
     factors = Factors(prescale_factor, postscale_factor)
@@ -386,7 +385,7 @@ def push_pull(
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
-    """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
+    """Runs push_pull_async() and synchronize(); returns a new array of the same shape."""
     client, operation = _client.current(), chosen_op(op, average)
     left_s = rounds.before_call(client, name, process_set, timeout_s)
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
@@ -408,9 +407,9 @@ def push_pull_async_inplace(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
-    """As push_pull_async(), but synchronize() writes the result into `array`.
+    """Does the same as push_pull_async(), but synchronize() writes the result into `array`.
 
-    The array must be C-contiguous and writable, and stay unread and unwritten until then.
+    `array` must be C-contiguous and writable. Do not read or write it before synchronize().
     """
     _require_writable(array, "an in-place push_pull")
     factors = Factors(prescale_factor, postscale_factor)
@@ -430,7 +429,7 @@ def push_pull_inplace(
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
-    """As push_pull(), into `array` itself, which is also returned."""
+    """Does the same as push_pull(), but writes the result into `array` and returns `array`."""
     client = _client.current()
     left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
@@ -466,16 +465,16 @@ def _require_writable(array: np.ndarray, operation: str) -> None:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether synchronize(handle) would return at once."""
+    """Whether synchronize(handle) would return without waiting."""
     return _client.current().poll(handle)
 
 
 def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     """Waits for a round and returns its result.
 
-    Without `timeout_s` it waits as long as the job lives: a late rank is waited for and named in
-    the agent's log, a dead one raises JobFailed at once. Timeout leaves the round open;
-    what the result's array holds by then is undefined.
+    Without `timeout_s` it waits as long as the job lives. The agent's log names a rank that is
+    late; a dead rank raises JobFailed at once. After Timeout the round stays open, and the contents
+    of the result's array are undefined.
     """
     return _client.current().synchronize(handle, timeout_s)
 
@@ -486,9 +485,9 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Makes every rank's `array` the root's, byte for byte, in place; returns it.
+    """Makes every rank's `array` the root's, byte for byte, in place; returns `array`.
 
-    `root_rank` is a number in the job, also within a set.
+    `root_rank` is a rank of the job, also if `process_set` is given.
     """
     client = _client.current()
     rounds.before_call(client, name, process_set)
@@ -502,7 +501,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Starts broadcast(); the array stays unread and unwritten until synchronize()."""
+    """Starts broadcast(). Do not read or write the array before synchronize()."""
     _require_writable(array, "broadcast")
     return _start(array, array, Op.BROADCAST, name, 0, root_rank, process_set)
 
@@ -526,13 +525,13 @@ def _grouped(
 def grouped_push_pull_async(
     arrays: Iterable[np.ndarray], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
-    """push_pull_async() of many arrays, with its options; they have one handle.
+    """Starts push_pull_async() of many arrays, with its options. Returns one handle for all.
 
     With a name the arrays are name.0, name.1 and so on.
     """
     every = listed(arrays, "grouped_push_pull")
     if name is not None and options.get("process_set") is None:
-        # In one go: one by one, the first round of many takes seconds.
+        # All arrays are declared at once: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
         shown = [real_pairs(each, declared_op) for each in map(contiguous, every)]
         _client.current().tensors.settle(
@@ -554,7 +553,7 @@ def grouped_push_pull(
     timeout_s: float | None = None,
     **options: Any,
 ) -> list[np.ndarray]:
-    """push_pull() of many arrays; returns a list of results."""
+    """Runs push_pull() of many arrays; returns a list of results."""
     client, every = _client.current(), listed(arrays, "grouped_push_pull")
     left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(every, name, op, **options)
@@ -577,18 +576,19 @@ def broadcast_object(
 def all_gather_object(
     obj: Any, name: str | None = None, *, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Returns the objects of all ranks, in rank order. Objects are pickled, as above.
+    """Returns all ranks' objects, in rank order. Objects are pickled: only for ranks you trust.
 
-    Raises Aborted when a rank is gone from a job that goes on without it.
+    Raises Aborted if a rank has left a job that goes on without it.
     """
     own = objects.gather_name(name)
     return objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Returns when every rank has called it, of those that are left in the job or of the set.
+    """Returns when every rank that is left in the job, or in `process_set`, has called it.
 
-    For one thread of a rank at a time. After Ctrl-C the next call waits for the same barrier.
+    Only one thread of a rank may call it at a time. After Ctrl-C the next call waits for the same
+    barrier.
     """
     client = _client.current()
     group = Group(client, process_set, "barrier")

@@ -2,6 +2,6 @@
 """The exchange of one optimizer's gradients, for every framework.
 
 exchange  when each gradient leaves, and whose averages count
-states    its states, and what leads from one to the other
-adapter   what a framework does for it
+states    the states of the exchange, and its transitions
+adapter   what a framework does for the exchange
 """

@@ -16,37 +16,37 @@ from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
 from talweg.errors import Aborted, Timeout
 
-# How long a rank's names may take that differ from others', in seconds.
+# How long, in seconds, ranks may take to tell their names after these turned out to differ.
 _NAMES_S = 10.0
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One whose gradients are averaged."""
+    """A parameter whose gradients are averaged."""
 
     name: str
     nbytes: int
-    dtype: Hashable  # As the framework has it.
+    dtype: Hashable  # The framework's dtype.
     shape: tuple[int, ...] | None = None  # What all ranks have alike; None: they do not compare it.
 
     def __str__(self) -> str:
-        """What ranks compare."""
+        """Returns the text that ranks compare."""
         text = f"'{self.name}'"
         return text if self.shape is None else f"{text} of shape {list(self.shape)}"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What the gradients of one parameter are pushed as."""
+    """The tensor that the gradients of one parameter are pushed as."""
 
-    index: int  # The parameter's.
+    index: int  # The parameter's index.
     name: str
     dtype: Hashable
     priority: int
 
 
 class Refusal(Enum):
-    """What an exchange refuses, by default in these words."""
+    """What an exchange refuses. The values are the default error texts."""
 
     CAME_AGAIN = (
         "the gradient of '{name}' has left and has come again: an earlier backward pass has failed "
@@ -67,95 +67,99 @@ class Refusal(Enum):
 
 
 class Adapter(Protocol):
-    """What an exchange asks of a framework. A parameter goes by its index, in their order.
+    """What an exchange needs from a framework. A parameter is named by its index.
 
-    A ticket is whatever start() returns: it stands for a round that is open.
+    A ticket is any value that start() returns: it stands for an open round.
     """
 
     # Rounds.
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        """May declare in one go what is pushed next: one by one, many take seconds."""
+        """May declare at once the tensors that are pushed next: one by one, many take seconds."""
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Any:
         """Starts the average of the parameter's gradient, or of zeros; returns its ticket."""
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Any:
-        """Starts the maximum of each byte, which is there when its ticket is finished."""
+        """Starts the maximum of each byte. It stands in `marks` when the ticket is finished."""
 
     def finish(self, ticket: Any) -> Any:
         """Waits for a round; returns the average."""
 
     def is_there(self, ticket: Any) -> bool:
-        """Whether finish() would not wait."""
+        """Whether finish() would return without waiting."""
 
     def comes_in_order(self) -> bool:
-        """Whether averages are there in the order in which their gradients left."""
+        """Whether averages arrive in the order in which their gradients left."""
 
     def gather(self, number: int, name: str) -> list[int]:
-        """The numbers of all ranks, in rank order."""
+        """Returns the numbers of all ranks, in rank order."""
 
     def gather_names(self, names: Sequence[str], name: str) -> dict[int, Sequence[str]]:
-        """The names of all ranks, by rank; none where a rank does not say its own in time."""
+        """Returns the names of all ranks, by rank; leaves out a rank that does not tell its own in
+        time.
+        """
 
     def priority_of(self, index: int) -> int:
-        """A larger one's rounds overtake others."""
+        """Returns the priority of the parameter's rounds. Larger ones overtake others."""
 
     # Parameters and their gradients.
 
     def put(self, index: int, average: Any) -> None:
-        """The average takes the gradient's place."""
+        """Puts the average in the gradient's place."""
 
     def dtype_of(self, index: int) -> Hashable:
-        """By now: a model's may be changed."""
+        """Returns the parameter's current dtype: a model's dtype may be changed."""
 
     def is_trainable(self, index: int) -> bool:
-        """Whether it has gradients by now; a parameter may be frozen and thawed."""
+        """Whether the parameter has gradients now: a parameter may be frozen and thawed."""
 
     def watch(self, index: int) -> None:
-        """From now on the exchange is to be told of its gradients."""
+        """From now on tells the exchange of the parameter's gradients."""
 
     def watch_pass(self) -> None:
-        """A pass begins: the exchange is to be told when it ends. There is none if this raises."""
+        """Tells the exchange when the pass that begins ends. If this raises, there is none."""
 
     def forget_pass(self) -> None:
-        """No pass runs any more; the end of one that has failed was never told."""
+        """Notes that no pass runs: the end of a pass that has failed is never told."""
 
     def text_of(self, refusal: Refusal) -> str:
-        """What its users are told, with {name} for the parameter's."""
+        """Returns the error text for users, with {name} for the parameter's name."""
 
     # For users who assign gradients.
 
     def is_new(self, index: int) -> bool:
-        """Whether its gradient is not as it was when note_gradients() was called."""
+        """Whether the parameter's gradient has changed since note_gradients() was called."""
 
     def is_assigned(self, index: int) -> bool:
-        """Whether there is a gradient that was not there when note_gradients() was called."""
+        """Whether the parameter has a gradient that it did not have when note_gradients() was
+        called.
+        """
 
     def is_as_pushed(self, index: int, ticket: Any) -> bool:
-        """Whether its gradient is still the one that the ticket was given for."""
+        """Whether the parameter's gradient is still the one that the ticket was given for."""
 
     def note_gradients(self) -> None:
-        """Takes all gradients that are there for seen."""
+        """Notes all gradients that are there as seen."""
 
 
 class Pushed(NamedTuple):
     """The tickets of a ClientAdapter."""
 
     handle: Handle
-    gradient: Any = None  # As it was pushed, if there was one.
-    version: Any = None  # The framework's count of its changes.
+    gradient: Any = None  # The gradient as it was pushed, if there was one.
+    version: Any = None  # The framework's count of the gradient's changes.
 
 
 class ClientAdapter(Adapter):
     """Rounds of a Client, for a framework that hands gradients over and takes averages back.
 
-    Such a one adds start(), put() and dtype_of(). Where parameters are thawed, gradients are
-    assigned or passes are watched, it says so in the others.
+    A subclass adds start(), put() and dtype_of(). If parameters are thawed, gradients are assigned
+    or passes are watched, it overrides the methods for these, too.
     """
 
     def __init__(self, client: Client, process_set: ProcessSet | None = None) -> None:
-        """`process_set` says among which ranks the rounds are, unless all."""
+        """The rounds are among the ranks of `process_set`, or among all ranks."""
         self.client = client
         self.process_set = process_set
         self._group: Group | None = Group(client, process_set, "gradients")
@@ -168,7 +172,7 @@ class ClientAdapter(Adapter):
         return self._group
 
     def use(self, client: Client) -> None:
-        """`client` is the process's now; what the one before had under way is gone."""
+        """Makes `client` the process's client. The open rounds of the previous client are lost."""
         self.client, self._group = client, None
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
@@ -188,7 +192,7 @@ class ClientAdapter(Adapter):
         return self.client.poll(ticket.handle)
 
     def comes_in_order(self) -> bool:
-        # Where the node's ranks sum, who has come first sums what is there while the others push.
+        # If the node's ranks sum, the first rank to come sums what is there while the others push.
         return self.client.ranks_sum
 
     def gather(self, number: int, name: str) -> list[int]:
@@ -199,7 +203,7 @@ class ClientAdapter(Adapter):
             told = objects.all_gather_object(
                 self.client, list(names), name, self.process_set, _NAMES_S
             )
-        except (Timeout, Aborted):  # A rank of a job that goes on asks for nothing.
+        except (Timeout, Aborted):  # A rank of a job that goes on needs no names.
             return {}
         return dict(zip(self.group.ranks, told))
 

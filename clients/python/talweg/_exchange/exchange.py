@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange of one optimizer's gradients: when each leaves, and whose averages count.
 
-It knows steps, passes, priorities, parameters that nobody used, and ranks that have left their
-loop; it knows no framework. A framework's module tells it what happens (on_...), asks it for
+The exchange knows steps, passes, priorities, parameters that nobody used, and ranks that have left
+their loop; it knows no framework. A framework's module tells it what happens (on_...), asks it for
 averages, and lends it an Adapter.
 """
 
@@ -17,13 +17,13 @@ from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
 from talweg.errors import InternalError, InvalidArgument, Mismatch
 
-# The bytes that say which gradients count are few, and updates wait for them.
+# The marks, which say which gradients count, are few bytes, and updates wait for them.
 _MARKS_PRIORITY = 2**30
 _DIGEST_BYTES = 8
 
 
 def _names_digest(names: Iterable[str]) -> bytes:
-    """By its maximum all ranks see the largest and the smallest value of each byte."""
+    """Returns a digest. Its maximum shows each byte's largest and smallest value."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
     return digest + bytes(255 - byte for byte in digest)
 
@@ -34,7 +34,7 @@ def _is_one_digest(highest: bytes | bytearray) -> bool:
 
 
 class _Rounds:
-    """One step's averages under way: every parameter's round, and who had a gradient."""
+    """One step's open averages: every parameter's round, and the round of the marks."""
 
     def __init__(
         self, touched: set[int], open_: dict[int, Any], marks: bytearray, marks_ticket: Any
@@ -42,39 +42,40 @@ class _Rounds:
         self.touched = touched
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.taken: set[int] = set()
-        self.marks = marks  # With the digest of the parameters' names and shapes.
+        self.marks = marks  # They end with the digest of the parameters' names and shapes.
         self.marks_ticket = marks_ticket
         self.marks_are_there = False
 
 
 class GradientExchange:
-    """Pushes each gradient when it is ready, and gives out the averages.
+    """Pushes each gradient when it is ready, and returns the averages.
 
-    The last backward pass of a step pushes a parameter's gradient the moment it is accumulated.
+    The last backward pass of a step pushes a parameter's gradient at the moment it is accumulated.
     When that pass ends, parameters without a gradient push zeros, because every rank pushes every
-    tensor in every round. Which parameters any rank had a gradient for travels beside them, one
-    byte each: a parameter that nobody used keeps the gradient (or the lack of one) that it had.
+    tensor in every round. The marks, one byte for each parameter, travel beside the gradients. They
+    say for which parameters any rank had a gradient. A parameter that nobody used keeps the
+    gradient (or the lack of one) that it had.
 
-    A gradient that was assigned counts as well: any that is not as it was after the last step.
+    A gradient that was assigned also counts: any gradient that has changed since the last step.
 
-    A parameter is active when it takes part: from the first time on that it is trainable.
+    A parameter is active when it takes part: from the first time that it is trainable.
 
     TRANSITIONS (states.py) says what may follow what. One thread at a time.
     """
 
     def __init__(self, adapter: Adapter, name: str, passes: int = 1) -> None:
         self.name = name
-        self.steps = 0  # That the optimizer has taken.
+        self.steps = 0  # The steps that the optimizer has taken.
         self._adapter = adapter
         self._state = State.COLLECTING
         self.set_passes(passes)
-        self._passes_ended = 0  # In this step.
+        self._passes_ended = 0  # The passes that have ended in this step.
         self._parameters: list[Parameter] = []
         self._additions = -1  # After the first ones.
         self._frozen: list[int] = []
-        self._active: dict[int, None] = {}  # In the order in which they have become so.
+        self._active: dict[int, None] = {}  # In the order in which they became active.
         self._tensors: dict[int, Tensor] = {}
-        self._touched: set[int] = set()  # These have a gradient in this step.
+        self._touched: set[int] = set()  # The parameters that have a gradient in this step.
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
@@ -93,7 +94,7 @@ class GradientExchange:
 
     @property
     def has_left_open(self) -> bool:
-        """Whether a backward pass has ended before the exchange that precedes its own."""
+        """Whether no pass runs, and begin() has still to complete the open rounds."""
         return self._state in LEFT_OPEN
 
     @property
@@ -121,7 +122,7 @@ class GradientExchange:
 
     @property
     def passes(self) -> int:
-        """How many backward passes accumulate before the gradients are averaged."""
+        """The number of backward passes that accumulate before the gradients are averaged."""
         return self._passes
 
     def set_passes(self, passes: int) -> None:
@@ -130,9 +131,10 @@ class GradientExchange:
         self._passes = passes
 
     def add(self, parameters: Iterable[Parameter]) -> list[int | None]:
-        """Between two steps, and at every rank alike; activate() has them take part.
+        """Adds parameters, between two steps and at every rank alike. activate() makes them take
+        part.
 
-        Returns the index of each, or None of one without elements, which is left out.
+        Returns the index of each parameter, or None for one without elements, which is left out.
         """
         self._additions += 1
         indices: list[int | None] = []
@@ -146,7 +148,7 @@ class GradientExchange:
         return indices
 
     def activate(self) -> None:
-        """Takes in which parameters are trainable by now."""
+        """Makes parameters that are trainable now active."""
         thawed = [index for index in self._frozen if self._adapter.is_trainable(index)]
         if not thawed:
             return
@@ -158,7 +160,7 @@ class GradientExchange:
     def _tensor_of(self, index: int, dtype: Hashable) -> Tensor:
         parameter = self._parameters[index]
         name = f"{self.name}.gradient.{parameter.name}"
-        # A tensor's dtype is agreed for ever, a model's may be changed.
+        # The dtype of a tensor's name never changes, but a model's dtype may.
         if dtype != parameter.dtype:
             name = f"{name}.{dtype}"
         return Tensor(index, name, dtype, self._adapter.priority_of(index))
@@ -166,7 +168,7 @@ class GradientExchange:
     # What happens.
 
     def on_gradient(self, index: int) -> None:
-        """A pass has accumulated a parameter's gradient; the first one begins the pass."""
+        """Notes that a pass has accumulated a gradient. The first one begins the pass."""
         if self._state not in IN_PASS:
             self._adapter.watch_pass()
             self._move(Event.GRADIENT)
@@ -175,7 +177,9 @@ class GradientExchange:
             self._push(index)
 
     def on_pass_end(self) -> bool:
-        """The pass has ended; whether it was the step's last, so that averages are under way."""
+        """Notes the end of a pass. Returns whether it was the step's last, so that averages are
+        open.
+        """
         self._end_pass()
         self._passes_ended += 1
         if self._passes_ended < self._passes:
@@ -184,18 +188,18 @@ class GradientExchange:
         return True
 
     def on_step(self) -> None:
-        """The optimizer has taken a step, which uses up the averages."""
+        """Notes that the optimizer has taken a step, which uses up the averages."""
         self.steps += 1
         self.on_evaluation()
 
     def on_evaluation(self) -> None:
-        """The averages are used up, also when an optimizer computes gradients again in a step."""
+        """Notes that the averages are used up: a step may compute gradients several times."""
         self._lose_pass()
         self._move(Event.STEP)
         self._adapter.note_gradients()
 
     def on_zero_grad(self) -> None:
-        """What was accumulated is gone, and so are the averages."""
+        """Notes that the accumulated gradients and the averages are gone."""
         self._lose_pass()
         self._move(Event.ZERO_GRAD)
         self._adapter.note_gradients()
@@ -208,7 +212,7 @@ class GradientExchange:
             self._move(Event.PASS_OVER)
 
     def _lose_pass(self) -> None:
-        """One that has ended with an error was never told to have ended."""
+        """Ends a pass that has failed: nobody has told the exchange that it ended."""
         self._adapter.forget_pass()
         self._end_pass()
 
@@ -233,7 +237,7 @@ class GradientExchange:
             self._move(Event.PUSHED)
 
     def begin(self, has_batch: bool = True) -> None:
-        """Pushes what backward has not; does nothing while averages are under way already."""
+        """Pushes all gradients that backward has not. Does nothing if all are under way."""
         self._lose_pass()
         if self._rounds is not None:
             return
@@ -244,7 +248,7 @@ class GradientExchange:
         for index in self._active:
             if index not in self._pushed:
                 self._push(index)
-        # One byte a parameter, and a last one for the rank itself.
+        # One byte for each parameter, and a last byte for the rank itself.
         marks = bytearray(len(self._parameters) + 1)
         for index in self._touched:
             marks[index] = 1
@@ -261,13 +265,13 @@ class GradientExchange:
     def take(self, indices: Iterable[int]) -> list[tuple[int, Any]]:
         """Waits for these parameters' averages of the exchange that has begun; returns them.
 
-        A parameter that no rank had a gradient for is left out, as is one that has been taken.
+        Leaves out a parameter for which no rank had a gradient, and one that has been taken before.
         """
         rounds = self._rounds
         if rounds is None:
             return []
         if not self._names_are_alike:
-            # Where they are not, other ranks never push what is waited for here.
+            # If the names differ, other ranks never push the rounds that this rank waits for.
             self._finish_marks(rounds)
         averages: list[tuple[int, Any]] = []
         for index in indices:
@@ -322,9 +326,10 @@ class GradientExchange:
         )
 
     def _by_arrival(self, rounds: _Rounds) -> list[int]:
-        """What is under way, in the order in which it is likely to be there.
+        """Returns the open rounds in the order in which their averages are likely to arrive.
 
-        Over a network what was pushed early has come, and the most urgent overtake the rest.
+        Over a network the rounds that were pushed early have arrived, and the most urgent of the
+        others overtake the rest.
         """
         tickets = rounds.open
         if self._adapter.comes_in_order():
@@ -339,10 +344,10 @@ class GradientExchange:
             for index in self._by_arrival(self._rounds):
                 for _, average in self.take([index]):
                     self._adapter.put(index, average)
-            self.take([])  # There may be no parameter.
+            self.take([])  # Needed if there is no parameter.
 
     def synchronize(self) -> None:
-        """Averages what was accumulated since the last step; does nothing when that is done."""
+        """Averages what was accumulated since the last step. Does nothing if that is done."""
         self._lose_pass()
         if self._state is State.AVERAGED:
             self._check_assigned(self._unused)
@@ -355,20 +360,20 @@ class GradientExchange:
         self._move(Event.PUT_BACK)
 
     def begin_anew(self) -> None:
-        """The client that had the rounds under way is gone: nothing has left, and nothing has come."""
+        """Starts again, because the client that had the rounds is gone: no gradient has left."""
         self._adapter.forget_pass()
         self._state = State.COLLECTING
         self._rounds = None
         self._touched, self._pushed, self._passes_ended = set(), {}, 0
-        self._tensors.clear()  # To be declared again.
+        self._tensors.clear()  # The tensors are declared again.
         self._unused = []
 
     def discard(self) -> None:
-        """Nobody needs the averages that are under way."""
+        """Takes the open averages and drops them."""
         self.take(range(len(self._parameters)))
 
     def check_unchanged(self) -> None:
-        """Raises InvalidArgument when a gradient is not what was pushed any more."""
+        """Raises InvalidArgument if a gradient has changed since it was pushed."""
         rounds = self._rounds
         if rounds is None:
             return
@@ -381,7 +386,7 @@ class GradientExchange:
                 self._refuse(Refusal.CHANGED, index)
 
     def _check_assigned(self, indices: Iterable[int]) -> None:
-        """Raises InvalidArgument for gradients that are there though no rank had pushed any."""
+        """Raises InvalidArgument if one of these has a gradient that no rank had pushed."""
         for index in indices:
             if self._adapter.is_assigned(index):
                 self._refuse(Refusal.ASSIGNED_LATE, index)
@@ -389,9 +394,9 @@ class GradientExchange:
     # Ranks whose batches have run out.
 
     def join(self, first_step: int) -> int:
-        """Takes part without gradients until no rank has any; which rank has taken most steps.
+        """Takes part without gradients until no rank has any. Returns the rank with the most steps.
 
-        Steps are counted from `first_step` on, which is `steps` of before the loop.
+        Steps are counted from `first_step` on: the value of `steps` before the loop.
         """
         while self.shadow():
             pass
@@ -399,7 +404,7 @@ class GradientExchange:
         return steps.index(max(steps))
 
     def forget_accumulated(self) -> None:
-        """What was accumulated leads to no step, unless its averages are under way."""
+        """Drops gradients that no step will use, unless the averages are under way."""
         if self._rounds is None:
             self._touched.clear()
 

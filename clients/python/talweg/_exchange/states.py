@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a gradient exchange, and what leads from one to the other."""
+"""The states of a gradient exchange, and the transitions between them."""
 
 from __future__ import annotations
 

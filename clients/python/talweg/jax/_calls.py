@@ -47,7 +47,9 @@ def _as_array(leaf: Any, operation: str) -> Any:
 
 
 def _name_in(tree_name: str, path: Any, kind: Kind) -> str:
-    """The name of an array of a tree: calls of some operations share names, not tensors."""
+    """Returns the name of one array of a tree. Some operations share a call's name, not its
+    tensors.
+    """
     name = f"{tree_name}{jax.tree_util.keystr(path)}"
     if kind in (collectives.ALL_REDUCE, collectives.BROADCAST):
         return name
@@ -62,7 +64,7 @@ class _Group:
     structure: Any
     rounds: list[Round]
     key: str
-    # Where the call has no name.
+    # Set if the call has no name.
     comparison: Comparison | None
     size: int
 
@@ -90,7 +92,7 @@ def _plan(
         group.require_root(root_rank, kind.name)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     arrays = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
-    # Large ones leave first.
+    # Large arrays leave first.
     by_size = sorted(range(len(arrays)), key=lambda at: (arrays[at].size, -at))
     more = {at: extra for extra, at in enumerate(by_size)}
     rounds = []
@@ -113,7 +115,7 @@ def _plan(
 
 
 def _call(*arguments: Any, **options: Any) -> Any:
-    """Plans and performs."""
+    """Plans the call's rounds and performs them."""
     group = _plan(*arguments, **options)
     results = run(group.arrays, group.rounds, group.key, group.comparison, group.size)
     return jax.tree_util.tree_unflatten(group.structure, results)
@@ -133,16 +135,16 @@ def push_pull(
     """Combines the ranks' arrays element by element; returns a tree like the given one.
 
     `tree` is an array or a tree of arrays, of float32, float16, bfloat16, float64, integers of 8 to
-    64 bits or bool, and of the same shapes and dtypes at all ranks. All arrays of the tree are
-    pushed before one is waited for. `op` combines; without it the elements are averaged, or summed
-    where `average` is False. The gradient of a sum or an average is the same of the cotangents.
+    64 bits or bool. All ranks give the same shapes and dtypes. All arrays of the tree are pushed
+    before the first wait. `op` combines the elements. Without `op` they are averaged, or summed if
+    `average` is False. The gradient of a sum or an average is the same operation on the cotangents.
 
-    Works eagerly, and inside of jit, grad, scan, while_loop, cond and remat; under vmap it raises
+    Works eagerly, and inside of jit, grad, scan, while_loop, cond and remat. Under vmap it raises
     InvalidArgument. Calls of one name happen in the program's order, and a name stands for arrays
-    of one shape. Calls without a name happen in the program's order among each other.
-    `process_set`: only its ranks take part. Larger `priority` overtakes; within the tree large
-    arrays overtake small ones. Eagerly it returns when the result is there, and raises Mismatch,
-    naming both ranks, where they differ; inside of jit see talweg_errors().
+    of one shape. Calls without a name happen in the program's order among each other. Only the
+    ranks of `process_set` take part. Rounds with a larger `priority` overtake others; within the
+    tree large arrays overtake small ones. An eager call returns when the result is there. It raises
+    Mismatch, which names both ranks, if they differ; inside of jit see talweg_errors().
     """
     return _call(
         tree,
@@ -167,10 +169,10 @@ def push_pull_async(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Started:
-    """Starts push_pull() and returns its handle for synchronize(); nothing waits.
+    """Starts push_pull() and returns its handle for synchronize(). Does not wait.
 
-    The handle is a tree of small arrays: one program may start, another may collect. It is
-    collected once, and before the name's next call. It has no gradient.
+    The handle is a tree of small arrays: one program may start it and another collect it. Collect
+    a handle once, before the next call of the name. It has no gradient.
     """
     group = _plan(
         tree,
@@ -188,9 +190,9 @@ def push_pull_async(
 
 
 def synchronize(handles: Any) -> Any:
-    """The results of a handle, or of a tree of handles, which are all waited for together.
+    """Returns the results of a handle, or of a tree of handles, after one wait for all.
 
-    All are under way before the first is waited for, so ranks may start them in any order.
+    All rounds are under way before the first wait, so ranks may start them in any order.
     """
     groups, structure = jax.tree_util.tree_flatten(
         handles, is_leaf=lambda each: isinstance(each, Started)
@@ -222,8 +224,8 @@ def broadcast(
 ) -> Any:
     """Returns the arrays of rank `root_rank`, byte for byte, at every rank.
 
-    All ranks give arrays of the same shapes and dtypes. The gradient goes to the root: the sum of
-    the ranks' cotangents there, zeros elsewhere.
+    All ranks give arrays of the same shapes and dtypes. The gradient at the root is the sum of the
+    ranks' cotangents; at other ranks it is zero.
     """
     kind = collectives.BROADCAST
     return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
@@ -241,7 +243,7 @@ def reduce(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Any:
-    """push_pull() whose result the root gets alone; the others get zeros of the same shape."""
+    """Runs push_pull(), but only the root gets the result. Others get zeros of the same shape."""
     return _call(
         tree,
         collectives.REDUCE,
@@ -265,9 +267,9 @@ def reduce_scatter(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Any:
-    """Combines as push_pull() does; each rank gets its share of the rows (the first dimension).
+    """Combines as push_pull() does. Each rank gets its share of the rows (the first dimension).
 
-    Rows are split evenly; where a remainder is left the lower ranks have one more.
+    Rows are split evenly. If there is a remainder, the lower ranks get one row more.
     """
     return _call(
         tree,
@@ -282,7 +284,7 @@ def reduce_scatter(
 
 
 def _rows_of(array: Any) -> int:
-    """Its first dimension; plan_round() refuses one that has none."""
+    """Returns the length of the first dimension; plan_round() refuses an array without one."""
     return array.shape[0] if array.shape else 0
 
 
@@ -312,8 +314,9 @@ def all_gather(
 ) -> Any:
     """Returns the arrays of all ranks, joined along the first dimension, in rank order.
 
-    Any dtype of whole bytes. All ranks have as many rows, or say in `rows` how many each rank has:
-    XLA has to know before. The gradient is a reduce_scatter of the cotangents' sum.
+    Takes any dtype of whole bytes. All ranks have equally many rows, or `rows` says how many each
+    rank has: XLA needs the shapes in advance. The gradient is a reduce_scatter of the cotangents'
+    sum.
     """
     return _call(
         tree,
@@ -334,7 +337,7 @@ def gather(
     rows: Sequence[int] | None = None,
     priority: int = 0,
 ) -> Any:
-    """all_gather() whose result the root gets alone; the others get zeros of the same shape."""
+    """Runs all_gather(), but only the root gets the result. Others get zeros of the same shape."""
     return _call(
         tree,
         collectives.GATHER,
@@ -356,7 +359,7 @@ def scatter(
 ) -> Any:
     """Gives each rank its share of the rows of the root's arrays, as reduce_scatter() splits them.
 
-    All ranks give arrays of the same shapes and dtypes; the others' are not looked at.
+    All ranks give arrays of the same shapes and dtypes; only the root's values are read.
     """
     kind = collectives.SCATTER
     return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
@@ -370,11 +373,12 @@ def all_to_all(
     *,
     priority: int = 0,
 ) -> tuple[Any, list[int]]:
-    """Sends rows of an array to every rank, and gets some from every rank.
+    """Sends rows of an array to every rank, and gets rows from every rank.
 
-    `splits[i][j]` rows go from the group's rank i to its rank j: all ranks give the same splits,
-    for XLA has to know them before. Without them the rows are split evenly, which they must allow.
-    Returns what the ranks sent here, joined in rank order, and how many rows came from each.
+    `splits[i][j]` rows go from the group's rank i to its rank j. All ranks give the same `splits`,
+    because XLA needs the shapes in advance. Without `splits` the rows are split evenly; their
+    number must allow that. Returns the rows from all ranks, joined in rank order, and how many rows
+    came from each rank.
     """
     received: list[int] = []
 

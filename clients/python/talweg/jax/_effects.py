@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effects of calls: by them JAX keeps calls of one name in order, and runs every call."""
+"""The effects of calls. They make JAX keep calls of one name in order, and run every call."""
 
 from __future__ import annotations
 
-from jax._src import effects  # JAX has no other way to an effect of one's own.
+from jax._src import effects  # JAX has no public way to define an effect.
 
 
 class RoundEffect(effects.Effect):
-    """Groups of rounds of one key happen in the order in which the program has them."""
+    """Keeps the groups of rounds of one key in the program's order."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -23,7 +23,7 @@ class RoundEffect(effects.Effect):
 
 
 class AnyRound(effects.Effect):
-    """What a program has that has any call. It has no order.
+    """Marks a program that has any call. It gives no order.
 
     With ordered effects alone, JAX 0.10 gives a program that was compiled ahead of time
     (`jit(...).lower(...).compile()`) no token from its second run on.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talweg's errors out of XLA's: a program that XLA runs can only raise JaxRuntimeError."""
+"""Finds Talweg's errors in XLA's: a program that XLA runs can raise only JaxRuntimeError."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from talweg import errors
 from talweg._library import native
 from talweg.jax._effects import RoundEffect
 
-# As handlers.cc words it.
+# The format of handlers.cc.
 _TEXT = re.compile(r"Talweg \(status (\d+), [a-z ]+\): (.*)", re.DOTALL)
 
 
 def error_in(error: BaseException) -> errors.TalwegError | None:
-    """The error of Talweg's that a JaxRuntimeError tells of, or None."""
+    """Returns the Talweg error that the text of a JaxRuntimeError contains, or None."""
     found = _TEXT.search(str(error))
     if found is None:
         return None
@@ -28,10 +28,10 @@ def error_in(error: BaseException) -> errors.TalwegError | None:
 
 
 def forget_failures() -> None:
-    """Lets later calls of this thread go on after one that has failed.
+    """Lets later calls of this thread go on after a call has failed.
 
-    JAX hands the token of a failed program to the next program with a call of the same name, which
-    then fails with the same error.
+    JAX hands the token of a failed program to the next program with a call of the same name. That
+    program then fails with the same error.
     """
     tokens = dispatch.runtime_tokens.current_tokens
     for effect in [each for each in tokens if isinstance(each, RoundEffect)]:
@@ -42,17 +42,17 @@ def forget_failures() -> None:
 
 
 def finish_programs() -> None:
-    """Returns when the programs with calls have ended that this thread has started."""
+    """Returns when all programs with calls that this thread has started have ended."""
     with talweg_errors():
         pass
 
 
 @contextlib.contextmanager
 def talweg_errors() -> Iterator[None]:
-    """Within it a program's failed call raises Talweg's own error: Mismatch, JobFailed, Aborted.
+    """A context in which a failed call raises Talweg's own error: Mismatch, JobFailed, Aborted.
 
-    It ends when the programs that this thread has started within it have ended, so errors come out
-    here, and later calls work as docs/collectives.md says of the error.
+    The context ends when the programs that this thread has started in it have ended. So errors are
+    raised here, and later calls work as docs/collectives.md says of the error.
     """
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libtalweg_jax.so: the handlers that XLA calls, found, checked and registered."""
+"""Finds, checks and registers libtalweg_jax.so: the handlers that XLA calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _registered = False
 
 
 def _open() -> ctypes.CDLL:
-    native.library()  # It calls the libtalweg.so that is there by then.
+    native.library()  # The handlers call the libtalweg.so that this loads.
     tried = native.places_of("clients/jax", _NAME)
     path = next((each for each in tried if each.is_file()), None)
     if path is None:
@@ -38,10 +38,10 @@ def _open() -> ctypes.CDLL:
 
 
 def check_versions(own: list[int], of_xla: list[int], failure: Exception | None = None) -> None:
-    """VersionMismatch if XLA cannot call the handlers, or has refused them with `failure`.
+    """Raises VersionMismatch if XLA cannot call the handlers, or has refused them with `failure`.
 
-    Each list: major and minor version of XLA's foreign function interface, bytes of a call's frame,
-    bytes of the table of functions.
+    Each list holds the major and minor version of XLA's foreign function interface, the bytes of a
+    call's frame, and the bytes of the table of functions.
     """
     fits = of_xla[0] == own[0] and of_xla[2] >= own[2] and of_xla[3] >= own[3]
     if fits and failure is None:
@@ -58,7 +58,9 @@ def check_versions(own: list[int], of_xla: list[int], failure: Exception | None 
 
 
 def register() -> None:
-    """Makes the handlers known to XLA, and the process's client to them. Once; then it is cheap."""
+    """Registers the handlers with XLA, and the process's client with the handlers. Cheap if
+    repeated.
+    """
     global _registered
     with _lock:
         if _registered:
@@ -66,7 +68,7 @@ def register() -> None:
         library = _open()
         failure: Exception | None = None
         try:
-            jax.local_devices(backend="cpu")  # XLA looks at handlers when there is a backend.
+            jax.local_devices(backend="cpu")  # XLA accepts handlers when there is a backend.
             for target, function in _HANDLERS.items():
                 handler = jax.ffi.pycapsule(getattr(library, function))
                 jax.ffi.register_ffi_target(target, handler, platform="cpu")
@@ -78,7 +80,8 @@ def register() -> None:
         _registered = True
 
     def use(client: Client) -> None:
-        # Programs of an earlier client's rounds end first: none may push a round of the new one's.
+        # Programs of an earlier client end first, because they must not push rounds of the new
+        # client.
         _errors.forget_failures()
         handle = client.connection.handle
         library.talweg_jax_use(handle, int(handle == 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""optax's transformations, on gradients of all ranks."""
+"""optax optimizers that update with the average of all ranks' gradients."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def DistributedOptimizer(  # The name that other frameworks' modules have it und
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Has an optax optimizer update with the average of the ranks' gradients.
+    """Makes an optax optimizer update with the average of the ranks' gradients.
 
-    Returns an optax.GradientTransformationExtraArgs, whose update() averages the gradients with
-    push_pull() and hands them to the optimizer's. Give each optimizer of a program its own `name`.
-    Around it optax.MultiSteps accumulates steps, and averages their sum alone.
+    Returns an optax.GradientTransformationExtraArgs. Its update() averages the gradients with
+    push_pull() and passes them to the optimizer's update(). Give each optimizer of a program its
+    own `name`. optax.MultiSteps around it accumulates steps, and only their sum is averaged.
     """
     try:
         import optax

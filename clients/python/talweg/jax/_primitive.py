@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two primitives for every call: one starts a group of rounds, the other collects groups.
 
-For XLA each round's start is a custom call, which runs as soon as what it gives is there and does
-not wait. One custom call collects all rounds. The data that flows between them, the rounds'
-tickets, is what orders the two: all rounds are under way before XLA waits for the first.
+In XLA each round starts in a custom call, which runs as soon as its input is there and does not
+wait. One custom call collects all rounds. It takes the tickets that the start calls return, and
+this data flow orders the two: all rounds are under way before XLA waits for the first.
 
-Where there is a comparison, all of its round comes before the first start. Ranks that would call
-different things end there, with an error.
+If there is a comparison, its whole round comes before the first start. Ranks whose calls would
+differ end there, with an error.
 
 An ordered effect of JAX, one for each key, orders the groups of that key: within a program, in
 loops, and from one program to the next. It also keeps XLA from merging or dropping a call. Groups
@@ -48,14 +48,14 @@ class Round:
     got: tuple[int, ...]
     prescale: float
     postscale: float
-    signature: int  # Says what is alike at all ranks; 0: nothing.
-    compares: bool  # It has no result, but compares what ranks are about to call.
+    signature: int  # A digest of what is alike at all ranks. 0: nothing is compared.
+    compares: bool  # The round compares what ranks are about to call, and has no result.
     # What this rank gets.
     shape: tuple[int, ...]
     result_dtype: np.dtype
 
     def attributes(self) -> dict[str, Any]:
-        """In the order that Call::From reads."""
+        """Returns the attributes in the order in which Call::From reads them."""
         numbers = [
             self.dtype,
             self.op,
@@ -66,7 +66,7 @@ class Round:
             len(self.ranks),
             len(self.given),
             len(self.got),
-            self.signature - (self.signature >> 63 << 64),  # As a signed number of 64 bits.
+            self.signature - (self.signature >> 63 << 64),  # As a signed 64-bit number.
             self.compares,
             *self.ranks,
             *self.given,
@@ -81,7 +81,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a rank says of its call before it begins it, and the round in which it does."""
+    """The words of this rank for a comparison before its call, and the round of the comparison."""
 
     round: Round
     said: bytes
@@ -95,7 +95,7 @@ for _primitive in (start_p, collect_p):
     _primitive.multiple_results = True
     _primitive.def_impl(partial(dispatch.apply_primitive, _primitive))
 
-# 64 bits, which JAX has no numbers of unless it is told to.
+# A ticket has 64 bits. JAX has no 64-bit numbers unless a program enables them.
 _TICKET = ShapedArray((2,), np.dtype(np.uint32))
 
 
@@ -121,9 +121,9 @@ def _custom_call(
     results: Sequence[Any],
     **attributes: Any,
 ) -> Any:
-    """One call of XLA's, whose arrays are row-major, as Talweg's parts lie.
+    """Makes one custom call of XLA. Its arrays are row-major, as Talweg's parts are.
 
-    `given` and `results`: what kind of value each operand and each result is.
+    `given` and `results` are the kinds of each operand's and each result's value.
     """
     types = [
         mlir.token_type()
@@ -165,7 +165,7 @@ def _lower_start(
     token = ctx.tokens_in.get(effect)
     if comparison is not None:
         token = _lower_comparison(ctx, comparison, token)
-    # The token goes on as it is: the starts of a group wait for what was before, not for each other.
+    # The token goes on unchanged: a group's starts wait for what came before, not for each other.
     tickets: list[Any] = []
     for each, operand, kind in zip(rounds, operands, ctx.avals_in):
         given, kinds = ([operand], [kind]) if each.given else ([], [])
@@ -207,7 +207,7 @@ def _refuse_device(ctx: Any, *_: Any, rounds: tuple[Round, ...], **__: Any) -> N
     )
 
 
-# Any other platform: JAX asks for it when a program is compiled for one.
+# For all other platforms: JAX calls it when a program is compiled for one.
 mlir.register_lowering(start_p, _refuse_device)
 mlir.register_lowering(collect_p, _refuse_device)
 

@@ -40,7 +40,7 @@ class Plan:
 
 
 def wire_dtype(dtype: np.dtype, operation: str) -> DType:
-    """The wire's name of a dtype; InvalidArgument for one that Talweg cannot sum."""
+    """Returns the wire's name of a dtype. Raises InvalidArgument if Talweg cannot sum the dtype."""
     if dtype == _BFLOAT16:
         return DType.BF16
     known = NUMPY_DTYPES.get(dtype)
@@ -53,7 +53,7 @@ def wire_dtype(dtype: np.dtype, operation: str) -> DType:
 
 
 def _copied_dtype(dtype: np.dtype, operation: str) -> tuple[DType, int]:
-    """For a copy: a wire dtype, and how many of its elements are one of the array's."""
+    """Returns, for a copy, a wire dtype and how many of its elements make one of the array's."""
     if dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):
         raise InvalidArgument(
             f"{operation}: elements of dtype {dtype} are smaller than a byte: convert them to int8"
@@ -79,11 +79,11 @@ def plan_round(
     got_rows: Sequence[int] | None = None,
     longest: int | None = None,
 ) -> Round:
-    """The round of an array.
+    """Returns the round of an array.
 
-    `given_rows`, `got_rows`: of each part that ranks give and get, where they are not the kind's
-    own: of all_gather and gather each rank's rows, of all_to_all what goes to and comes from each.
-    `longest`: the rows of the longest part, where these are not all parts.
+    `given_rows` and `got_rows` are the rows of each part that ranks give and get, if the kind does
+    not imply them: for all_gather and gather each rank's rows, for all_to_all the rows to and from
+    each rank. `longest` is the rows of the longest part, if these are not all parts.
     """
     kind, group = plan.kind, plan.group
     place = group.place
@@ -134,7 +134,7 @@ def plan_round(
         got=tuple(count * row_bytes for count in got) if gets else (),
         prescale=float(plan.factors.prescale),
         postscale=float(plan.factors.postscale),
-        # Where ranks give parts of their own these may have other numbers of rows.
+        # If each rank gives its own parts, their numbers of rows may differ.
         signature=shape_signature(row_shape if kind.gives in (_OWN, _ROW) else shape),
         compares=False,
         shape=shape if result_rows is None else (result_rows, *row_shape),
@@ -142,11 +142,11 @@ def plan_round(
     )
 
 
-_numbered = False  # A program may have a round that depends on ranks' numbers.
+_numbered = False  # Whether a program may have a round that depends on ranks' numbers.
 
 
 def in_view(each: Round, suffix: str) -> Round:
-    """The round under the name that it has where ranks' numbers are those of that view."""
+    """Returns the round under its name in that view, if it depends on ranks' numbers."""
     global _numbered
     if each.shares == (_WHOLE, _WHOLE) and not each.ranks:
         return each
@@ -155,7 +155,7 @@ def in_view(each: Round, suffix: str) -> Round:
 
 
 def _forget_programs() -> None:
-    """Programs are made again, with ranks' new numbers."""
+    """Makes JAX compile programs again, with ranks' new numbers."""
     global _numbered
     if _numbered:
         _numbered = False
@@ -166,7 +166,7 @@ _client.call_when_numbers_change(_forget_programs)
 
 
 def _transposed(each: Round, shape: tuple[int, ...], size: int) -> Round:
-    """The round of a result's cotangents, which gives those of what was given."""
+    """Returns the round that turns a result's cotangents into the input's cotangents."""
     gives, gets = each.shares
     tensor = f"{each.tensor}.gradient"
     if (gives, gets) == (_WHOLE, _WHOLE):
@@ -195,12 +195,12 @@ def _transposed(each: Round, shape: tuple[int, ...], size: int) -> Round:
 )
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """A group of rounds that is under way. A tree for JAX, so a program may give or take it."""
+    """An open group of rounds. It is a tree for JAX, so a program may give or take it."""
 
     tickets: list[Any]
     rounds: tuple[Round, ...]
     key: str
-    # The shape of the tree that was given.
+    # The structure of the tree that was given.
     structure: Any = None
 
 
@@ -210,16 +210,16 @@ def start(
     key: str,
     comparison: Comparison | None = None,
 ) -> Started:
-    """Pushes; nothing waits, but for a comparison.
+    """Pushes the rounds. Waits for nothing but a comparison.
 
-    The group has to be collected before the next of its key starts.
+    Collect the group before the next group of its key starts.
     """
     tickets = start_p.bind(*operands, rounds=rounds, key=key, comparison=comparison)
     return Started(tickets, rounds, key)
 
 
 def collect(groups: Sequence[Started]) -> list[list[Any]]:
-    """The results of each group, when all are there. A rank that gets nothing has zeros."""
+    """Returns the results of each group, when all are there. A rank that gets nothing has zeros."""
     tickets = [ticket for group in groups for ticket in group.tickets]
     rounds = tuple(each for group in groups for each in group.rounds)
     keys = tuple(dict.fromkeys(group.key for group in groups))
@@ -248,7 +248,7 @@ def _differentiable(
     shapes: tuple[tuple[int, ...], ...],
     size: int,
 ) -> Callable[..., Any]:
-    """The group as a function that JAX knows the gradient of."""
+    """Returns the group as a function whose gradient JAX knows."""
     floats = [
         index for index, each in enumerate(rounds) if jnp.issubdtype(each.result_dtype, jnp.inexact)
     ]
@@ -284,7 +284,7 @@ def _differentiable(
 def _undifferentiable(
     rounds: tuple[Round, ...], key: str, comparison: Comparison | None
 ) -> Callable[..., Any]:
-    """The group where an operation of it has no gradient: asking for one is an error."""
+    """Returns a group that contains an operation without a gradient: asking for one is an error."""
 
     @jax.custom_vjp
     def call(*operands: Any) -> list[Any]:
@@ -301,12 +301,12 @@ def _undifferentiable(
 
 
 _LINEAR = (Op.SUM, Op.AVERAGE, Op.BROADCAST)
-# By tensor: the key that orders its rounds.
+# The key that orders a tensor's rounds, by tensor.
 _keys: dict[str, str] = {}
 
 
 def claim(rounds: Sequence[Round], key: str) -> None:
-    """InvalidArgument for a tensor that calls of another key use: nothing would order the two."""
+    """Raises InvalidArgument if calls of another key use a tensor: nothing would order the two."""
     for each in rounds:
         if _keys.setdefault(each.tensor, key) != key:
             raise InvalidArgument(
@@ -317,11 +317,11 @@ def claim(rounds: Sequence[Round], key: str) -> None:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether a program is being made of the call, or the call is made now."""
+    """Whether the call is traced into a program. Otherwise it is made now."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
-# One program for what is called outside of programs.
+# Compiles each call that is made outside of programs.
 _compiled = cache(jax.jit)
 
 
@@ -332,7 +332,7 @@ def run(
     comparison: Comparison | None,
     size: int,
 ) -> list[Any]:
-    """Performs the group, or has the program that is being traced perform it."""
+    """Performs the group, or adds it to the program that is being traced."""
     claim(rounds, key)
     group = tuple(rounds)
     if not group:

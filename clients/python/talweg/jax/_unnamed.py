@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls without a name: what their tensors are called, and how ranks compare them.
+"""Calls without a name: the names of their tensors, and how ranks compare them.
 
-Such calls belong together by their order. So ranks say what they are about to call, and go on if
-all say the same (comparison.h). Their tensors' names say what they are of, as each shape needs a
-tensor of its own.
+Such calls are matched by their order. So each rank says what it is about to call, and the ranks go
+on if all say the same (comparison.h). The name of a tensor describes its content, because each
+shape needs a tensor of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from talweg._collectives.process_sets import Group
 from talweg._declaration import DType, Op
 from talweg.jax._primitive import Comparison, Round
 
-# Orders the calls without a name. A process set's have its suffix.
+# The key that orders the calls without a name. A process set adds its suffix.
 KEY = "talweg.jax"
 
 _WORDS_BYTES = 252
@@ -39,7 +39,7 @@ def named(
     arrays: Sequence[Any],
     group: Group,
 ) -> tuple[list[Round], Comparison]:
-    """The rounds of a call under names of their own, and the comparison that comes before them."""
+    """Returns the rounds of a call under their own names, and the comparison that comes first."""
     call = f"{kind.name} {op.name.lower()}" if kind.reduces else f"{kind.name} root {root_rank}"
     seen: Counter[str] = Counter()
     result, described = [], []
@@ -54,7 +54,7 @@ def named(
 
 
 def _words_of(each: Round, kind: Kind, array: Any) -> str:
-    """What is alike at all ranks. Ranks that give rows of their own may give other numbers."""
+    """Returns what is alike at all ranks. Ranks that give their own rows may give other numbers."""
     if kind.gives not in (_OWN, _ROW):
         return f"{array.dtype}{list(array.shape)}"
     rows = ", ".join(["rows", *map(str, array.shape[1:])])
@@ -63,7 +63,7 @@ def _words_of(each: Round, kind: Kind, array: Any) -> str:
 
 
 def _digest(words: bytes) -> bytes:
-    """As comparison.cc computes it."""
+    """Returns the digest that comparison.cc computes."""
     digest = 2166136261
     for each in words:
         digest = (digest ^ each) * 16777619 & 0xFFFFFFFF
@@ -72,7 +72,7 @@ def _digest(words: bytes) -> bytes:
 
 @cache
 def _said(text: str) -> bytes:
-    """The words, their digest, and the complement of both."""
+    """Returns the words, their digest, and the complement of both."""
     words = text.encode()
     if len(words) > _WORDS_BYTES:
         mark = f"... (digest {hashlib.sha256(words).hexdigest()[:16]})".encode()

@@ -7,8 +7,8 @@
     optimizer = tw.DistributedOptimizer(optimizer, model.named_parameters())
     tw.broadcast_parameters(model.state_dict(), root_rank=0)
 
-Everything else of a single-process program stays as it is. No compiled extension: tensors are
-handed over by their addresses.
+The rest of a single-process program stays as it is. There is no compiled extension: the library
+gets the addresses of tensors.
 """
 
 from __future__ import annotations
@@ -151,5 +151,5 @@ __all__ = [
     "synchronize",
 ]
 
-# These have one answer as long as the job runs.
+# These return the same values as long as the job runs.
 _leave_calls_uncompiled(globals(), "local_rank", "local_size", "rank", "size")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of torch tensors. Those on a GPU go through host memory. Without gradients."""
+"""The collectives of torch tensors, without gradients. GPU tensors go through host memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_NAME = {wire.name.lower(): dtype for dtype, wire in DTYPES.items()}
 
 
 class TorchTensors:
-    """torch, as Collectives needs it."""
+    """The tensor operations of torch that Collectives needs."""
 
     def source(self, tensor: Any, copied: bool) -> Any:
         require_elements(tensor)

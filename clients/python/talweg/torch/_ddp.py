@@ -24,7 +24,7 @@ from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._buckets import Bucket
 from talweg.torch._tensors import finish
 
-# Those that the gradients in a bucket have.
+# The shapes of the gradients in a bucket.
 _Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -38,16 +38,17 @@ def _said(shape: Optional[tuple[int, ...]]) -> str:
 
 
 class _Completer:
-    """Takes rounds, in the order they were started, and fulfils their futures.
+    """Takes rounds in the order in which they were started, and fulfils their futures.
 
-    Where CPUs are left over, a thread does it beside backward. Where every CPU has a rank that
-    computes it would only be in their way, so backward's own thread does it when backward ends:
-    as a callback of the autograd engine, queued before the one in which DistributedDataParallel
-    waits for the futures. That order holds for buckets that a gradient completes; others (of
-    parameters that were not used, or of the first pass over a static graph) are the thread's.
+    If a CPU is left over, a thread does this beside backward. If every CPU has a rank that
+    computes, the thread would only be in the way, so backward's own thread does it when backward
+    ends: in a callback of the autograd engine, queued before the callback in which
+    DistributedDataParallel waits for the futures. That order holds for buckets that a gradient
+    completes. The thread takes the others: buckets of unused parameters, and of the first pass over
+    a static graph.
 
-    A round's failure is raised by backward, after DistributedDataParallel's own end of it: that
-    takes whatever is in a future for a tensor, and readies the model for the next pass.
+    backward raises a round's failure after DistributedDataParallel has ended the pass: that end
+    takes whatever a future holds for a tensor, and prepares the model for the next pass.
     """
 
     def __init__(self, client: Client) -> None:
@@ -55,8 +56,8 @@ class _Completer:
         self._has_thread = cpus_are_left(client)
         self._buckets: dict[str, Bucket] = {}
         self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
-        self._failures: dict[str, Exception] = {}  # Since a bucket's last start.
-        self._shapes: dict[str, _Shapes] = {}  # By bucket.
+        self._failures: dict[str, Exception] = {}  # Failures since a bucket's last start.
+        self._shapes: dict[str, _Shapes] = {}  # Keyed by bucket.
         # None is the end of the thread.
         self._queue: queue.SimpleQueue[Optional[tuple[Handle, torch.futures.Future]]] = (
             queue.SimpleQueue()
@@ -65,22 +66,22 @@ class _Completer:
         _client.call_when_replaced(self._end)
 
     def _end(self, _: Client) -> None:
-        """Another client has taken this one's place: nothing keeps this one's memory."""
+        """Ends for a client that another one has replaced: frees all that holds its memory."""
         self._queue.put(None)
         if self._thread is not None:
-            self._thread.join()  # What it waits for has failed.
+            self._thread.join()  # The round that the thread waits for has failed.
         _forget(self)
 
     def start(
         self, name: str, tensor: torch.Tensor, priority: int, shapes: _Shapes
     ) -> torch.futures.Future:
-        if name in self._pending:  # Its backward has failed.
+        if name in self._pending:  # The backward pass of the pending round has failed.
             self._take(name)
         self._failures.pop(name, None)
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self.client, name)
-        # A future of a CUDA tensor has whoever waits for it go on after the result.
+        # The future of a CUDA tensor makes its waiter's stream wait for the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
         self._shapes[name] = shapes
@@ -119,12 +120,14 @@ class _Completer:
             finish(self.client, handle)
         except Mismatch as error:
             self._failures[handle.name] = self._named(handle.name, error)
-        except Exception as error:  # The trainer's thread raises it from backward().
+        except Exception as error:  # backward() raises it in the trainer's thread.
             self._failures[handle.name] = error
         future.set_result(handle.result)
 
     def _named(self, name: str, mismatch: Mismatch) -> Mismatch:
-        """The same, naming what differs, as all ranks have it."""
+        """Returns the same error with the name of the parameter that differs, the same at all
+        ranks.
+        """
         try:
             every = all_gather_object(self.client, self._shapes[name], f"{name}.shapes")
         except TalwegError:
@@ -152,7 +155,7 @@ class _Completer:
 
 
 def cpus_are_left(client: Client) -> bool:
-    """Whether each rank of the node has a CPU beside the one that its backward computes on."""
+    """Whether each rank of the node has a CPU besides the one that runs its backward."""
     return len(os.sched_getaffinity(0)) >= 2 * client.local_size
 
 
@@ -181,11 +184,11 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
         model = DistributedDataParallel(model)          # any process group, gloo for instance
         model.register_comm_hook(None, talweg.torch.ddp_hook)
 
-    The process group must have the same ranks as the job. Where those of one node are the whole job,
-    a bucket on the CPU is summed where it lies; torch moves it into shared memory for that, so a
-    process that is forked later meets zeros in its place. `state` names the model where a process
-    has several (a str), else None. What a round has failed with backward() raises when it ends; the
-    gradients mean nothing then.
+    The process group must have the same ranks as the job. If the ranks of one node are the whole
+    job, a bucket on the CPU is summed in place. torch moves the bucket into shared memory for that,
+    so a process that is forked later sees zeros there. `state` names the model (a str) if a process
+    has several models, else it is None. If a round has failed, backward() raises the error when it
+    ends, and the gradients are undefined.
     """
     if state is not None and not isinstance(state, str):
         raise InvalidArgument(

@@ -20,7 +20,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
 class _DistributedMethods:
-    """What DistributedOptimizer adds to an optimizer's class."""
+    """The methods that DistributedOptimizer adds to an optimizer's class."""
 
     _talweg: GradientAverager
     _talweg_skip: bool
@@ -28,7 +28,7 @@ class _DistributedMethods:
     _talweg_hooks: list[RemovableHandle]
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickled, or copied, it is the optimizer that it was: averages belong to this process."""
+        """Pickles or copies the plain optimizer: the averages belong to this process."""
         self.synchronize_parameters()
         # object's own makes one of that class; pickle gives it the state.
         return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
@@ -36,17 +36,17 @@ class _DistributedMethods:
     def synchronize(self) -> None:
         """Returns when the gradients are averages over all ranks.
 
-        backward() has done this already when it returns, so a call is rarely needed; it is there
-        for programs written for BytePS or Horovod.
+        backward() has already done this when it returns, so a call is rarely needed. The method
+        serves programs that were written for BytePS or Horovod.
         """
         self._talweg.exchange.synchronize()
 
     def synchronize_parameters(self) -> None:
-        """Returns when every parameter has had its last step; see `overlap_forward`."""
+        """Returns when every parameter has had its last update; see `overlap_forward`."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it step() uses the gradients as they are."""
+        """Makes step() use the gradients as they are, within this context."""
         self._talweg_skip = True
         try:
             yield
@@ -54,7 +54,7 @@ class _DistributedMethods:
             self._talweg_skip = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The optimizer's own; its gradients are averaged, too. At every rank alike."""
+        """Adds a group as the optimizer does, and averages its gradients. All ranks do the same."""
         self.synchronize_parameters()
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
@@ -67,16 +67,16 @@ class _DistributedMethods:
         self._talweg.exchange.on_zero_grad()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes accumulate before the gradients are averaged; at least 1."""
+        """Sets how many backward passes (at least 1) accumulate before gradients are averaged."""
         self._talweg.exchange.set_passes(passes)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
-        """Around a training loop in which some ranks may have fewer batches than others.
+        """Wraps a training loop in which some ranks may have fewer batches than others.
 
-        A rank that leaves its loop early goes on taking part with zero gradients (averages still
-        divide by all ranks) until every rank has left; then parameters and optimizer state are
-        made those of the rank that took the most steps.
+        A rank that leaves its loop early goes on taking part with zero gradients until every rank
+        has left. Averages still divide by the number of all ranks. Then every rank gets the
+        parameters and the optimizer state of the rank that took the most steps.
         """
         if decides_by_loss(self):
             raise InvalidArgument(
@@ -93,7 +93,7 @@ class _DistributedMethods:
 
 
 def decides_by_loss(optimizer: Any) -> bool:
-    """Whether its step() looks at what the closure returns: ranks must be told the same."""
+    """Whether step() uses the closure's return value, which then must be the same at all ranks."""
     return isinstance(optimizer, torch.optim.LBFGS)
 
 
@@ -129,12 +129,12 @@ def _after_step(optimizer: Any, _: Any, __: Any) -> None:
 
 
 class _OverlappedMethods(_DistributedMethods):
-    """The same, where the next forward pass waits for the averages, layer by layer."""
+    """The same methods, for `overlap_forward`: the next forward pass waits layer by layer."""
 
     _talweg_overlap: ForwardOverlap
 
     def step(self, closure: Any = None) -> Any:
-        """Takes the step; each parameter's part of it when the forward pass comes to it."""
+        """Takes the step. Each parameter's update runs when forward comes to its module."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -203,35 +203,35 @@ def DistributedOptimizer(
 ) -> OptimizerT:
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
-    A gradient leaves as soon as backward has it, those of the first layers overtake the others,
-    and when backward() returns the averages stand in `.grad`: clipping, GradScaler, LR schedulers
-    and closures work as in one process. With `backward_passes_per_step` n, every n-th backward
-    does this, and the others only accumulate; zero_grad() leaves out what was accumulated. step()
-    averages what no backward has, such as gradients that were assigned; where something looks at
-    them before (clipping, GradScaler, which may leave out a rank's step), call synchronize().
+    A gradient leaves as soon as backward has it. The gradients of the first layers overtake the
+    others. When backward() returns, the averages stand in `.grad`, so clipping, GradScaler, LR
+    schedulers and closures work as in one process. With `backward_passes_per_step` n, every n-th
+    backward does this, and the others only accumulate. zero_grad() drops what was accumulated.
+    step() averages gradients that no backward has computed, for instance assigned ones. If other
+    code reads these before step() (clipping, or GradScaler, which may skip a rank's step), call
+    synchronize() first.
 
-    `named_parameters` is model.named_parameters(); without it parameters are named by their
-    order, which must then be the same at every rank. Every rank must call backward the same
-    number of times (see join() for uneven data). A second such optimizer in one process needs
-    another `name`; one for the same parameters takes them over. Parameters may be frozen, thawed
-    and added (add_param_group) between steps, at all ranks alike. Where a rank goes on after an
-    error in backward(), it calls synchronize() and step(): the others wait for its gradients.
-    An optimizer that has been distributed already is so anew, by the new arguments. Pickled or
-    copied it is the plain optimizer again.
-    LBFGS decides by the loss how often it evaluates, so it is given the average of all ranks' losses.
-    With several such optimizers, a rank's backward may leave some out of one pass, but not two
-    ranks' each another: either would wait for the other in backward().
-    Ranks of one node sum larger gradients in memory that they share, and `.grad` is then there:
-    a gradient that is kept beyond its step keeps its values, and a forked child sees zeros.
+    `named_parameters` is model.named_parameters(). Without it parameters are named by their order,
+    which must then be the same at every rank. Every rank must call backward the same number of
+    times (see join() for uneven data). A second such optimizer in one process needs another `name`.
+    If it has the same parameters, it takes them over. Parameters may be frozen, thawed and added
+    (add_param_group) between steps, at all ranks alike. A rank that goes on after an error in
+    backward() calls synchronize() and step(), because the others wait for its gradients. A second
+    call for the same optimizer distributes it anew, with the new arguments. A pickle or a copy is
+    the plain optimizer. LBFGS uses the loss to decide how often to evaluate, so it gets the average
+    of all ranks' losses. With several such optimizers, a rank's backward may leave some of them out
+    of a pass. But two ranks may not leave out different ones: each would wait in backward() for the
+    other. Ranks of one node sum larger gradients in memory that they share, and `.grad` then lies
+    there. A gradient that is kept beyond its step keeps its values; a forked child sees zeros.
 
     `overlap_forward`, a model, hides more of the communication: neither backward() nor step()
-    waits. The next forward pass of that model does, module by module, and makes each one's update
-    just before it runs: the first layer works while the last one's gradient is under way. The
-    weights are the same to the last bit. What it asks for: an optimizer whose update of a
-    parameter depends on that parameter alone (SGD, Adam and their kin, not LBFGS); before
-    gradients are looked at (clipping, GradScaler) a call of synchronize(), which waits; before
-    weights are looked at other than by the model's forward and state_dict() a call of
-    synchronize_parameters(). After step() gradients are gone, as after zero_grad().
+    waits. The next forward pass of that model waits module by module, and updates each module's
+    parameters just before the module runs. So the first layer works while the last layer's gradient
+    is under way. The weights are the same to the last bit. It needs an optimizer whose update of a
+    parameter depends on that parameter alone (SGD, Adam and similar ones, not LBFGS). Before other
+    code reads gradients (clipping, GradScaler), call synchronize(), which waits. Before code other
+    than the model's forward and state_dict() reads weights, call synchronize_parameters(). After
+    step() gradients are gone, as after zero_grad().
     """
     named = name_parameters(optimizer, named_parameters)
     return distribute(
@@ -246,7 +246,7 @@ def distribute(
     make_averager: Callable[[bool], GradientAverager],
     overlap_forward: torch.nn.Module | None = None,
 ) -> OptimizerT:
-    """DistributedOptimizer() with the averager that is made, which is told its `waits`."""
+    """Does the same as DistributedOptimizer(). `make_averager` takes the averager's `waits`."""
     overlaps = overlap_forward is not None
     take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
@@ -258,7 +258,7 @@ def distribute(
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})
-    optimizer._patch_step_function()  # Users' step hooks go around this step, once.
+    optimizer._patch_step_function()  # Users' step hooks run around this step, once.
     distributed: Any = optimizer
     distributed._talweg = averager
     distributed._talweg_skip = False
@@ -276,7 +276,7 @@ def distribute(
 
 
 def take_back(optimizer: Any) -> None:
-    """Undoes distribute(), of an optimizer for which it has been called before."""
+    """Undoes an earlier distribute() of `optimizer`."""
     original = vars(optimizer).get("_talweg_original")
     if original is None:
         return

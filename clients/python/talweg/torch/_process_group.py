@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend "talweg" of torch.distributed: docs/torch.md says what of it there is.
+"""The backend "talweg" of torch.distributed: docs/torch.md says which parts of it there are.
 
-A group's calls belong together by their order, which c10d has the ranks keep; sends and receives by
-their order for each pair of ranks, direction and tag. Ranks compare what they give, so tensors that
-do not fit together are a Mismatch at every rank.
+A group's calls are matched by their order, which c10d makes the same at all ranks. Sends and
+receives are matched by their order for each pair of ranks, direction and tag. Ranks compare what
+they give, so tensors that do not fit together raise Mismatch at every rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ _KEPT_MAX = 64
 
 
 class ProcessGroup(GroupOfDevices):
-    """A group of torch.distributed over Talweg. Tensors on devices of backends beside it go there."""
+    """A torch.distributed group over Talweg. Other backends of the group get their devices'
+    tensors.
+    """
 
     def __init__(
         self,
@@ -140,20 +142,20 @@ class ProcessGroup(GroupOfDevices):
         return work
 
     def shutdown(self) -> None:
-        """It is destroyed: another group of its ranks may have its channels."""
+        """Ends the destroyed group: another group of its ranks may then use its channels."""
         self._all_calls.destroy()
         super().shutdown()
 
     def abort(self) -> None:
-        """Ends this rank's calls of the group with Aborted, those that are made later too."""
+        """Ends this rank's calls of the group, also later ones, with Aborted."""
         self._all_calls.abort()
         super().abort()
 
     def _small_call(
         self, key: Any, tensor: torch.Tensor, output: torch.Tensor, result: Any, opts: Any
     ) -> Any:
-        """A call that is like a small one before it, and that the caller waits for; None: it is
-        none. `key` begins with the operation, and tells all that it hangs on.
+        """Makes a call like an earlier small call, if the caller waits for it. Returns None if this
+        is no such call. `key` begins with the operation, and holds all that the call depends on.
         """
         if getattr(opts, "asyncOp", True) or runs_here():
             return None
@@ -172,7 +174,7 @@ class ProcessGroup(GroupOfDevices):
         return work
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
-        """Whether another backend has the tensors' device."""
+        """Whether another backend of the group has the tensors' device."""
         if tensors and self.is_beside(tensors[0].device):
             return True
         for tensor in tensors:
@@ -181,7 +183,7 @@ class ProcessGroup(GroupOfDevices):
         return False
 
     def _root(self, opts: Any, operation: str) -> int:
-        """The root's rank in the job."""
+        """Returns the root's rank in the job."""
         if getattr(opts, "rootTensor", 0) != 0:
             raise InvalidArgument(f"{operation}: rootTensor is {opts.rootTensor}; it must be 0")
         if not 0 <= opts.rootRank < len(self._ranks):
@@ -416,7 +418,7 @@ class ProcessGroup(GroupOfDevices):
         return self._all_gather(lists, inputs, result, opts, operation, key)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
-        """`output_lists` has a list for each rank, of a tensor for each input."""
+        """`output_lists` has one list for each rank, with one tensor for each input."""
         opts = options_of(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
             return super().allgather_coalesced(output_lists, input_list, opts)
@@ -496,7 +498,7 @@ class ProcessGroup(GroupOfDevices):
         return self._all_to_all(target, inputs, input_, counts, [output], opts, operation, key)
 
     def _counts(self, tensor: torch.Tensor, splits: Any, operation: str) -> list[int]:
-        """The elements of each rank's part."""
+        """Returns the number of elements in each rank's part."""
         size = len(self._ranks)
         rows = tensor.shape[0] if tensor.dim() > 0 else 1
         chosen = [int(each) for each in splits] if splits else [rows // size] * size
@@ -542,7 +544,7 @@ class ProcessGroup(GroupOfDevices):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time limit of calls that name none."""
+        """Sets the time limit of calls that have no time limit of their own."""
         self._timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:

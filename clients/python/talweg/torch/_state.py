@@ -33,7 +33,7 @@ from talweg.torch._tensors import finish, for_autograd, mark_changed, start
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor, as the root tells the others of it."""
+    """A tensor, as the root describes it to the other ranks."""
 
     name: str
     dtype: str
@@ -45,7 +45,7 @@ class _Entry:
         return f"{self.dtype} of shape {self.shape}"
 
     def is_like(self, other: _Entry) -> bool:
-        """Wherever the two lie."""
+        """Whether the two are alike; the devices may differ."""
         return self.dtype == other.dtype and self.shape == other.shape
 
 
@@ -73,21 +73,22 @@ def broadcast_parameters(
 ) -> None:
     """Makes every rank's parameters the root's, byte for byte, in place.
 
-    `params` is model.state_dict(), or model.named_parameters(). Entries that are no tensors (of a
-    state_dict) are left alone. Raises Mismatch where they are not like the root's, naming the first
-    that differs; what is alike has been made equal then, and the other ranks have noticed nothing.
+    `params` is model.state_dict(), or model.named_parameters(). Entries of a state_dict that are no
+    tensors are left alone. Raises Mismatch, which names the first entry that differs, if this
+    rank's entries are not like the root's. Entries that are alike have been made equal by then, and
+    the other ranks have noticed nothing.
     """
     client = _client.current()
     items = params.items() if isinstance(params, Mapping) else params
     tensors = [(str(name), value) for name, value in items if isinstance(value, torch.Tensor)]
     entries = [_entry_of(name, tensor) for name, tensor in tensors]
     stream, theirs = _tell(client, entries, root_rank)
-    # By name, because the order may differ; several models in one call have a name several times.
+    # Looked up by name, because the order may differ. Several models may use a name several times.
     own: dict[str, deque[tuple[_Entry, torch.Tensor]]] = {}
     for entry, (_, tensor) in zip(entries, tensors):
         own.setdefault(entry.name, deque()).append((entry, tensor))
 
-    # Whatever goes wrong here, the other ranks wait for this one's part in all rounds.
+    # The other ranks wait for this rank's part in all rounds, so an error must not end it early.
     failures: list[Exception] = []
     alone: list[tuple[_Entry, torch.Tensor]] = []
     for entry in theirs:
@@ -119,7 +120,7 @@ def broadcast_parameters(
 
 
 def _stand_in(entry: _Entry) -> torch.Tensor:
-    """For the part in the root's rounds of a rank that has no such tensor."""
+    """Returns a tensor for this rank's part in the root's rounds, if it has no such tensor."""
     dtype = getattr(torch, entry.dtype, None)  # Another torch may have none of that name.
     if entry.is_streamed or dtype is None:
         return torch.empty(entry.nbytes, dtype=torch.uint8)
@@ -170,14 +171,14 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
 def _broadcast_alone(
     client: Client, tensors: list[tuple[_Entry, torch.Tensor]], root_rank: int
 ) -> None:
-    """Each as a tensor of its own."""
+    """Broadcasts each tensor in a round of its own."""
     handles: dict[str, Handle] = {}
     for entry, tensor in tensors:
         if entry.nbytes == 0:
             continue
         # Two models of one program may use a name twice, and a root may change.
         name = f"parameter.{entry.name}.{entry.shape}.{entry.dtype}.{root_rank}"
-        if name in handles:  # Several models in one call.
+        if name in handles:  # Several models in one call use the name.
             finish(client, handles.pop(name))
         handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
         handles[name] = for_autograd(handle, tensor)

@@ -205,7 +205,7 @@ def local_size() -> int:
 def epoch() -> int:
     """The membership's number. It grows with every change that this program has been told of.
 
-    It is 0 before the first change. It starts larger if nodes were lost while this rank came.
+    Before the first change it is 0 without an agent, or if nodes were lost while this rank came.
     """
     return membership_of(_client.current()).view.epoch
 

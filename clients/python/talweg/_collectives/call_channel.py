@@ -16,7 +16,7 @@ from talweg._collectives.words import HEADER, Said, read
 from talweg._declaration import DType, Op
 from talweg._library.native_arguments import name_for_tensors
 
-# As many words as a channel remembers.
+# The number of words that a channel remembers.
 _ONE_ROUNDS_MAX = 256
 
 
@@ -24,8 +24,8 @@ _ONE_ROUNDS_MAX = 256
 class Sites:
     """The rounds in which ranks tell where they made calls that do not fit together."""
 
-    left_round: int = 0  # One that this rank has not waited for to its end.
-    has_failed: bool = False  # This rank has missed one.
+    left_round: int = 0  # A round that this rank has not waited for to its end.
+    has_failed: bool = False  # Whether this rank has missed such a round.
 
 
 class CallChannel(Channel):
@@ -34,8 +34,8 @@ class CallChannel(Channel):
     def __init__(
         self, client: Client, name: str, group: Group, title: str, in_one: bool = False
     ) -> None:
-        """`title` is what texts of errors call it. `in_one`: what is longer than 32 MiB goes in one
-        round all the same, through a tensor of that very length.
+        """`title` names the channel in error texts. With `in_one`, data of more than 32 MiB also
+        goes in one round, through a tensor of exactly its length.
         """
         super().__init__(client, name, group)
         self.title = title
@@ -46,7 +46,7 @@ class CallChannel(Channel):
         self.said: np.ndarray = np.empty(size * self._control_bytes, np.uint8)
         self.said_at = int(self.said.ctypes.data)
         self._holds_own: bool | None = None
-        self._one_rounds: dict[bytes, OneRound] = {}  # By the words.
+        self._one_rounds: dict[bytes, OneRound] = {}  # Keyed by the words.
         self.slots: Slots | None = None  # For tensors that are reduced again and again.
         self.sites = Sites()
 
@@ -56,38 +56,38 @@ class CallChannel(Channel):
         return self.declare(self.name, DType.U8, Op.BROADCAST, shares, 0, self._control_bytes)
 
     def holds_own(self) -> bool:
-        """Whether a contribution has room for the rank's own parts alone: alike at all ranks."""
+        """Whether contributions have room for only the rank's own parts. The same at all ranks."""
         if self._holds_own is None:
             self._holds_own = self.client.connection.parts_held(self.control()) == 1
         return self._holds_own
 
     @property
     def overlaps(self) -> bool:
-        """Whether a call may begin while the last round of the one before it is under way, so that
-        links do not rest. It takes two tensors for each lane. Where ranks read each other's
-        contributions there are no links, and a tensor of a long call's own length is large.
+        """Whether a call may begin while the last round of the previous call is under way, so that
+        links do not rest. This takes two tensors for each lane. If ranks read each other's
+        contributions, there are no links, and a tensor of a long call's own length is large.
         """
         return not self.holds_own() and not self.in_one
 
     def turn_of(self, control_round: int) -> int:
-        """The turn (Lane) of the call with that control round: alike at all ranks, and another one
-        than the turns of the calls before and after it.
+        """Returns the turn (Lane) of the call with that control round. It is the same at all ranks,
+        and differs from the turns of the calls before and after it.
         """
         return control_round % 2 if self.overlaps else 0
 
     def read_said(self, turn: int) -> list[Said]:
-        """What the ranks have said in the control round that is over."""
+        """Returns what the ranks have said in the control round that is over."""
         return read(self.said, self.group, self.holds_own(), self.in_one, turn)
 
     def lane_tensor(self, lane: Lane) -> int:
-        """The tensor for a lane."""
+        """Returns the tensor for a lane."""
         if lane.slot > 0:
             assert self.slots is not None
             return self.slots.tensor(lane.slot)
         return self.declare(*self._spec_of(lane))
 
     def has_lane(self, lane: Lane) -> bool:
-        """Whether the tensor for it is declared."""
+        """Whether the lane's tensor is declared."""
         return self.has_declared(*self._spec_of(lane))
 
     def _spec_of(self, lane: Lane) -> tuple[str, DType, Op, tuple[int, int], int, int]:
@@ -98,13 +98,13 @@ class CallChannel(Channel):
         return name, dtype, op, shares, root, capacity_bytes // dtype.nbytes
 
     def same(self, words: bytes) -> bool:
-        """Whether every rank has said this."""
+        """Whether every rank has said these words."""
         nbytes = len(words) * self.group.size
         return self.said[:nbytes].tobytes() == words * self.group.size
 
     def one_round(self, given: Given, words: bytes) -> OneRound | None:
-        """What makes the call in one round where all ranks say these words; None: it takes more, or
-        ranks that differ.
+        """Returns what makes the call in one round if all ranks say these words. None if the call
+        takes more rounds.
         """
         found = self._one_rounds.get(words)
         if found is None and OneRound.may_be(given, self.holds_own()):
@@ -116,7 +116,7 @@ class CallChannel(Channel):
 
 
 def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
-    """The channel of calls of that name, or without one."""
+    """Returns the channel of calls of that name, or of calls without a name."""
     own = "talweg.collectives" if name is None else f"{name}.collective"
     return channel_named(client, own, group, own if name is None else name)
 
@@ -124,7 +124,7 @@ def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
 def channel_named(
     client: Client, name: str, group: Group, title: str, in_one: bool = False
 ) -> CallChannel:
-    """The channel with that name of its own, as CallChannel() makes it."""
+    """Returns the channel with its own name, as CallChannel() makes it."""
     name = name_for_tensors(name)
     key = (name, group.ranks)
     with client.channels_lock:

@@ -31,7 +31,7 @@ from talweg.errors import Aborted, Mismatch, TalwegError
 class Parts(NamedTuple):
     """Parts of a tensor, one after another."""
 
-    address: int | None  # None: they lie nowhere, as nobody wants them.
+    address: int | None  # None: they lie nowhere, because nobody wants them.
     lengths: list[int]  # In bytes.
 
     def starts(self) -> list[int]:
@@ -45,8 +45,8 @@ class Parts(NamedTuple):
 
 
 class ReducedData:
-    """What this rank gives to a reduction. It leaves in a round of its own beside the control round,
-    unless it goes in that, or takes several rounds.
+    """What this rank gives to a reduction. The data leaves in its own round beside the control
+    round, unless it goes in the control round, or takes several rounds.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class ReducedData:
         self._parts = parts
         self._priority = priority
         self._turn = turn
-        self.lane: Lane | None = None  # None: it has not left.
+        self.lane: Lane | None = None  # None: the data has not left.
         self.round = 0
-        self.lies_there = False  # The result comes where the data lies.
+        self.lies_there = False  # The result comes to where the data lies.
         self.failure: TalwegError | None = None  # The control round is taken all the same.
 
     def push(self, slot: int) -> None:
-        """Pushes it through the slot's tensor, NO_SLOT: through one for all of its length."""
+        """Pushes the data through the tensor of `slot`. NO_SLOT: through one for its length."""
         channel, given = self._channel, self._given
         self.lies_there = False
         self.lane = lane = lane_of_given(channel, given, self._turn, slot)
@@ -83,15 +83,15 @@ class ReducedData:
             self.failure = error
 
     def drop(self) -> Steps:
-        """Ends its round, whose result nobody wants."""
+        """Ends the round of the data, whose result nobody wants."""
         if self.lane is not None and self.failure is None:
             yield from _drop(self._channel, self.lane, self.round)
 
     def settle(self, every: Sequence[Said]) -> Steps:
-        """Ends the rounds of data that ranks have begun whose calls do not fit together.
+        """Ends the rounds of data that ranks have begun for calls that do not fit together.
 
-        Every rank takes part in each of them, with nothing where it has not begun it. Nobody looks
-        at what they come to: most end with a Mismatch of their own.
+        Every rank takes part in each of these rounds, and gives nothing to a round that it has not
+        begun. Nobody looks at the results: most rounds end with a Mismatch of their own.
         """
         channel, size = self._channel, self._channel.group.size
         for lane in dict.fromkeys(said.lane for said in every if said.lane is not None):
@@ -104,8 +104,8 @@ class ReducedData:
             yield from _drop(channel, lane, round_)
 
     def leave_slots(self, every: Sequence[Said]) -> Steps:
-        """Ranks call the same, but bring tensors of several slots, or some of none: the data goes
-        once more without any, and nobody uses these again.
+        """Pushes the data again without a slot, because ranks make the same call but bring tensors
+        of different slots, or some of none. Nobody uses these slots again.
         """
         yield from self.settle(every)
         for number in {said.lane.slot for said in every if said.lane is not None} - {0}:
@@ -119,7 +119,7 @@ class ReducedData:
 def lane_of_given(
     channel: CallChannel, given: Given, turn: int, slot: int = NO_SLOT
 ) -> Lane | None:
-    """Where the data of a reduction goes that this rank makes; None: in several rounds, or none."""
+    """Returns the lane for this rank's reduction. None: it takes several rounds, or none."""
     assert given.rows is not None
     longest = max(given.part_rows) * given.rows.row_bytes
     of = (given.kind, given.dtype, given.op, given.root_rank, longest, channel.group.size)
@@ -127,7 +127,7 @@ def lane_of_given(
 
 
 def lane_of_said(channel: CallChannel, said: Said, turn: int) -> Lane:
-    """Where the data of a reduction goes, also if it would fit into the control round."""
+    """Returns the lane for a reduction, even if the data would fit into the control round."""
     assert said.rows is not None
     nbytes = max(said.part_rows) * said.rows.row_bytes
     dtype, op, size = DType(said.dtype), Op(said.op), channel.group.size
@@ -152,7 +152,7 @@ def carry(
     got: Parts,
     largest: int,
 ) -> Steps:
-    """Brings this rank's `own` parts to the others, and from them those that it gets.
+    """Brings this rank's `own` parts to the other ranks, and their parts for this rank to `got`.
 
     `largest` is the length of the longest part that a rank gives, in bytes.
     """
@@ -197,7 +197,7 @@ def carry(
 
 
 def _own_part(kind: Kind, place: int, own: Parts, got: Parts) -> int | None:
-    """Which of the parts that this rank gets is its own."""
+    """Returns which of the parts that this rank gets is its own."""
     if not own.lengths or not got.lengths:
         return None
     return place if kind.gives in (OWN, ROW) else 0

@@ -15,16 +15,16 @@ from talweg._collectives.words import Caller, Said
 from talweg._declaration import DType, Op
 from talweg.errors import TalwegError
 
-# What a rank tells of a call that does not fit: how long a text, which begins with the name of the
-# function, and how long others wait for it.
+# For a call that does not fit: how many bytes of text a rank tells, how many of them name the
+# function, and how many seconds the others wait for the text.
 _SITE_BYTES, _CALL_BYTES, _SITES_S = 512, 64, 1.0
 
 
 def callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
-    """After calls that do not fit together: what each rank of the group has called, and where.
+    """Returns what each rank of the group has called, and where, after calls that do not fit.
 
-    A rank of which that is not known is taken to call as this one does, if its call is of the same
-    kind.
+    If that is not known of a rank, it is taken to make the same call as this rank, provided that
+    its call is of the same kind.
     """
     tellings = yield from _exchange_callers(channel, given)
     own = given.call
@@ -36,11 +36,11 @@ def callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
 
 
 def _exchange_callers(channel: CallChannel, given: Given) -> Steps:
-    """What each rank says of itself; nothing of those that say nothing.
+    """Returns what each rank tells of its call; nothing for a rank that tells nothing.
 
-    A rank may be busy elsewhere, as its call needs nobody until it is waited for. So the others wait
-    for a moment only. A rank tells before it begins its next call of the channel, so what it has told
-    of the last one is there by the next one at the latest.
+    A rank may be busy elsewhere, because its call needs nobody until it is waited for. So the
+    others wait only for a moment. A rank tells before it begins its next call of the channel, so
+    its text about the last call is there by the next call at the latest.
     """
     sites, size = channel.sites, channel.group.size
     if sites.has_failed:

@@ -53,9 +53,9 @@ class Collectives(Reductions):
     ) -> Any:
         """Returns the tensors of all ranks, joined along the first dimension, in rank order.
 
-        Their first dimensions may differ, and may be 0; dtypes and other dimensions are alike, or
-        Mismatch names two ranks. Any dtype. Calls without a name belong together by their order,
-        which is the same at every rank of the group.
+        The first dimensions may differ, and may be 0. Other dimensions and dtypes must be alike;
+        otherwise Mismatch names two ranks. Takes any dtype. Calls without a name are matched by
+        their order, which must be the same at every rank of the group.
         """
         return self._all_gather(False, [tensor], False, name, process_set, priority, timeout_s)
 
@@ -78,7 +78,7 @@ class Collectives(Reductions):
         *,
         priority: int = 0,
     ) -> Handle:
-        """all_gather_async() that goes on without ranks that have joined (hvd.join())."""
+        """Does the same as all_gather_async(), but goes on without joined ranks (hvd.join())."""
         kind = collectives.ALL_GATHER_OF_SOME
         return self._all_gather(True, [tensor], False, name, process_set, priority, None, kind)
 
@@ -91,7 +91,7 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """all_gather() of many tensors; returns a list of results."""
+        """Runs all_gather() of many tensors; returns a list of results."""
         return self._all_gather(False, tensors, True, name, process_set, priority, timeout_s)
 
     def grouped_all_gather_async(
@@ -102,7 +102,7 @@ class Collectives(Reductions):
         *,
         priority: int = 0,
     ) -> Handle:
-        """Starts grouped_all_gather(); the tensors have one handle."""
+        """Starts grouped_all_gather(). Returns one handle for all tensors."""
         return self._all_gather(True, tensors, True, name, process_set, priority)
 
     def _all_gather_into(
@@ -151,9 +151,9 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """all_gather() of tensors of one shape, into `output`, which is also returned.
+        """Runs all_gather() of tensors of one shape, into `output`, and returns `output`.
 
-        Its first dimension is the tensor's times the number of ranks.
+        The first dimension of `output` is the tensor's times the number of ranks.
         """
         return self._all_gather_into(False, output, tensor, name, process_set, priority, timeout_s)
 
@@ -166,7 +166,7 @@ class Collectives(Reductions):
         *,
         priority: int = 0,
     ) -> Handle:
-        """Starts all_gather_into(); `output` stays unread and unwritten until synchronize()."""
+        """Starts all_gather_into(). Do not read or write `output` before synchronize()."""
         return self._all_gather_into(True, output, tensor, name, process_set, priority)
 
     # ----- all_to_all -----
@@ -224,11 +224,11 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> tuple[Any, list[int]]:
-        """Sends rows to every rank, and gets some from every rank.
+        """Sends rows to every rank, and gets rows from every rank.
 
         The first `splits[0]` rows go to the group's first rank, the next `splits[1]` to its second,
-        and so on; without splits the rows are split evenly, which they must allow. Returns what the
-        ranks sent here, joined in rank order, and how many rows came from each.
+        and so on. Without `splits` the rows are split evenly; their number must allow that. Returns
+        the rows from all ranks, joined in rank order, and how many rows came from each rank.
         """
         return self._all_to_all(
             False, [tensor], [splits], False, name, process_set, priority, timeout_s
@@ -256,7 +256,9 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[tuple[Any, list[int]]]:
-        """all_to_all() of many tensors, with one list of splits for each; a list of results."""
+        """Runs all_to_all() of many tensors, with one list of splits each; returns a list of
+        results.
+        """
         return self._all_to_all(
             False,
             tensors,
@@ -277,7 +279,7 @@ class Collectives(Reductions):
         *,
         priority: int = 0,
     ) -> Handle:
-        """Starts grouped_all_to_all(); the tensors have one handle."""
+        """Starts grouped_all_to_all(). Returns one handle for all tensors."""
         return self._all_to_all(True, tensors, splits, True, name, process_set, priority)
 
     # ----- gather and scatter -----
@@ -315,7 +317,7 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """all_gather() whose result the root gets alone; the others get None."""
+        """Runs all_gather(), but only the root gets the result. The others get None."""
         return self._gather(False, tensor, root_rank, name, process_set, priority, timeout_s)
 
     def gather_async(
@@ -370,10 +372,11 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """Gives each rank some rows of the root's tensor: evenly, the lower ranks the remainder.
+        """Gives each rank some rows of the root's tensor: evenly, with the remainder at lower
+        ranks.
 
-        With `splits`, which the root gives: so many rows to each rank. The others' tensor is not
-        looked at, but that a torch result goes to its device; it may be None.
+        With the root's `splits` each rank gets that many rows. Other ranks' `tensor` is not read,
+        and may be None; a torch result goes to its device.
         """
         return self._scatter(
             False, tensor, root_rank, splits, name, process_set, priority, timeout_s
@@ -438,7 +441,7 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends the tensor to rank `dst`, which calls recv(). Returns when it has been taken."""
+        """Sends the tensor to rank `dst`, which calls recv(). Returns when `dst` has taken it."""
         self._send(False, tensor, dst, name, priority, timeout_s)
 
     def send_async(
@@ -505,10 +508,11 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """Returns what rank `src` sends with send().
+        """Returns the tensor that rank `src` sends with send().
 
-        It is written into a tensor that is given; with a shape and a dtype it is a new one; with
-        None a new one of whatever shape and dtype is sent. Mismatch where they differ.
+        Given a tensor, recv() writes into it. Given a shape and a dtype, it returns a new tensor of
+        these. Given None, it returns a new tensor of any shape and dtype that is sent. Raises
+        Mismatch if they differ.
         """
         return self._recv(False, tensor_or_shape, src, dtype, name, priority, timeout_s)
 

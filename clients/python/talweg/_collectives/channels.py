@@ -42,20 +42,20 @@ class Wait:
     out: int
     out_bytes: int
     pushes_more: bool = True  # The call has rounds to push after it.
-    # Where each part goes, and the room there; None: to `out`, one after another.
+    # Where each part goes, and the room there. None: all go to `out`, one after another.
     places: tuple[list[int], list[int]] | None = None
-    # It is the call's last round, and the next call's first ones go through other tensors.
+    # This is the call's last round, and the next call's first rounds go through other tensors.
     next_may_begin: bool = False
-    # By then, of time.monotonic(), Timeout is raised where it was yielded.
+    # At this time of time.monotonic(), Timeout is raised where the call yielded this Wait.
     until: float | None = None
     # The call waits for this instead of a round (Given.is_ready).
     is_ready: Callable[[float | None], bool] | None = None
 
 
-# How soon whoever waits for a round sees that its channel is aborted.
+# How soon a thread that waits for a round sees that its channel is aborted, in seconds.
 _SLICE_S = 0.25
 
-# What the round ends with, other than a result, is raised where it was yielded.
+# If the round ends without a result, its error is raised where the call yielded.
 Steps = Generator[Wait, None, Any]
 
 
@@ -68,25 +68,25 @@ class Channel:
         self.group = group
         self._lock = threading.Lock()
         self._jobs: deque[Job] = deque()
-        # Whoever has it carries on the first job.
+        # Its holder carries on the first job.
         self._carrying = threading.Lock()
-        self._told = False  # A round is over that somebody may have to carry on.
+        self._told = False  # A round is over that a thread may have to carry on.
         self._aborted: TalwegError | None = None
-        # A call has failed, and not because ranks' calls did not fit together.
+        # Whether a call has failed for a reason other than ranks' calls that did not fit together.
         self.has_failed = False
-        self.calls = 0  # That have been made in it, each with a control round.
+        self.calls = 0  # The calls that were made in the channel, each with a control round.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
         self._over.done = True
 
     def __len__(self) -> int:
-        """How many tensors it has declared."""
+        """The number of tensors that the channel has declared."""
         return len(self._tensors)
 
     def declare(
         self, name: str, dtype: DType, op: Op, shares: tuple[int, int], root: int, count: int
     ) -> int:
-        """The tensor of that name and shape, for the channel's group."""
+        """Returns the tensor of that name and shape, for the channel's group."""
         key = (name, dtype, op, shares, root, count)
         tensor = self._tensors.get(key)
         if tensor is None:
@@ -101,7 +101,7 @@ class Channel:
         return spec in self._tensors
 
     def submit(self, job: Job, is_async: bool = True) -> None:
-        """Begins it if it is the first. `is_async`: nobody may wait for it soon."""
+        """Begins `job` if it is the first. `is_async`: perhaps nobody waits for it soon."""
         with self._lock:
             self._jobs.append(job)
             self.calls += job.call_count
@@ -121,10 +121,10 @@ class Channel:
             self.client.completions.call(self._carry_what_is_over)
 
     def run_first(self, call: Callable[[], int], later: Callable[[int], Job]) -> Job | None:
-        """Makes a call on this thread if no other one is open; else None.
+        """Makes a call on this thread if no other call is open, else returns None.
 
-        `call` pushes its only round and returns 0 when it is over, or that round: the job that
-        `later` makes of it comes before those that others have submitted meanwhile.
+        `call` pushes its only round. It returns 0 when the round is over, else that round. In the
+        second case the job that `later` makes of it comes before jobs submitted meanwhile.
         """
         if self._jobs or not self._carrying.acquire(blocking=False):
             return None
@@ -150,29 +150,31 @@ class Channel:
             self._let_go()
 
     def end_before_control_round(self) -> None:
-        """A call that was submitted has ended before its control round, at every rank alike."""
+        """Notes that a submitted call has ended before its control round, at every rank alike."""
         with self._lock:
             self.calls -= 1
 
     def is_as_new(self) -> bool:
-        """Whether others may use it: no call is open, and none has failed that goes on elsewhere."""
+        """Whether others may use the channel: no call is open, and no failed call goes on
+        elsewhere.
+        """
         self.attend()
         return not self._jobs and not self.has_failed and self._aborted is None
 
     @property
     def aborted(self) -> TalwegError | None:
-        """What each call fails with; None: the channel is not aborted."""
+        """The error that each call raises. None: the channel is not aborted."""
         return self._aborted
 
     def abort(self, failure: TalwegError) -> None:
-        """Ends all its calls with `failure`, soon, and those that are made later. Other ranks wait for
-        this one until their time is over, or it has left.
+        """Ends all calls of the channel with `failure`, soon, and also later calls. Other ranks
+        wait for this rank until their time limit, or until it has left.
         """
         self._aborted = self._aborted or failure
-        self._carry_what_is_over()  # Whoever carries them on sees it too.
+        self._carry_what_is_over()  # The thread that carries them on sees it too.
 
     def waits_for(self) -> str:
-        """Whom the first open call waits for, in words for people; empty: nobody that is known."""
+        """Returns a text that names the ranks that the first open call waits for; empty if none."""
         with self._lock:
             first = self._jobs[0] if self._jobs else None
         wait = first.waits_for if first is not None else None
@@ -183,7 +185,7 @@ class Channel:
         return self.client.connection.waits_for(wait.tensor, wait.round)
 
     def finish(self, job: Job, end: float | None = None) -> bool:
-        """Carries on what was submitted until `job` is done. False: time.monotonic() has passed
+        """Carries on submitted calls until `job` is done. Returns False if time.monotonic() passes
         `end` before.
         """
         while not job.done:
@@ -201,9 +203,7 @@ class Channel:
         return job.done
 
     def push_rest(self, end: float) -> None:
-        """Has other ranks get what they need of this one, which leaves; until time.monotonic() is
-        `end`.
-        """
+        """Pushes what other ranks need of this leaving rank, until time.monotonic() is `end`."""
         while self._jobs and self._carrying.acquire(timeout=max(0.0, end - time.monotonic())):
             try:
                 self._drop_done()
@@ -215,7 +215,7 @@ class Channel:
                 self._let_go()
 
     def look(self, job: Job) -> bool:
-        """Carries on what can be without waiting; whether `job` is done."""
+        """Carries on calls as far as possible without waiting. Returns whether `job` is done."""
         if not job.done and self._carrying.acquire(blocking=False):
             try:
                 self._carry_over()
@@ -225,7 +225,7 @@ class Channel:
         return job.done
 
     def attend(self) -> None:
-        """As look(), for a thread that waits for other ranks elsewhere."""
+        """Does the same as look(), for a thread that waits for other ranks elsewhere."""
         if self._jobs and self._carrying.acquire(blocking=False):
             try:
                 self._carry_over()
@@ -234,7 +234,7 @@ class Channel:
                 self._let_go()
 
     def call_when_done(self, job: Job, call: Callable[[], None]) -> None:
-        """Has `call` made on another thread when it is done, where it may block."""
+        """Makes `call` on another thread when `job` is done. It may block there."""
         with self._lock:
             if not job.done:
                 job.calls.append(call)
@@ -250,7 +250,7 @@ class Channel:
     # ----- With _carrying -----
 
     def _drop_done(self) -> None:
-        """Begins the first call that is not done."""
+        """Removes the jobs that are done, and begins the next one."""
         while self._jobs and self._jobs[0].done:
             with self._lock:
                 done = self._jobs.popleft()
@@ -262,14 +262,14 @@ class Channel:
                 self._jobs[0].begin()
 
     def _begin_second(self) -> None:
-        """Begins the call after the first one, where both let it."""
+        """Begins the call after the first one, if both allow it."""
         if len(self._jobs) > 1 and self._jobs[0].lets_next_begin:
             second = self._jobs[1]
             if second.is_ready():
                 second.begin()
 
     def _carry_first(self, end: float | None) -> bool:
-        """Runs the first call to its end; False: time.monotonic() has passed `end` before."""
+        """Runs the first call to its end. Returns False if time.monotonic() passes `end` before."""
         first = self._jobs[0]
         while not first.done:
             self._begin_second()
@@ -283,7 +283,7 @@ class Channel:
             self._drop_done()
 
     def _see_to_rest(self) -> None:
-        """The thread leaves what is left to completion threads, where it needs one."""
+        """Leaves the remaining work of this thread to completion threads, if it needs one."""
         self._drop_done()
         while self._jobs:
             first = self._jobs[0]
@@ -310,18 +310,18 @@ class Channel:
 
     def _let_go(self) -> None:
         self._carrying.release()
-        # Whoever sets it and finds _carrying taken leaves it to this thread.
+        # A thread that sets it and finds _carrying taken leaves the work to this thread.
         if self._told:
             self._carry_what_is_over()
 
     def _carry_when(self, is_ready: Callable[[float | None], bool]) -> None:
-        """Carries calls on when the first one's data is there. On a thread that may block."""
-        with contextlib.suppress(TalwegError):  # The call raises it again, and ends with it.
+        """Carries calls on when the first one's data is there. Runs on a thread that may block."""
+        with contextlib.suppress(TalwegError):  # The call raises the error again, and ends with it.
             is_ready(None)
         self._carry_what_is_over()
 
     def _carry_what_is_over(self) -> None:
-        """What a completion thread is called for. Waits for nothing."""
+        """Does the work of a completion thread. Waits for nothing."""
         self._told = True
         while self._told and self._carrying.acquire(blocking=False):
             try:
@@ -337,8 +337,8 @@ class Channel:
 class Job:
     """One or several calls that have one handle.
 
-    `is_ready` tells whether its first rounds can be pushed without waiting for another rank, as for
-    one that declares a tensor later. Only then is it begun beside the call before it.
+    `is_ready` tells whether the first rounds can be pushed without waiting for another rank, unlike
+    those of a job that declares a tensor later. Only then it begins beside the call before it.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class Job:
         self.done = False
         self.results: list[Any] = []
         self.failure: BaseException | None = None
-        # Made when it is done.
+        # These are made when the job is done.
         self.calls: list[Callable[[], None]] = []
         self.watched: Wait | None = None
         self.waits_for: Wait | None = None
@@ -362,35 +362,35 @@ class Job:
 
     @classmethod
     def failed(cls, channel: Channel, failure: BaseException) -> Job:
-        """One that has failed before it was submitted."""
+        """Returns a job that has failed before it was submitted."""
         job = cls(channel, [])
         job.done, job.failure = True, failure
         return job
 
     @property
     def pushes_more(self) -> bool:
-        """Whether other ranks need more of it than has been pushed."""
+        """Whether other ranks need more rounds of this job than have been pushed."""
         return self.waits_for is None or self.waits_for.pushes_more or len(self._left) > 1
 
     @property
     def lets_next_begin(self) -> bool:
-        """Whether the channel's next call may push its first rounds already."""
+        """Whether the channel's next call may already push its first rounds."""
         wait = self.waits_for
         return wait is not None and wait.next_may_begin and len(self._left) == 1
 
     def begin(self) -> None:
-        """Pushes its first rounds. A second call does nothing."""
+        """Pushes the job's first rounds. A second call does nothing."""
         if self._steps is None and not self.done:
             self._run(self._go_on)
 
     def carry_on(self, end: float | None) -> bool:
-        """Takes the round that it waits for, and goes on to the next; False: time.monotonic() has
-        passed `end` before.
+        """Takes the round that the job waits for, and goes on to the next round. Returns False if
+        time.monotonic() passes `end` before.
         """
         return self.done or self._run(lambda: self._take(end))
 
     def _run(self, step: Callable[[], bool]) -> bool:
-        """`step`, and what it raises as the call's failure."""
+        """Runs `step`. An error that it raises is the call's failure."""
         try:
             return step()
         except StopIteration as end:
@@ -413,7 +413,7 @@ class Job:
         return True
 
     def _end(self) -> None:
-        """It is over, and about to be `done`. By the thread that carries it on."""
+        """Ends the job, just before it is `done`. Called by the thread that carries it on."""
 
     def _go_on(self) -> bool:
         if self.channel.aborted is not None:

@@ -62,15 +62,13 @@ from talweg.errors import TalwegError, Timeout
 
 
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
-    """Calls that have one handle."""
+    """Returns the job of calls that have one handle."""
     ready = partial(can_begin, channel, calls[0]) if calls else lambda: True
     return Job(channel, [partial(steps, channel, given, priority) for given in calls], ready)
 
 
 def can_begin(channel: CallChannel, given: Given) -> bool:
-    """Whether the call's data is there, and the tensors that its first rounds go through are
-    declared.
-    """
+    """Whether the call's data is there, and the tensors of its first rounds are declared."""
     if given.is_ready is not None:
         try:
             if not given.is_ready(0.0):
@@ -88,7 +86,7 @@ class JobHandle(Handle):
     """The handle of a Job."""
 
     job: Job | None = None
-    # Makes of the calls' results what the caller gets.
+    # Turns the calls' results into the caller's result.
     shape: Callable[[list[Any]], Any] = field(default=lambda results: results[0])
 
     def is_complete(self, connection: native.Connection) -> bool:
@@ -104,7 +102,7 @@ class JobHandle(Handle):
         self.job.channel.call_when_done(self.job, call)
 
     def leave(self) -> None:
-        """Other ranks may need more of the call yet, where they turn out to call something else."""
+        """Leaves the call. Other ranks may still need more rounds, if they call something else."""
         assert self.job is not None
         self.job.channel.call_when_done(self.job, lambda: None)
 
@@ -116,7 +114,7 @@ class JobHandle(Handle):
         return f"'{name}{channel.group.suffix}'"
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
-        native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
+        native_arguments.nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
         assert self.job is not None
         end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         if not self.job.channel.finish(self.job, end):
@@ -139,7 +137,7 @@ def start(
     shape: Callable[[list[Any]], Any],
     is_async: bool = True,
 ) -> JobHandle:
-    """Starts calls; they have one handle. `is_async`: it may not be waited for soon."""
+    """Starts calls that have one handle. `is_async`: perhaps nobody waits for it soon."""
     native_arguments.check_name_and_priority("none" if name is None else name, priority)
     channel = channel_of(client, name, group)
     site = call_site()

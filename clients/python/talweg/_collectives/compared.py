@@ -38,7 +38,7 @@ def _nothing_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
 
 
 def compare(channel: CallChannel, given: Given, priority: int) -> Steps:
-    """Returns where the ranks bring the same, or one of them is gone; else Mismatch."""
+    """Returns if all ranks bring the same, or one of them is gone. Raises Mismatch otherwise."""
     words = replace(
         given,
         part_rows=[0] * len(given.part_rows),
@@ -55,11 +55,11 @@ def compare(channel: CallChannel, given: Given, priority: int) -> Steps:
 
 @dataclass(eq=False)
 class _Compared(JobHandle):
-    """A call whose comparison is `job`, which results in the handle of the call itself."""
+    """A call that is compared first. The result of `job`, the comparison, is the call's handle."""
 
     @property
     def _made(self) -> Handle | None:
-        """The call itself, once it is made."""
+        """Returns the handle of the call itself, once the call is made."""
         job = self.job
         assert job is not None
         made: Handle | None = job.results[0] if job.done and job.failure is None else None
@@ -105,7 +105,7 @@ class _Compared(JobHandle):
 
 
 class Comparisons:
-    """One client's that are under way. A step ends, and a rank joins, when none is."""
+    """The open comparisons of one client. A step ends, or a rank joins, only without any."""
 
     def __init__(self, client: Client) -> None:
         self._open: deque[Job] = deque()
@@ -134,7 +134,7 @@ def start(
     is_async: bool,
     make: Callable[[], Handle],
 ) -> Handle:
-    """Has the ranks compare what they bring, and then `make` start the call."""
+    """Makes the ranks compare what they bring. Then `make` starts the call."""
 
     def steps() -> Steps:
         yield from compare(channel, given, priority)

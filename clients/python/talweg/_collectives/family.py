@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all collectives of a framework's module are made of."""
+"""What all collectives of a framework's module share."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from talweg.errors import InvalidArgument
 
 
 class Framework(Protocol):
-    """What the calls need of NumPy or torch."""
+    """The operations of NumPy or torch that the calls need."""
 
     def source(self, tensor: Any, copied: bool) -> Any:
-        """The tensor in contiguous host memory; in memory of its own where `copied`."""
+        """Returns the tensor in contiguous host memory; a copy if `copied`."""
 
     def address(self, source: Any) -> int: ...
 
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
 
     def dtype(self, tensor: Any) -> str:
-        """Its name, which is the same in all frameworks."""
+        """Returns the name of the tensor's dtype, which is the same in all frameworks."""
 
     def wire_dtype(self, tensor: Any) -> DType:
-        """For reductions; InvalidArgument where there is none."""
+        """Returns the wire dtype for reductions. Raises InvalidArgument if there is none."""
 
     def item_bytes(self, tensor: Any) -> int: ...
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
-        """In contiguous host memory."""
+        """Returns a new tensor in contiguous host memory."""
 
     def dtype_named(self, dtype: Any) -> str: ...
 
     def reducible(self, tensor: Any, op: Op) -> Any:
-        """The tensor, or its memory in a dtype that has the operation: see as_given()."""
+        """Returns the tensor, or its memory in a dtype that has the operation: see as_given()."""
 
     def as_given(self, result: Any, like: Any) -> Any:
-        """The result of a reducible() tensor in the dtype that it had."""
+        """Returns the result of a reducible() tensor in the tensor's own dtype."""
 
     def given_back(self, result: Any, like: Any) -> Any:
-        """A result in the place where a rank's tensor is."""
+        """Returns the result on the device of this rank's tensor."""
 
     def require_target(self, tensor: Any) -> None:
-        """InvalidArgument if no result can be written into it."""
+        """Raises InvalidArgument if no result can be written into the tensor."""
 
     def target(self, tensor: Any) -> Any:
-        """Contiguous host memory for a result that written() then has in the tensor."""
+        """Returns contiguous host memory for a result; written() then brings it into the tensor."""
 
     def written(self, tensor: Any, target: Any) -> None: ...
 
@@ -61,7 +61,9 @@ Shape = Callable[[list[Any]], Any]
 
 
 def require_dimensions(kind: Kind, row_shape: tuple[int, ...], before: int = 0) -> None:
-    """InvalidArgument for more than ranks can say; `before` are the dimensions before a row's."""
+    """Raises InvalidArgument if a tensor has more dimensions than ranks can say. `before` is the
+    number of dimensions before those of a row.
+    """
     if len(row_shape) > DIMENSIONS_MAX:
         raise InvalidArgument(
             f"{kind.name}: a tensor of {before + len(row_shape)} dimensions; it may have "
@@ -70,7 +72,7 @@ def require_dimensions(kind: Kind, row_shape: tuple[int, ...], before: int = 0) 
 
 
 class Family:
-    """Makes calls of what a framework's tensors give."""
+    """Makes calls from a framework's tensors."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -78,7 +80,7 @@ class Family:
     # ----- What each call gives -----
 
     def _rows(self, tensor: Any, kind: Kind) -> tuple[Rows, int]:
-        """The tensor as rows, and how many."""
+        """Returns the tensor as rows, and their number."""
         shape = self._framework.shape(tensor)
         if kind in (collectives.REDUCE, collectives.SEND):
             rows, row_shape = 1, shape

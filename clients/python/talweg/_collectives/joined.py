@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank does in the others' calls that has joined (hvd.join()), and makes none itself."""
+"""What a joined rank (hvd.join()), which makes no calls, does in the others' calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from talweg.errors import Mismatch
 
 
 def steps_of_joined(channel: CallChannel) -> Steps:
-    """Its part in the others' next call; it has no result.
+    """Takes this rank's part in the others' next call. Has no result.
 
-    It gives zeros to a reduction, and no rows to an all_gather that goes on without it.
+    The rank gives zeros to a reduction, and no rows to an all_gather that goes on without it.
     """
     connection, group = channel.client.connection, channel.group
     given = Given(JOINED, -1, None, [], 0, None, lambda rows, counts: (None, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives there are, what a rank brings to a call, and which tensor its data goes through."""
+"""The collectives, what a rank brings to a call, and which tensor its data goes through."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Kind:
         return size if self.gets in (COLUMN, OWN) else 1
 
     def parts_held(self, size: int) -> int:
-        """How many parts a rank gives, where every rank gives parts of its own; else all."""
+        """Returns how many parts a rank gives if every rank gives its own parts; else all."""
         if self.gives in (OWN, ROW):
             return size if self.gives == ROW else 1
         return self.part_count(size)
 
     def part_count(self, size: int) -> int:
-        """How many parts a tensor has in all."""
+        """Returns the number of parts of a tensor."""
         if self.gives == ROW:
             return size * size
         return size if OWN in (self.gives, self.gets) else 1
@@ -58,9 +58,9 @@ SEND = Kind("send", 8, ROOT, WHOLE)
 ALL_REDUCE = Kind("all_reduce", 9, WHOLE, WHOLE, equal=True)
 BROADCAST = Kind("broadcast", 10, ROOT, WHOLE)
 BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
-# An all_gather that goes on without the ranks that have joined: they give no rows.
+# An all_gather that goes on without joined ranks: they give no rows.
 ALL_GATHER_OF_SOME = Kind("all_gather", 12, OWN, WHOLE)
-# What a rank says that has joined (joining.py): it makes no call.
+# What a joined rank says (joining.py): it makes no call.
 JOINED = Kind("join", 13, ROOT, WHOLE)
 KINDS = {
     kind.number: kind
@@ -84,7 +84,7 @@ KINDS = {
 INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
 MORE_MAX = 15
-# Instead of a slot's number (Slots): the call's tensor has none; it has none yet.
+# Values in place of a slot's number (Slots): the call's tensor has no slot; it has none yet.
 NO_SLOT, WANTS_SLOT = -1, 0
 # What all parts of a tensor take together, and what they take where data needs several rounds: of a
 # reduction, and of a copy. The first call waits until every rank, agent and aggregator has that
@@ -95,19 +95,19 @@ _COPIED_BYTES_MAX = 8 << 20
 
 
 def split_evenly(rows: int, parts: int) -> list[int]:
-    """The rows of each part; the first ones have the remainder."""
+    """Returns the rows of each part; the first parts have the remainder."""
     each, more = divmod(rows, parts)
     return [each + (part < more) for part in range(parts)]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a rank's tensor is: rows of one shape. A tensor that goes whole is one row."""
+    """The rows of a rank's tensor, all of one shape. A tensor that goes whole is one row."""
 
     dtype: str
     row_shape: tuple[int, ...]
     row_bytes: int
-    # Whether other ranks' rows may have any shape of as many bytes.
+    # Whether other ranks' rows may have any shape with the same number of bytes.
     any_shape: bool = False
 
 
@@ -117,29 +117,29 @@ class Given:
 
     kind: Kind
     root_rank: int
-    rows: Rows | None  # None: it takes what the root gives.
-    part_rows: list[int]  # How many each part has that it gives.
+    rows: Rows | None  # None: the rank takes what the root gives.
+    part_rows: list[int]  # The rows of each part that the rank gives.
     address: int
     keep: Any
-    # Makes the result of rows of the parts that this rank gets; returns it and its address.
+    # Makes the result from the rows of the parts that this rank gets; returns it and its address.
     allocate: Callable[[Rows, list[int]], tuple[Any, int]]
     # For reductions.
     op: Op = Op.BROADCAST
     dtype: DType = DType.U8
     factors: Factors = NO_FACTORS
-    # The control round, where it has been pushed.
+    # The control round, once it has been pushed.
     pushed: int = 0
     # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
     slot: int = NO_SLOT
-    # Whether its data is there; waits for that until time.monotonic() is the time given, with None
-    # as long as it takes. Any thread may ask. None: its data is there from the beginning.
+    # Waits until the data is there, or until time.monotonic() is the given time; returns whether it
+    # is there. With None it waits as long as it takes. Any thread may call it. If the field is
+    # None, the data is there from the beginning.
     is_ready: Callable[[float | None], bool] | None = None
-    # For texts of errors: where the program makes the call, and what it is called there if that does
-    # not say it; empty: as its kind.
+    # For error texts: where the program makes the call, and the call's name there if `site` does
+    # not give it. If `call` is empty, the kind's name is used.
     site: CallSite | None = None
     call: str = ""
-    # How many calls of the same handle follow it, which all ranks then have alike; MORE_MAX: that
-    # many or more.
+    # How many calls of the same handle follow, the same at all ranks. MORE_MAX: that many or more.
     more: int = 0
 
 
@@ -150,46 +150,48 @@ class Lane(NamedTuple):
     dtype: DType
     op: Op
     root: int
-    capacity_bytes: int  # A part's.
+    capacity_bytes: int  # The length of a part.
     slot: int = 0  # Whose tensor it is; 0: one of those for all calls of this capacity.
-    turn: int = 0  # Which of the two, where calls that follow each other overlap.
+    turn: int = 0  # Which of the two tensors, if calls that follow each other overlap.
 
 
 class Slots(Protocol):
-    """Tensors of a channel that are reduced again and again. Each has a tensor of the job's for
-    itself, a *slot*, which the node's ranks sum where the call's tensor lies.
+    """Tensors of a channel that are reduced again and again. Each has its own tensor of the job, a
+    *slot*. The node's ranks sum the slot in place, where the call's tensor lies.
 
-    Slots have numbers from 1. A call in which all ranks want one makes the next one, so the numbers
-    are the same at all ranks. Which tensor has a slot is each rank's own matter.
+    Slots have numbers from 1. A call in which all ranks want a slot makes the next one, so the
+    numbers are the same at all ranks. Each rank decides alone which of its tensors has a slot.
     """
 
     def number_of(self, given: Given) -> int:
-        """The slot of the call's tensor. WANTS_SLOT: it has none and is worth one."""
+        """Returns the slot of the call's tensor. WANTS_SLOT: it has none and is worth one."""
 
     def agree(self, given: Given) -> None:
-        """Gives the next slot to the call's tensor: all ranks want one for theirs. Its result is
-        there already.
+        """Gives the next slot to the call's tensor, because all ranks want one. The call's result
+        is already there.
         """
 
     def tensor(self, number: int) -> int:
-        """The number of the slot's tensor in the library."""
+        """Returns the number of the slot's tensor in the library."""
 
     def push(self, number: int, given: Given) -> tuple[int, bool]:
-        """Pushes the call's tensor. Returns the round, and whether its result comes where it lies."""
+        """Pushes the call's tensor. Returns the round, and whether its result comes to where it
+        lies.
+        """
 
     def retire(self, number: int) -> None:
-        """Takes the slot from its tensor for good: ranks differ on which one has it."""
+        """Takes the slot from its tensor for good, because ranks differ on the slot's tensor."""
 
     def begin_again(self) -> None:
-        """Others use the channel from now on, at all ranks: no tensor has a slot, and each slot may
-        be given once more.
+        """Starts again, because others use the channel from now on, at all ranks: no tensor has a
+        slot, and each slot may be given once more.
         """
 
 
 def capacity_of(
     kind: Kind, largest: int, size: int, holds_own: bool = False, in_one: bool = False
 ) -> int:
-    """How much a part of the tensor has room for that takes parts of so many bytes."""
+    """Returns how many bytes a part of the tensor has room for, if parts have up to `largest`."""
     parts = kind.parts_held(size) if holds_own else kind.part_count(size)
     most = _TENSOR_BYTES_MAX // parts
     if in_one and largest > most:
@@ -213,8 +215,8 @@ def lane_of(
     slot: int = NO_SLOT,
     turn: int = 0,
 ) -> Lane | None:
-    """Where parts go of which the longest has so many bytes; None: they need several rounds, or
-    none.
+    """Returns the lane for parts of which the longest has `largest` bytes. None: they take several
+    rounds, or none.
     """
     if slot > 0:
         return Lane(kind, dtype, op, 0, largest, slot)

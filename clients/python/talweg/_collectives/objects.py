@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes and Python objects of any size over rounds of fixed-length tensors.
 
-A tensor's length is agreed for ever (docs/protocol.md, section 4), an object's is not. So an
+The length of a tensor never changes (docs/protocol.md, section 4), that of an object does. So an
 object travels in a byte tensor whose length is a power of two, under a name that holds that
-length; how many of its bytes count is told first, in a tensor of its own. A long one takes
-several rounds of a tensor that has the largest such length.
+length. A tensor of its own tells first how many of the bytes count. A long object takes several
+rounds of a tensor that has the largest such length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from talweg._client.handles import Handle
 
 _CAPACITY_BYTES_MIN = 1024
-# What a tensor takes it takes at every rank, agent and aggregator until the job ends.
+# A tensor takes its memory at every rank, agent and aggregator until the job ends.
 _CHUNK_BYTES = 8 << 20
 
 
@@ -42,18 +42,18 @@ def _capacity_bytes(length: int) -> int:
 
 @dataclass(frozen=True)
 class Payload:
-    """The bytes that a rank gives, or why it has none: the others wait for something to come."""
+    """The bytes that a rank gives, or why it has none. The others wait for one or the other."""
 
     data: bytes | memoryview = b""
     failure: Exception | None = None
-    # What follows `data`.
+    # The bytes that follow `data`.
     more: Sequence[bytes | memoryview] = ()
 
     @classmethod
     def of(cls, make: Callable[[], bytes | memoryview | Sequence[bytes | memoryview]]) -> Payload:
         try:
             made = make()
-        except Exception as failure:  # Whatever a class of the user's may raise.
+        except Exception as failure:  # A user's class may raise any error.
             return cls(f"{type(failure).__name__}: {failure}".encode(), failure)
         if isinstance(made, (bytes, memoryview)):
             return cls(made)
@@ -64,12 +64,12 @@ class Payload:
         return len(self.data) + sum(len(piece) for piece in self.more)
 
 
-# Where arrays begin in what pieces_of() gives: as their elements need it.
+# Arrays in the bytes of pieces_of() begin at multiples of this, as their elements need it.
 _ALIGNMENT = 64
 
 
 def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[memoryview]:
-    """`value` pickled, for unpickled(): the pickle, then the arrays in it, where they lie."""
+    """Pickles `value` for unpickled(). Returns the pickle, then the arrays, not copied."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -77,7 +77,7 @@ def pickled(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> list[
 
 
 def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
-    """Also a lambda, a local function, or one of a notebook. None: cloudpickle is not installed."""
+    """Pickles also a lambda, or a local or notebook function. None without cloudpickle."""
     try:
         cloudpickle = importlib.import_module("cloudpickle")
     except ModuleNotFoundError:
@@ -87,7 +87,7 @@ def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
 
 
 def _dumped(value: Any) -> bytes:
-    """By cloudpickle, where it is installed, what pickle does not take."""
+    """Pickles by cloudpickle, if it is installed, what pickle does not take."""
     try:
         return pickle.dumps(value, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -98,16 +98,16 @@ def _dumped(value: Any) -> bytes:
 
 
 def unpickled(pieces: Sequence[Any]) -> Any:
-    """The value of pickled(); arrays in it refer to the pieces."""
+    """Returns the value that pickled() has pickled; arrays in it refer to the pieces."""
     return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
 def pieces_of(
     value: Any, pickler: type[pickle.Pickler] = pickle.Pickler
 ) -> list[bytes | memoryview]:
-    """`value` pickled, for from_pieces(). Arrays in it are not copied: they stay where they are.
+    """Pickles `value` for from_pieces(). Arrays in it are not copied: they stay where they are.
 
-    Bytes: how many pieces there are (u64), the length of each (u64), then the pickle and the
+    The bytes are: the number of pieces (u64), the length of each (u64), then the pickle and the
     arrays, each after zeros up to a multiple of 64 bytes.
     """
     pieces = pickled(value, pickler)
@@ -121,7 +121,7 @@ def pieces_of(
 
 
 def from_pieces(data: memoryview) -> Any:
-    """The value of pieces_of(), whose bytes are `data`; arrays in it refer to them."""
+    """Returns the value of pieces_of(), whose bytes are `data`; arrays in it refer to `data`."""
     count = int(np.frombuffer(data, "<u8", 1)[0])
     position = 8 * (1 + count)
     pieces = []
@@ -134,7 +134,7 @@ def from_pieces(data: memoryview) -> Any:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Takes the place of an object that its rank cannot pickle."""
+    """Stands for an object that its rank cannot pickle."""
 
     text: str
 
@@ -147,7 +147,7 @@ def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
 
 
 def broadcast_name(name: str | None, root_rank: int) -> str:
-    """What the tensors of a program's broadcast_object() are called: others for each root."""
+    """Returns the name of the tensors of a broadcast_object(); each root has its own."""
     if name is None:
         return f"broadcast_object.{root_rank}"
     check_name_and_priority(name, 0)
@@ -155,7 +155,7 @@ def broadcast_name(name: str | None, root_rank: int) -> str:
 
 
 def gather_name(name: str | None) -> str:
-    """The same of all_gather_object(), which may have the name of a broadcast_object()."""
+    """Returns the same for all_gather_object(), whose name a broadcast_object() may have, too."""
     if name is None:
         return "all_gather_object"
     check_name_and_priority(name, 0)
@@ -163,9 +163,9 @@ def gather_name(name: str | None) -> str:
 
 
 class ByteStream:
-    """The root's bytes to every rank, in pieces: each rank carries pieces of the same lengths.
+    """Brings the root's bytes to every rank, in pieces. All ranks carry pieces of the same lengths.
 
-    Takes the memory of two rounds, whatever the length: one travels while the other is filled, or
+    Takes the memory of two rounds, whatever the length: one travels while the other is filled or
     emptied.
     """
 
@@ -178,9 +178,9 @@ class ByteStream:
         process_set: ProcessSet | None = None,
         is_failure: bool = False,
     ) -> None:
-        """`length` is that of all pieces together; the root's counts, for every rank.
+        """`length` is that of all pieces together. The root's value counts, for every rank.
 
-        With `is_failure` they say why the root has nothing else to say.
+        With `is_failure` the pieces say why the root has nothing else to send.
         """
         self._group = Group(client, process_set, "broadcast")
         self.is_root = client.rank == root_rank
@@ -199,14 +199,14 @@ class ByteStream:
         ]
         self._handles: list[Handle | None] = [None] * lanes
         self._names = [f"{name}.bytes.{self._capacity}{'.b' * lane}" for lane in range(lanes)]
-        self._round = 0  # Whose chunk is filled, or emptied.
+        self._round = 0  # The round whose chunk is filled or emptied.
         self._position = 0
         if not self.is_root:
             for lane in range(lanes):
                 self._push(lane)
 
     def carry(self, piece: np.ndarray) -> None:
-        """The root's next bytes, `piece` at every rank; at the root it is only read."""
+        """Brings the root's next bytes to `piece` at every rank; the root only reads `piece`."""
         while piece.size > 0:
             lane = self._round % 2
             if self._position == 0:  # At the root: what was in the chunk must have left.
@@ -228,7 +228,7 @@ class ByteStream:
         return self._round * self._capacity + self._position
 
     def _turn(self, lane: int) -> None:
-        """The chunk is full, or empty."""
+        """Goes on to the next chunk, because this one is full or empty."""
         is_last = self._carried == self.length
         if self.is_root or self._round + 2 < self._rounds:
             self._push(lane)
@@ -268,9 +268,11 @@ def broadcast_bytes(
     name: str,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Returns the root's bytes on every other rank, whose `payload` is ignored; there its `data`.
+    """Returns the root's bytes on every other rank, whose `payload` is ignored; at the root its
+    `data`.
 
-    The root's failure is raised there, and InvalidArgument that says it at the others.
+    If the root has failed, raises the root's error there, and InvalidArgument with its text at the
+    others.
     """
     failure = payload.failure
     stream = ByteStream(client, root_rank, name, payload.length, process_set, failure is not None)
@@ -304,15 +306,15 @@ def broadcast_object(
 def _sum_of_places(
     client: Client, own: np.ndarray, name: str, group: Group, timeout_s: float | None
 ) -> np.ndarray:
-    """Returns the sum of every rank's array, once every rank is known to be in it, once.
+    """Returns the sum of every rank's array, once every rank is known to be in it exactly once.
 
-    Where a job goes on with other members than it began with, a rank may be gone, and one that has
-    joined may have another's number.
+    If a job goes on with other members than it began with, a rank may have left, and a new rank may
+    have its number.
     """
     places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
     places[: own.size] = own
     places[own.size + group.place] = 1
-    # Its length is that of the job's ranks.
+    # The tensor's length follows from the number of ranks.
     name_in_view = name + client.connection.view_suffix
     client.run(name_in_view, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
     for rank, count in zip(group.ranks, places[own.size :]):
@@ -338,10 +340,11 @@ def all_gather_object(
 ) -> list[Any]:
     """Returns every rank's `value`, in rank order.
 
-    The objects' bytes stand one after another. Every rank has its own in a byte tensor, and zeros
-    elsewhere. Adding zeros leaves bytes as they are, so the sum is all of them. Long ones take
-    several rounds of the longest such tensor. Raises Aborted when a rank is gone, and
-    InvalidArgument at the others when one cannot pickle its value. Each round may take `timeout_s`.
+    The objects' bytes stand one after another. Every rank has its own bytes in a byte tensor, and
+    zeros elsewhere. Adding zeros leaves bytes unchanged, so the sum holds the bytes of all. Long
+    objects take several rounds of the longest such tensor. Each round may take `timeout_s`. Raises
+    Aborted if a rank is gone. If one rank cannot pickle its value, the others raise
+    InvalidArgument.
     """
     group = Group(client, process_set, "all_gather_object")
     own = Payload.of(lambda: _dumped(value))

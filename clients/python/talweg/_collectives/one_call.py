@@ -53,13 +53,14 @@ class _Call:
         self._are_alike = False  # Every rank has said what this one has.
         self._rows: Rows
         self._got_rows: list[int] = []  # For each part that this rank gets.
-        # What ranks have said; None: the data is under way in a round of its own, and nobody needs it.
+        # What each rank has said. None if the data travels in a round of its own, where nobody
+        # needs it.
         self._every: list[Said] | None = None
         self._result: Any = None
         self._out = 0
 
     def steps(self) -> Steps:
-        """Yields whenever it waits; returns the call's result."""
+        """Yields whenever the call waits; returns the call's result."""
         given = self._given
         if given.is_ready is not None:
             yield Wait(0, 0, 0, 0, is_ready=given.is_ready)
@@ -121,7 +122,9 @@ class _Call:
         return True
 
     def _compare(self) -> Steps:
-        """Where ranks' calls fit together: what the tensor is, and which parts of it come here."""
+        """Finds out whether ranks' calls fit together, what the tensor is, and which parts come
+        here.
+        """
         channel, given, group = self._channel, self._given, self._channel.group
         self._are_alike = channel.same(self._words)
         if self._data.lane is not None and self._are_alike:
@@ -138,14 +141,14 @@ class _Call:
         self._got = got_parts(given, group, every)
         self._got_rows = [every[place].part_rows[part] for place, part in self._got]
         if given.kind.reduces and self._data.lane is None and has_joined(told):
-            # Ranks that have joined could not give their zeros in the control round.
+            # Joined ranks could not give their zeros in the control round.
             self._data.push(NO_SLOT)
             if self._data.failure is not None:
                 raise self._data.failure
         self._every = every if self._data.lane is None else None
 
     def _fitting(self, told: list[Said]) -> list[Said] | None:
-        """What each rank brings; None: it does not fit together."""
+        """Returns what each rank brings. None: the calls do not fit together."""
         try:
             return self._fit(told)
         except Mismatch:
@@ -158,7 +161,7 @@ class _Call:
         return every
 
     def _end_apart(self, told: list[Said]) -> Steps:
-        """Ends a call in which ranks have called what does not fit together: raises Mismatch."""
+        """Ends a call that does not fit together with the others' calls: raises Mismatch."""
         yield from self._data.settle(told)
         who = yield from callers(self._channel, self._given, told)
         try:
@@ -194,7 +197,7 @@ class _Call:
         self._finish()
 
     def _copy_inline(self, every: list[Said]) -> None:
-        """Copies of at most 4 KiB a rank: they came in the control round."""
+        """Takes copies of at most 4 KiB a rank from the control round, where they came."""
         out = self._out
         for (place, part), nbytes in zip(self._got, self._got_bytes()):
             before = sum(every[place].part_rows[:part]) * self._rows.row_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that take one round where all ranks call the same: the whole call is one native one."""
+"""Calls that take one round if all ranks make the same call. One native call makes each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from talweg._library.native_structures import ExchangeCall
 
 
 class OneRound:
-    """All calls of which a rank says the same words. Used by one thread at a time."""
+    """All calls for which a rank says the same words. One thread at a time uses it."""
 
     def __init__(self, given: Given, words: bytes, group: Group, said_at: int, said_bytes: int):
         assert given.rows is not None
         kind, place, row_bytes = given.kind, group.place, given.rows.row_bytes
         self.got_rows = got_alike(given, group)
-        # What this rank gets of each rank's data.
+        # The part of each rank's data that this rank gets.
         part = place if kind.gives == ROW or kind.gets == OWN else 0
         self._call = ExchangeCall(
             ctypes.sizeof(ExchangeCall),
@@ -43,7 +43,7 @@ class OneRound:
 
     @staticmethod
     def may_be(given: Given, holds_own: bool) -> bool:
-        """Whether the call can be one. `holds_own`: the ranks read each other's contributions."""
+        """Whether the call can take one round. `holds_own`: see CallChannel.holds_own."""
         if given.rows is None or not (
             given.kind.gives in (OWN, ROW) or (given.kind.gives == WHOLE and holds_own)
         ):
@@ -53,8 +53,8 @@ class OneRound:
         return nbytes <= INLINE_BYTES and words + nbytes <= EXCHANGE_BYTES_MAX
 
     def run(self, connection: native.Connection, tensor: int, address: int, out: int) -> int:
-        """Makes the call. 0: it is over, and its result at `out`; else its round, in which ranks
-        have said other things, or not all have come yet.
+        """Makes the call. Returns 0 if it is over, with its result at `out`. Otherwise returns its
+        round: ranks have said other words, or not all have come yet.
         """
         self._call.data, self._call.out = address, out
         if (
@@ -65,7 +65,7 @@ class OneRound:
         return self._round.value
 
     def finish(self, connection: native.Connection, tensor: int, out: int) -> bool:
-        """Brings what is there of the round to `out`; False: the ranks have said other things."""
+        """Brings the round's data to `out`. Returns False if ranks have said other words."""
         self._call.data, self._call.out = None, out
         connection.finish_exchange(tensor, self._call_at, self._alike_at)
         return bool(self._alike.value)

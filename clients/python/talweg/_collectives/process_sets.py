@@ -11,16 +11,16 @@ from talweg import _client
 from talweg._library.native_arguments import whole_numbers
 from talweg.errors import InvalidArgument
 
-# A longer list of ranks stands as a digest in the names of tensors, which have 1024 bytes.
+# A longer list of ranks is a digest in the names of tensors, which have at most 1024 bytes.
 _LISTED_MAX = 16
 
 
 class ProcessSet:
     """Some ranks of the job, for `process_set=` of a collective.
 
-    Any number of sets may overlap, and may be made before or after init(). The ranks of a set make
-    it alike; the others need not make it. Their order does not matter: a set has its ranks in
-    ascending order. `root_rank` of a collective is a number in the job also within a set.
+    Sets may overlap, in any number, and may be made before or after init(). All ranks of a set make
+    the same set; the other ranks need not make it. The order of `ranks` does not matter: a set has
+    its ranks in ascending order. `root_rank` of a collective is a rank of the job, also with a set.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class ProcessSet:
         if len(given) > _LISTED_MAX:
             digest = hashlib.sha256(listed.encode()).hexdigest()[:16]
             listed = f"{len(given)} ranks {digest}"
-        # Tells tensors of one name and other sets apart.
+        # Tells apart tensors of one name in different sets.
         self.suffix = f"@{listed}"
 
     def size(self) -> int:
@@ -45,7 +45,7 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This process's place in the set: 0 to size() - 1. InvalidArgument if it has none."""
+        """This process's place in the set: 0 to size() - 1. Raises InvalidArgument outside it."""
         return self.ranks.index(self.require(_client.current(), "rank()"))
 
     def included(self) -> bool:
@@ -53,7 +53,9 @@ class ProcessSet:
         return _client.current().rank in self.ranks
 
     def require(self, client: _client.Client, operation: str) -> int:
-        """This process's rank in the job. InvalidArgument if it may not call `operation` here."""
+        """Returns this process's rank in the job. Raises InvalidArgument if it may not call
+        `operation`.
+        """
         if self.ranks[-1] >= client.size:
             raise InvalidArgument(
                 f"{operation}: {self} has rank {self.ranks[-1]}, but the job has {client.size} "
@@ -98,8 +100,8 @@ class Group:
         self.place = self.ranks.index(client.rank)
 
     def require_root(self, root_rank: int, operation: str) -> int:
-        """The root's place in the group."""
-        # Also of another integer type, but 1.0 is in a range of ranks as well.
+        """Returns the root's place in the group."""
+        # Another integer type counts, too; but 1.0 would also be in a range of ranks.
         if hasattr(root_rank, "__index__") and operator.index(root_rank) in self.ranks:
             return self.ranks.index(operator.index(root_rank))
         where = (

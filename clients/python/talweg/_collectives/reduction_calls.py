@@ -19,7 +19,7 @@ from talweg.errors import InvalidArgument
 
 
 def check_reduction(dtype: DType, op: Op, operation: str) -> None:
-    """InvalidArgument for what no reduction can be of."""
+    """Raises InvalidArgument if there is no such reduction."""
     if op is Op.BROADCAST:
         raise InvalidArgument(f"{operation}: op is Op.BROADCAST; it must combine: use Op.SUM")
     require_defined(dtype, op, operation)
@@ -39,7 +39,7 @@ class Reductions(Family):
         root_rank: int,
         allocate: Callable[[Rows, list[int]], tuple[Any, int]],
     ) -> Given:
-        self._framework.shape(tensor)  # InvalidArgument for what is no tensor.
+        self._framework.shape(tensor)  # Raises InvalidArgument if it is no tensor.
         tensor = self._framework.reducible(tensor, op)
         dtype = self._framework.wire_dtype(tensor)
         check_reduction(dtype, op, kind.name)
@@ -100,12 +100,13 @@ class Reductions(Family):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """Combines the ranks' tensors as push_pull() does, and returns this rank's rows of it.
+        """Combines the ranks' tensors as push_pull() does, and returns this rank's rows of the
+        result.
 
-        The rows (along the first dimension) are split evenly; where a remainder is left the lower
-        ranks have one more. So a rank may get none. The tensors have one shape and dtype at all
-        ranks. `prescale_factor` multiplies what each rank gives and `postscale_factor` the result:
-        talweg_scale() in talweg.h, in float32 for 16-bit floats.
+        The rows (along the first dimension) are split evenly. If there is a remainder, the lower
+        ranks get one row more, so a rank may get none. The tensors have one shape and dtype at all
+        ranks. `prescale_factor` multiplies what each rank gives, `postscale_factor` the result,
+        both by talweg_scale() of talweg.h, in float32 for 16-bit floats.
         """
         return self._reduce_scatter(
             False,
@@ -156,7 +157,7 @@ class Reductions(Family):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """reduce_scatter() of many tensors; returns a list of results."""
+        """Runs reduce_scatter() of many tensors; returns a list of results."""
         return self._reduce_scatter(
             False,
             tensors,
@@ -181,7 +182,7 @@ class Reductions(Family):
         postscale_factor: float = 1.0,
         priority: int = 0,
     ) -> Handle:
-        """Starts grouped_reduce_scatter(); the tensors have one handle."""
+        """Starts grouped_reduce_scatter(). Returns one handle for all tensors."""
         return self._reduce_scatter(
             True,
             tensors,
@@ -241,7 +242,7 @@ class Reductions(Family):
     ) -> Any:
         """Combines the ranks' tensors as push_pull() does. The root gets the result, others None.
 
-        `root_rank` is a number in the job. Factors: as reduce_scatter().
+        `root_rank` is a rank of the job. Factors are as for reduce_scatter().
         """
         return self._reduce(
             False,

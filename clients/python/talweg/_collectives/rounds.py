@@ -14,15 +14,15 @@ A name has one of these states, the same at all ranks of its group (docs/collect
     settled  ranks use it in two ways                    free, the call ends with Mismatch
 
 Each round of a settled name is one round of its tensor, also for a rank that uses the name
-otherwise: that one gives nothing, and signs the round with what it would bring. Whoever compares
-the signatures (the agent, an aggregator, or the ranks that sum) ends the round for all ranks with
-the text that names two of them. So a mismatch ends without another word of any rank: each frees the
-name where it takes the round, which it does before it can use the name again. Where declarations
-have shapes each round is signed with its shape, so that ranks whose tensors have as many elements
-but another shape get a Mismatch as well.
+otherwise. Such a rank gives nothing, and signs the round with what it would bring. The process that
+compares the signatures (the agent, an aggregator, or the ranks that sum) ends the round for all
+ranks with a text that names two of them. So a mismatch ends without another word of any rank: each
+rank frees the name when it takes the round, which it does before it can use the name again. If
+declarations have shapes, each round is signed with its shape, so that ranks whose tensors have
+equally many elements but another shape get a Mismatch as well.
 
 Calls without a name are collectives from the beginning. A few channels take turns for them, by the
-order of these calls alone, so that several can be open at once. Where nodes come and go the ranks
+order of these calls alone, so that several can be open at once. If nodes come and go, the ranks
 compare them instead (compared.py), and each is a round of a settled tensor.
 """
 
@@ -49,7 +49,7 @@ from talweg._declaration import Declaration, Op
 from talweg._library import native, native_arguments
 from talweg.errors import Mismatch, TalwegError, Timeout
 
-# How many calls without a name may be under way at once; others wait for their turn.
+# How many calls without a name may be under way at once. Further calls wait for their turn.
 _TURNS = 2
 _NAMELESS = "a call without a name"
 _REMEDY = "all ranks must use a name for the same in the same call"
@@ -63,15 +63,15 @@ class Brought:
     address: int
     out_address: int
     result: Any
-    keep: Any  # Alive until the result is there.
+    keep: Any  # It must live until the result is there.
     priority: int = 0
     factors: Factors = NO_FACTORS
     # Called when the result is at out_address.
     finish: Callable[[], None] | None = None
     # Whether the bytes at `address` stay as they are until then.
     stays: bool = False
-    is_async: bool = True  # It may not be waited for soon.
-    # What calls that a control round compares must have alike, where the declaration does not say.
+    is_async: bool = True  # Perhaps nobody waits for it soon.
+    # The shape that compared calls must have alike, if the declaration has none.
     shape: tuple[int, ...] = ()
 
 
@@ -108,7 +108,7 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
 
 
 def _require(client: Client, what: str, declaration: Declaration) -> None:
-    """InvalidArgument for what cannot be a round."""
+    """Raises InvalidArgument if no round can have this declaration."""
     client.check_push(declaration)
     declaration.require(what)
 
@@ -121,7 +121,7 @@ class _SettledRound(Handle):
     """A round of a settled name."""
 
     declared: Declared | None = None
-    over: bool = False  # The tensor may be pushed again.
+    over: bool = False  # Whether the tensor may be pushed again.
 
     def __del__(self) -> None:
         if not self.over and not self.client.is_closed:
@@ -132,7 +132,7 @@ class _SettledRound(Handle):
             call_when_over(self, self.client.left.leave(self))
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
-        """Timeout leaves it open."""
+        """Does the same as Handle.take(). Timeout leaves the round open."""
         try:
             super().take(connection, timeout_s)
         except Mismatch as mismatch:
@@ -147,7 +147,7 @@ class _SettledRound(Handle):
 
 
 def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
-    """start() of a name that is settled so, among all ranks and in place; it takes less time."""
+    """Does the same as start(), faster, for a settled name among all ranks and in place."""
     try:
         round_ = client.push_round(declared, address, priority)
     except Mismatch as mismatch:
@@ -158,7 +158,7 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
 
 @dataclass(eq=False)
 class _OnGpu(Handle):
-    """A round of a settled name whose tensor lies on a GPU, which `inner` knows how to take."""
+    """A round of a settled name whose tensor is on a GPU. `inner` knows how to take it."""
 
     inner: Handle | None = None
     declared: Declared | None = None
@@ -183,7 +183,7 @@ class _OnGpu(Handle):
 
 
 def on_gpu(client: Client, inner: Handle) -> Handle:
-    """The handle of a round from a GPU, whose Mismatch frees the name here as at other ranks."""
+    """Returns the handle of a round from a GPU. A Mismatch frees the name at every rank."""
     declared = client.tensors.known(inner.name)
     if declared is None or not declared.signature:
         return inner
@@ -233,7 +233,7 @@ def _push_declared(client: Client, declared: Declared, brought: Brought) -> Hand
 
 
 def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
-    """What a call of a new name comes to on which ranks disagree, as at those that have pushed it."""
+    """Returns the failed call of a new name on which ranks disagree, as other ranks have."""
     return Handle(client, 0, 0, name, taken=True, failure=mismatch)
 
 
@@ -251,22 +251,23 @@ def _both(
 
 
 def disagreed(client: Client, declared: Declared, mismatch: Mismatch) -> Mismatch:
-    """A round of the name's tensor has ended so, at every rank: its next call is a collective.
-
-    Returns what the caller is told. Waits for nothing.
+    """Frees the name, because a round of its tensor has ended so at every rank: its next call is a
+    collective. Returns the error for the caller. Waits for nothing.
     """
     client.tensors.free(declared.name)
     return Mismatch(f"{mismatch}; this rank gives {declared.declaration}: {_REMEDY}")
 
 
 def _leave(client: Client, settled: Declared, brought: Brought, site: CallSite | None) -> Steps:
-    """Says in the tensor's next round what this rank uses its name for; Mismatch if others differ."""
+    """Tells in the tensor's next round how this rank uses the name. Raises Mismatch if others
+    differ.
+    """
     before, now = settled.declaration, brought.declaration
     zeros: np.ndarray = np.zeros(before.nbytes, np.uint8)
     address, lengths = int(zeros.ctypes.data), None
     if before.op is Op.BROADCAST:
         lengths = [0] * (before.root_rank == client.rank)
-    elif client.names_watcher is None:  # Else ranks that have joined give as much.
+    elif client.names_watcher is None:  # Otherwise joined ranks give as much.
         lengths = [0]
     signature = now.signature_instead_of(before)
     round_ = client.connection.push_parts(
@@ -295,7 +296,7 @@ def before_call(
     process_set: ProcessSet | None = None,
     timeout_s: float | None = None,
 ) -> float | None:
-    """What a call does that blocks, before it pushes: see left_rounds.py. Returns its time."""
+    """Prepares a blocking call for its push: see left_rounds.py. Returns the time left."""
     client.check_timeout(timeout_s)
     if not client.left or name is None:
         return timeout_s
@@ -310,7 +311,7 @@ def before_calls(
     process_set: ProcessSet | None,
     timeout_s: float | None,
 ) -> float | None:
-    """before_call() of a group: name.0, name.1 and so on."""
+    """Does the same as before_call() for a group: name.0, name.1 and so on."""
     client.check_timeout(timeout_s)
     if client.left and name is not None:
         for index in range(count):
@@ -320,14 +321,15 @@ def before_calls(
 
 # ----- Rounds that no thread waits for -----
 
-# A result is copied in less.
+# Copying a result takes less than this, in seconds.
 _TAKE_S = 0.05
 
 
 def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> None:
-    """Has `over` called on another thread when the round has been taken, with what it failed with.
+    """Calls `over` on another thread with the round's error, or None, when the round has been
+    taken.
 
-    Nobody else synchronizes the handle.
+    Nobody else may synchronize the handle.
     """
     client = handle.client
 
@@ -355,7 +357,7 @@ def start_nameless(
 ) -> Handle:
     """Starts a round of a call without a name; calls of one `turn` run one after another.
 
-    Calls of different `of` have orders of their own, and each its `turn`s.
+    Calls with different `of` have separate orders, each with its own `turn`s.
     """
     declaration = brought.declaration
     _require(client, _NAMELESS, declaration)
@@ -376,7 +378,7 @@ def start_nameless(
 
 
 def compare_nameless(client: Client, brought: Brought) -> None:
-    """Returns where all ranks are about to bring the same, without a name; else Mismatch."""
+    """Returns if all ranks' calls without a name bring the same. Else raises Mismatch."""
     if client.is_alone:
         return
     group = Group(client, None, "push_pull")
@@ -394,7 +396,7 @@ def _gives(client: Client, declaration: Declaration) -> bool:
 
 
 def _kept(client: Client, brought: Brought) -> Brought:
-    """The same of bytes that stay as they are until the result is there."""
+    """Returns `brought` with bytes that stay unchanged until the result is there."""
     if brought.stays or not _gives(client, brought.declaration):
         return brought
     own: np.ndarray = np.empty(brought.declaration.nbytes, np.uint8)
@@ -403,7 +405,7 @@ def _kept(client: Client, brought: Brought) -> Brought:
 
 
 def _given(client: Client, brought: Brought, site: CallSite | None) -> Given:
-    """What a rank brings, as a collective has it."""
+    """Returns what this rank brings, in the form that a collective takes."""
     declaration = brought.declaration
     reduces = declaration.op is not Op.BROADCAST
     return Given(

@@ -15,13 +15,13 @@ from talweg.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies each rank's tensor, and the result."""
+    """The factors for each rank's tensor and for the result."""
 
     prescale: float = 1.0
     postscale: float = 1.0
 
     def require(self, dtype: DType, operation: str) -> None:
-        """InvalidArgument for what no tensor can be scaled by."""
+        """Raises InvalidArgument if a tensor of `dtype` cannot be scaled by the factors."""
         for name, value in (("prescale", self.prescale), ("postscale", self.postscale)):
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
                 raise InvalidArgument(
@@ -40,7 +40,7 @@ class Factors:
                 )
 
     def before(self, client: Client, dtype: DType, source: np.ndarray) -> tuple[np.ndarray, int]:
-        """What a rank pushes instead of `source`, and its address."""
+        """Returns the array that this rank pushes instead of `source`, and its address."""
         if self.prescale == 1.0:
             return source, int(source.ctypes.data)
         return self.scaled(client, dtype, int(source.ctypes.data), source.nbytes)
@@ -48,7 +48,7 @@ class Factors:
     def scaled(
         self, client: Client, dtype: DType, address: int, nbytes: int
     ) -> tuple[np.ndarray, int]:
-        """The bytes at `address` times the first factor, in memory of their own."""
+        """Returns the bytes at `address` times the first factor, in memory of their own."""
         scaled: np.ndarray = np.empty(nbytes, np.uint8)
         at = int(scaled.ctypes.data)
         client.connection.scale(dtype, self.prescale, address, at, nbytes // dtype.nbytes)
@@ -57,7 +57,7 @@ class Factors:
     def after(
         self, client: Client, dtype: DType, address: int, count: int
     ) -> Callable[[], None] | None:
-        """What is called when the result is at `address`."""
+        """Returns the function to call when the result is at `address`."""
         if self.postscale == 1.0:
             return None
         return lambda: client.connection.scale(dtype, self.postscale, address, address, count)

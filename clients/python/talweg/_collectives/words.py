@@ -40,9 +40,9 @@ HEADER = struct.Struct("<BBBBiq16s11qq")
 # An all_reduce has its slot between the rows and the data.
 _SLOT = struct.Struct("<q")
 DIMENSIONS_MAX = 11
-_ALIKE_BYTES = HEADER.size - 8  # All but the rows.
+_ALIKE_BYTES = HEADER.size - 8  # All except the rows.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
-_ANY_SHAPE = 64  # Added to it: other ranks may have other shapes.
+_ANY_SHAPE = 64  # Added to the dimensions: other ranks may have other shapes.
 _MORE = (
     16  # A kind's number is below it. Added to that as often as calls of the same handle follow.
 )
@@ -57,7 +57,7 @@ class Caller(NamedTuple):
 
 @dataclass
 class Said:
-    """What one rank has said in the control round."""
+    """The words of one rank in the control round."""
 
     kind: Kind
     alike: bytes
@@ -68,21 +68,23 @@ class Said:
     inline: bool
     op: int
     root_rank: int
-    dtype: int  # A reduction's.
+    dtype: int  # The dtype of a reduction.
     more: int = 0
-    lane: Lane | None = None  # Where its data has gone already.
+    lane: Lane | None = None  # Where the rank's data has already gone.
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, call: str = "") -> str:
-        """For people. `call` is what the program has called; empty: what the kind is named."""
+        """Returns a text for people. `call` names the program's call; if empty, the kind's name is
+        used.
+        """
         text = call or self.kind.name
         if self.kind.reduces:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
             shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # One row each.
+            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # They have one row each.
                 text += f" of {self.rows.dtype}{shape}"
             elif self.kind.equal:
                 text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"
@@ -98,7 +100,7 @@ class Said:
 
 
 def block(given: Given) -> bytes:
-    """What a rank says of its call, before the data."""
+    """Returns what this rank says of its call, before the data."""
     counts = given.part_rows
     words = header(given, sum(counts)) + struct.pack(f"<{len(counts)}q", *counts)
     return words + _SLOT.pack(given.slot) if given.kind is ALL_REDUCE else words
@@ -130,7 +132,7 @@ def _rows_of(dimensions: int, dims: Sequence[int], dtype: bytes, row_bytes: int)
 
 
 def read_rows(said: memoryview, at: int) -> Rows:
-    """Those of a header() that is of a tensor."""
+    """Returns the rows that a header() of a tensor tells of."""
     _, _, dimensions, _, _, row_bytes, dtype, *dims = HEADER.unpack_from(said, at)
     return _rows_of(dimensions, dims, dtype, row_bytes)
 
@@ -142,7 +144,7 @@ def read(
     in_one: bool = False,
     turn: int = 0,
 ) -> list[Said]:
-    """What each rank of the group has said, in a call whose data takes this turn (Lane)."""
+    """Returns what each rank of the group has said. The call's data takes `turn` (Lane)."""
     at, every = 0, []
     view = memoryview(said.data)
     for place in range(group.size):
@@ -189,9 +191,10 @@ def has_joined(every: Sequence[Said]) -> bool:
 def with_stand_ins(
     name: str, group: Group, every: list[Said], who: Sequence[Caller] = ()
 ) -> list[Said]:
-    """`every`, with what ranks that have joined give: zeros to a reduction, no rows to a gather.
+    """Returns `every` with the part of joined ranks: zeros to a reduction, no rows to a gather.
 
-    Mismatch where the others differ, or where their call needs every rank. `who` as check_alike().
+    Raises Mismatch if the others differ, or if their call needs every rank. `who`: see
+    check_alike().
     """
     callers = [rank for rank, said in zip(group.ranks, every) if said.kind is not JOINED]
     told = [said for said in every if said.kind is not JOINED]
@@ -216,12 +219,12 @@ def with_stand_ins(
 
 
 def _text(every: Sequence[Said], who: Sequence[Caller], place: int) -> str:
-    """What a rank calls."""
+    """Returns a text for the call of one rank."""
     return every[place].text(who[place].call if who else "")
 
 
 def _where(ranks: Sequence[int], who: Sequence[Caller], *places: int) -> str:
-    """Where ranks make their calls, in words for people; empty where none is known."""
+    """Returns a text that says where ranks make their calls; empty if that is not known."""
     known = [
         f"rank {ranks[place]} at {who[place].site}" for place in places if who and who[place].site
     ]
@@ -229,7 +232,7 @@ def _where(ranks: Sequence[int], who: Sequence[Caller], *places: int) -> str:
 
 
 def _is_alike(one: Said, other: Said) -> bool:
-    """Whether two ranks call the same, of tensors that fit together."""
+    """Whether two ranks make the same call, with tensors that fit together."""
     if one.rows is None or other.rows is None:
         return (one.kind, one.root_rank, one.more) == (other.kind, other.root_rank, other.more)
     if not one.rows.any_shape and not other.rows.any_shape:
@@ -244,7 +247,7 @@ def _is_alike(one: Said, other: Said) -> bool:
 
 
 def end_apart(every: Sequence[Said]) -> bool:
-    """Whether ranks make other numbers of calls in one, so that what is left does not fit either."""
+    """Whether ranks make different numbers of calls in one: then the rest cannot fit."""
     return len({said.more for said in every if said.kind is not JOINED}) > 1
 
 
@@ -255,9 +258,10 @@ def check_alike(
     ranks: Sequence[int] | None = None,
     who: Sequence[Caller] = (),
 ) -> Rows:
-    """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is.
+    """Raises Mismatch, at every rank alike, if ranks call different things. Returns the tensor's
+    rows.
 
-    `ranks` are those that `every` is of, unless all of the group; `who` are as many, or none.
+    `ranks` are the ranks that `every` is of; the default is the group. `who` has as many, or none.
     """
     ranks = group.ranks if ranks is None else ranks
     first = every[0]
@@ -289,7 +293,9 @@ def check_alike(
 
 
 def got_parts(given: Given, group: Group, every: list[Said]) -> list[tuple[int, int]]:
-    """The parts that this rank gets: who gives it, and which of that rank's it is."""
+    """Returns the parts that this rank gets: the rank that gives each, and which of its parts it
+    is.
+    """
     kind = given.kind
     if kind.gets == ROOT and given.root_rank != group.ranks[group.place]:
         return []
@@ -303,7 +309,7 @@ def got_parts(given: Given, group: Group, every: list[Said]) -> list[tuple[int, 
 
 
 def got_alike(given: Given, group: Group) -> list[int]:
-    """The rows of the parts that this rank gets, where all ranks give what this one does."""
+    """Returns the rows of this rank's parts, if all ranks give the same as this one."""
     kind, place = given.kind, group.place
     if kind.gets == ROOT and given.root_rank != group.ranks[place]:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BytePS's modules for all frameworks have: init, shutdown, ranks, suspend and resume, speed."""
+"""Calls that BytePS's modules share: init, shutdown, ranks, suspend, resume, speed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from talweg._node import launchers
 from talweg.byteps import _job, _samples, _trace
 from talweg.byteps._environment import TABLE, log_levels
 
-# How long a rank waits for the whole job: as long as its agent does.
+# How long a rank waits for the whole job: as long as its agent waits.
 _WAIT_S = _job.WAIT_S
-# How long the node's first rank, which has started the agent, waits for the others' end.
+# How many seconds the node's first rank, which has started the agent, waits for the others to end.
 _LEAVE_S = 60
 
 _agent: subprocess.Popen[bytes] | None = None
-# How many jobs this process has joined: all ranks of a node have joined as many.
+# How many jobs this process has joined. All ranks of a node have joined equally many.
 _jobs = 0
 _speed: timeline.Speed | None = None
 
 
 def init(lazy: bool = True) -> None:
-    """Joins the job that BytePS's variables, or a launcher's, describe; alone without any.
+    """Joins the job that BytePS's variables, or a launcher's, describe. Without any, it is alone.
 
     Returns when the whole job is there, whether `lazy` or not. A second call does nothing.
     """
@@ -46,7 +46,7 @@ def init(lazy: bool = True) -> None:
     if _says(environment):
         TABLE.say(environment, log)
     if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR"):
-        # TensorFlow's kernel pushes by itself, where nobody sees it.
+        # TensorFlow's kernel pushes by itself, where this module cannot see the pushes.
         os.environ.setdefault("TALWEG_TENSORFLOW_OPS", "python")
     session.forget()
     _join(environment)
@@ -63,12 +63,12 @@ def init(lazy: bool = True) -> None:
 
 
 def _says(environment: Mapping[str, str]) -> bool:
-    """bpslaunch has told of the variables already; else the node's first rank does."""
+    """Whether this process reports the variables: the node's first rank does, or bpslaunch."""
     return "TALWEG_BYTEPS_LAUNCHED" not in environment and local_rank() == 0
 
 
 def _join(environment: Mapping[str, str]) -> None:
-    """Through the agent that a launcher has started; else through one that local rank 0 starts."""
+    """Joins by the agent that a launcher has started, or by one that local rank 0 starts."""
     role = TABLE.value(environment, "DMLC_ROLE")
     if role != "worker":
         raise VariableError(
@@ -101,7 +101,7 @@ def _join(environment: Mapping[str, str]) -> None:
             if starts_agent:
                 _start_agent(job, environment, path)
             time.sleep(0.05)
-        except errors.AgentLost:  # Not there yet, or the one before it, which is ending.
+        except errors.AgentLost:  # The agent is not there yet, or the previous agent is ending.
             if _agent is not None and _agent.poll() is not None:
                 raise errors.NoAgent(
                     f"this node's agent has ended with exit status {_agent.returncode}: see above why"
@@ -112,7 +112,7 @@ def _join(environment: Mapping[str, str]) -> None:
 
 
 def _is_another_launchers(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, mpirun or srun has started it, and nobody has said what BytePS's would."""
+    """Whether torchrun, mpirun or srun has started the process without BytePS's variables."""
     if any(environment.get(name) for name in ("BYTEPS_LOCAL_RANK", "DMLC_WORKER_ID")):
         return False
     return launchers.find(environment) is not None
@@ -124,7 +124,7 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
     if job.is_distributed:
         _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
     if _agent is not None:
-        _agent.terminate()  # It serves nobody any more.
+        _agent.terminate()  # The agent serves nobody any more.
     _end_agent()
     variables = {
         **environment,
@@ -140,13 +140,13 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
 
 
 def _end_agent() -> None:
-    """In a job with a scheduler it ends by itself when its ranks have left."""
+    """Ends the agent. In a job with a scheduler it ends by itself when its ranks have left."""
     global _agent
     agent, _agent = _agent, None
     if agent is None:
         return
     if "--standalone" in agent.args:  # type: ignore[operator]
-        agent.terminate()  # It waits for the node's other ranks.
+        agent.terminate()  # The agent waits for the node's other ranks.
     try:
         agent.wait(_LEAVE_S)
     except subprocess.TimeoutExpired:
@@ -173,7 +173,7 @@ def suspend() -> None:
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int, context: Any = None) -> None:
-    """Joins a job of other numbers; its scheduler and servers must be up."""
+    """Joins a job with other numbers. Its scheduler and servers must be running."""
     os.environ["DMLC_NUM_WORKER"] = str(num_workers)
     os.environ["DMLC_NUM_SERVER"] = str(num_servers)
     os.environ["BYTEPS_GLOBAL_RANK"] = str(global_rank)
@@ -191,20 +191,20 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's rank on its node; before init() what the launcher has said."""
+    """This process's rank on its node. Before init() it is the launcher's value."""
     if talweg.is_initialized():
         return talweg.local_rank()
     return TABLE.number(os.environ, "BYTEPS_LOCAL_RANK")
 
 
 def local_size() -> int:
-    """The number of ranks on this node; before init() what the launcher has said."""
+    """The number of ranks on this node. Before init() it is the launcher's value."""
     if talweg.is_initialized():
         return talweg.local_size()
     return TABLE.number(os.environ, "BYTEPS_LOCAL_SIZE")
 
 
 def get_pushpull_speed() -> tuple[int, float]:
-    """The oldest sample of at most 1024: when it was taken (ms), and MB/s; (0, -5.0): there is none."""
+    """Returns the time (ms) and MB/s of the oldest of at most 1024 samples, or (0, -5.0)."""
     sample = _speed.take() if _speed is not None else None
     return sample if sample is not None else (0, -5.0)

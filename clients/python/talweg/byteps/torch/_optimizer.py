@@ -43,8 +43,8 @@ def DistributedOptimizer(
 ) -> OptimizerT:
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
-    It has synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When backward()
-    returns the averages stand in `.grad`. See talweg.torch.DistributedOptimizer().
+    The optimizer gets synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When
+    backward() returns, the averages stand in `.grad`. See talweg.torch.DistributedOptimizer().
     """
     make = partial(
         make_averager, optimizer, named_parameters, compression, backward_passes_per_step, "byteps"

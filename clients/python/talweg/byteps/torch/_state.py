@@ -12,7 +12,7 @@ from talweg._compat.torch.state import pairs_of
 
 
 def broadcast_parameters(params: Any, root_rank: int, prefix: str = "Parameter.") -> None:
-    """Makes every rank's parameters the root's; a dict, or a list of (name, tensor) pairs."""
+    """Makes every rank's parameters the root's: a dict, or a list of (name, tensor) pairs."""
     tw.broadcast_parameters(pairs_of(params, prefix), root_rank)
 
 

@@ -60,8 +60,8 @@ def push_pull_async(
 ) -> int:
     """Starts the average, or the sum, of `tensor` over all ranks and returns a handle.
 
-    Calls under one name follow each other: a second one waits until the first one is over. Without
-    a name calls belong together by their order. `version` has no effect. Averages of integers round
+    Calls under one name follow each other: a second call waits until the first one is over. Calls
+    without a name are matched by their order. `version` has no effect. Averages of integers round
     down.
     """
     return _start(tensor, average, name, version, priority, False)
@@ -74,7 +74,7 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
 ) -> int:
-    """As push_pull_async(), into `tensor` itself."""
+    """Does the same as push_pull_async(), but writes the result into `tensor` itself."""
     return _start(tensor, average, name, version, priority, True)
 
 
@@ -82,7 +82,7 @@ byteps_push_pull = push_pull_async_inplace
 
 
 class _PushPull(torch.autograd.Function):
-    """The gradient of an average, or a sum, is that of the gradients."""
+    """The gradient of an average, or a sum, is the average, or the sum, of the gradients."""
 
     @staticmethod
     def forward(
@@ -121,7 +121,7 @@ def push_pull_inplace(
     version: int = 0,
     priority: int = 0,
 ) -> torch.Tensor:
-    """As push_pull(), into `tensor`, which is returned."""
+    """Does the same as push_pull(), but writes the result into `tensor` and returns `tensor`."""
     result: torch.Tensor = synchronize(
         push_pull_async_inplace(tensor, average, name, version, priority)
     )
@@ -129,7 +129,7 @@ def push_pull_inplace(
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once."""
+    """Whether synchronize(handle) would return without waiting."""
     pending = session.current().find(handle)
     if pending is None:
         raise ValueError(f"handle {handle!r} was never given out, or is synchronized already")
@@ -137,13 +137,13 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits and returns the result; None for a handle that was synchronized before."""
+    """Waits and returns the result. Returns None if the handle was synchronized before."""
     pending = session.current().take(handle)
     return None if pending is None else pending.wait()
 
 
 def declare(name: str) -> None:
-    """Nothing: a tensor is agreed on, by its name, with its first push_pull, in any order."""
-    _client.current()  # As every call, after init() only.
+    """Does nothing: ranks agree on a tensor by name, at its first push_pull, in any order."""
+    _client.current()  # Raises NotInitialized before init(), as every call.
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")

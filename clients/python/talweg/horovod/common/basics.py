@@ -33,20 +33,20 @@ _Result = TypeVar("_Result")
 class _Life:
     """What is known of a job from init() on."""
 
-    # By node: how many ranks it has; None: nodes come and go.
+    # The number of ranks of each node. None: nodes come and go.
     fixed_nodes: list[int] | None
     records: bool = False
-    timeline: Timeline | None = None  # Rank 0's.
+    timeline: Timeline | None = None  # Only rank 0 has one.
 
 
 _life: _Life | None = None
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job of the node's agent; alone when no launcher has started this process.
+    """Joins the job of the node's agent. A process that no launcher has started is alone.
 
-    `comm` is None or a list of all ranks; a subset is what process sets are for. `process_sets` is
-    a list of ProcessSet, the same at every rank, or "dynamic". A second call only forgets handles.
+    `comm` is None or a list of all ranks; for a subset use process sets. `process_sets` is a list
+    of ProcessSet, the same at every rank, or "dynamic". A second call only forgets handles.
     """
     global _life
     session.forget_handles()
@@ -68,7 +68,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             nodes.append(sizes[sum(nodes)])
     else:
         _tell_numbers()
-    sets.reset(process_sets)  # Raises for wrong ones: then another call takes the right ones.
+    sets.reset(process_sets)  # Raises if they are wrong; a later call may pass the right ones.
     _life = _Life(nodes)
     joining.begin()
     _begin_timeline()
@@ -76,8 +76,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def _tell_agent(log: logging.Logger) -> None:
-    """Has an agent that init() starts know what the variables ask of it. One that runs already has
-    been told by whoever started it, or has not."""
+    """Sets the variables for an agent that init() starts. Warns if the agent already runs, and
+    whoever started it has not set them.
+    """
     told = agent_variables(os.environ)
     missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
     if "TALWEG_AGENT_SOCKET" not in os.environ:
@@ -91,7 +92,7 @@ def _tell_agent(log: logging.Logger) -> None:
 
 
 def _tell_numbers() -> None:
-    """For programs that read variables: horovodrun could not know the numbers of ranks."""
+    """Sets variables for programs that read them: horovodrun did not know ranks' numbers."""
     if "HOROVOD_LOCAL_RANK" in os.environ:
         os.environ["HOROVOD_RANK"] = str(talweg.rank())
         os.environ["HOROVOD_SIZE"] = str(talweg.size())
@@ -112,7 +113,7 @@ def _check_comm(comm: Any) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job cleanly; operations that are open fail. init() works again afterwards."""
+    """Leaves the job cleanly. Open operations fail. init() works again afterwards."""
     global _life
     if _life is not None and _life.records:
         stop_timeline()
@@ -122,7 +123,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, and not shutdown() after it."""
+    """Whether init() was called, and shutdown() was not called after it."""
     return talweg.is_initialized() and _life is not None
 
 
@@ -157,7 +158,7 @@ def local_size() -> int:
 
 
 def _nodes() -> list[range]:
-    """By node: its ranks."""
+    """Returns the ranks of each node."""
     nodes = _ready().fixed_nodes
     if nodes is None:
         return [member.ranks for member in talweg.members()]
@@ -166,27 +167,27 @@ def _nodes() -> list[range]:
 
 
 def _alike() -> list[range]:
-    """Those of the nodes that have a rank of this local rank."""
+    """Returns the ranks of each node that has a rank with this local rank."""
     return [ranks for ranks in _nodes() if len(ranks) > talweg.local_rank()]
 
 
 def cross_rank() -> int:
-    """This node's number among the nodes that have a rank of this local rank."""
+    """This node's number among the nodes that have a rank with this local rank."""
     return next(place for place, ranks in enumerate(_alike()) if talweg.rank() in ranks)
 
 
 def cross_size() -> int:
-    """How many nodes have a rank of this local rank."""
+    """The number of nodes that have a rank with this local rank."""
     return len(_alike())
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have as many ranks."""
+    """Whether all nodes have equally many ranks."""
     return len({len(ranks) for ranks in _nodes()}) == 1
 
 
 def mpi_threads_supported() -> bool:
-    """Never: ValueError, as of a Horovod without MPI."""
+    """Raises ValueError, as a Horovod without MPI does."""
     raise ValueError("Horovod MPI is not enabled; Talweg has no MPI.")
 
 
@@ -199,7 +200,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: jobs run without MPI, as those of a Horovod with Gloo."""
+    """Returns True: jobs run without MPI, as those of a Horovod with Gloo."""
     return True
 
 
@@ -228,7 +229,10 @@ def rocm_built() -> bool:
 
 
 def op_of(op: int | None, average: bool | None, operation: str) -> Op:
-    """Talweg's operation for Horovod's number. NotImplementedError for Adasum, ValueError for none."""
+    """Returns Talweg's operation for Horovod's number.
+
+    Raises NotImplementedError for Adasum, and ValueError for an unknown number.
+    """
     wanted = Average if op is None else op
     if op is None and average is not None:
         wanted = Average if average else Sum
@@ -257,7 +261,9 @@ def resolve(op: int | None, average: bool | None) -> int | None:
 
 
 def internal(call: Callable[[], _Result]) -> _Result:
-    """What `call` returns; Talweg's failures as Horovod's, the caller's mistakes as ValueError."""
+    """Returns the result of `call`. Raises Talweg's failures as Horovod's, and the caller's
+    mistakes as ValueError.
+    """
     try:
         return call()
     except errors.NotInitialized:

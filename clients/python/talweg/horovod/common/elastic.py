@@ -16,40 +16,42 @@ __all__ = ["ObjectState", "State", "run_fn"]
 
 
 class State(TalwegState):
-    """What the ranks of an elastic job have alike; commit() is where nodes come and go."""
+    """The values that all ranks of an elastic job share. Nodes come and go in commit()."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
-        """`bcast_object` and `get_rank` are Horovod's; the state travels without them."""
+        """`bcast_object` and `get_rank` are Horovod's; the state is transferred without them."""
         super().__init__(**kwargs)
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._has_begun = False
         self.save()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """One that the State was not given is this rank's own, as with Horovod."""
+        """An attribute that the State was not given belongs to this rank only, as with Horovod."""
         if name in self.__dict__.get("_values", {}):
             super().__setattr__(name, value)
         else:
             object.__setattr__(self, name, value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Called after each change of the membership, also at a rank that has entered by it."""
+        """Registers calls for after each change of the membership, also at a rank that enters by
+        it.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """After a change of the membership, before the function of run() is called again."""
+        """Runs after a change of the membership, before the function of run() is called again."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Horovod's driver calls it; here the ranks hear of nodes in commit()."""
+        """Does nothing. Horovod's driver calls it; here the ranks hear of nodes in commit()."""
 
     def reset(self) -> None:
-        """For subclasses."""
+        """Does nothing. Subclasses may override it."""
 
     def sync(self) -> None:
-        """Gives every rank the values of the lowest that was there before."""
+        """Gives every rank the values of the lowest rank that was there before."""
         self.begin()
         self._has_begun = True
         self.save()
@@ -59,16 +61,16 @@ class State(TalwegState):
         return None
 
     def commit(self) -> None:
-        """save(), and check_host_updates()."""
+        """Runs save() and check_host_updates()."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Ends a step: raises HostsUpdatedInterrupt when nodes have come or gone."""
+        """Ends a step. Raises HostsUpdatedInterrupt if nodes have come or gone."""
         change = self.end_step()
         # A job whose aggregators have changed has the same ranks as before.
         if change is not None and (change.lost or change.joined):
-            # Whoever has come has the state already.
+            # A rank that has come has the state already.
             raise HostsUpdatedInterrupt(skip_sync=True)
 
 
@@ -81,9 +83,9 @@ def run_fn(
     reset: Callable[[], Any] | None = None,
     aborted: type[Exception] = Aborted,
 ) -> Callable[..., Any]:
-    """hvd.elastic.run: calls `func(state, ...)` until it returns, again after each change.
+    """hvd.elastic.run: calls `func(state, ...)` until it returns, and again after each change.
 
-    `aborted` is the framework's error of a round that was given up by all ranks.
+    `aborted` is the framework's error for a round that all ranks gave up.
     """
 
     @functools.wraps(func)
@@ -118,7 +120,7 @@ def _run(
         except Exception as error:
             is_lost = outlive.agent_is_lost()
             if not is_lost and not _is_one_of(error, aborted):
-                raise  # There is nobody to go on with.
+                raise  # No other rank is there to go on with.
             if is_lost:
                 outlive.rejoin()
             state.restore()

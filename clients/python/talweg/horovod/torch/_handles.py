@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ints that stand for operations under way."""
+"""The ints that stand for open operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from talweg.horovod.common.names import group_names
 
 
 def add(start: Callable[[], Pending]) -> int:
-    """The handle of what `start` starts."""
+    """Returns the handle of the operation that `start` starts."""
     return internal(lambda: session.current().add(start()))
 
 
@@ -25,17 +25,17 @@ def add_group(
     kind: str,
     start: Callable[[torch.Tensor, str | None], Pending],
 ) -> int:
-    """One handle for operations that `start` starts, each under a name of its own."""
+    """Returns one handle for operations that `start` starts, each under its own name."""
     tensors = list(tensors)
     names = group_names(name, kind, len(tensors))
     return add(lambda: Several([start(each, own) for each, own in zip(tensors, names)]))
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. ValueError for a handle that is none.
+    """Whether synchronize(handle) would return without waiting. Raises ValueError if it is none.
 
-    The first answer is no, as from Horovod, where no operation is over when its call returns: some
-    programs find out in this way whether it is asynchronous.
+    The first answer for a handle is False. With Horovod, too, no operation is over when its call
+    returns, and some programs use this to find out whether the operation is asynchronous.
     """
     life = internal(session.current)
     pending = life.find(handle)
@@ -45,6 +45,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits and returns the result: a tensor or a tuple; None for a handle that was synchronized."""
+    """Waits and returns the result, a tensor or a tuple. None if the handle was synchronized
+    before.
+    """
     pending = internal(lambda: session.current().take(handle))
     return None if pending is None else internal(pending.wait)

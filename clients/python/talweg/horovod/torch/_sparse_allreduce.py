@@ -21,8 +21,9 @@ def sparse_allreduce_async(
     op: int,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Starts two allgathers, of indices and values; calling the result waits and returns the sum or
-    average, sparse."""
+    """Starts two allgathers, of indices and values. Returns a function that waits and returns the
+    sparse sum or average.
+    """
     if op not in (Average, Sum):
         raise NotImplementedError(
             "sparse_allreduce_async: only hvd.Average and hvd.Sum of sparse tensors"

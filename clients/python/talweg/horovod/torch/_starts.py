@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts Horovod's operations of torch tensors, with their arguments checked and their names made.
+"""Starts Horovod's operations of torch tensors: checks their arguments and makes their names.
 
-InvalidArgument for what cannot be carried out. What they return is not known to a handle yet.
+Raises InvalidArgument if an operation cannot be carried out. The returned operations have no handle
+yet.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def gather(
     operation: str = "allgather",
     of_some: bool = False,
 ) -> Pending:
-    """`of_some`: it goes on without ranks that have joined."""
+    """`of_some`: the operation goes on without joined ranks."""
     _vector(tensor, operation)
     members = members_of(process_set, operation)
     return collectives.all_gather(tensor.detach(), name, members, of_some)

@@ -22,13 +22,15 @@ __all__ = [
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Makes every rank's parameters the root's; a dict, or a list of tensors or (name, tensor) pairs."""
+    """Makes every rank's parameters the root's: a dict, or a list of tensors or (name, tensor)
+    pairs.
+    """
     pairs = pairs_of(params)
     internal(lambda: _broadcast_parameters(pairs, root_rank))
 
 
 def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
-    """Tells all ranks, where only those raise that have other parameters than the root."""
+    """Tells all ranks if a rank's parameters differ from the root's. Only that rank raises."""
     failure: Mismatch | None = None
     try:
         tw.broadcast_parameters(pairs, root_rank)
@@ -44,10 +46,10 @@ def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Makes every rank's optimizer state the root's; no step is made to create it.
+    """Makes every rank's optimizer state the root's, without a step that creates it.
 
-    As with Horovod, parameters of an optimizer that had no state have gradients after it: zeros. Not
-    those that get sparse ones, which `model` tells.
+    As with Horovod, parameters of an optimizer that had no state then have zeros as gradients.
+    Those that get sparse gradients, which `model` tells, do not.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")

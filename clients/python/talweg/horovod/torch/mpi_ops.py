@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's collectives of torch tensors, by Horovod's signatures. Handles are ints.
 
-Argument errors raise at the call; where ranks disagree synchronize() raises HorovodInternalError.
+Argument errors raise at the call. If ranks disagree, synchronize() raises HorovodInternalError.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ __all__ = [
 ]
 __all__ += surface.__all__
 
-_basics = basics  # Programs that know Horovod's own code ask it.
+_basics = basics  # Programs that know Horovod's own code use this name.
 
 
 def _of_gradient(name: str | None) -> str | None:
@@ -132,14 +132,14 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As allreduce_async(), into `tensor` itself."""
+    """Does the same as allreduce_async(), but writes the result into `tensor` itself."""
     return _allreduce_async(
         tensor, average, name, op, prescale_factor, postscale_factor, process_set, True
     )
 
 
 class _Allreduce(torch.autograd.Function):
-    """The gradient is reduced as the tensor was."""
+    """The gradient is reduced in the same way as the tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> Any:
@@ -183,7 +183,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """As allreduce(), into `tensor`, which is returned; without a gradient."""
+    """Does the same as allreduce(), but into `tensor`, which it returns; without a gradient."""
     wanted = basics.resolve(op, average)
     handle = allreduce_async_(
         tensor, None, name, wanted, prescale_factor, postscale_factor, process_set
@@ -219,7 +219,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """One handle for all; synchronize() gives a tuple."""
+    """Starts allreduce() of each tensor. Returns one handle; synchronize() returns a tuple."""
     wanted = basics.resolve(op, average)
     return _grouped(tensors, name, wanted, prescale_factor, postscale_factor, process_set, False)
 
@@ -233,7 +233,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As grouped_allreduce_async(), in place."""
+    """Does the same as grouped_allreduce_async(), in place."""
     wanted = basics.resolve(op, average)
     return _grouped(tensors, name, wanted, prescale_factor, postscale_factor, process_set, True)
 
@@ -264,7 +264,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """The reductions of all tensors; differentiable."""
+    """Returns the reductions of all tensors; differentiable."""
     wanted = basics.resolve(op, average)
     pushed = [compression.compress(tensor) for tensor in tensors]
     results = _GroupedAllreduce.apply(
@@ -289,7 +289,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As grouped_allreduce(), in place; without a gradient."""
+    """Does the same as grouped_allreduce(), in place; without a gradient."""
     wanted = basics.resolve(op, average)
     handle = _grouped(tensors, name, wanted, prescale_factor, postscale_factor, process_set, True)
     return list(synchronize(handle))
@@ -306,7 +306,7 @@ def allgather_async(
 
 
 class _Allgather(torch.autograd.Function):
-    """The gradient is the average of the ranks' own slices of it."""
+    """The gradient is this rank's slice of the average of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
@@ -339,7 +339,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """One handle for all; synchronize() gives a tuple."""
+    """Starts allgather() of each tensor. Returns one handle; synchronize() returns a tuple."""
 
     def start(each: torch.Tensor, own: str | None) -> Pending:
         return _starts.gather(each, own, process_set, "grouped_allgather")
@@ -352,7 +352,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """allgather() of each tensor; differentiable."""
+    """Returns allgather() of each tensor; differentiable."""
     tensors = list(tensors)
     return tuple(
         allgather(each, own, process_set)
@@ -379,12 +379,12 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As broadcast_async(), into `tensor` itself."""
+    """Does the same as broadcast_async(), but into `tensor` itself."""
     return add(lambda: _starts.broadcast(tensor, root_rank, name, process_set, True))
 
 
 class _Broadcast(torch.autograd.Function):
-    """The gradient is the average at the root, and zero elsewhere."""
+    """The gradient at the root is the average of the ranks' gradients; elsewhere it is zero."""
 
     @staticmethod
     def forward(
@@ -434,12 +434,12 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts sending rows to each rank; the result is (tensor, received_splits)."""
+    """Starts sending rows to each rank. The result is (tensor, received_splits)."""
     return add(lambda: _starts.exchange(tensor, splits, name, process_set))
 
 
 class _Alltoall(torch.autograd.Function):
-    """The gradient goes back to where the rows came from."""
+    """The gradient of each row goes back to the rank that the row came from."""
 
     @staticmethod
     def forward(
@@ -466,7 +466,9 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the rows that the ranks have sent here; with `splits` also how many each sent."""
+    """Returns the rows that the ranks have sent here; with `splits` also each rank's number of
+    rows.
+    """
     received, counts = _Alltoall.apply(tensor, splits, name, process_set)
     return received if splits is None else (received, counts)
 
@@ -479,7 +481,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a reduction of which each rank gets its rows, in rank order."""
+    """Starts a reduction. Each rank gets its own rows of the result, in rank order."""
     name, pre, post = named("reducescatter", name), prescale_factor, postscale_factor
     return add(lambda: _starts.scatter(tensor, name, op, process_set, pre, post))
 
@@ -528,7 +530,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """One handle for all; synchronize() gives a tuple."""
+    """Starts reducescatter() of each tensor. Returns one handle; synchronize() returns a tuple."""
 
     def start(each: torch.Tensor, own: str | None) -> Pending:
         kind, pre, post = "grouped_reducescatter", prescale_factor, postscale_factor
@@ -546,7 +548,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """reducescatter() of each tensor; differentiable."""
+    """Returns reducescatter() of each tensor; differentiable."""
     tensors = list(tensors)
     return [
         reducescatter(
@@ -566,10 +568,11 @@ def grouped_reducescatter(
 
 
 def join(device: int = -1) -> int:
-    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
+    """Gives zeros to the others' reductions until all ranks have joined, if this one has no more
+    data.
 
-    Returns the last rank to join. Other collectives but barrier() raise meanwhile, at the ranks that
-    call them. `device` has no effect.
+    Returns the last rank to join. Meanwhile all other collectives except barrier() raise at the
+    ranks that call them. `device` has no effect.
     """
     basics.rank()
     gradients.averagers.forget_accumulated()

@@ -37,9 +37,9 @@ _TWICE = (
 
 
 class _Rules:
-    """When Horovod's optimizer lets itself be called: what it adds to Talweg's.
+    """Horovod's rules for when an optimizer may be called, on top of Talweg's.
 
-    One rank alone may do what would be a race among several.
+    A single rank alone may do what would be a race among several.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class _Rules:
 
 
 class _HorovodMethods:
-    """What Horovod's optimizer has beside Talweg's."""
+    """The methods that Horovod's optimizer has besides Talweg's."""
 
     _horovod: _Rules
     _talweg: Any
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """By parameter, for programs that know Horovod's own code."""
+        """Returns the parameters' names, for programs that know Horovod's own code."""
         averager = self._talweg
         return {
             parameter: averager.exchange.name_of(index)
@@ -92,7 +92,7 @@ class _HorovodMethods:
         return passes
 
     def synchronize(self) -> None:
-        """Returns when the gradients are reduced, which they are when backward() has returned."""
+        """Returns when the gradients are reduced. They are when backward() has returned."""
         super().synchronize()  # type: ignore[misc]
         self._horovod.on_synchronize()
 
@@ -101,20 +101,20 @@ class _HorovodMethods:
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """The optimizer's own. Gradients of before lead to no step: a new one begins."""
+        """Loads the optimizer's state. Earlier gradients lead to no step: a new step begins."""
         self._horovod.on_load()
         self._talweg.exchange.on_zero_grad()
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 class _OutsiderMethods:
-    """The same for a rank outside the process set, which steps with its own gradients."""
+    """The same methods for a rank outside the process set, which steps with its own gradients."""
 
     _horovod_passes: int
     _talweg_original: type[torch.optim.Optimizer]
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickled, or copied, it is the optimizer that it was."""
+        """Pickles or copies the plain optimizer."""
         return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
 
     @property
@@ -133,7 +133,7 @@ class _OutsiderMethods:
 
 
 def _leave_outside(optimizer: Any, passes: int, arguments: dict[str, Any]) -> Any:
-    """Gives the optimizer of a rank outside the process set the methods that the others' have."""
+    """Gives the optimizer of a rank outside the process set the same methods as the others'."""
     take_back(optimizer)
     original = type(optimizer)
     optimizer.__class__ = type(original.__name__, (_OutsiderMethods, original), arguments)
@@ -143,7 +143,7 @@ def _leave_outside(optimizer: Any, passes: int, arguments: dict[str, Any]) -> An
 
 
 def _check_groups(num_groups: int, groups: Any) -> None:
-    """Groups change nothing here: small gradients travel many to a frame."""
+    """Checks the groups, which change nothing: small gradients share frames anyway."""
     if not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
     if num_groups:
@@ -179,7 +179,7 @@ def _choices(
             )
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
-    # The average divides by the ranks that there are in each step, of which there may come more.
+    # The average divides by the number of ranks in each step; more ranks may come.
     return gradients.Choices(
         wanted, compression, 1.0 / factor, factor, sparse_as_dense, members, True
     )
@@ -199,9 +199,9 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes `optimizer` reduce its gradients over all ranks; returns the same object.
 
-    It has synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When backward()
-    returns, `.grad` holds what the ranks' gradients come to. A rank outside `process_set` steps
-    with its own gradients, and its optimizer has the same methods. Arguments are attributes of it:
+    The optimizer gets synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When
+    backward() returns, `.grad` holds the reduced gradients. A rank outside `process_set` steps with
+    its own gradients, and its optimizer has the same methods. These arguments become attributes:
     backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense and process_set. See
     talweg.torch.DistributedOptimizer().
     """
@@ -222,7 +222,7 @@ def DistributedOptimizer(
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
         return _leave_outside(optimizer, backward_passes_per_step, arguments)
     rules = _Rules()
-    # By its ranks, which have made the same ones; another set may have had this one's id.
+    # Named by the set's ranks, which have made the same optimizers: a set's id may be used again.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
     name = gradients.next_name(_client.current(), kind)
     distributed: Any = distribute(

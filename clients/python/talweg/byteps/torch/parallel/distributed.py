@@ -17,11 +17,11 @@ from talweg._compat.torch.compression import Compression
 
 
 class DistributedDataParallel(torch.nn.Module):
-    """Wraps `module`; the optimizer stays as it is in one process.
+    """Wraps `module`. The optimizer stays as it is in one process.
 
-    Parameters and buffers are made rank 0's here, and with `broadcast_buffers` the buffers again at
-    every forward. `device_ids` is one GPU, or None for a module on the CPU. Any number of them may
-    live in a process, made in the same order at every rank.
+    The constructor makes parameters and buffers rank 0's. With `broadcast_buffers` every forward
+    makes the buffers rank 0's again. `device_ids` is one GPU, or None for a module on the CPU. A
+    process may have several wrapped modules, made in the same order at every rank.
     """
 
     def __init__(
@@ -59,7 +59,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it gradients add up locally; the first backward after it averages them all."""
+        """A context in which gradients add up locally. The next backward after it averages them
+        all.
+        """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         self._averager.exchange.set_passes(sys.maxsize)
@@ -70,5 +72,5 @@ class DistributedDataParallel(torch.nn.Module):
             self._averager.exchange.set_passes(1 if before else sys.maxsize)
 
     def synchronize(self) -> None:
-        """Returns when the gradients are averages, which they are when backward() has returned."""
+        """Returns when the gradients are averages. They are when backward() has returned."""
         self._averager.exchange.synchronize()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The round in which all ranks name one view, and take their numbers from it: docs/elastic.md.
 
-`talweg.agree` is of unsigned numbers, of which the greatest counts. Each rank says which view it
-knows, and what it has and needs of the State, until all say the same view.
+`talweg.agree` is a round of unsigned numbers, of which the greatest counts. Each rank says which
+view it knows, and what it has and needs of the State, until all say the same view.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _WORD_BITS = 64
 
 
 class _Lane(IntEnum):
-    """What ranks say. A place is told by what is left to the largest number: the lowest counts."""
+    """The numbers that ranks say. A place is told as the largest number minus the place, so that the
+    lowest place counts.
+    """
 
     EPOCH = 0  # The newest view that the rank knows; two lanes.
     WANTS_STATE = 2
-    RENUMBERED = 3  # Ranks' numbers are not, or not to be, those of the job's beginning.
+    RENUMBERED = 3  # Ranks' numbers differ, or will differ, from those of the job's beginning.
     IS_JOINER = 4
-    MEMBER = 5  # The place of one that is no joiner.
-    FREE_NAMES = 6  # How many names mean no one tensor any more at such a rank.
-    HOLDER = 7  # The place of one that holds the State, too.
-    HOLDER_ANEW = 8  # The same, if it begins anew: others may have been started just now.
+    MEMBER = 5  # The place of a rank that is no joiner.
+    FREE_NAMES = 6  # How many names no longer mean one tensor at such a rank.
+    HOLDER = 7  # The place of a rank that also holds the State.
+    HOLDER_ANEW = 8  # The same, if that rank begins anew: others may have just been started.
     WATCHES_NO_NAMES = 9
     HAS_CAUGHT_UP = 10
     MOVES = 11  # Something else has changed for the rank than which standbys there are.
@@ -50,7 +52,7 @@ _LANES = 14
 
 @dataclass(frozen=True)
 class Said:
-    """What this rank says of itself."""
+    """What this rank says about itself."""
 
     is_joiner: bool
     # It has been attached again, to a job that has begun without it or by it.
@@ -62,11 +64,11 @@ class Said:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks have said."""
+    """The result of what all ranks have said."""
 
     epoch: int
-    wanted: bool  # Somebody needs the state.
-    caught_up: bool  # Somebody has got it beside the steps.
+    wanted: bool  # Some rank needs the state.
+    caught_up: bool  # Some rank has got the state beside the steps.
     source: tuple[int, int] | None  # Node and local rank.
     names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
     has_joiners: bool
@@ -74,13 +76,13 @@ class Agreed:
 
 
 def _place_in(lane: int) -> tuple[int, int] | None:
-    """The lowest place that ranks have named, as node and local rank."""
+    """Returns the lowest place that ranks have named, as node and local rank."""
     place = U64_MAX - lane
     return (place >> 32, place & 0xFFFFFFFF) if lane else None
 
 
 class Agreement:
-    """One rank's: the view that it follows, and its part in agreeing on the next one."""
+    """The agreement of one rank: the view that it follows, and its part in agreeing on the next."""
 
     def __init__(self, client: Client, view: View) -> None:
         self.view = view
@@ -91,11 +93,11 @@ class Agreement:
 
     @property
     def rounds(self) -> list[tuple[str, int]]:
-        """Names, and how many numbers each has."""
+        """The names of the rounds, and how many numbers each has."""
         return [(_NAME, _LANES)]
 
     def agree(self, said: Said, replay: Callable[[], Replay | None]) -> Agreed:
-        """Returns when all ranks have named one view. `replay`: of the State, if there is one."""
+        """Returns when all ranks have named one view. `replay` is the State's, if there is one."""
         client, connection = self._client, self._client.connection
         while True:
             found, members = connection.membership()
@@ -103,7 +105,7 @@ class Agreement:
             lanes = greatest(client, _NAME, self._lanes(said, newer, int(found.number)))
             if are_alike(lanes, _Lane.EPOCH):
                 break
-        # Numbers stay where nothing but standbys has come or gone, if all have the same.
+        # Numbers stay if only standbys have come or gone, and all ranks follow the same view.
         stays = not lanes[_Lane.MOVES] and are_alike(lanes, _Lane.FOLLOWED)
         changed = bool(lanes[_Lane.RENUMBERED]) and not stays
         self._follow(newer, int(found.number), changed, replay)
@@ -123,7 +125,7 @@ class Agreement:
         )
 
     def _lanes(self, said: Said, newer: View, number: int) -> np.ndarray:
-        """What this rank says, which has that number in the `newer` view."""
+        """Returns what this rank says, whose number in the `newer` view is `number`."""
         client, known = self._client, self.view
         lanes: np.ndarray = np.zeros(_LANES, np.uint64)
         tell_alike(lanes, _Lane.EPOCH, newer.epoch)
@@ -146,7 +148,7 @@ class Agreement:
         return lanes
 
     def _place(self, view: View, number: int) -> int:
-        """This rank's node and local rank, as one number."""
+        """Returns this rank's node and local rank, as one number."""
         return (view.member_of(number).node << 32) | self._client.local_rank
 
     def _follow(
@@ -164,7 +166,7 @@ class Agreement:
                 self.giving.follow(view, own, replay())
 
     def listeners(self) -> list[int]:
-        """The ranks that have a line to this rank's node, which has entered. All ask so together."""
+        """Returns the ranks with a line to this rank's node, which has entered. All ask at once."""
         view, members = self.view, len(self.view.members)
         words = -(-members // _WORD_BITS)
         lanes: np.ndarray = np.zeros(view.size * words, np.uint64)
@@ -180,7 +182,9 @@ class Agreement:
         ]
 
     def tell_free_names(self, agreed: Agreed) -> None:
-        """Joiners hear which names mean no one tensor any more; Aborted when the teller is lost."""
+        """Tells joiners which names no longer mean one tensor. Raises Aborted if the teller is
+        lost.
+        """
         if agreed.names_from is None:
             return
         root = self.view.rank_at(*agreed.names_from)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a joiner catches up beside the survivors' steps: docs/elastic.md has the tables.
 
-A Giver is one survivor's part for one standby, a Taker is the joiner's. Both are pure: an event goes
-in, effects come out. They know steps and lines, and no bytes.
+A Giver is one survivor's part for one standby, a Taker is the joiner's. Both are pure: an event
+goes in, effects come out. They know steps and lines, but no bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
-# A node and a local rank of it.
+# A node and one of its local ranks.
 Place = tuple[int, int]
 
-# How often survivors begin anew because one of them is lost.
+# How often survivors may begin anew because one of them is lost.
 ATTEMPTS_MAX = 3
-# How many steps behind a joiner may be that says that it is ready.
+# How many steps behind a joiner may be when it says that it is ready.
 _BEHIND_MAX = 1
 
 
@@ -26,9 +26,9 @@ _BEHIND_MAX = 1
 
 @dataclass(frozen=True)
 class CopySnapshot:
-    """Copy this survivor's stripe of the state of `step`, log what follows, and send both.
+    """Copy this survivor's stripe of the state of `step`, log the later steps, and send both.
 
-    Survivors that begin anew do so at a later step: it says which attempt this is.
+    Survivors that begin anew do so at a later step, which tells the attempts apart.
     """
 
     step: int
@@ -38,22 +38,22 @@ class CopySnapshot:
 
 @dataclass(frozen=True)
 class SendEntry:
-    """Send this survivor's stripe of what `step` has applied."""
+    """Send this survivor's stripe of the changes that `step` has applied."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class SendRest:
-    """Send all that is not replayed, as it is at the end of `step`; then nothing more follows."""
+    """Send all that is not replayed, as it is at the end of `step`. Nothing follows."""
 
     step: int
-    is_first: bool  # The others send that nothing follows.
+    is_first: bool  # The other survivors only send that nothing follows.
 
 
 @dataclass(frozen=True)
 class SendUnable:
-    """Drop what is not sent yet, stop the log, and say why; then nothing more follows."""
+    """Drop what is not sent yet, stop the log, and say why. Nothing follows."""
 
     reason: str
 
@@ -72,7 +72,7 @@ GiverEffect = Union[CopySnapshot, SendEntry, SendRest, SendUnable, Drop, EndLine
 
 
 class GiverState(Enum):
-    """One survivor's, for one standby."""
+    """The states of one survivor, for one standby."""
 
     LISTENING = "the standby has not asked"
     ASKED = "it has; other survivors may not have heard it, or give already"
@@ -81,7 +81,7 @@ class GiverState(Enum):
 
 
 class Giver:
-    """See the module. Every survivor is told the same of boundaries, and so decides alike."""
+    """See the module. Every survivor is told of the same boundaries, and so decides alike."""
 
     def __init__(self, own: Place) -> None:
         self.state = GiverState.LISTENING
@@ -91,7 +91,7 @@ class Giver:
 
     @property
     def holds_others(self) -> bool:
-        """Whether those that have been asked may not begin: this one has not, or gives already."""
+        """Whether other asked survivors may not begin: this one was not asked, or gives already."""
         return self.state in (GiverState.LISTENING, GiverState.GIVING)
 
     def on_ask(self, problem: str | None) -> Sequence[GiverEffect]:
@@ -106,7 +106,9 @@ class Giver:
     def on_boundary(
         self, step: int, survivors: Sequence[Place], may_begin: bool
     ) -> Sequence[GiverEffect]:
-        """All survivors have ended `step`, and these are they. `may_begin`: none holds the others."""
+        """All survivors have ended `step`; `survivors` are they. `may_begin`: none holds the
+        others.
+        """
         if self.state is GiverState.ASKED and may_begin:
             return self._begin(step, survivors)
         if self.state is not GiverState.GIVING:
@@ -118,19 +120,19 @@ class Giver:
         return self._begin(step, set(self._givers) & set(survivors))
 
     def on_full_member(self, step: int, survivors: Sequence[Place]) -> Sequence[GiverEffect]:
-        """The node takes part in steps after `step`, whose on_boundary() came before."""
+        """The node takes part in steps after `step`. on_boundary() of `step` came before."""
         if self.state is GiverState.GIVING and set(self._givers) <= set(survivors):
             self.state = GiverState.OVER
             return (SendRest(step, is_first=self._givers[0] == self._own),)
         if self.state is GiverState.GIVING:
             return self._give_up("a survivor was lost as the node entered")
         if self.state is GiverState.OVER:
-            return ()  # What it has sent last, such as why it gave up, may be on its way.
+            return ()  # Its last message, such as why it gave up, may be on its way.
         self.state = GiverState.OVER
         return (SendRest(step, is_first=False),)
 
     def on_backlog(self, backlog_bytes: int, bytes_max: int) -> Sequence[GiverEffect]:
-        """So much of the log is not sent yet."""
+        """`backlog_bytes` of the log are not sent yet."""
         if self.state is not GiverState.GIVING or backlog_bytes <= bytes_max:
             return ()
         return self._give_up(
@@ -138,7 +140,7 @@ class Giver:
         )
 
     def on_failure(self, reason: str) -> Sequence[GiverEffect]:
-        """This survivor's state cannot be given any further in steps."""
+        """This survivor's state can no longer be given in steps."""
         return () if self.state is GiverState.OVER else self._give_up(reason)
 
     def on_lost(self) -> Sequence[GiverEffect]:
@@ -147,7 +149,7 @@ class Giver:
         return (Drop(),)
 
     def on_entered(self) -> Sequence[GiverEffect]:
-        """All follow a view in which the node takes part in steps: it needs nothing more in steps."""
+        """All follow a view in which the node takes part in steps: it needs nothing more."""
         self.state = GiverState.OVER
         return (EndLine(),)
 
@@ -168,14 +170,14 @@ class Giver:
 
 @dataclass(frozen=True)
 class Load:
-    """Take over the snapshot, whose stripes are all there."""
+    """Take over the snapshot. All its stripes are there."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Apply the step, whose stripes are all there."""
+    """Apply the step. All its stripes are there."""
 
     step: int
 
@@ -194,7 +196,7 @@ class TakeRest:
 
 @dataclass(frozen=True)
 class TakeWhole:
-    """Forget what has come. The whole state is taken when the node has entered, while all wait."""
+    """Drop what has come. The whole state is taken after the node has entered, while all wait."""
 
     reason: str
 
@@ -203,7 +205,7 @@ TakerEffect = Union[Load, Apply, SayReady, TakeRest, TakeWhole]
 
 
 class TakerState(Enum):
-    """One rank's of a standby."""
+    """The states of one rank of a standby."""
 
     LOADING = "stripes of the snapshot are missing"
     REPLAYING = "it has a snapshot, and applies steps"
@@ -213,24 +215,24 @@ class TakerState(Enum):
 
 @dataclass
 class _Line:
-    """What has come from one survivor, of its newest attempt."""
+    """What has come from one survivor, in its newest attempt."""
 
-    step: int = 0  # The snapshot's; 0: there is none.
+    step: int = 0  # The snapshot's step. 0: there is no snapshot.
     place: int = 0
     count: int = 0
     layout: bytes = b""
     has_stripe: bool = False
     logged: int = 0  # The last step whose entry is there.
-    told: int = 0  # The last step whose entry is on its way, as far as is known.
+    told: int = 0  # The last step whose entry is known to be on its way.
     rest_of: int | None = None
 
 
 class Taker:
-    """See the module. A line is what comes from one survivor, in the order in which it was sent."""
+    """See the module. A line brings one survivor's messages, in the order of sending."""
 
     def __init__(self, lines: Sequence[Place]) -> None:
         self.state = TakerState.LOADING
-        self.step = 0  # Whose state this rank has.
+        self.step = 0  # The step whose state this rank has.
         self._loaded = 0  # The step of the snapshot that it has loaded.
         self._lines = {place: _Line() for place in lines}
         self._has_said_ready = False
@@ -238,17 +240,17 @@ class Taker:
 
     @property
     def lines(self) -> list[Place]:
-        """Those from which something may come."""
+        """The survivors from which something may come."""
         return list(self._lines)
 
     def on_line(self, place: Place) -> None:
-        """There is another survivor that may give."""
+        """There is one more survivor that may give."""
         self._lines.setdefault(place, _Line())
 
     def on_snapshot(
         self, place: Place, step: int, stripe: tuple[int, int], layout: bytes
     ) -> Sequence[TakerEffect]:
-        """A stripe begins to come: this one, of so many. What came before on the line is void."""
+        """`stripe` begins to come: (its place, their count). The line's past messages are void."""
         self._lines[place] = _Line(step, *stripe, layout, logged=step, told=step)
         return ()
 
@@ -258,7 +260,7 @@ class Taker:
         return self._advance()
 
     def on_entry(self, place: Place, step: int, newest: int) -> Sequence[TakerEffect]:
-        """The line's stripe of `step` is there. As it left, `newest` was to be sent already."""
+        """The line's stripe of `step` is there. `newest` was to be sent when the stripe left."""
         line = self._lines[place]
         if step != line.logged + 1:
             return self._need_whole(f"step {step} came after step {line.logged} from {place}")
@@ -266,20 +268,20 @@ class Taker:
         return self._advance()
 
     def on_rest(self, place: Place, step: int) -> Sequence[TakerEffect]:
-        """The rest of the state is there as it is after `step`; nothing more comes on the line."""
+        """The rest of the state is there, as it is after `step`. Nothing more comes on the line."""
         self._lines[place].rest_of = step
         return self._advance()
 
     def on_unable(self, place: Place, reason: str) -> Sequence[TakerEffect]:
-        """The survivor gives nothing more."""
+        """The survivor gives nothing more, for `reason`."""
         return self._need_whole(f"rank {place[1]} of node {place[0]}: {reason}")
 
     def on_line_lost(self, place: Place) -> Sequence[TakerEffect]:
-        """The survivor is gone. The others begin anew, if they have not sent the rest already."""
+        """The survivor is gone. The others begin anew if they have not sent the rest yet."""
         del self._lines[place]
         if self._lines:
             return self._advance()
-        if self._entered_at is None:  # A line to another may follow.
+        if self._entered_at is None:  # Another survivor's line may follow.
             return ()
         return self._need_whole("no survivor is left that gives its state")
 
@@ -291,8 +293,8 @@ class Taker:
         return self._need_whole("no survivor is left that gives its state")
 
     def on_failure(self, reason: str) -> Sequence[TakerEffect]:
-        """What has come does not fit this rank's state."""
-        if self.state is TakerState.CAUGHT_UP:  # It was the rest.
+        """The data that has come does not fit this rank's state."""
+        if self.state is TakerState.CAUGHT_UP:  # The data was the rest.
             self.state = TakerState.WHOLE
             return (TakeWhole(reason),)
         return self._need_whole(reason)
@@ -330,14 +332,14 @@ class Taker:
                 return self._need_whole("survivors hold states of different shapes")
             self.state, self._loaded, self.step = TakerState.REPLAYING, newest, newest
             effects.append(Load(self.step))
-        if len(lines) < lines[0].count:  # One is lost: a newer attempt follows.
+        if len(lines) < lines[0].count:  # One line is lost: a newer attempt follows.
             if any(line.rest_of is None for line in self._lines.values()):
                 return effects
             return (*effects, *self._need_whole("a survivor was lost as the node entered"))
         while self.step < min(line.logged for line in lines):
             self.step += 1
             effects.append(Apply(self.step))
-        # Only an entry tells how many steps there were while the snapshot came.
+        # Only an entry tells how many steps were made while the snapshot came.
         behind = max(line.told for line in lines) - self.step
         if self.step > self._loaded and behind <= _BEHIND_MAX:
             effects += self._say_ready()

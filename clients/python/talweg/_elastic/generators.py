@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random generators among a State's values: a joiner's go on from where the others' are."""
+"""Random generators among a State's values: a joiner's go on where the others' are."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _kind(value: Any) -> str:
 
 
 def take_over(name: str, own: Any, given: Any) -> bool:
-    """Gives `own` the state of `given`, which is not used; False: it is no generator.
+    """Gives `own` the state of `given`, which is not used. Returns False if it is no generator.
 
-    Whoever draws from it goes on with the same object.
+    A holder of `own` goes on with the same object.
     """
-    if isinstance(own, random.SystemRandom):  # It has no state.
+    if isinstance(own, random.SystemRandom):  # A SystemRandom has no state.
         return isinstance(given, random.SystemRandom)
     kinds = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
     if not isinstance(own, kinds) and not _is_of_torch(own):

@@ -17,66 +17,67 @@ if TYPE_CHECKING:
     from talweg._client import Client
 
 U64_MAX = 2**64 - 1
-# How many tell of survivors' and joiners' counters (state_rounds.tell_counters).
+# How many lanes tell of survivors' and joiners' counters (state_rounds.tell_counters).
 COUNTER_LANES = 4
 
 
 def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
-    """Has all ranks take part in a round of it; the greatest of each lane, in place."""
+    """Runs a round of `lanes` among all ranks: leaves the greatest of each lane, in place."""
     client.run(name, lanes, Op.MAX)
     return lanes
 
 
 def tell_alike(lanes: np.ndarray, at: int, value: int) -> None:
-    """Says a value that all have to have alike."""
+    """Tells a value that must be equal at all ranks."""
     lanes[at], lanes[at + 1] = value, U64_MAX - value
 
 
 def are_alike(lanes: np.ndarray, at: int) -> bool:
-    """Whether all that have told a value there have told the same. Some have."""
+    """Whether all ranks that told a value there told the same. At least one has told it."""
     return int(lanes[at]) == U64_MAX - int(lanes[at + 1])
 
 
 class StepLanes:
-    """What ranks tell each other where a step ends."""
+    """What ranks tell each other at the end of a step."""
 
     _EPOCH, _DIGEST, _ENDED_AT = 0, 1, 3
 
     def __init__(self, ranks: int, standbys: int) -> None:
         self.all: np.ndarray = np.zeros(self.count(ranks, standbys), np.uint64)
-        # By rank: 1, as it ends the step. One that is gone, or has joined, leaves 0.
+        # One lane a rank: 1 if it ends the step. A rank that is gone, or has joined, leaves 0.
         self._ended, rest = np.split(self.all[self._ENDED_AT :], [ranks])
-        # By standby: 1 where those that it has asked for the state may not begin to give it.
+        # One lane a standby: 1 if the ranks that it has asked for the state may not begin to give
+        # it.
         self.holds, self.counters = np.split(rest, [standbys])
 
     @classmethod
     def count(cls, ranks: int, standbys: int) -> int:
-        """How many lanes there are."""
+        """Returns the number of lanes."""
         return cls._ENDED_AT + ranks + standbys + COUNTER_LANES
 
     def tell_end(self, rank: int) -> None:
-        """The rank ends the step."""
+        """Tells that the rank ends the step."""
         self._ended[rank] = 1
 
     @property
     def ended(self) -> tuple[bool, ...]:
-        """Who has ended it, by rank."""
+        """Whether each rank has ended the step, by rank."""
         return tuple(bool(lane) for lane in self._ended)
 
     def tell_epoch(self, epoch: int) -> None:
-        """The newest view that this rank's agent has."""
+        """Tells the newest view that this rank's agent has."""
         self.all[self._EPOCH] = epoch
 
     @property
     def newest_epoch(self) -> int:
-        """The newest that anybody has told."""
+        """Returns the newest view that any rank has told."""
         return int(self.all[self._EPOCH])
 
     def tell_digest(self, digest: int) -> None:
-        """What this rank's State comes to."""
+        """Tells the digest of this rank's State."""
         tell_alike(self.all, self._DIGEST, digest)
 
     @property
     def digests_differ(self) -> bool:
-        """Whether ranks have told digests that differ."""
+        """Whether ranks have told different digests."""
         return bool(self.all[self._DIGEST]) and not are_alike(self.all, self._DIGEST)

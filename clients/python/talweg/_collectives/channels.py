@@ -283,7 +283,7 @@ class Channel:
             self._drop_done()
 
     def _see_to_rest(self) -> None:
-        """Leaves the remaining work of this thread to completion threads, if it needs one."""
+        """Leaves the remaining work of this thread to completion threads, if any is needed."""
         self._drop_done()
         while self._jobs:
             first = self._jobs[0]

@@ -29,8 +29,8 @@ _WORD_BITS = 64
 
 
 class _Lane(IntEnum):
-    """The numbers that ranks say. A place is told as the largest number minus the place, so that the
-    lowest place counts.
+    """The numbers that ranks say. A place is told as the largest number minus the place, so that
+    the lowest place counts.
     """
 
     EPOCH = 0  # The newest view that the rank knows; two lanes.

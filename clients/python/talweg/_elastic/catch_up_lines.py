@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What travels from one survivor to the ranks of one standby, in rounds beside the steps.
 
-A line is a stream of messages, cut into chunks of one round each, of which two are under way at
-once. A chunk begins with its length and with a mark that says whether it begins a message anew. If
-it does, the message before is void unless it was whole. After the last message come empty chunks,
-one for each round that the others wait for at that time, so that no round stays open.
+A line is a stream of messages, cut into chunks of one round each. Two chunks are under way at once.
+A chunk begins with its length and with a mark that says whether it begins a message anew. If it
+does, the message before is void unless it was whole. After the last message come empty chunks, one
+for each round that the others wait for at that time, so that no round stays open.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from talweg._elastic.replay import Call
 from talweg._library import native
 from talweg.errors import TalwegError
 
-# What a round takes at most. All its tensors take several times as much, for each line that a rank
-# has.
+# The most bytes that a round takes. All tensors of a line take several times as much, for each line
+# that a rank has.
 CHUNK_BYTES = 2 << 20
-# What a joiner says to a survivor, in each byte of a line's first round: that the survivor is to
-# send, or that the line is over.
+# A joiner says one of these to a survivor, in each byte of a line's first round: the survivor is to
+# send, or the line is over.
 ASKS, ASKS_NOT = 0, 1
 _CHUNK = struct.Struct("<QQ")  # Bytes that follow, and whether a message begins.
 _MESSAGE = struct.Struct("<8Q")  # Kind, numbers, and bytes of a pickle that follows.
 _LANES = 2
-# After all that a step waits for.
+# Lower than the priority of all rounds that a step waits for.
 PRIORITY = 1 - (1 << 31)
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kinds of messages."""
 
     SNAPSHOT = 1
     ENTRY = 2
@@ -51,13 +51,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One survivor's stripe of it."""
+    """One survivor's stripe of a snapshot."""
 
     step: int
     place: int
     count: int
-    header: bytes  # The first survivor's.
-    sizes: tuple[int, ...]  # All buffers'.
+    header: bytes  # The first survivor's header.
+    sizes: tuple[int, ...]  # The sizes of all buffers.
     stripe: np.ndarray  # Empty where it has come: whoever reads it has said where it is to be.
     # How the stripe comes about, before it is sent; None: it is there.
     copying: stripes.Copying | None = None
@@ -65,7 +65,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Entry:
-    """One survivor's stripe of a step. As it left, `newest` was to be sent already."""
+    """One survivor's stripe of a step. When it left, `newest` was to be sent already."""
 
     step: int
     newest: int
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rest:
-    """What is not replayed, from the first survivor; then nothing more comes."""
+    """The values that are not replayed, from the first survivor. Nothing follows."""
 
     step: int
     payload: memoryview
@@ -91,7 +91,7 @@ Message = Union[Snapshot, Entry, Rest, Unable]
 
 
 def pieces(message: Message) -> list[np.ndarray]:
-    """As bytes, which lie where they were."""
+    """Returns the message as bytes, which are not copied."""
     numbers: tuple[int, ...] = ()
     small: object = None
     large: list[np.ndarray] = []
@@ -114,11 +114,11 @@ def pieces(message: Message) -> list[np.ndarray]:
     return [np.frombuffer(head, np.uint8), *(each for each in large if each.size)]
 
 
-# Takes arrays to be filled, gives messages.
+# Yields arrays for the caller to fill, and messages.
 _Parser = Generator[Union[np.ndarray, Message], None, None]
 
 
-# Told of a snapshot, and of the bytes of its stripe, when it begins to come: where that is to be.
+# Called with a snapshot and its stripe's bytes when it begins to come. Returns the stripe's place.
 FindRoom = Callable[["Snapshot", int], Sequence[np.ndarray]]
 
 
@@ -155,7 +155,7 @@ def _parse(find_room: FindRoom) -> _Parser:
 
 
 class Reader:
-    """Makes messages of chunks."""
+    """Turns chunks into messages."""
 
     def __init__(self, find_room: FindRoom) -> None:
         self._find_room = find_room
@@ -167,7 +167,7 @@ class Reader:
         self._target = next(self._parser)
 
     def take(self, chunk: np.ndarray) -> Iterator[Message]:
-        """The messages that are whole with what a round has brought."""
+        """Returns the messages that are complete with this round's chunk."""
         length, begins = _CHUNK.unpack(chunk[: _CHUNK.size].tobytes())
         data = chunk[_CHUNK.size : _CHUNK.size + length]
         if begins:
@@ -187,14 +187,14 @@ class Reader:
 
 
 def line_name(standby: tuple[int, int], survivor: tuple[int, int], local_rank: int) -> str:
-    """How tensors from a survivor to a standby are called; nodes are given with incarnations."""
+    """Returns the name of a line's tensors. Nodes are given with their incarnations."""
     return f"talweg.catch_up.{standby[0]}.{standby[1]}.{survivor[0]}.{survivor[1]}.{local_rank}"
 
 
 class Rounds:
-    """Broadcasts from one rank to others, beside the steps; two are under way at once.
+    """Broadcasts from one rank to others, beside the steps. Two are under way at once.
 
-    Any thread; one at a time.
+    Any thread may use it, one at a time.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class Rounds:
         pace: Pace | None = None,
         is_line: bool = True,
     ) -> None:
-        """`pace` is told of the rounds that are sent. `is_line`: what travels are chunks; otherwise it
-        is one round.
+        """`pace` is told of the rounds that are sent. `is_line`: the data are chunks; otherwise the
+        data are one round.
         """
         self._connection = connection
         self._pace = pace
@@ -233,7 +233,7 @@ class Rounds:
             for lane in range(lanes)
         ]
         self._open: list[int | None] = [None] * lanes
-        self._sent = [(0, 0.0)] * lanes  # How many bytes, and when.
+        self._sent = [(0, 0.0)] * lanes  # How many bytes were sent, and when.
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
         self._turn = 0
         if not is_root:
@@ -241,7 +241,7 @@ class Rounds:
                 self._open[lane] = connection.push_parts(self._tensors[lane], 0, [], PRIORITY)
 
     def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
-        """False: `is_over` says so, before it could be sent."""
+        """Sends a chunk. Returns False if `is_over` returns True before the chunk could be sent."""
         if not self._await(self._turn, None, is_over):
             return False
         tensor = self._tensors[self._turn]
@@ -254,12 +254,14 @@ class Rounds:
 
     @property
     def is_ready(self) -> bool:
-        """Whether receive() would not wait."""
+        """Whether receive() would return without waiting."""
         round_ = self._open[self._turn]
         return round_ is not None and self._connection.poll(self._tensors[self._turn], round_)
 
     def receive(self, end: float) -> np.ndarray | None:
-        """The next chunk, which stays until the next call; None: time.monotonic() passed `end`."""
+        """Returns the next chunk, valid until the next call. None: time.monotonic() has passed
+        `end`.
+        """
         turn = self._turn
         if self.is_over:
             time.sleep(max(end - time.monotonic(), 0.0))
@@ -277,7 +279,9 @@ class Rounds:
         return self._open[self._turn] is None
 
     def finish(self, is_over: Callable[[], bool]) -> bool:
-        """Returns when all that was sent has come. False: `is_over` says so before."""
+        """Returns when all sent chunks have arrived. Returns False if `is_over` returns True
+        before.
+        """
         return all(self._await(lane, None, is_over) for lane in range(len(self._tensors)))
 
     def _await(self, lane: int, end: float | None, is_over: Callable[[], bool]) -> bool:
@@ -295,7 +299,7 @@ class Rounds:
         return True
 
     def close(self) -> None:
-        """Takes what is over already, so that no round stays open at its end."""
+        """Takes the rounds that are over, so that no round stays open at the end."""
         for lane, round_ in enumerate(self._open):
             if round_ is not None and self._connection.poll(self._tensors[lane], round_):
                 with contextlib.suppress(TalwegError):
@@ -309,28 +313,30 @@ def _soon() -> float:
 class Writer:
     """Cuts messages into chunks, and sends them.
 
-    Steps may be shorter than a round takes. So a chunk holds as many messages as there are and fit.
+    A step may be smaller than a round's chunk. So a chunk holds as many messages as there are and
+    fit.
     """
 
     def __init__(
         self, rounds: Rounds, bytes_max: int = CHUNK_BYTES, pace: Pace | None = None
     ) -> None:
-        """`pace` says how long the next chunk is; None: as long as may be."""
+        """`pace` says how long the next chunk is. None: as long as possible."""
         self._rounds = rounds
         self._pace = pace
         self._chunk: np.ndarray = np.empty(bytes_max, np.uint8)
-        # How much of the chunk is there, and whether it begins a message anew.
+        # How many bytes of the chunk are filled, and whether it begins a message anew.
         self._position, self._begins = _CHUNK.size, True
 
     def send(self, message: Message, is_over: Callable[[], bool], has_next: bool = False) -> bool:
-        """`has_next`: another message follows at once, and may be in the same chunk.
+        """Sends a message. `has_next`: another message follows at once, and may use the same chunk.
 
-        False: `is_over` says so, before all was sent. The next message begins anew then.
+        Returns False if `is_over` returns True before all was sent. The next message begins anew
+        then.
         """
         for piece in pieces(message):
             while piece.size > 0:
                 room = self._chunk_bytes - self._position
-                if room <= 0:  # It has become less.
+                if room <= 0:  # The room has become less.
                     if not self._leave(is_over):
                         return False
                     continue
@@ -342,8 +348,10 @@ class Writer:
         return has_next or self._position == _CHUNK.size or self._leave(is_over)
 
     def end(self, is_over: Callable[[], bool]) -> bool:
-        """No message follows. False: `is_over` says so, before all was sent."""
-        # What send() has kept for a message that was to follow goes first.
+        """Ends the line: no message follows. Returns False if `is_over` returns True before all was
+        sent.
+        """
+        # The chunk that send() has kept for a following message goes first.
         is_kept = self._position > _CHUNK.size
         return all(self._leave(is_over) for _ in range(is_kept + _LANES))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages of a model's gradients, that leave while backward still runs."""
+"""Averages a model's gradients, which leave while backward still runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._tensors import declaration_of, finish
 
-# A gradient has its count of changes here, from when it was no longer new.
+# The attribute of a gradient that holds its count of changes, once it was no longer new.
 _SEEN = "_talweg_seen"
 _TEXTS = {
     Refusal.CAME_AGAIN: (
@@ -60,13 +60,13 @@ def _names_may_be_shared() -> Iterator[None]:
 
 
 class GradientAverager(ClientAdapter):
-    """Feeds a GradientExchange with what autograd does, and puts the averages into `.grad`.
+    """Tells a GradientExchange of autograd's events, and puts the averages into `.grad`.
 
     A parameter that no rank used keeps the gradient (or the None) it had, as with
     DistributedDataParallel.
 
-    With `waits` False the end of backward does not wait for the averages: whoever needs some of
-    them calls the exchange's take(), or synchronize() for all.
+    With `waits` False the end of backward does not wait for the averages. Code that needs some of
+    them calls the exchange's take(); code that needs all calls synchronize().
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class GradientAverager(ClientAdapter):
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
-        self._hooks: dict[int, RemovableHandle] = {}  # The active ones'.
+        self._hooks: dict[int, RemovableHandle] = {}  # The hooks of active parameters.
         self._outer: list[RemovableHandle] = []  # On nodes after a backward within another's.
         self.add(named_parameters)
         _client.call_when_replaced(self.use)
@@ -95,7 +95,7 @@ class GradientAverager(ClientAdapter):
         self.exchange.begin_anew()
 
     def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Between two steps, and at every rank."""
+        """Adds parameters, between two steps and at every rank."""
         new: dict[torch.nn.Parameter, str] = {}
         for name, parameter in named_parameters:
             if parameter not in self._index:
@@ -119,7 +119,7 @@ class GradientAverager(ClientAdapter):
         return self._index.get(parameter)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that take part."""
+        """Returns the parameters that take part."""
         return [
             (self.exchange.name_of(index), self.parameters[index].detach())
             for index in self.exchange.active
@@ -141,7 +141,7 @@ class GradientAverager(ClientAdapter):
         )
 
     def let_go(self, parameter: torch.nn.Parameter) -> None:
-        """Another one averages its gradient from now on."""
+        """Stops averaging this parameter's gradient: another averager does it from now on."""
         index = self._index.get(parameter)
         if index is not None and index in self._hooks:
             self._hooks[index].remove()
@@ -167,7 +167,7 @@ class GradientAverager(ClientAdapter):
             ]
         elif self.exchange.on_pass_end() and self._waits:
             # begin() of all other averagers of this pass comes first: another rank may wait for
-            # theirs.
+            # their rounds.
             when_it_ends(self.exchange.synchronize)
 
     def _on_outer_node(self, _: Any) -> None:
@@ -213,7 +213,7 @@ class GradientAverager(ClientAdapter):
             return super().start_marks(name, marks, priority)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """What takes the place of a sparse gradient before it is pushed."""
+        """Returns the gradient to push in place of a sparse gradient."""
         raise InvalidArgument(
             f"the gradient of '{self.exchange.name_of(index)}' is sparse, which is not supported "
             "yet: build its layer with sparse=False"
@@ -227,7 +227,7 @@ class GradientAverager(ClientAdapter):
         return finish(self.client, ticket.handle)
 
     def combine_loss(self, loss: Any) -> Any:
-        """What the ranks' losses come to, like their gradients; of the same type as `loss`."""
+        """Returns the ranks' losses combined like their gradients, in the type of `loss`."""
         is_tensor = isinstance(loss, torch.Tensor)
         own = loss.detach() if is_tensor else loss
         value = np.array([float(own)], dtype=np.float64)
@@ -235,7 +235,7 @@ class GradientAverager(ClientAdapter):
         return torch.full_like(own, value[0]) if is_tensor else float(value[0])
 
     def run_loss(self, value: np.ndarray, op: Op = Op.AVERAGE) -> None:
-        """A whole round of one f64, in place."""
+        """Runs a whole round of one f64, in place."""
         group = self.group
         name = f"{self.exchange.name}.loss"
         self.client.run(name, value, op, 0, group.listed, group.suffix)
@@ -250,7 +250,7 @@ class GradientAverager(ClientAdapter):
         if gradient is None or getattr(gradient, _SEEN, None) == gradient._version:
             return False
         if gradient.layout is torch.strided and 0 in gradient.stride():
-            # One value for many elements; each may come to something else.
+            # The gradient has one value for many elements, but their averages may differ.
             self.parameters[index].grad = gradient.contiguous()
         return True
 
@@ -274,5 +274,5 @@ class GradientAverager(ClientAdapter):
         return _TEXTS[refusal]
 
 
-# By id of an active parameter, which its averager keeps alive: which one averages its gradient.
+# Which averager averages a gradient, by the id of an active parameter, which it keeps alive.
 _averagers: weakref.WeakValueDictionary[int, GradientAverager] = weakref.WeakValueDictionary()

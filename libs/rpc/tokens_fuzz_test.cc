@@ -29,7 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       new auto(Tokens::Parse("node:a service-account a:b", kKeys, "talweg"));
   if (!kTokens->ok()) std::abort();
   // Nobody has signed anything.
-  if ((*kTokens)->Check(text, 1500).ok()) std::abort();
+  if ((*kTokens)->Check(text, talweg::rpc::Identity{talweg::rpc::Role::kNode, "a"}, 1500).ok())
+    std::abort();
   (void)Tokens::Parse(text, "", "");
   (void)Tokens::Parse("", text, "talweg");
   return 0;

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from datetime import timedelta
 from unittest import mock
@@ -171,29 +172,40 @@ def check_timeout_of_futures() -> None:
     dist.barrier()
 
 
+class _Watched:
+    """A work that only its group keeps. A thread that has just ended it may have it a while longer."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._is_gone = threading.Event()
+        self.get = weakref.ref(work, lambda _: self._is_gone.set())
+
+    def check_gone(self) -> None:
+        end = time.monotonic() + 60
+        while not self._is_gone.wait(0.05):
+            gc.collect()
+            assert time.monotonic() < end, gc.get_referrers(self.get())
+
+
 def check_works_are_kept() -> None:
     """As torch before 2.7 needs it, until somebody waits or has a future."""
     group = dist.new_group()
     group._all_calls.kept.all_are_wanted = True
     for use in (lambda work: work.wait(), lambda work: work.get_future().wait()):
-        kept = weakref.ref(dist.all_reduce(torch.ones(3), group=group, async_op=True))
-        assert kept() is not None
-        use(kept())
-        dist.barrier(group)  # A thread may have called it just now.
+        kept = _Watched(dist.all_reduce(torch.ones(3), group=group, async_op=True))
         gc.collect()
-        assert kept() is None, gc.get_referrers(kept())
+        assert kept.get() is not None
+        use(kept.get())
+        kept.check_gone()
     tensors = [torch.ones(3), torch.ones(4)]
     opts = dist.AllreduceCoalescedOptions()
-    kept = weakref.ref(group.allreduce_coalesced(tensors, opts))
+    kept = _Watched(group.allreduce_coalesced(tensors, opts))
     for _ in tensors:  # Functional collectives wait for each.
         gc.collect()
-        work = kept()
+        work = kept.get()
         assert work is not None
         work.wait()
         del work
-    dist.barrier(group)
-    gc.collect()
-    assert kept() is None, gc.get_referrers(kept())
+    kept.check_gone()
 
 
 def check_beyond_gloo() -> None:

@@ -64,7 +64,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The result of what all ranks have said."""
+    """What all ranks have agreed on."""
 
     epoch: int
     wanted: bool  # Some rank needs the state.
@@ -105,7 +105,7 @@ class Agreement:
             lanes = greatest(client, _NAME, self._lanes(said, newer, int(found.number)))
             if are_alike(lanes, _Lane.EPOCH):
                 break
-        # Numbers stay if only standbys have come or gone, and all ranks follow the same view.
+        # Numbers stay if only standbys have come or gone, and all ranks have those of one view.
         stays = not lanes[_Lane.MOVES] and are_alike(lanes, _Lane.FOLLOWED)
         changed = bool(lanes[_Lane.RENUMBERED]) and not stays
         self._follow(newer, int(found.number), changed, replay)
@@ -125,7 +125,7 @@ class Agreement:
         )
 
     def _lanes(self, said: Said, newer: View, number: int) -> np.ndarray:
-        """Returns what this rank says, whose number in the `newer` view is `number`."""
+        """Returns the lanes of this rank, whose number in the `newer` view is `number`."""
         client, known = self._client, self.view
         lanes: np.ndarray = np.zeros(_LANES, np.uint64)
         tell_alike(lanes, _Lane.EPOCH, newer.epoch)
@@ -166,7 +166,7 @@ class Agreement:
                 self.giving.follow(view, own, replay())
 
     def listeners(self) -> list[int]:
-        """Returns the ranks with a line to this rank's node, which has entered. All ask at once."""
+        """Returns the ranks with a line to this rank's node, which has entered. All ranks call."""
         view, members = self.view, len(self.view.members)
         words = -(-members // _WORD_BITS)
         lanes: np.ndarray = np.zeros(view.size * words, np.uint64)

@@ -15,7 +15,7 @@ from typing import Union
 # A node and one of its local ranks.
 Place = tuple[int, int]
 
-# How often survivors may begin anew because one of them is lost.
+# How often survivors may begin: once, and again each time that one of them is lost.
 ATTEMPTS_MAX = 3
 # How many steps behind a joiner may be when it says that it is ready.
 _BEHIND_MAX = 1
@@ -38,7 +38,7 @@ class CopySnapshot:
 
 @dataclass(frozen=True)
 class SendEntry:
-    """Send this survivor's stripe of the changes that `step` has applied."""
+    """Send this survivor's stripe of what the optimizer has applied in `step`."""
 
     step: int
 
@@ -106,9 +106,7 @@ class Giver:
     def on_boundary(
         self, step: int, survivors: Sequence[Place], may_begin: bool
     ) -> Sequence[GiverEffect]:
-        """All survivors have ended `step`; `survivors` are they. `may_begin`: none holds the
-        others.
-        """
+        """`survivors` have all ended `step`. `may_begin`: none of them holds the others."""
         if self.state is GiverState.ASKED and may_begin:
             return self._begin(step, survivors)
         if self.state is not GiverState.GIVING:
@@ -149,7 +147,7 @@ class Giver:
         return (Drop(),)
 
     def on_entered(self) -> Sequence[GiverEffect]:
-        """All follow a view in which the node takes part in steps: it needs nothing more."""
+        """All follow a view in which the node takes part in steps: it needs this line no more."""
         self.state = GiverState.OVER
         return (EndLine(),)
 
@@ -250,7 +248,7 @@ class Taker:
     def on_snapshot(
         self, place: Place, step: int, stripe: tuple[int, int], layout: bytes
     ) -> Sequence[TakerEffect]:
-        """`stripe` begins to come: (its place, their count). The line's past messages are void."""
+        """A stripe begins to come: number `stripe[0]` of `stripe[1]`. What came before is void."""
         self._lines[place] = _Line(step, *stripe, layout, logged=step, told=step)
         return ()
 
@@ -260,7 +258,7 @@ class Taker:
         return self._advance()
 
     def on_entry(self, place: Place, step: int, newest: int) -> Sequence[TakerEffect]:
-        """The line's stripe of `step` is there. `newest` was to be sent when the stripe left."""
+        """The line's stripe of `step` is there. When it left, `newest` was already to be sent."""
         line = self._lines[place]
         if step != line.logged + 1:
             return self._need_whole(f"step {step} came after step {line.logged} from {place}")

@@ -56,16 +56,16 @@ class Snapshot:
     step: int
     place: int
     count: int
-    header: bytes  # The first survivor's header.
+    header: bytes  # Only the first survivor (place 0) sends it; empty from the others.
     sizes: tuple[int, ...]  # The sizes of all buffers.
-    stripe: np.ndarray  # Empty where it has come: whoever reads it has said where it is to be.
-    # How the stripe comes about, before it is sent; None: it is there.
+    stripe: np.ndarray  # Empty at the reader, whose FindRoom has chosen where the stripe goes.
+    # Copies the stripe before it is sent. None: the stripe is there.
     copying: stripes.Copying | None = None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One survivor's stripe of a step. When it left, `newest` was to be sent already."""
+    """One survivor's stripe of a step. When it left, the step `newest` was already to be sent."""
 
     step: int
     newest: int
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rest:
-    """The values that are not replayed, from the first survivor. Nothing follows."""
+    """The values that are not replayed; empty unless from the first survivor. Nothing follows."""
 
     step: int
     payload: memoryview
@@ -91,7 +91,7 @@ Message = Union[Snapshot, Entry, Rest, Unable]
 
 
 def pieces(message: Message) -> list[np.ndarray]:
-    """Returns the message as bytes, which are not copied."""
+    """Returns the message as bytes. Its arrays are not copied."""
     numbers: tuple[int, ...] = ()
     small: object = None
     large: list[np.ndarray] = []
@@ -118,7 +118,8 @@ def pieces(message: Message) -> list[np.ndarray]:
 _Parser = Generator[Union[np.ndarray, Message], None, None]
 
 
-# Called with a snapshot and its stripe's bytes when it begins to come. Returns the stripe's place.
+# Called with a snapshot and the length of its stripe in bytes, when the stripe begins to come.
+# Returns the arrays that the stripe is written to.
 FindRoom = Callable[["Snapshot", int], Sequence[np.ndarray]]
 
 
@@ -167,7 +168,7 @@ class Reader:
         self._target = next(self._parser)
 
     def take(self, chunk: np.ndarray) -> Iterator[Message]:
-        """Returns the messages that are complete with this round's chunk."""
+        """Yields the messages that this round's chunk completes."""
         length, begins = _CHUNK.unpack(chunk[: _CHUNK.size].tobytes())
         data = chunk[_CHUNK.size : _CHUNK.size + length]
         if begins:
@@ -241,7 +242,7 @@ class Rounds:
                 self._open[lane] = connection.push_parts(self._tensors[lane], 0, [], PRIORITY)
 
     def send(self, chunk: np.ndarray, is_over: Callable[[], bool]) -> bool:
-        """Sends a chunk. Returns False if `is_over` returns True before the chunk could be sent."""
+        """Sends a chunk. Returns False if `is_over` returns True before the chunk is sent."""
         if not self._await(self._turn, None, is_over):
             return False
         tensor = self._tensors[self._turn]

@@ -24,9 +24,10 @@ def _kind(value: Any) -> str:
 
 
 def take_over(name: str, own: Any, given: Any) -> bool:
-    """Gives `own` the state of `given`, which is not used. Returns False if it is no generator.
+    """Gives `own` the state of `given`. Returns False if `own` is no generator.
 
-    A holder of `own` goes on with the same object.
+    Whoever draws from `own` goes on with the same object. Raises Mismatch if `given` is of another
+    kind.
     """
     if isinstance(own, random.SystemRandom):  # A SystemRandom has no state.
         return isinstance(given, random.SystemRandom)

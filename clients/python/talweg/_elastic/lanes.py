@@ -22,7 +22,7 @@ COUNTER_LANES = 4
 
 
 def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
-    """Runs a round of `lanes` among all ranks: leaves the greatest of each lane, in place."""
+    """Runs a round of all ranks, and returns `lanes`, which then hold the greatest of each lane."""
     client.run(name, lanes, Op.MAX)
     return lanes
 
@@ -33,7 +33,7 @@ def tell_alike(lanes: np.ndarray, at: int, value: int) -> None:
 
 
 def are_alike(lanes: np.ndarray, at: int) -> bool:
-    """Whether all ranks that told a value there told the same. At least one has told it."""
+    """Whether all ranks that told a value there told the same. At least one must have told one."""
     return int(lanes[at]) == U64_MAX - int(lanes[at + 1])
 
 
@@ -65,12 +65,12 @@ class StepLanes:
         return tuple(bool(lane) for lane in self._ended)
 
     def tell_epoch(self, epoch: int) -> None:
-        """Tells the newest view that this rank's agent has."""
+        """Tells the epoch of the newest view that this rank's agent has."""
         self.all[self._EPOCH] = epoch
 
     @property
     def newest_epoch(self) -> int:
-        """Returns the newest view that any rank has told."""
+        """The newest epoch that any rank has told."""
         return int(self.all[self._EPOCH])
 
     def tell_digest(self, digest: int) -> None:

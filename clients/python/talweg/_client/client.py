@@ -114,7 +114,7 @@ class Client:
         self._closers: list[Callable[[], None]] = []
         # synchronize() calls each of these with the handle of the round that it has taken.
         self.watchers: list[Callable[[Handle], None]] = []
-        # Each is called with the round's address before a round is pushed from host memory.
+        # Each is called with the tensor and the address, before a round is pushed from host memory.
         self.push_watchers: list[Callable[[Declared, int], None]] = []
         # Makes calls when rounds are over.
         self.completions = Completions(self.connection)
@@ -231,7 +231,7 @@ class Client:
         hooks.finishers()
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
-        """Makes close() call `closer`, after the goodbye."""
+        """Makes close() call `closer` after the goodbye. abandon() calls it, too."""
         self._closers.append(closer)
 
     @property
@@ -293,7 +293,7 @@ class Client:
 
     @property
     def nameless_state(self) -> Any:
-        """Decides the tensors of calls without a name. Ranks in one place have the same state."""
+        """What decides the tensors of calls without a name. Ranks in one place have it alike."""
         with self._lock:
             return dict(self._nameless_calls), self._nameless.state
 
@@ -303,7 +303,7 @@ class Client:
             self._nameless_calls, self._nameless.state = state
 
     def count_nameless(self, suffix: str) -> int:
-        """Returns how many calls without a name the group of `suffix` has made so far."""
+        """Counts a call without a name in the group of `suffix`; returns how many came before."""
         with self._lock:
             calls = self._nameless_calls.get(suffix, 0)
             self._nameless_calls[suffix] = calls + 1

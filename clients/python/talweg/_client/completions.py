@@ -36,18 +36,18 @@ class Completions:
         self._tags = 0
         self._polls = False  # A thread sleeps on the descriptor.
         self._idle = 0
-        self._coming = 0  # Threads that were started and do not run yet.
+        self._coming = 0  # Threads that were started or woken, and do not run yet.
         self._ends = False
         self._threads: set[threading.Thread] = set()
         self._fd = -1
         self._poller: select.poll | None = None
 
     def watch(self, tensor: int, round_: int, call: _Call) -> bool:
-        """Makes `call` when the pushed round is over, that is when it can be taken without waiting
-        for other ranks. `call` must not block.
+        """Has a thread make `call` when the pushed round is over, that is when it can be taken
+        without waiting for other ranks. `call` must not block.
 
         Returns False if the round is not watched: there is no descriptor, or the client's health
-        has ended. A wait for the round then tells which.
+        has ended. In the second case a wait for the round raises why.
         """
         with self._changed:
             if self._poller is None:
@@ -64,14 +64,14 @@ class Completions:
             self._connection.watch(self._fd, tensor, round_, tag)
         except TalwegError:
             with self._changed:
-                # True unless the thread at the descriptor has found the end of the client's health.
+                # True if the thread at the descriptor has found that before, and makes the call.
                 return self._watched.pop(tag, None) is None
         with self._changed:
             self._call_threads()
         return True
 
     def call(self, call: _Call) -> None:
-        """Makes `call` on another thread, where it may block."""
+        """Has another thread make `call`, which may block there."""
         with self._changed:
             self._ready.append(call)
             self._call_threads()
@@ -91,7 +91,7 @@ class Completions:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _call_threads(self) -> None:
-        """Starts threads until there is one for each call that no thread has taken."""
+        """Wakes or starts threads: one for each ready call, and one to sleep on the descriptor."""
         wanted = len(self._ready) + (1 if self._watched and not self._polls else 0)
         while self._coming < wanted:
             self._coming += 1

@@ -25,7 +25,7 @@ class Deadlines:
         self._thread: threading.Thread | None = None
 
     def call_at(self, end: float, call: _Call) -> int:
-        """Makes `call` when time.monotonic() reaches `end`. Returns the number for forget()."""
+        """Has `call` made when time.monotonic() reaches `end`. Returns the number for forget()."""
         with self._changed:
             self._count += 1
             self._calls[self._count] = (end, call)
@@ -34,7 +34,7 @@ class Deadlines:
                     target=self._run, name="talweg-deadlines", daemon=True
                 )
                 self._thread.start()
-            elif end < self._wakes_at:  # A wake-up for a cancelled call does no harm.
+            elif end < self._wakes_at:  # forget() wakes nobody: the thread sleeps again.
                 self._changed.notify()
             return self._count
 
@@ -44,7 +44,7 @@ class Deadlines:
             self._calls.pop(number, None)
 
     def end(self) -> None:
-        """Cancels all calls and ends the thread, because the connection is over."""
+        """Cancels all calls, and waits until the thread has ended: the connection is over."""
         with self._changed:
             self._ends = True
             self._calls.clear()

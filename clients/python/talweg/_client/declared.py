@@ -161,7 +161,7 @@ class Tensors:
         return declared
 
     def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """Does the same as declare_all(), for the names that this rank has not used yet."""
+        """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed()."""
         new = [each for each in declarations if self.is_new(each[0])]
         try:
             self._declare_new(new)
@@ -261,5 +261,5 @@ class Tensors:
         return known.tensor
 
     def declare_all_on_gpu(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """Does the same as declare_on_gpu(), for many tensors, as declare_all() does."""
+        """Does the same as declare_on_gpu(), for many tensors at once."""
         self._declare_new([each for each in declarations if self._known(*each[:2]) is None], True)

@@ -76,10 +76,10 @@ class Handle:
         """Tells the handle that its caller no longer waits for it: the round ends by itself."""
 
     def call_when_complete(self, call: Callable[[], None]) -> None:
-        """Makes `call` on another thread when take() would return without waiting."""
+        """Has another thread make `call` when take() would return without waiting."""
         completions = self.client.completions
         if self.taken or not completions.watch(self.tensor, self.round, call):
-            completions.call(call)  # take() then raises the reason.
+            completions.call(call)  # If nothing can be watched, take() waits or raises why.
 
 
 @dataclass(eq=False)

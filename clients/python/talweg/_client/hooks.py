@@ -13,8 +13,8 @@ finishers = Calls()
 
 def call_at_end_of_step(call: Callable[[], None]) -> None:
     """Registers `call` for the end of a step of this rank, before other ranks hear of the end.
-    `call` returns when the step has no round open, and none to come. A method counts as long as its
-    object lives.
+    `call` returns when the step has no round open, and none to come. A method is called as long as
+    its object lives.
     """
     finishers.add(call)
 
@@ -24,7 +24,7 @@ counters = Calls()
 
 
 def call_when_numbers_change(call: Callable[[], None]) -> None:
-    """Registers `call` for when ranks have got other numbers. A method counts as long as its object
-    lives.
+    """Registers `call` for when ranks have got other numbers. A method is called as long as its
+    object lives.
     """
     counters.add(call)

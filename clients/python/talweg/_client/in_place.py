@@ -45,7 +45,7 @@ class Buffer:
         """Maps the buffer at `address` as well: the data there is the next contribution.
 
         `is_there` tells whether the mapping at `address` still belongs to its owner. It is called
-        before claim() gives the address back.
+        before the address is used or given back.
         """
         self._connection.attach(self._tensor, address)
         self._place, self._is_there = address, is_there

@@ -16,7 +16,7 @@ from talweg._collectives.words import HEADER, Said, read
 from talweg._declaration import DType, Op
 from talweg._library.native_arguments import name_for_tensors
 
-# The number of words that a channel remembers.
+# How many OneRounds a channel keeps.
 _ONE_ROUNDS_MAX = 256
 
 
@@ -104,7 +104,7 @@ class CallChannel(Channel):
 
     def one_round(self, given: Given, words: bytes) -> OneRound | None:
         """Returns what makes the call in one round if all ranks say these words. None if the call
-        takes more rounds.
+        takes more rounds, or if ranks say different words in it, such as the root's.
         """
         found = self._one_rounds.get(words)
         if found is None and OneRound.may_be(given, self.holds_own()):
@@ -124,7 +124,7 @@ def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
 def channel_named(
     client: Client, name: str, group: Group, title: str, in_one: bool = False
 ) -> CallChannel:
-    """Returns the channel with its own name, as CallChannel() makes it."""
+    """Returns the channel of that name; makes it by CallChannel() if there is none."""
     name = name_for_tensors(name)
     key = (name, group.ranks)
     with client.channels_lock:

@@ -512,7 +512,7 @@ class Collectives(Reductions):
 
         Given a tensor, recv() writes into it. Given a shape and a dtype, it returns a new tensor of
         these. Given None, it returns a new tensor of any shape and dtype that is sent. Raises
-        Mismatch if they differ.
+        Mismatch if the sent tensor has another shape or dtype.
         """
         return self._recv(False, tensor_or_shape, src, dtype, name, priority, timeout_s)
 

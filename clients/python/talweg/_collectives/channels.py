@@ -174,7 +174,7 @@ class Channel:
         self._carry_what_is_over()  # The thread that carries them on sees it too.
 
     def waits_for(self) -> str:
-        """Returns a text that names the ranks that the first open call waits for; empty if none."""
+        """Returns a text that says whom the first open call waits for; empty if it is not known."""
         with self._lock:
             first = self._jobs[0] if self._jobs else None
         wait = first.waits_for if first is not None else None
@@ -234,7 +234,7 @@ class Channel:
                 self._let_go()
 
     def call_when_done(self, job: Job, call: Callable[[], None]) -> None:
-        """Makes `call` on another thread when `job` is done. It may block there."""
+        """Has another thread make `call`, which may block, when `job` is done."""
         with self._lock:
             if not job.done:
                 job.calls.append(call)
@@ -250,7 +250,7 @@ class Channel:
     # ----- With _carrying -----
 
     def _drop_done(self) -> None:
-        """Removes the jobs that are done, and begins the next one."""
+        """Removes the jobs that are done, has their calls made, and begins the next job."""
         while self._jobs and self._jobs[0].done:
             with self._lock:
                 done = self._jobs.popleft()
@@ -337,8 +337,8 @@ class Channel:
 class Job:
     """One or several calls that have one handle.
 
-    `is_ready` tells whether the first rounds can be pushed without waiting for another rank, unlike
-    those of a job that declares a tensor later. Only then it begins beside the call before it.
+    `is_ready` tells whether the first rounds can be pushed without waiting for another rank, which
+    a job does whose tensors are not declared yet. Only then it begins beside the call before it.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class _Compared(JobHandle):
 
 
 class Comparisons:
-    """The open comparisons of one client. A step ends, or a rank joins, only without any."""
+    """The open comparisons of one client. A step ends, or a rank joins, after they are over."""
 
     def __init__(self, client: Client) -> None:
         self._open: deque[Job] = deque()

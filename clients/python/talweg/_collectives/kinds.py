@@ -121,7 +121,8 @@ class Given:
     part_rows: list[int]  # The rows of each part that the rank gives.
     address: int
     keep: Any
-    # Makes the result from the rows of the parts that this rank gets; returns it and its address.
+    # Makes the result for the parts that this rank gets, of so many rows each; returns it and its
+    # address.
     allocate: Callable[[Rows, list[int]], tuple[Any, int]]
     # For reductions.
     op: Op = Op.BROADCAST

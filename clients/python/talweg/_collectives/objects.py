@@ -87,7 +87,7 @@ def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
 
 
 def _dumped(value: Any) -> bytes:
-    """Pickles by cloudpickle, if it is installed, what pickle does not take."""
+    """Pickles `value`; by cloudpickle, if it is installed, what pickle does not take."""
     try:
         return pickle.dumps(value, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -314,7 +314,7 @@ def _sum_of_places(
     places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
     places[: own.size] = own
     places[own.size + group.place] = 1
-    # The tensor's length follows from the number of ranks.
+    # The tensor's length depends on the number of ranks, so each view has its own tensor.
     name_in_view = name + client.connection.view_suffix
     client.run(name_in_view, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
     for rank, count in zip(group.ranks, places[own.size :]):

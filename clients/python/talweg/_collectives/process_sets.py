@@ -101,7 +101,7 @@ class Group:
 
     def require_root(self, root_rank: int, operation: str) -> int:
         """Returns the root's place in the group."""
-        # Another integer type counts, too; but 1.0 would also be in a range of ranks.
+        # Any integer type will do. `in` alone would take 1.0, too.
         if hasattr(root_rank, "__index__") and operator.index(root_rank) in self.ranks:
             return self.ranks.index(operator.index(root_rank))
         where = (

@@ -183,7 +183,7 @@ class _OnGpu(Handle):
 
 
 def on_gpu(client: Client, inner: Handle) -> Handle:
-    """Returns the handle of a round from a GPU. A Mismatch frees the name at every rank."""
+    """Returns the handle of a round from a GPU. Its Mismatch frees the name, as at other ranks."""
     declared = client.tensors.known(inner.name)
     if declared is None or not declared.signature:
         return inner
@@ -233,7 +233,7 @@ def _push_declared(client: Client, declared: Declared, brought: Brought) -> Hand
 
 
 def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
-    """Returns the failed call of a new name on which ranks disagree, as other ranks have."""
+    """Returns a handle that raises `mismatch`, as those of ranks that have pushed the round do."""
     return Handle(client, 0, 0, name, taken=True, failure=mismatch)
 
 
@@ -251,8 +251,8 @@ def _both(
 
 
 def disagreed(client: Client, declared: Declared, mismatch: Mismatch) -> Mismatch:
-    """Frees the name, because a round of its tensor has ended so at every rank: its next call is a
-    collective. Returns the error for the caller. Waits for nothing.
+    """Frees the name, because a round of its tensor has ended with `mismatch` at every rank: the
+    next call is a collective. Returns the error for the caller. Waits for nothing.
     """
     client.tensors.free(declared.name)
     return Mismatch(f"{mismatch}; this rank gives {declared.declaration}: {_REMEDY}")
@@ -326,8 +326,7 @@ _TAKE_S = 0.05
 
 
 def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> None:
-    """Calls `over` on another thread with the round's error, or None, when the round has been
-    taken.
+    """Has another thread take the round when it is over, and call `over` with its error or None.
 
     Nobody else may synchronize the handle.
     """

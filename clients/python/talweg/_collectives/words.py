@@ -42,9 +42,9 @@ _SLOT = struct.Struct("<q")
 DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All except the rows.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
-_ANY_SHAPE = 64  # Added to the dimensions: other ranks may have other shapes.
+_ANY_SHAPE = 64  # Added to that number: other ranks may have other shapes.
 _MORE = (
-    16  # A kind's number is below it. Added to that as often as calls of the same handle follow.
+    16  # Above every kind's number, to which it is added once for each later call of the handle.
 )
 
 
@@ -57,7 +57,7 @@ class Caller(NamedTuple):
 
 @dataclass
 class Said:
-    """The words of one rank in the control round."""
+    """What one rank has said in the control round."""
 
     kind: Kind
     alike: bytes
@@ -132,7 +132,7 @@ def _rows_of(dimensions: int, dims: Sequence[int], dtype: bytes, row_bytes: int)
 
 
 def read_rows(said: memoryview, at: int) -> Rows:
-    """Returns the rows that a header() of a tensor tells of."""
+    """Returns the rows that a header() tells of. That must be the header of a tensor."""
     _, _, dimensions, _, _, row_bytes, dtype, *dims = HEADER.unpack_from(said, at)
     return _rows_of(dimensions, dims, dtype, row_bytes)
 
@@ -191,7 +191,7 @@ def has_joined(every: Sequence[Said]) -> bool:
 def with_stand_ins(
     name: str, group: Group, every: list[Said], who: Sequence[Caller] = ()
 ) -> list[Said]:
-    """Returns `every` with the part of joined ranks: zeros to a reduction, no rows to a gather.
+    """Returns `every`, in which joined ranks give zeros to a reduction, and no rows to a gather.
 
     Raises Mismatch if the others differ, or if their call needs every rank. `who`: see
     check_alike().
@@ -258,8 +258,8 @@ def check_alike(
     ranks: Sequence[int] | None = None,
     who: Sequence[Caller] = (),
 ) -> Rows:
-    """Raises Mismatch, at every rank alike, if ranks call different things. Returns the tensor's
-    rows.
+    """Raises Mismatch, at every rank alike, if ranks call different things. Returns what the rows
+    of the tensor are.
 
     `ranks` are the ranks that `every` is of; the default is the group. `who` has as many, or none.
     """
@@ -293,9 +293,7 @@ def check_alike(
 
 
 def got_parts(given: Given, group: Group, every: list[Said]) -> list[tuple[int, int]]:
-    """Returns the parts that this rank gets: the rank that gives each, and which of its parts it
-    is.
-    """
+    """Returns the parts that this rank gets: for each the giver's place, and which of its parts."""
     kind = given.kind
     if kind.gets == ROOT and given.root_rank != group.ranks[group.place]:
         return []
@@ -309,7 +307,7 @@ def got_parts(given: Given, group: Group, every: list[Said]) -> list[tuple[int, 
 
 
 def got_alike(given: Given, group: Group) -> list[int]:
-    """Returns the rows of this rank's parts, if all ranks give the same as this one."""
+    """Returns the rows of each part that this rank gets, if all ranks give what this one does."""
     kind, place = given.kind, group.place
     if kind.gets == ROOT and given.root_rank != group.ranks[place]:
         return []

@@ -168,7 +168,7 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
 def shutdown() -> None:
     """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing.
 
-    If init() has started this node's agent, its last rank returns when the whole job is over.
+    If init() has started this node's agent, the node's last rank returns when the job is over.
     """
     _client.disconnect()
 

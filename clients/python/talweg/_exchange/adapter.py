@@ -118,7 +118,7 @@ class Adapter(Protocol):
         """From now on tells the exchange of the parameter's gradients."""
 
     def watch_pass(self) -> None:
-        """Tells the exchange when the pass that begins ends. If this raises, there is none."""
+        """Tells the exchange when the pass that begins ends. If this raises, none begins."""
 
     def forget_pass(self) -> None:
         """Notes that no pass runs: the end of a pass that has failed is never told."""
@@ -172,7 +172,7 @@ class ClientAdapter(Adapter):
         return self._group
 
     def use(self, client: Client) -> None:
-        """Makes `client` the process's client. The open rounds of the previous client are lost."""
+        """Goes on with `client`, the process's new one. The open rounds of the old one are lost."""
         self.client, self._group = client, None
 
     def declare(self, tensors: Sequence[Tensor]) -> None:

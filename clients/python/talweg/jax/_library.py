@@ -68,7 +68,7 @@ def register() -> None:
         library = _open()
         failure: Exception | None = None
         try:
-            jax.local_devices(backend="cpu")  # XLA accepts handlers when there is a backend.
+            jax.local_devices(backend="cpu")  # XLA looks at handlers once there is a backend.
             for target, function in _HANDLERS.items():
                 handler = jax.ffi.pycapsule(getattr(library, function))
                 jax.ffi.register_ffi_target(target, handler, platform="cpu")

@@ -48,7 +48,7 @@ class Round:
     got: tuple[int, ...]
     prescale: float
     postscale: float
-    signature: int  # A digest of what is alike at all ranks. 0: nothing is compared.
+    signature: int  # What must be alike at all ranks: shape_signature(). 0: no signature.
     compares: bool  # The round compares what ranks are about to call, and has no result.
     # What this rank gets.
     shape: tuple[int, ...]
@@ -81,7 +81,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The words of this rank for a comparison before its call, and the round of the comparison."""
+    """What a rank says about its call before it begins it, and the round in which it says so."""
 
     round: Round
     said: bytes
@@ -123,7 +123,7 @@ def _custom_call(
 ) -> Any:
     """Makes one custom call of XLA. Its arrays are row-major, as Talweg's parts are.
 
-    `given` and `results` are the kinds of each operand's and each result's value.
+    `given` and `results` are the abstract values of the operands and the results.
     """
     types = [
         mlir.token_type()

@@ -284,7 +284,7 @@ def _differentiable(
 def _undifferentiable(
     rounds: tuple[Round, ...], key: str, comparison: Comparison | None
 ) -> Callable[..., Any]:
-    """Returns a group that contains an operation without a gradient: asking for one is an error."""
+    """Returns the group as a function that raises if its gradient is asked for: it has none."""
 
     @jax.custom_vjp
     def call(*operands: Any) -> list[Any]:

@@ -83,7 +83,7 @@ class GradientAverager(ClientAdapter):
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
         self._hooks: dict[int, RemovableHandle] = {}  # The hooks of active parameters.
-        self._outer: list[RemovableHandle] = []  # On nodes after a backward within another's.
+        self._outer: list[RemovableHandle] = []  # For after a nested backward.
         self.add(named_parameters)
         _client.call_when_replaced(self.use)
 

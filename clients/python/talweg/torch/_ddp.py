@@ -96,9 +96,9 @@ class _Completer:
             self._hand_over(handle, future)
         else:
             self._pending[name] = (handle, future)
-            # Each, because with nested backward passes each has an end of its own.
+            # For each bucket: of nested backward passes each has its own end.
             when_it_ends(self._take_all)
-        # Outside of backward other buckets', which follow, must do.
+        # Outside of backward this is refused, and the call that a later bucket queues must do.
         with contextlib.suppress(RuntimeError):
             when_it_ends(lambda: when_it_ends(self._raise_failure))
         return future
@@ -125,8 +125,8 @@ class _Completer:
         future.set_result(handle.result)
 
     def _named(self, name: str, mismatch: Mismatch) -> Mismatch:
-        """Returns the same error with the name of the parameter that differs, the same at all
-        ranks.
+        """Returns a Mismatch, the same at all ranks, that says which gradient differs; `mismatch`
+        itself if that cannot be told.
         """
         try:
             every = all_gather_object(self.client, self._shapes[name], f"{name}.shapes")

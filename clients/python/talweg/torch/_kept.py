@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Works that C++ code waits for, whose objects in Python nobody else keeps.
+"""Keeps the Python objects of Works that C++ code waits for.
 
-torch's C++ code calls a group in Python, and takes the Work that it returns. If the object in
-Python is gone by then its methods are gone, too: the wait would be for a Work in C++ that nobody
-ends. Since 2.7 torch keeps the object.
+torch's C++ code calls a group in Python, and takes the Work that it returns. Once the Python object
+is gone, its methods are gone, too: C++ would then wait for a Work that nobody ends. Since version
+2.7 torch keeps the object itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import torch
 import torch.distributed as dist
 
-# More than one step of DistributedDataParallel makes before it waits.
+# How many works a group keeps: more than DistributedDataParallel makes in a step before it waits.
 _WORKS_MAX = 64
 _FIRST_THAT_KEEPS = (2, 7)
 
@@ -23,8 +23,8 @@ def _torch_version() -> tuple[int, ...]:
 
 
 class KeptWorks:
-    """Those of one group. Each is kept until it is waited for, or has given its future, or so many
-    others have come after it.
+    """The kept works of one group. A work is kept until it is waited for, or has given its future,
+    or _WORKS_MAX others have come after it.
     """
 
     def __init__(self) -> None:
@@ -37,5 +37,5 @@ class KeptWorks:
             self._works.pop(next(iter(self._works)), None)
 
     def let_go(self, work: dist.Work) -> None:
-        """Does nothing if it is not kept."""
+        """Keeps `work` no longer. Does nothing if it is not kept."""
         self._works.pop(id(work), None)

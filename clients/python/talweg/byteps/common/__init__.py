@@ -63,7 +63,7 @@ def init(lazy: bool = True) -> None:
 
 
 def _says(environment: Mapping[str, str]) -> bool:
-    """Whether this process reports the variables: the node's first rank does, or bpslaunch."""
+    """Whether this process reports the variables: the node's first rank, unless bpslaunch has."""
     return "TALWEG_BYTEPS_LAUNCHED" not in environment and local_rank() == 0
 
 

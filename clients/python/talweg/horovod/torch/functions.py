@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
-    """Tells all ranks if a rank's parameters differ from the root's. Only that rank raises."""
+    """Raises Mismatch at every rank. talweg.torch raises only at ranks unlike the root."""
     failure: Mismatch | None = None
     try:
         tw.broadcast_parameters(pairs, root_rank)

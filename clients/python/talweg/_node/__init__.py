@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a node need that torchrun, mpirun or srun has started, where no agent is there.
+"""Starts what a node's ranks need if torchrun, mpirun or srun has started them without an agent.
 
 launchers.py reads which launcher it was, meeting.py lets the nodes find each other, and join.py
-starts a keeper, one process a node, which has the daemons and ends with the ranks. The keeper
+starts a keeper, one process a node, which runs the daemons and ends with the ranks. The keeper
 imports this package alone, without NumPy and the rest of Talweg: the modules that it uses (keeper,
 daemons, handshake, places) import only each other, relatively. docs/launching.md says how it works.
 

@@ -19,7 +19,7 @@ def _die_with_parent() -> None:
 
 
 class Daemon:
-    """One of them. `ready_fd` is readable when it serves, or has ended before that."""
+    """One daemon. `ready_fd` is readable when the daemon serves, or has ended before that."""
 
     def __init__(self, name: str, line: list[str], environment: Mapping[str, str]) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class Daemon:
                 [*line, f"--ready_fd={writer}"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                # What a daemon says is no output of the program.
+                # A daemon's output goes to stderr: it is no output of the program.
                 stdout=2,
                 pass_fds=[writer],
                 preexec_fn=_die_with_parent,
@@ -38,7 +38,7 @@ class Daemon:
             os.close(writer)
 
     def read_ready(self) -> dict[str, str] | None:
-        """Its addresses by their names; None when it has ended, or is about to."""
+        """Returns the daemon's addresses by their names. None if it has ended, or is about to."""
         text = b""
         while part := os.read(self.ready_fd, 65536):
             text += part
@@ -51,7 +51,7 @@ class Daemon:
             self.process.terminate()
 
     def end(self, grace_s: float) -> None:
-        """Returns when it has ended; kills it after the grace."""
+        """Returns when the daemon has ended. Kills it if it has not within `grace_s`."""
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:

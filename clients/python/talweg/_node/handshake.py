@@ -6,10 +6,10 @@
     node:   {"proof", "rank", "local_size", "host"}
     first:  {"waiting"} any number of times, then {"node_rank", "nodes", "scheduler", "name"}
 
-Each proof is an HMAC of both nonces with the job's secret. So a process that listens on a wrong
-host, or on a port that was another job's, cannot give the proof, and learns nothing. Where the
-launcher hands the nodes no secret, munge does: the credential says who the node's user is, and the
-secret comes in one that only this user can open. Lines of JSON over TCP.
+Each line is a JSON object, over TCP. Each proof is an HMAC of both nonces with the job's secret. So
+a process that listens on a wrong host, or on a port that was another job's, cannot give the proof,
+and learns nothing. If the launcher hands the nodes no secret, they use munge: the node's credential
+says who its user is, and the answer brings the secret in a credential that only this user can open.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Any
 
 LINE_BYTES_MAX = 16384
 _CONNECT_S = 2.0
-_ASK_S = 0.1
-_MUNGE_S = 20.0
-# How long the other side may take to answer.
+_ASK_S = 0.1  # The pause between two tries.
+_MUNGE_S = 20.0  # How long munge's tools may take.
+# How long the other side may take to answer a line.
 _ANSWER_S = 20.0
 _SHOWN_MAX = 200
 
@@ -41,10 +41,10 @@ class Refused(Exception):
 
 
 def read_message(line: bytes) -> dict[str, Any]:
-    """Refused for what is no JSON object. Anybody may have written it."""
+    """Parses a line, which anybody may have written. Raises Refused if it is no JSON object."""
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError):  # The latter where brackets are nested too deep.
+    except (ValueError, RecursionError):  # RecursionError: brackets are nested too deep.
         message = None
     if not isinstance(message, dict):
         raise Refused("what it says is no line of this protocol")
@@ -52,7 +52,7 @@ def read_message(line: bytes) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """What somebody else has said, for a person's terminal."""
+    """Returns a text of the other side in a form that is safe for a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text[:_SHOWN_MAX])
 
 
@@ -65,7 +65,7 @@ def _proof(secret: str, side: str, nonces: str) -> str:
 
 
 class Munge:
-    """Credentials of the cluster's munge daemon, by its tools. OSError where it does not answer."""
+    """Credentials of the cluster's munge daemon, by its tools. Raises OSError if they fail."""
 
     def __init__(self, socket_path: str) -> None:
         self._options = [f"--socket={socket_path}"] if socket_path else []
@@ -87,11 +87,11 @@ class Munge:
         return done.stdout
 
     def seal(self, text: str) -> str:
-        """A credential that only this user can open, on any machine of the cluster."""
+        """Returns a credential that only this user can open, on any machine of the cluster."""
         return self._run(["munge", f"--restrict-uid={os.getuid()}"], text).strip()
 
     def open(self, credential: str) -> str:
-        """What this user has sealed; Refused for another's."""
+        """Returns the text that this user has sealed. Raises Refused if another user sealed it."""
         head, _, text = self._run(["unmunge", "--numeric"], credential).partition("\n\n")
         fields = dict(line.split(":", 1) for line in head.splitlines() if ":" in line)
         if fields.get("UID", "").strip() != str(os.getuid()):
@@ -101,9 +101,9 @@ class Munge:
 
 @dataclass
 class Node:
-    """What a node says of itself."""
+    """What a node says about itself."""
 
-    rank: int  # That of its first rank, as the launcher counts.
+    rank: int  # The number that the launcher gave the node's first rank.
     local_size: int
     host: str
 
@@ -116,10 +116,13 @@ class Answerer:
         self._secret = secret
         self._munge = munge
         self._nonces = ""
-        self.node: Node | None = None  # Once it has shown that it is of the job.
+        self.node: Node | None = None  # Set once the node has shown that it is of the job.
 
     def answer(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Refused ends the connection; None: nothing is to be said."""
+        """Returns the answer to a line, or None if nothing is to be said.
+
+        Raises Refused, or another error, if the line is wrong: the caller ends the connection.
+        """
         if self._nonces:
             if not hmac.compare_digest(
                 str(line["proof"]), _proof(self._secret, "node", self._nonces)
@@ -142,7 +145,7 @@ class Answerer:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """The whole of it comes in time, or an error: its bytes may come one by one."""
+    """Returns a line. Raises OSError if it is not whole in time: bytes may come one by one."""
     end = time.monotonic() + _ANSWER_S
     line = b""
     while not line.endswith(b"\n"):
@@ -165,7 +168,7 @@ def _exchange(connection: socket.socket, message: Mapping[str, Any]) -> dict[str
 def _introduce(
     connection: socket.socket, job: str, secret: str, munge: Munge | None, node: Node
 ) -> str:
-    """Returns the job's secret when the other side has shown that it has it."""
+    """Returns the job's secret, once the other side has shown that it knows it, too."""
     nonce = secrets.token_hex(16)
     hello = {"job": job_digest(job), "nonce": nonce}
     if munge is not None:
@@ -174,7 +177,7 @@ def _introduce(
     if munge is not None:
         secret = munge.open(str(answer["secret"]))
     nonces = f"{nonce} {answer['nonce']}"
-    # As bytes: a text may have characters that it does not compare.
+    # Compared as bytes: compare_digest() refuses a str with characters beyond ASCII.
     proof = str(answer["proof"]).encode(errors="replace")
     if not hmac.compare_digest(proof, _proof(secret, "first", nonces).encode()):
         raise Refused("it has another secret")
@@ -191,10 +194,11 @@ def reach(
     said: dict[str, str],
     is_wanted: Callable[[], bool],
 ) -> tuple[socket.socket, str] | None:
-    """Tries the addresses by turns while `is_wanted`; the connection to the first node's keeper.
+    """Returns a connection to the first node's keeper, and the job's secret. Tries the addresses in
+    turn; returns None if `is_wanted` returns False before one has answered rightly.
 
-    `targets` says where and with which secret; the secret of the job is returned. `said` has what
-    each address has answered.
+    `targets` returns the addresses and the secret to try; it is called again for each turn. `said`
+    gets the newest error of each address.
     """
     while is_wanted():
         addresses, secret = targets()

@@ -16,14 +16,14 @@ from typing import Any
 
 from . import handshake
 
-# What a connection may take to show that it is of this job, and how many may be about to. Beyond
-# that the oldest of the address that has most of them makes room.
+# How many seconds a connection may take to show that it is of this job, and how many connections
+# may be about to. Beyond that the oldest one of the address that has most of them makes room.
 _HANDSHAKE_S = 30.0
 _STRANGERS_MAX = 64
 
 
 def plain_host(host: str) -> str:
-    """As daemons' options have it: IPv4 without its IPv6 form, IPv6 in brackets."""
+    """Returns the form of daemons' options: IPv4 without its IPv6 prefix, IPv6 in brackets."""
     host = host[len("::ffff:") :] if host.startswith("::ffff:") else host
     return f"[{host.partition('%')[0]}]" if ":" in host else host
 
@@ -36,7 +36,10 @@ class _Lines:
         self._text = b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """None at the end. Refused for what is no message, or too long."""
+        """Returns the lines that have come, without waiting. None: the connection has ended.
+
+        Raises Refused if a line is no message, or too long.
+        """
         try:
             part = self.connection.recv(handshake.LINE_BYTES_MAX)
         except BlockingIOError:
@@ -71,7 +74,7 @@ class _Visitor:
 
 
 class MeetingPoint:
-    """The first node's: counts the ranks that the nodes bring, and gives each node its number."""
+    """The first node's side: counts the ranks that nodes bring, and gives each node its number."""
 
     def __init__(
         self,
@@ -129,7 +132,9 @@ class MeetingPoint:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(visitor))
 
     def _make_room(self) -> None:
-        """Whoever holds connections and says nothing keeps out nobody at another address."""
+        """Drops a stranger if there are too many. So silent connections from one address do not
+        keep out nodes at other addresses.
+        """
         strangers = [each for each in self._visitors if each.node is None]
         if len(strangers) < _STRANGERS_MAX:
             return
@@ -147,7 +152,7 @@ class MeetingPoint:
                 self._drop(visitor)
 
     def _read(self, visitor: _Visitor) -> None:
-        if visitor not in self._visitors:  # It has made room in this turn.
+        if visitor not in self._visitors:  # _make_room() has just dropped it.
             return
         try:
             messages = visitor.lines.read()
@@ -206,7 +211,9 @@ class MeetingPoint:
             visitor.lines.tell(message)
 
     def tell_places(self, scheduler: str) -> int:
-        """Numbers the nodes by their first ranks; returns how many there are."""
+        """Tells the nodes their numbers, in the order of their first ranks. Returns the number of
+        nodes, this one included.
+        """
 
         def first_rank(visitor: _Visitor) -> int:
             assert visitor.node is not None
@@ -226,7 +233,7 @@ class MeetingPoint:
 
 
 class Group:
-    """Another node's way to the first one. A thread of its own looks for it."""
+    """Another node's side. A thread of its own looks for the first node."""
 
     def __init__(self, plan: Any, munge: handshake.Munge | None, wake: socket.socket) -> None:
         self._plan = plan
@@ -265,13 +272,15 @@ class Group:
         self._wake.send(b"\0")
 
     def _hear(self) -> None:
-        """The rank that has started this process says when the first node is elsewhere by now."""
+        """Reads from stdin where the first node is by now, which the rank that started this process
+        tells.
+        """
         for line in sys.stdin.buffer:
             told = json.loads(line)
             self.secret, self._plan.addresses = told["secret"], told["addresses"]
 
     def take_found(self) -> socket.socket | None:
-        """The connection, once."""
+        """Returns the connection once it is found, and only once; else None."""
         if self._is_taken or self.connection is None:
             return None
         self._is_taken = True

@@ -13,24 +13,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# A socket's path has at most 107 bytes; what is added to this has at most 47.
+# A socket's path has at most 107 bytes. The parts after this directory have at most 47.
 _PARENT_BYTES_MAX = 60
 _ASK_S = 0.02
 
 
 class Unsafe(OSError):
-    """A directory is not this user's alone."""
+    """A directory does not belong to this user alone."""
 
 
 def is_kept(directory: Path) -> bool:
-    """Whether no other user can put something else in the place of what this one makes there."""
+    """Whether no other user can replace what this user makes in the directory."""
     found = directory.stat()
     is_shared = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
     return found.st_uid in (0, os.getuid()) and not is_shared
 
 
 def base(environment: Mapping[str, str]) -> Path:
-    """Where the directories of this user's jobs lie. The same for all ranks of a node."""
+    """Returns the directory of this user's jobs. It is the same for all ranks of a node."""
     for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
         told = environment.get(variable, "")
         is_short = told and len(told) <= _PARENT_BYTES_MAX
@@ -40,7 +40,7 @@ def base(environment: Mapping[str, str]) -> Path:
 
 
 def check_own(directory: Path) -> None:
-    """Unsafe for one in which, or in whose place, another user may have put something."""
+    """Raises Unsafe if another user may have written into the directory, or replaced it."""
     for each in (directory, directory.parent):
         if not is_kept(each):
             raise Unsafe(
@@ -50,7 +50,7 @@ def check_own(directory: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory that only this user can enter; Unsafe where there is another one."""
+    """Makes a directory that only this user can enter. Raises Unsafe if another kind is there."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
@@ -62,19 +62,20 @@ def make_private(directory: Path) -> None:
 
 
 def of_job(environment: Mapping[str, str], *identity: object) -> Path:
-    """The directory of one life of a job on one node."""
+    """Returns the directory of a job on one node. `identity` tells apart jobs, and their runs."""
     text = "\0".join(str(each) for each in identity)
     return base(environment) / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Claim:
-    """A directory that is this process's own until it is released, or the process ends.
+    """A directory that is this process's own until release(), or until the process ends.
 
-    Another claim of it waits for that. What an earlier process left there is removed.
+    Another claim of the directory waits for that. Files that an earlier process left there are
+    removed.
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
-        """TimeoutError when the earlier one does not end. Unsafe as make_private()."""
+        """Raises TimeoutError if an earlier claim lasts longer. Raises Unsafe as make_private()."""
         make_private(directory.parent)
         self.directory = directory
         self._lock_path = directory.with_suffix(".lock")
@@ -87,7 +88,7 @@ class Claim:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever released it has removed the file that was locked here.
+                # release() may have removed this file before it was locked: then it is no lock.
                 with contextlib.suppress(FileNotFoundError):
                     if os.stat(self._lock_path).st_ino == os.fstat(lock).st_ino:
                         return lock

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher asks the scheduler, by the tool `talweg`, while it does everything else."""
+"""A question that a launcher asks the scheduler by the tool `talweg`, without waiting for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EVERY_S = 0.5
 
 
 class Question:
-    """One, asked again and again."""
+    """One question, which is asked again and again."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -20,11 +20,13 @@ class Question:
         self._next_s = 0.0
 
     def ask(self, line: Sequence[str], environment: Mapping[str, str], now_s: float) -> bool:
-        """Whether it asks; not while it has asked, or has just done so."""
+        """Runs `line`, unless an answer is outstanding or the last question is less than 0.5 s old.
+        Returns whether it has run it.
+        """
         if self._process is not None or now_s < self._next_s:
             return False
         self._next_s = now_s + _EVERY_S
-        # A pipe would fill, with nobody reading while it writes.
+        # A pipe would fill, because nobody reads while the tool writes.
         self._output = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             line, env=environment, stdout=self._output, stderr=subprocess.DEVNULL, text=True
@@ -32,7 +34,7 @@ class Question:
         return True
 
     def answer(self) -> str | None:
-        """What it has said since the last call; None: nothing yet, or it has failed."""
+        """Returns the tool's output, once. None: it has not ended yet, or it has failed."""
         if self._process is None or self._process.poll() is None:
             return None
         assert self._output is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which words the scheduler's answer to one that comes when its job has finished is known."""
+"""Words in the scheduler's answer to a rank that comes when its job has finished."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 # The log may be as large as a rank's stripe of the state, or this, if that is more.
 _LOG_BYTES_MIN = 64 << 20
 _LOOK_S = 0.1
-# A stripe may be so much longer than was thought.
+# A stripe may be so much longer than expected.
 _SPARE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 20
 
 
 def places_of(view: View) -> dict[int, Place]:
-    """Node and local rank of all ranks that take part in steps, by their numbers."""
+    """Returns node and local rank of all ranks that take part in steps, by their numbers."""
     return {
         number: (member.node, local_rank)
         for member in view.members
@@ -104,7 +104,9 @@ class _Outbox:
             self._condition.notify()
 
     def drop(self, is_over: bool = False, is_ended: bool = False) -> None:
-        """What has not left is not sent. `is_ended`: nothing follows."""
+        """Drops what has not left. `is_over`: nothing is sent any more. `is_ended`: nothing
+        follows.
+        """
         with self._condition:
             self._queue.clear()
             self._waiting_bytes = 0
@@ -117,7 +119,7 @@ class _Outbox:
         return self._drops != drops
 
     def send_all(self, writer: Writer) -> bool:
-        """Returns when the last message is sent, or nothing follows; False: nothing may be sent."""
+        """Returns True after the last message, or if none follows; False if nothing may be sent."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._queue or self.is_over or self._is_ended)
@@ -163,11 +165,11 @@ class _Given:
         self._copying: stripes.Copying | None = None
         self._log_bytes_max = _LOG_BYTES_MIN
         self._outbox = _Outbox()
-        # Where the stripe is copied to, whose pages the thread has the kernel give before.
+        # The memory for the stripe. The thread makes the kernel give its pages in advance.
         self._room: np.ndarray | None = None
         self._room_bytes = 0
         if replay is not None:
-            with contextlib.suppress(Exception):  # It is said where the stripe is to be copied.
+            with contextlib.suppress(Exception):  # The error comes again when the stripe is copied.
                 if replay.problem() is None:
                     count = sum(len(each.ranks) for each in view.in_steps)
                     self._room_bytes = replay.nbytes() // count
@@ -187,7 +189,9 @@ class _Given:
     # The sending thread.
 
     def _declare_line(self, pace: Pace) -> Rounds | None:
-        """Sets its memory aside, beside the steps, once it is asked for. None: it is over."""
+        """Declares the line's tensors, beside the steps, once the standby has asked. None: it is
+        over.
+        """
         with self._numbers:
             if self._outbox.is_over:
                 return None
@@ -219,7 +223,7 @@ class _Given:
     # The rank's thread.
 
     def follow(self, view: View) -> None:
-        """Ranks have the numbers of this view. `numbers` is held."""
+        """Names ranks by the numbers of this view from now on. The caller holds `numbers`."""
         standbys = [
             each
             for each in view.members
@@ -230,7 +234,7 @@ class _Given:
         self._ranks = [view.rank_at(*self._own), *standbys[0].ranks]
 
     def look(self) -> bool:
-        """Hears what the sending thread has heard; whether those that were asked may not begin."""
+        """Handles what the sending thread has heard. Returns if asked survivors may not begin."""
         if self._is_broken:
             self._perform(self.giver.on_lost())
         elif self._has_heard and self.giver.state is GiverState.LISTENING:
@@ -248,23 +252,23 @@ class _Given:
         self._perform(self.giver.on_full_member(step, survivors))
 
     def end(self) -> None:
-        """Nobody takes anything any more."""
+        """Ends the sending: nobody takes anything any more."""
         self._perform(self.giver.on_lost())
 
     def end_line(self) -> None:
-        """The standby takes part in steps, and ends the line as well."""
+        """Ends the line, as the standby does, which takes part in steps now."""
         self._perform(self.giver.on_entered())
 
     @property
     def is_sending(self) -> bool:
-        """Whether the sending thread is there."""
+        """Whether the sending thread still runs."""
         return self._thread.is_alive()
 
     def _perform(self, effects: Sequence[GiverEffect]) -> None:
         for effect in effects:
             try:
                 self._perform_one(effect)
-            except Exception as failure:  # Whatever a class of the user's may raise.
+            except Exception as failure:  # A user's class may raise any error.
                 self._perform(self.giver.on_failure(f"{type(failure).__name__}: {failure}"))
 
     def _perform_one(self, effect: GiverEffect) -> None:
@@ -330,7 +334,7 @@ class _Given:
 
 
 def _populated(nbytes: int, is_over: Callable[[], bool]) -> np.ndarray:
-    """Memory that the kernel has given already: to copy there takes a fraction of the time."""
+    """Returns memory with all its pages: copying there takes a fraction of the time."""
     room: np.ndarray = np.empty(nbytes + _SPARE_BYTES, np.uint8)
     for begin in range(0, room.size, _SLICE_BYTES):
         if is_over():
@@ -341,12 +345,12 @@ def _populated(nbytes: int, is_over: Callable[[], bool]) -> np.ndarray:
 
 
 class Giving:
-    """One survivor's, for all standbys. The rank's own thread calls it."""
+    """What one survivor gives to all standbys. The rank's own thread calls it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._given: list[_Given] = []  # In the order of the standbys of the view that is followed.
-        self._ended: list[_Given] = []  # Whose last messages may still be on their way.
+        self._ended: list[_Given] = []  # Those whose last messages may still be on their way.
         self._is_to_be_closed = False
         # Held while ranks get other numbers: threads name ranks by them.
         self.numbers = threading.Lock()
@@ -362,7 +366,7 @@ class Giving:
         return bool(self._given or self._ended)
 
     def follow(self, view: View, own: Place, replay: Replay | None) -> None:
-        """All survivors follow this view, and name ranks by its numbers. `numbers` is held."""
+        """Follows this view, as all survivors do. The caller holds `numbers`."""
         for line in [*self._given, *self._ended]:
             line.follow(view)
         known = {(each.standby.node, each.standby.incarnation): each for each in self._given}
@@ -389,8 +393,8 @@ class Giving:
         self._ended = [given for given in self._ended if given.is_sending]
 
     def listens_to(self, view: View) -> list[bool]:
-        """For each member of the view, which is followed, whether it has entered, and a line to it is
-        not over.
+        """Returns for each member of the followed view whether it has entered and its line is not
+        over.
         """
         lines = {
             (each.standby.node, each.standby.incarnation) for each in self._ended if each.is_sending
@@ -398,14 +402,14 @@ class Giving:
         return [(each.node, each.incarnation) in lines for each in view.members]
 
     def look(self, view: View) -> list[int]:
-        """For each standby of the view whether those that it has asked may not begin to give."""
+        """Returns 1 for each standby of the view whose asked survivors may not begin, else 0."""
         holds = {each.standby.node: each.look() for each in self._given}
         return [int(holds.get(each.node, False)) for each in view.standbys]
 
     def on_boundary(
         self, step: int, view: View, ended: Sequence[bool], holds: Sequence[int]
     ) -> None:
-        """All in `ended` have ended the step; what any of them says of look() is in `holds`."""
+        """`ended`: who has ended the step, by rank. `holds`: by standby, look() of any rank."""
         places = places_of(view)
         survivors = [place for number, place in places.items() if ended[number]]
         standbys = [each.node for each in view.standbys]

@@ -30,11 +30,11 @@ from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized
 if TYPE_CHECKING:
     from talweg._digest import Hashing
 
-# So many steps may a program of Horovod's make before a rank that enters has the others' state. It
-# makes one, to have its optimizer's variables; one that goes on trains by itself.
+# How many steps a program of Horovod's may make at a rank that enters, before that has the others'
+# state. It makes one, to have its optimizer's variables. A program that makes more trains alone.
 _OWN_STEPS_MAX = 10
 
-# How often ranks of which there are too few look for others.
+# How many seconds ranks wait, if there are too few, before they look for others again.
 _LOOK_S = 0.1
 
 _NOT_SYNCHRONIZED = (
@@ -64,7 +64,7 @@ class Standing(Enum):
 
 
 class Event(Enum):
-    """What happens to it."""
+    """What happens to a rank."""
 
     FULL_MEMBER = "begin() or enter(): its ranks were ready, and its node takes part in steps"
     BEGUN = "begin() or enter(): it has the others' state, or takes it over in a way of its own"
@@ -79,17 +79,17 @@ TRANSITIONS: Mapping[Standing, Mapping[Event, Standing]] = {
 
 
 class Membership:
-    """One client's: it follows the views at the ends of steps."""
+    """The membership of one client. It follows the views at the ends of steps."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        # Ranks that are there have begun at different times; all of them know it alike. What some did
-        # at their beginning the others take no part in.
+        # Whether ranks that are there have begun at different times; all of them know it alike. No
+        # rank takes part in what others did at their beginning.
         self.began_apart = False
         self.callbacks: list[Callable[[Change], Any]] = []
         self.holder: StateHolder | None = None
-        # Its agent was lost, and it has been attached again, and has not begun since then. The view
-        # is what the program knew before.
+        # The view that the program knew before this rank's agent was lost. Set while the rank has
+        # been attached again, and has not begun since then.
         self.rejoined: View | None = None
         # What had changed when this rank began again.
         self.change: Change | None = None
@@ -101,13 +101,13 @@ class Membership:
         # What this rank, a joiner, has taken beside the steps.
         self._taking: Taking | None = None
         self._standing = Standing.MEMBER
-        # The state has travelled: whether all go on from it alike shows in the next step.
+        # Whether the state has just travelled. The next step shows whether all go on from it alike.
         self._is_first_step = False
         # The same where joiners have caught up. A thread hashes what all have at that step's end, and
         # all compare it at the end of the next one.
         self._hashes_first_step = False
         self._hashing: Hashing | None = None
-        # Whether this rank has joined, in the first step with a joiner; None: in any other.
+        # In the first step with a joiner, whether this rank has joined. None in any other step.
         self._entered: bool | None = None
         # Hashes what this rank has while it waits for joiners at the end of a step.
         self._waiting: Hashing | None = None
@@ -135,7 +135,7 @@ class Membership:
         self._standing = TRANSITIONS[self._standing][event]
 
     def follow_on(self, lost: Membership) -> None:
-        """This rank was in `lost` before its agent was lost."""
+        """Takes over from `lost`, which this rank had before its agent was lost."""
         self.callbacks = lost.callbacks
         lost._end_hashing()
         # It may be lost again before it has begun.
@@ -143,7 +143,7 @@ class Membership:
 
     @property
     def view(self) -> View:
-        """What the program has been told of."""
+        """The view that the program has been told of."""
         return self._agreement.view
 
     @property
@@ -182,7 +182,7 @@ class Membership:
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
-        """What ranks call that end a step: names, and how many numbers each has."""
+        """The rounds that end a step: their names, and how many numbers each has."""
         return [*self._agreement.rounds, self._round_of_step] if self.client.nodes_change else []
 
     # Where the membership changes.
@@ -200,7 +200,7 @@ class Membership:
         return self.holder.replay() if self.holder is not None else None
 
     def _agree(self, wants_state: bool, has_caught_up: bool) -> Agreed:
-        """One view, and what joiners hear in it."""
+        """Agrees on one view, and tells joiners which names are free. Returns what was agreed."""
         while True:
             holds = self.holder is not None
             said = Said(self.is_joiner, self.begins_anew, holds, wants_state, has_caught_up)
@@ -210,20 +210,20 @@ class Membership:
                 listeners = self._agreement.listeners()
                 if self._taking is not None:
                     self._taking.end_lines(self.view, listeners)
-            with contextlib.suppress(Aborted):  # The teller is gone: from the next one, then.
+            with contextlib.suppress(Aborted):  # The teller is gone: the next one tells.
                 self._agreement.tell_free_names(agreed)
                 return agreed
 
     def _resynchronize(self, wants_state: bool, has_caught_up: bool = False) -> None:
-        """Returns when all ranks follow one view, and whoever wants the state has it.
+        """Returns when all ranks follow one view, and all that want the state have it.
 
-        Whatever was lost meanwhile, all agree anew, and begin again from there.
+        If a rank is lost meanwhile, all agree anew, and begin again from there.
         """
         client = self.client
         while True:
             agreed = self._agree(wants_state, has_caught_up)
             takes = wants_state
-            if agreed.wanted and has_caught_up:  # It comes by anyhow.
+            if agreed.wanted and has_caught_up:  # The whole state is sent anyway.
                 takes, self.took_whole = True, self.took_whole or "another joiner needed it"
             if not agreed.wanted and not agreed.caught_up:
                 return
@@ -232,7 +232,7 @@ class Membership:
                     digest = None if self._waiting is None else self._waiting.finish
                     state_rounds.compare(client, self.holder, digest=digest)
                 except Mismatch:
-                    # What the optimizer has not done is not replayed: it takes the whole.
+                    # Only the optimizer's changes are replayed: the joiner takes the whole state.
                     if has_caught_up:
                         self.took_whole = "its parameters were not those of the others"
                         wants_state, has_caught_up = True, False
@@ -251,7 +251,7 @@ class Membership:
                 root = self.view.rank_at(*agreed.source)
                 failure = state_rounds.transfer(client, self.holder, root, takes)
                 state_rounds.compare(client, self.holder, failure)
-            except Aborted:  # The source is gone: from the next one, then.
+            except Aborted:  # The source is gone: the next one gives it.
                 continue
             self._is_first_step = True
             self._entered = self.is_joiner if agreed.has_joiners else None
@@ -260,9 +260,10 @@ class Membership:
     # What a program calls.
 
     def begin(self, holder: StateHolder) -> bool:
-        """Has every rank start with the state of the lowest; whether this one is a joiner.
+        """Makes every rank start with the lowest rank's state. Returns whether this one is a
+        joiner.
 
-        A joiner gets it from the lowest of those that were there before.
+        A joiner gets the state of the lowest rank that was there before.
         """
         was_joiner = self.is_joiner
         self.holder = holder
@@ -286,7 +287,9 @@ class Membership:
             self._begun()
 
     def _become_full_member(self, replay: Replay | None) -> bool:
-        """Returns when this rank's node takes part in steps; whether this rank has caught up."""
+        """Waits until this rank's node takes part in steps. Returns whether this rank has caught
+        up.
+        """
         if self._standing is not Standing.STANDBY:
             return False
         taking = self._taking = Taking(self.client, replay)
@@ -320,7 +323,9 @@ class Membership:
         return change_between(before, self.view)
 
     def _await_others(self) -> bool:
-        """Ends empty steps, in which nodes may enter, while there are too few; whether there were."""
+        """Ends empty steps, in which nodes may enter, while there are too few ranks. Returns
+        whether there were.
+        """
         were_few = False
         # Without a State a joiner's next rounds are the program's own, which others have to take
         # part in.
@@ -342,7 +347,7 @@ class Membership:
         return self._is_first_step or (every > 0 and step % every == 0)
 
     def _digest_of_step(self, is_compared: bool) -> int:
-        """What this rank tells of its state where a step ends; 0: nothing."""
+        """Returns the digest that this rank tells at the end of a step. 0: none."""
         hashed, self._hashing = self._hashing, None
         hashes, self._hashes_first_step = self._hashes_first_step, False
         if hashed is not None:
@@ -393,8 +398,8 @@ class Membership:
             self.client.connection.end_step()
 
     def _exchange(self, digest: int) -> StepLanes:
-        """Tells the others that this rank ends the step, and hears it of them. They compare digests;
-        0: this rank has none.
+        """Tells the others that this rank ends the step, and hears the same of them. They compare
+        digests. `digest` 0: this rank has none.
         """
         client = self.client
         told = StepLanes(client.size, len(self.view.standbys))
@@ -416,7 +421,7 @@ class Membership:
         return told
 
     def _follow_newer(self, newest_epoch: int) -> Change | None:
-        """The step is over: goes on in the newer view that a rank has told of, if there is one."""
+        """Goes on, after the step, in the newer view that a rank has told of, if there is one."""
         connection = self.client.connection
         steps = self._steps_base + connection.steps_ended()
         has_joiner = False
@@ -440,11 +445,11 @@ class Membership:
         return change
 
     def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
-        """InvalidArgument if a rank that is there has given zeros, as those do that have joined."""
+        """Raises InvalidArgument if a rank that is there has given zeros: it is in hvd.join()."""
         if all(ended):
             return
         missing = [rank for rank, has_ended in enumerate(ended) if not has_ended]
-        # One that is gone is missing in a view that is newer, which the agent has by now.
+        # A rank that is gone is missing in the newer view, which the agent has by now.
         _, found = self.client.connection.membership()
         left = {(int(each.node), int(each.incarnation)) for each in found}
         members = [each for each in self.view.members if (each.node, each.incarnation) in left]
@@ -457,7 +462,7 @@ class Membership:
             )
 
     def _tell(self, change: Change | None) -> None:
-        """Calls all callbacks, also where one of them raises; the last one's error leaves."""
+        """Calls all callbacks, even if one of them raises. Raises the last error."""
         if change is None:
             return
         with contextlib.ExitStack() as calls:
@@ -466,7 +471,7 @@ class Membership:
 
 
 def membership_of(client: Client) -> Membership:
-    """The one of that client."""
+    """Returns the membership of `client`."""
     return client.companion(Membership)
 
 

@@ -35,13 +35,13 @@ def agent_is_lost() -> bool:
 
 
 def is_given_up(error: BaseException) -> bool:
-    """Whether it says that a round was given up, by all ranks, as one of them is gone."""
+    """Whether `error` says that all ranks gave a round up because one of them is gone."""
     if not _client.is_connected() or not membership_of(_client.current()).is_behind:
         return False
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        # TensorFlow's Python functions keep the text alone.
+        # TensorFlow's Python functions keep only the text of an error.
         if isinstance(cause, Aborted) or f"{Aborted.__name__}: " in str(cause):
             return True
         seen.append(cause)
@@ -64,11 +64,11 @@ def _wait_s(told: float | None) -> float:
 
 
 def rejoin(agent_wait_s: float | None = None) -> None:
-    """Attaches this rank again, when its agent is lost: to the one that takes its place.
+    """Attaches this rank, whose agent is lost, to the agent that takes its place.
 
-    Waits for that one, and for the end of the other ranks' step, at most `agent_wait_s` (else
-    TALWEG_AGENT_WAIT_S, else 300 s), then raises AgentLost. Then this rank is a joiner: begin() of a
-    State, or enter(), comes next. State.run() does all that.
+    Waits for that agent, and for the end of the other ranks' step, at most `agent_wait_s` (else
+    TALWEG_AGENT_WAIT_S, else 300 s); after that it raises AgentLost. This rank is a joiner then:
+    the program calls begin() of a State, or enter(), next. State.run() does all that.
     """
     wait_s = _wait_s(agent_wait_s)
     if not agent_is_lost():
@@ -97,7 +97,7 @@ def rejoin(agent_wait_s: float | None = None) -> None:
                 client = Client(
                     lost.agent_socket, alone=False, connection=connection, attachment=attachment
                 )
-            except AgentLost:  # That one as well.
+            except AgentLost:  # The new agent is lost, too.
                 connection.retire()
                 continue
             if attachment is not None:
@@ -111,7 +111,7 @@ def rejoin(agent_wait_s: float | None = None) -> None:
 
 @contextlib.contextmanager
 def outliving() -> Iterator[None]:
-    """Within it this rank goes on when its agent is lost: `talweg run` does not end it then."""
+    """A context in which this rank goes on when its agent is lost: `talweg run` lets it live."""
     mark = os.environ.get(_MARK_VARIABLE)
     if mark:
         Path(mark).touch()

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from collections import deque
 
-# What is under way stands before the others' gradients wherever links meet, as only this host's own
-# agent knows priorities. So a round takes the time of so much, and half of what it takes at least.
+# Bytes under way delay the others' gradients wherever links meet, because only this host's own
+# agent knows priorities. So a round takes this many seconds, and half the time of the shortest
+# round.
 _ROUND_S = 0.008
-# As few as it begins with, so that other lines' rounds do not pass for the way's own time.
+# A line begins with so few bytes, so that the shortest round shows the time of the way, and not
+# that of other lines' rounds.
 _BYTES_MIN = 16 << 10
-# A rate is that of so many whole rounds, one after another. The best one of the last few counts: a
-# line that gradients have kept back is as fast as before when they are over.
+# A rate is measured over _ROUNDS whole rounds, one after another. The best of the last _RATES
+# counts: a line that gradients have slowed down is as fast as before when they are over.
 _ROUNDS = 4
 _RATES = 16
 
 
 class Pace:
-    """Follows the rate of a line. No clock: whoever sends tells of it.
+    """Follows the rate of a line. It has no clock: the sender tells of the times.
 
     Lines that share a link each get a part of its rate, so what all have under way there takes as
     long as if there were one.
@@ -27,13 +29,13 @@ class Pace:
         self._bytes_max = bytes_max
         self.chunk_bytes = min(_BYTES_MIN, bytes_max)
         self._rates: deque[float] = deque(maxlen=_RATES)
-        self._least_s = float("inf")  # The shortest round's.
-        self._last_s = 0.0  # When the last one was over.
+        self._least_s = float("inf")  # The time of the shortest round.
+        self._last_s = 0.0  # When the last round was over.
         self._since_s = 0.0  # The rounds that are counted: their begin, number and bytes.
         self._count = self._bytes = 0
 
     def on_round(self, nbytes: int, begun_s: float, over_s: float) -> None:
-        """A round of so many bytes has been under way from then to then. In their order."""
+        """A round was under way from `begun_s` to `over_s`. Rounds are told of in their order."""
         self._least_s = min(self._least_s, over_s - begun_s)
         last_s, self._last_s = self._last_s, over_s
         if nbytes < self.chunk_bytes or begun_s > last_s:

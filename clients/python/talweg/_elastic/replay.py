@@ -14,17 +14,17 @@ import numpy as np
 class Call:
     """What one call of the optimizer applies, as one rank keeps it for others."""
 
-    header: bytes  # What is small, and the same at all ranks.
-    total: int  # Bytes of all that is large.
-    stripe: np.ndarray  # This rank's part of them.
+    header: bytes  # The small part. The first stripe's counts, so the others' may be empty.
+    total: int  # The bytes of the large part.
+    stripe: np.ndarray  # This rank's stripe of the large part.
 
 
 class Snapshot(NamedTuple):
     """What steps change."""
 
     header: bytes
-    buffers: list[np.ndarray]  # Where they lie.
-    # The first so many stay as they are until the next call of the optimizer.
+    buffers: list[np.ndarray]  # The memory itself, not a copy.
+    # The first `steady` buffers stay as they are until the next call of the optimizer.
     steady: int
 
 
@@ -35,37 +35,37 @@ class Recording(Protocol):
     problem: str | None
 
     def take(self) -> list[Call]:
-        """The calls since the last time."""
+        """Returns the calls since the last take()."""
 
     def close(self) -> None:
-        """Nothing is recorded any more."""
+        """Ends the recording."""
 
 
 class Replay(Protocol):
-    """One State's. Survivors take the upper ones, a joiner the lower ones."""
+    """What one State offers. Survivors call the methods up to rest(), joiners those after it."""
 
     def problem(self) -> str | None:
         """Why steps of this State cannot be replayed; None: they can."""
 
     def snapshot(self) -> Snapshot:
-        """What steps change. The same at all survivors."""
+        """Returns what steps change. It is the same at all survivors."""
 
     def nbytes(self) -> int:
-        """About how many bytes those buffers have."""
+        """Returns about how many bytes the buffers of a snapshot have."""
 
     def record(self, place: int, count: int, before: Callable[[], None]) -> Recording:
-        """Keeps this stripe, of so many, of what is applied. `before` is called whenever the buffers
-        of a snapshot are about to be changed.
+        """Keeps stripe `place` of `count` of what is applied from now on. `before` is called
+        whenever the buffers of a snapshot are about to be changed.
         """
 
     def rest(self) -> Sequence[bytes | memoryview]:
-        """All else that the State has."""
+        """Returns all else that the State has."""
 
     def load(self, header: bytes, buffers: list[np.ndarray]) -> None:
         """Takes a snapshot over."""
 
     def apply(self, header: bytes, data: np.ndarray) -> None:
-        """Makes a call with what is large, whole."""
+        """Makes a recorded call again. `data` is its whole large part."""
 
     def load_rest(self, payload: memoryview) -> None:
         """Takes the rest over."""

@@ -24,7 +24,7 @@ class ElasticSampler:
 
     All ranks take a batch in each step. Where the membership changes, what is left is dealt to
     those that are there. A rank that is lost before it has ended a step has not taken its batch:
-    that is dealt again. `length` is how many samples there are, or what has that length.
+    that is dealt again. `length` is how many samples there are, or a sequence of so many.
 
     It is no batch_sampler of torch's DataLoader: talweg.torch.ElasticLoader loads its samples.
     """
@@ -43,12 +43,12 @@ class ElasticSampler:
         self._shuffle = shuffle
         self._seed = seed
         self._rank, self._size = 0, 1
-        # How often other batches follow than those that ahead() has told of.
+        # How often the batches that follow have become others than ahead() has told.
         self.changes = 0
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins with all samples, in this epoch's order. At every rank alike."""
+        """Begins with all samples, in the order of `epoch`. Call it at every rank alike."""
         self.epoch = epoch
         self._left = list(range(self._count))
         if self._shuffle:
@@ -57,7 +57,7 @@ class ElasticSampler:
         self.changes += 1
 
     def deal(self, rank: int, size: int) -> None:
-        """What is left goes to `size` ranks, of which this is one."""
+        """Deals what is left to `size` ranks from now on. This one is `rank`."""
         if (rank, size) != (self._rank, self._size):
             self.changes += 1
         self._rank, self._size = rank, size
@@ -108,13 +108,13 @@ class ElasticSampler:
                 )
 
     def begin_again(self) -> None:
-        """A step that nobody has ended is dealt again."""
+        """Takes back the batches of a step that nobody has ended: they are dealt again."""
         self._left = [index for batch in self._dealt for index in batch] + self._left
         self._dealt = []
 
     def ahead(self) -> Iterator[list[int]]:
-        """This rank's batch of the step that has begun, and those that follow if nobody comes or
-        goes. It takes none of them.
+        """Yields this rank's batch of the step that has begun, and the batches that follow if
+        nobody comes or goes. Takes none of them.
         """
         rank, left = self._rank, self._left
         if self._dealt:
@@ -124,7 +124,7 @@ class ElasticSampler:
             yield dealt[rank]
 
     def _deal_step(self, left: list[int]) -> tuple[list[list[int]], list[int]]:
-        """The batches of one step, by rank, and what is left then."""
+        """Returns the batches of one step, by rank, and the samples that are left then."""
         count = min(self.batch_size * self._size, len(left))
         each, more = divmod(count, self._size)
         dealt, at = [], 0
@@ -135,7 +135,7 @@ class ElasticSampler:
         return dealt, left[count:]
 
     def end_step(self, ended: Sequence[bool] | None) -> None:
-        """`ended`: by rank, who has ended the step; None: all have."""
+        """Ends the step. `ended` says by rank who has ended it, too. None: all have."""
         again = [
             index
             for rank, batch in enumerate(self._dealt)

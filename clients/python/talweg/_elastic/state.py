@@ -146,16 +146,16 @@ class State:
         agent_wait_s: float | None = None,
         **named: Any,
     ) -> Any:
-        """begin(), then returns function(self, *arguments, **named).
+        """Calls begin(), then returns function(self, *arguments, **named).
 
-        When this rank's agent is lost meanwhile, it waits for the one that takes its place, begins
-        again with the state of the ranks that went on, and calls `function` again, which goes on
-        from the values that the State has by then. What it waits for at most is `agent_wait_s`
-        (else TALWEG_AGENT_WAIT_S, else 300 s); then it raises AgentLost. The others do not notice
-        more of it than of any other loss.
+        If this rank's agent is lost meanwhile, run() waits for the agent that takes its place,
+        begins again with the state of the ranks that went on, and calls `function` again, which
+        goes on from the values that the State then has. It waits at most `agent_wait_s` (else
+        TALWEG_AGENT_WAIT_S, else 300 s); after that it raises AgentLost. For the other ranks this
+        is a loss like any other.
 
-        A call that needs a rank which is gone ends with Aborted at all others. They begin again, too,
-        from the last save(), else with the values as they are at the lowest rank.
+        A call that needs a rank which is gone ends with Aborted at all others. They begin again,
+        too: from the last save(), or, without one, with the values as they are at the lowest rank.
         """
         with outlive.outliving():
             while True:
@@ -163,7 +163,7 @@ class State:
                     self.begin()
                     return function(self, *arguments, **named)
                 except Exception as error:
-                    # Whatever a framework has made of it.
+                    # A framework may have wrapped Talweg's error.
                     is_lost = outlive.agent_is_lost()
                     if not is_lost and not outlive.is_given_up(error):
                         raise
@@ -178,19 +178,19 @@ class State:
         return self._digest_steps
 
     def check_every(self, steps: int) -> None:
-        """Has end_step() compare a digest of the values that are equal at all ranks every so many
-        steps, and raise Mismatch at all of them if one differs. At every rank alike.
+        """Makes end_step() compare, every `steps` steps, a digest of the values that all ranks have
+        alike, and raise Mismatch at all ranks if one differs. Call it at every rank alike.
 
-        Without this, or with 0, it does so in the first step, and in each that follows a joiner's
-        entry. It takes as long as it takes to read the values once.
+        Without this call, or with 0, end_step() does so in the first step, and in each that follows
+        a joiner's entry. It takes as long as reading the values once.
         """
         if steps < 0:
             raise InvalidArgument(f"check_every({steps}): it is a number of steps, or 0 for none")
         self._digest_steps = steps
 
     def save(self) -> None:
-        """Keeps a copy of the values, from which all ranks go on if the whole job is lost but for
-        its ranks' processes: that of one node loses everything with its agent.
+        """Keeps a copy of the values. All ranks go on from it if the whole job is lost, except for
+        its ranks' processes: a job of one node loses everything with its agent.
         """
         self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
 
@@ -232,7 +232,7 @@ class State:
         for sampler in self._samplers():
             sampler.deal(client.rank, client.size)
 
-    # talweg._state_rounds.StateHolder
+    # StateHolder of talweg._elastic.state_rounds.
 
     def pack(self) -> Sequence[bytes | memoryview]:
         return objects.pieces_of(
@@ -246,14 +246,14 @@ class State:
         self._take(objects.from_pieces(payload))
 
     def replay(self) -> Replay | None:
-        """How joiners catch up with it in steps; None: they take the whole of it."""
+        """Returns how joiners catch up with this State. None: they take the whole state."""
         if self._hook is None:
             return None
         call = partial(self._hook, self)
         return StateReplay(self._values, self._captured, self._take, call, self._recorders)
 
     def _take(self, given: dict[str, Any], apart: Sequence[str] = ()) -> None:
-        """All values, but those that are taken `apart`."""
+        """Takes over all values, except those that are taken `apart`."""
         if set(given) != set(self._values):
             here, there = (
                 sorted(set(self._values) - set(given)),
@@ -283,7 +283,7 @@ class State:
             self._values[name] = value
 
     def counters(self) -> int | None:
-        """A digest of whole numbers and texts, and of where samplers are."""
+        """Returns a digest of whole numbers and texts, and of where samplers are."""
         total = Digest()
         for name, value in sorted(self._values.items()):
             if isinstance(value, ElasticSampler):
@@ -303,13 +303,15 @@ class State:
         return total.value
 
     def _add_all_to_digest(self, total: Digest) -> None:
-        """What is to be equal at all ranks."""
+        """Adds what must be equal at all ranks."""
         for name in sorted(self._values):
             total.update(name.encode())
             self._add_to_digest(total, self._captured(self._values[name]))
 
     def _add_to_digest(self, total: Digest, value: Any) -> None:
-        """Arrays by their bytes; of what may look otherwise at every rank nothing."""
+        """Adds the bytes of arrays, and nothing of other values, which may differ from rank to
+        rank.
+        """
         if isinstance(value, np.ndarray):
             total.update(np.ascontiguousarray(value).data)
         elif is_of_jax(value):

@@ -24,7 +24,7 @@ _SMALL = (int, float, complex, str, type(None), np.generic)
 
 
 def small_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The numbers and texts among them."""
+    """Returns the numbers and texts among `values`."""
     return {name: value for name, value in values.items() if isinstance(value, _SMALL)}
 
 
@@ -53,13 +53,13 @@ class Recorder:
         self._calls = []
 
     def record(self, given: Any, values: dict[str, Any]) -> None:
-        """The hook is about to be called with what is given, and reads these values."""
+        """Records a call of the hook, which comes next, with `given`. The hook reads `values`."""
         self._before()
         if self.problem is not None:
             return
         try:
             stream, *buffers = objects.pickled(given)
-        except Exception as failure:  # Whatever a class of the user's may raise.
+        except Exception as failure:  # A user's class may raise any error.
             self.problem = f"what apply() is given cannot be pickled: {failure}"
             return
         large = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -99,8 +99,9 @@ class StateReplay:
         call: Callable[..., Any],
         recorders: list[Recorder],
     ) -> None:
-        """`values`: the State's own. `captured`: one, as it travels. `take`: takes them over, but
-        those of some names. `call`: the hook. `recorders`: who records now.
+        """`values` are the State's own. `captured` returns a value in the form that travels. `take`
+        takes values over, except those of some names. `call` calls the hook. `recorders` are those
+        that record now.
         """
         self._values = values
         self._captured = captured

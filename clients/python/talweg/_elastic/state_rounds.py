@@ -33,37 +33,37 @@ class StateHolder(Protocol):
     def digest(self) -> int: ...
 
     def counters(self) -> int | None:
-        """A digest of the whole numbers, texts and samplers' places, which may differ from rank to
-        rank; None: they are not to be looked at.
+        """Returns a digest of the whole numbers, texts and samplers' places, which may differ from
+        rank to rank. None: nobody looks at them.
         """
 
     def hashing(self) -> Hashing | None:
-        """A digest of the same, that a thread may make beside the next step; None: it may change at
-        any time.
+        """Returns what makes digest() on a thread beside the next step. None: the values may change
+        at any time.
         """
 
     def replay(self) -> Replay | None:
-        """How a joiner catches up with it beside the steps; None: it takes the whole."""
+        """Returns how a joiner catches up beside the steps. None: it takes the whole state."""
 
     @property
     def digest_steps(self) -> int:
-        """At the end of every how many steps digests are compared; 0: of none but those that must
+        """Digests are compared at the end of every so many steps. 0: only in steps where they must
         be.
         """
 
 
 def told(digest: int) -> int:
-    """A digest as ranks tell it: never 0."""
+    """Returns a digest in the form that ranks tell: it is never 0."""
     return (digest & (2**62 - 1)) | 2**62
 
 
 def digest_of(holder: StateHolder) -> int:
-    """As ranks tell it."""
+    """Returns the digest of `holder` in that form."""
     return told(holder.digest())
 
 
 def tell_counters(holder: StateHolder | None, has_joined: bool, lanes: np.ndarray) -> int:
-    """What this rank tells of them at the end of a joiner's first step; 0: nothing."""
+    """Tells this rank's counters at the end of a joiner's first step. Returns them; 0: none."""
     counters = holder.counters() if holder is not None else None
     if counters is None:
         return 0
@@ -73,7 +73,7 @@ def tell_counters(holder: StateHolder | None, has_joined: bool, lanes: np.ndarra
 
 
 def warn_of_counters(own: int, lanes: np.ndarray) -> None:
-    """At a joiner that has told its `own`: where all survivors have alike what it has not."""
+    """Warns a joiner, which has told its `own` counters, if all survivors have the same others."""
     if int(lanes[0]) in (0, own) or not are_alike(lanes, 0):
         return
     warnings.warn(
@@ -89,9 +89,9 @@ def warn_of_counters(own: int, lanes: np.ndarray) -> None:
 def transfer(
     client: Client, holder: StateHolder | None, root: int, takes: bool
 ) -> Exception | None:
-    """The root's state to all that take it; the others have nothing to do with it.
+    """Brings the root's state to all ranks that take it. The others only hear who these are.
 
-    Returns why this rank could not give or get it: all hear of that before they go on.
+    Returns why this rank could not give or get the state: compare() tells all ranks of that.
     """
     takers: np.ndarray = np.zeros(client.size, np.uint64)
     takers[client.rank] = takes
@@ -120,12 +120,11 @@ def compare(
     failure: Exception | None = None,
     digest: Callable[[], int] | None = None,
 ) -> None:
-    """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
+    """Raises Mismatch at all ranks if the digests of those that hold state differ.
 
-    `digest`: of the holder, where it is made already.
-
-    Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
-    it could not be sent.
+    `digest` returns the holder's digest, if that is made already. `failure` is what transfer() has
+    returned. Raises Aborted at all ranks if the source's state has not reached one of them, and
+    InvalidArgument if it could not be sent.
     """
     lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
     lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
@@ -144,7 +143,7 @@ def compare(
         return
     by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
     digests = list(by_rank.values())
-    usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
+    usual = max(digests, key=digests.count)  # If several are as usual, the lowest rank's.
     others = [rank for rank, each in by_rank.items() if each != usual]
     raise Mismatch(
         f"ranks {others} hold other parameters than the others, of which the digest is "

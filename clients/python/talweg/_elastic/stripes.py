@@ -15,14 +15,14 @@ _SLICE_BYTES = 1 << 20
 
 
 def stripe_of(total: int, place: int, count: int) -> tuple[int, int]:
-    """Where the stripe of that place, of `count`, begins and ends in so many bytes."""
+    """Returns where stripe `place` of `count` begins and ends in `total` bytes."""
     each = -(-total // count)
     each += -each % _ALIGNMENT
     return min(place * each, total), min((place + 1) * each, total)
 
 
 def parts_of(buffers: Sequence[np.ndarray], begin: int, end: int) -> Iterator[np.ndarray]:
-    """What of each buffer lies in there."""
+    """Yields the part of each buffer that lies between `begin` and `end`."""
     position = 0
     for buffer in buffers:
         first, last = max(begin - position, 0), min(end - position, buffer.size)
@@ -34,7 +34,7 @@ def parts_of(buffers: Sequence[np.ndarray], begin: int, end: int) -> Iterator[np
 def copy_out(
     buffers: Sequence[np.ndarray], begin: int, end: int, room: np.ndarray | None = None
 ) -> np.ndarray:
-    """A copy of those bytes, in `room`, if they fit there."""
+    """Returns a copy of the bytes from `begin` to `end`, in `room` if they fit there."""
     if room is None or room.size < end - begin:
         room = np.empty(end - begin, np.uint8)
     copied = room[: end - begin]
@@ -46,8 +46,8 @@ def copy_out(
 
 
 class Copying:
-    """A copy of such a stripe that a thread makes beside the program, while the buffers stay as they
-    are. Whoever is about to change them calls finish() before.
+    """A copy of a stripe, which a thread makes beside the program while the buffers stay as they
+    are. A thread that is about to change them calls finish() first.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Copying:
         room: np.ndarray | None = None,
         steady: int | None = None,
     ) -> None:
-        """`room`: where it comes to, if it fits. All but the first `steady` buffers (None: no one)
-        may change from now on, so they are copied at once.
+        """The copy goes to `room`, if it fits there. Only the first `steady` buffers (None: all)
+        stay as they are from now on, so the others are copied at once.
         """
         if room is None or room.size < end - begin:
             room = np.empty(end - begin, np.uint8)
         self.stripe = room[: end - begin]
-        # Bytes that the thread has left to others.
+        # Bytes that finish() has copied, because the thread had not.
         self.hurried_bytes = 0
         self._lock = threading.Lock()
         self._is_hurried = False
-        self._left: list[tuple[np.ndarray, np.ndarray]] = []  # From the last one on.
+        self._left: list[tuple[np.ndarray, np.ndarray]] = []  # In reverse order.
         lazy_bytes = sum(buffer.size for buffer in buffers[:steady])
         position = 0
         for part in parts_of(buffers, begin, end):
@@ -83,7 +83,7 @@ class Copying:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is there, or finish() sees to it."""
+        """Whether the copy is complete, or finish() completes it."""
         return self._is_hurried or not self._left
 
     def copy_some(self) -> None:
@@ -93,14 +93,14 @@ class Copying:
                 self._copy_slice()
 
     def finish(self) -> None:
-        """Returns when all is there."""
+        """Copies what is left. Returns when the copy is complete."""
         self._is_hurried = True
         with self._lock:
             while self._left:
                 self.hurried_bytes += self._copy_slice()
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
+        """Copies nothing more: nobody wants the stripe any more."""
         with self._lock:
             self._left = []
 
@@ -111,7 +111,7 @@ class Copying:
 
 
 def copy_in(buffers: Sequence[np.ndarray], begin: int, data: np.ndarray) -> None:
-    """Writes `data` to where they begin."""
+    """Writes `data` into the buffers, from byte `begin` on."""
     position = 0
     for part in parts_of(buffers, begin, begin + data.size):
         part[:] = data[position : position + part.size]

@@ -44,7 +44,7 @@ from talweg.errors import Aborted, TalwegError
 if TYPE_CHECKING:
     from talweg._client import Client
 
-# How long it waits for one line, before it looks at the others and at the view.
+# How many seconds a rank waits for one line, before it looks at the others and at the view.
 _LOOK_S = 0.005
 
 
@@ -58,7 +58,7 @@ class _Line:
             (own.node, own.incarnation), (survivor.node, survivor.incarnation), local_rank
         )
         self._ranks = [self._number, *own.ranks]
-        self.tells = client.local_rank == 0  # The node's others hear what it says to the survivor.
+        self.tells = client.local_rank == 0  # The node's others hear what it tells the survivor.
         self._ask = Rounds(
             self._connection,
             f"{self._name}.ask",
@@ -77,12 +77,12 @@ class _Line:
         self.incarnation = survivor.incarnation
 
     def ask(self) -> None:
-        """Something is to come. All ranks of this node do so."""
+        """Asks the survivor to send. All ranks of this node call it."""
         self.open()
         self.tell(ASKS)
 
     def open(self) -> None:
-        """Takes part in what comes."""
+        """Takes part in the line's rounds from now on."""
         self.rounds = Rounds(
             self._connection, self._name, self._number, self._ranks, CHUNK_BYTES, is_root=False
         )
@@ -93,7 +93,7 @@ class _Line:
             self._has_asked = what == ASKS
 
     def end(self) -> bool:
-        """Takes what comes, to the last chunk, for some milliseconds; whether that has come."""
+        """Takes what comes, for some milliseconds. Returns whether the last chunk has come."""
         end = time.monotonic() + _LOOK_S
         if self._has_asked is None:
             told = self._ask.receive(end)
@@ -109,7 +109,7 @@ class _Line:
 
 
 class _Meeting:
-    """A round of the ranks of one node, for which none of them stops."""
+    """A round of the ranks of one node. To begin it a rank waits for nobody."""
 
     def __init__(self, client: Client, name: str, ranks: Sequence[int], told: bool) -> None:
         connection = self._connection = client.connection
@@ -123,21 +123,21 @@ class _Meeting:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have come."""
+        """Whether all ranks have come."""
         return self._connection.poll(self._tensor, self._round)
 
     def result(self) -> bool:
-        """Whether one of them has told so. Returns when all have come."""
+        """Waits until all ranks have come. Returns whether one of them has given `told` True."""
         address = int(self._told.ctypes.data)
         self._connection.wait(self._tensor, self._round, address, None)
         return bool(self._told[0])
 
 
 class Taking:
-    """One rank's of a standby, until its node takes part in steps.
+    """What one rank of a standby takes, until its node takes part in steps.
 
-    What comes on a line comes to all ranks of the node, or to none. So one that needs nothing more
-    goes on taking until the others do not either.
+    What comes on a line comes to all ranks of the node, or to none. So a rank that needs nothing
+    more goes on taking until the others need nothing more, either.
     """
 
     def __init__(self, client: Client, replay: Replay | None) -> None:
@@ -145,7 +145,7 @@ class Taking:
         self._replay = replay
         self._taker = Taker([])
         self._lines: dict[Place, _Line] = {}
-        # Survivors that there is or was a line to, with the lives of their agents.
+        # Survivors to which there is or was a line, with the incarnations of their agents.
         self._reached: set[tuple[Place, int]] = set()
         self._readers: dict[Place, Reader] = {}
         self._epoch = 0
@@ -158,7 +158,7 @@ class Taking:
         self.reason: str | None = None
 
     def run(self) -> bool:
-        """Returns when the node takes part in steps, and whether this rank has caught up."""
+        """Waits until the node takes part in steps. Returns whether this rank has caught up."""
         problem = "this State cannot be replayed"
         if self._replay is not None:
             problem = self._replay.problem() or ""
@@ -206,7 +206,9 @@ class Taking:
         return True
 
     def _find_own(self) -> tuple[bool, int, View]:
-        """Follows the newest view. Whether the node is a standby in it, after which step it is."""
+        """Follows the newest view. Returns whether the node is a standby in it, after how many
+        steps it entered, and the view.
+        """
         connection = self._client.connection
         found, members = connection.membership()
         view = view_of(found, members)
@@ -215,7 +217,7 @@ class Taking:
         return bool(found.standby), int(found.steps_base), view
 
     def _look(self, takes: bool) -> None:
-        """Follows the newest view; if it `takes` anything, then from each survivor in it."""
+        """Follows the newest view. If this rank `takes` the state, asks each survivor in it."""
         if self._is_full or self._client.connection.newest_epoch() == self._epoch:
             return
         is_standby, step, view = self._find_own()
@@ -259,7 +261,7 @@ class Taking:
             self._perform(self._taker.on_line_lost(place))
 
     def _take(self) -> None:
-        """What has come, or comes soon."""
+        """Takes what has come, or comes soon."""
         lines = {place: line.rounds for place, line in self._lines.items() if line.rounds}
         ready = [place for place, rounds in lines.items() if rounds.is_ready]
         open_ = [place for place, rounds in lines.items() if not rounds.is_over]
@@ -276,7 +278,7 @@ class Taking:
                     self._on_message(place, message)
 
     def _find_room(self, place: Place, begun: Snapshot, nbytes: int) -> Sequence[np.ndarray]:
-        """All stripes of an attempt come to their places in the same buffers."""
+        """Returns where a stripe goes. All stripes of an attempt go into the same buffers."""
         if self._is_over:
             return [np.empty(nbytes, np.uint8)]
         line = self._lines[place]
@@ -290,7 +292,7 @@ class Taking:
         begin, end = stripes.stripe_of(sum(begun.sizes), *stripe)
         sizes = [buffer.size for buffer in self._buffers]
         if (begun.step, list(begun.sizes), nbytes) != (self._attempt, sizes, end - begin):
-            return [np.empty(nbytes, np.uint8)]  # It is no part of them.
+            return [np.empty(nbytes, np.uint8)]  # The stripe does not fit into them.
         return list(stripes.parts_of(self._buffers, begin, end))
 
     def _on_message(self, place: Place, message: Message) -> None:
@@ -323,12 +325,12 @@ class Taking:
                 self._perform_one(effect)
             except TalwegError as failure:
                 return self._perform(self._taker.on_failure(str(failure)))
-            except Exception as failure:  # Whatever an optimizer of the user's may raise.
+            except Exception as failure:  # A user's optimizer may raise any error.
                 reason = f"{type(failure).__name__}: {failure}"
                 return self._perform(self._taker.on_failure(reason))
 
     def _givers(self) -> list[_Line]:
-        """The lines of the newest attempt, by their places among the stripes."""
+        """Returns the lines of the newest attempt, in the order of their stripes."""
         lines = [line for line in self._lines.values() if line.snapshot is not None]
         newest = max(_step_of(line) for line in lines)
         given = [line for line in lines if _step_of(line) == newest]
@@ -357,8 +359,8 @@ class Taking:
             self._replay.load_rest(rest)
 
     def end_lines(self, view: View, listeners: Collection[int]) -> None:
-        """Returns when no round is open between this node and a survivor. All ranks follow this view,
-        and these have a line to this node.
+        """Returns when no round is open between this node and a survivor. All ranks follow `view`,
+        and `listeners` have a line to this node.
         """
         own = view.member_of(view.rank)
         for number in listeners:

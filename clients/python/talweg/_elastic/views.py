@@ -19,7 +19,7 @@ class Member:
     node: int
     incarnation: int
     ranks: range
-    # It takes part in no steps yet. Its ranks have the numbers after all others.
+    # Whether it takes part in no steps yet. Its ranks have the numbers after all others.
     standby: bool = False
 
 
@@ -41,7 +41,7 @@ class View:
         return [member for member in self.members if member.standby]
 
     def member_of(self, number: int) -> Member:
-        """That of the rank with this number."""
+        """Returns the member that has the rank with this number."""
         [member] = [each for each in self.members if number in each.ranks]
         return member
 
@@ -72,7 +72,7 @@ def view_of(found: native.Membership, members: Sequence[native.Member]) -> View:
 
 
 def change_between(before: View, after: View) -> Change | None:
-    """None: nobody who takes part in steps has come or gone."""
+    """Returns the change. None: the epoch is the same, or only standbys have come or gone."""
     were, are = before.in_steps, after.in_steps
     beside_only = were == are and before.standbys != after.standbys
     if before.epoch == after.epoch or beside_only:
@@ -89,14 +89,14 @@ def change_between(before: View, after: View) -> Change | None:
 
 @dataclass(frozen=True)
 class Least:
-    """With how few nodes and ranks a program trains; all ranks of a job are told the same."""
+    """The fewest nodes and ranks with which a program trains. All ranks of a job have it alike."""
 
     nodes: int = 1
     ranks: int = 1
 
     @classmethod
     def told(cls) -> Least:
-        """By the launcher."""
+        """Returns what the launcher has told this process."""
         numbers = []
         for name in ("TALWEG_NODES_MIN", "TALWEG_RANKS_MIN"):
             text = os.environ.get(name, "") or "1"

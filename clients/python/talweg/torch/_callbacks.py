@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks of futures, and the calls of torch.distributed that are made in them.
 
-A group's calls belong together by their order. But torch runs what is chained to a future on the
+A group's calls are matched by their order. But torch runs what is chained to a future on the
 thread that completes it, or at once where it is complete: at each rank in another order. So this
 module keeps one order for all ranks:
 
@@ -50,7 +50,7 @@ class _Line:
         self._is_run = False
 
     def add(self, link: _Link) -> None:
-        """Runs what is ready at once, as torch does, unless another thread does."""
+        """Adds a callback. Runs the ready ones now, as torch does, unless another thread does."""
         with self._lock:
             self._links.append(link)
             runs_now = not self._is_run and self._is_first_ready()
@@ -63,7 +63,7 @@ class _Line:
         return bool(self._links) and self._links[0].future.done()
 
     def _go_on(self) -> None:
-        """A future is complete."""
+        """Called when a future is complete. Has the line run, if its first callback is ready."""
         with self._lock:
             if self._is_run or not self._is_first_ready():
                 return
@@ -81,7 +81,7 @@ class _Line:
                 with _standing_in(self):
                     link.future.let_stream_wait()
                     link.run()
-        except BaseException:  # It is nobody's future's: the others run all the same.
+        except BaseException:  # No future takes this error. The other callbacks run all the same.
             with self._lock:
                 self._is_run = False
             self.of.call_elsewhere(self._go_on)
@@ -97,7 +97,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def _standing_in(line: _Line | None) -> Iterator[None]:
-    """This thread runs a callback of that line; None: it runs none.
+    """A context in which this thread runs a callback of `line`. None: it runs none.
 
     A callback's future is completed outside of its line. Torch runs what is chained to futures of
     its own, as that of collect_all, when this completes them, or on the thread that chains it: its
@@ -123,14 +123,16 @@ class Callbacks:
         self._lines: dict[int, _Line] = {}
 
     def channel_name(self) -> str:
-        """What tells the channel of calls that this thread makes from the group's other ones."""
+        """Returns the suffix of the channel for calls that this thread makes; empty for the main
+        one.
+        """
         line = _here.line
         if line is None:
             return ""
         return f".{'then' if line.of is self else 'other'}{line.depth}"
 
     def future(self, devices: list[torch.device]) -> Future:
-        """One whose callbacks stand in the group's lines; its values may be on `devices`."""
+        """Returns a future whose callbacks stand in the group's lines, for values on `devices`."""
         return Future(self, devices)
 
     def chain(self, future: Future, run: _Call) -> None:
@@ -170,11 +172,11 @@ class Future(torch.futures.Future[Any]):
         self.failure: BaseException | None = None
 
     def tell(self, call: _Call) -> None:
-        """Has it called by the thread that completes the future, or now. It does not block."""
+        """Has the thread that completes the future make `call`, or makes it now. No call blocks."""
         super().add_done_callback(lambda _: call())
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """A future of what the callback returns, or raises, when it is given this one."""
+        """Returns a future of what `callback` returns, or raises, when it is given this future."""
         result = Future(self._callbacks, self._devices)
 
         def run() -> None:
@@ -194,7 +196,7 @@ class Future(torch.futures.Future[Any]):
         return result
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Has it called with this future. Torch logs what it raises."""
+        """Has `callback` called with this future. torch logs what it raises."""
 
         def run() -> None:
             turn: torch.futures.Future[None] = torch.futures.Future()

@@ -26,7 +26,7 @@ from talweg.errors import Timeout
 
 @dataclass(eq=False)
 class Lane:
-    """What one group has at a time."""
+    """A lane. One group has it at a time."""
 
     client: Client
     group: Group
@@ -35,30 +35,30 @@ class Lane:
     channels: set[CallChannel] = field(default_factory=set)
 
     def channel(self, name: str = "", group: Group | None = None) -> CallChannel:
-        """The channel of that name, of the lane's ranks or of some of them."""
+        """Returns the channel of that name, of the lane's ranks or of some of them."""
         channel = channel_of(self.client, f"{self.name}{name}", group or self.group)
         self.channels.add(channel)
         return channel
 
     def is_free(self) -> bool:
-        """Whether no group has it, and none has left calls open that other ranks may still make."""
+        """Whether no group has it, or has left calls open that other ranks may still make."""
         return not self.is_taken and all(channel.is_as_new() for channel in self.channels)
 
     def let_go(self) -> None:
-        """Its group is destroyed."""
+        """Gives the lane back, because its group is destroyed."""
         self.is_taken = False
 
 
 @dataclass
 class _Lanes:
-    """Those of all groups of the same ranks, while these have the same numbers."""
+    """The lanes of all groups of the same ranks, while these ranks have the same numbers."""
 
-    lanes: list[Lane | None] = field(default_factory=list)  # None: this rank has not got it.
+    lanes: list[Lane | None] = field(default_factory=list)  # None: this rank has not made it yet.
     groups: int = 0
 
 
 def take_lane(client: Client, group: Group, timeout_s: float) -> Lane:
-    """The lane of a new group, which all its ranks make. Timeout if some do not."""
+    """Returns the lane of a new group, which all its ranks make. Raises Timeout if some do not."""
     of_ranks: _Lanes = client.lanes.setdefault(tuple(group.ranks), _Lanes())
     of_ranks.groups += 1
     lanes = of_ranks.lanes
@@ -66,7 +66,7 @@ def take_lane(client: Client, group: Group, timeout_s: float) -> Lane:
     every = [free]
     if of_ranks.groups > 1 and group.size > 1:
         every = _every_free(client, group, free, timeout_s)
-    # A rank that has not got it says nothing of it.
+    # A lane is free only if each rank says so: lists may have different lengths.
     longest = max(map(len, every))
     both = (at for at in range(longest) if all(at < len(each) and each[at] for each in every))
     number = next(both, longest)
@@ -81,7 +81,7 @@ def take_lane(client: Client, group: Group, timeout_s: float) -> Lane:
 def _every_free(
     client: Client, group: Group, free: np.ndarray, timeout_s: float
 ) -> list[np.ndarray]:
-    """What each rank says of its lanes."""
+    """Returns what each rank says of its lanes: 1 for each that is free, else 0."""
 
     def allocate(rows: Rows, counts: list[int]) -> tuple[Any, int]:
         told: np.ndarray = np.empty(sum(counts), np.uint8)

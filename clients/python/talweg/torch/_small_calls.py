@@ -26,7 +26,7 @@ from talweg.torch._callbacks import Callbacks
 from talweg.torch._checks import is_in_ram
 from talweg.torch._profiling import Range, range_of
 
-# As many as a group remembers.
+# How many calls a group remembers.
 _KNOWN_MAX = 256
 
 
@@ -88,8 +88,8 @@ class SmallCalls:
     def run(
         self, key: tuple[Any, ...], tensor: torch.Tensor, output: torch.Tensor
     ) -> Begun | bool | None:
-        """Makes a call like one that is known. True: it is over; None: it was not made. `key` begins
-        with the operation.
+        """Makes a call like one that is known. Returns True if it is over, None if it was not made,
+        else the call that goes on. `key` begins with the operation.
         """
         known = self._known.get(key)
         if known is None or not _is_plain(tensor) or not _is_plain(output):

@@ -30,7 +30,7 @@ def _is_called_by_engine() -> bool:
 
 
 def _gpus_of(outputs: Any) -> list[torch.device]:
-    """Those that a future of the outputs has to know."""
+    """Returns the GPUs that a future of the outputs has to know."""
     tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
     gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
     return list(gpus) if torch.cuda.is_available() else []
@@ -39,7 +39,7 @@ def _gpus_of(outputs: Any) -> list[torch.device]:
 class Pending(dist.Work):
     """A call that is under way. Any thread may wait for it, as often as it likes.
 
-    Subclasses know how it goes on. `what` says in words for people what it is.
+    Subclasses know how it goes on. `what` returns a text for people that says what call it is.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pending(dist.Work):
         self._brought = False
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
-        self._deadline = 0  # The future's, in the client's deadlines.
+        self._deadline = 0  # The number of the future's deadline, for forget().
         # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
         # it is given the outputs in any case, and backward raises the failure when it ends.
         self._fails_later = False
@@ -73,20 +73,21 @@ class Pending(dist.Work):
         raise NotImplementedError
 
     def _go_on(self, end: float) -> bool:
-        """Waits until it is over; False: time.monotonic() has passed `end` before."""
+        """Waits until it is over. Returns False if time.monotonic() passes `end` before."""
         raise NotImplementedError
 
     def _look(self) -> bool:
-        """Carries on what can be without waiting; whether it is over."""
+        """Carries the call on as far as possible without waiting. Returns whether it is over."""
         raise NotImplementedError
 
     def call_when_done(self, call: Callable[[], None]) -> None:
-        """Has it called once the call is over, on the threads that all calls share."""
+        """Has `call` made once this call is over, on the threads that all calls share."""
         raise NotImplementedError
 
     def _bring(self) -> BaseException | None:
         """Brings the results to the outputs that they could not be written into directly. Returns
-        what the call has failed with. Once, when it is over and somebody wants them.
+        the call's error, or None. Called once, when the call is over and somebody wants the
+        results.
         """
         raise NotImplementedError
 
@@ -94,13 +95,13 @@ class Pending(dist.Work):
         raise NotImplementedError
 
     def show(self, range_: Range) -> None:
-        """Has the range end where the caller has waited for the call, at once."""
+        """Makes the range end when the caller has waited for the call, which it does at once."""
         self._range = range_
 
     # ----- What callers want -----
 
     def _take(self) -> BaseException | None:
-        """Finishes it, once it is over; returns what it failed with."""
+        """Finishes the call, which is over. Returns its error, or None."""
         with self._lock:
             if not self._brought:
                 self._brought = True
@@ -115,8 +116,8 @@ class Pending(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when the results are in the outputs. Raises what the call failed with.
 
-        Timeout after `timeout`, without one after the group's or the call's; it may be waited for
-        again.
+        Raises Timeout after `timeout`; without one, after the group's or the call's time limit. The
+        call may be waited for again then.
         """
         if not self._is_over():
             given_s = timeout.total_seconds()
@@ -135,11 +136,11 @@ class Pending(dist.Work):
         return f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
 
     def synchronize(self) -> None:
-        """wait()"""
+        """Calls wait()."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Whether wait() would return, or raise, without waiting."""
         return self._look()
 
     def is_success(self) -> bool:
@@ -147,20 +148,21 @@ class Pending(dist.Work):
         return self.is_completed() and self._take() is None
 
     def exception(self) -> BaseException | None:
-        """What it failed with."""
+        """Returns the error of a call that is complete, or None."""
         return self._take() if self.is_completed() else None
 
     def result(self) -> Any:
-        """The outputs, after wait()."""
+        """Calls wait(), and returns the outputs."""
         self.wait()
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. A thread that all calls of this process share completes it.
+        """Returns a future of the outputs. A thread that all calls of this process share completes
+        it.
 
-        A wait for a future has no time limit. So the call's limit counts from here. When it is over
-        nobody can wait for the call again, and what has the future may use its tensors: all calls
-        of the group end, as after abort().
+        A wait for a future has no time limit. So the call's limit counts from here. After it nobody
+        can wait for the call again, and whoever has the future may use its tensors. So all calls of
+        the group end then, as after abort().
         """
         with self._lock:
             is_first = self._future is None
@@ -186,7 +188,7 @@ class Pending(dist.Work):
         return torch.futures.Future(devices=list(gpus))
 
     def _give_up(self) -> None:
-        """The future's time is over."""
+        """Ends all calls of the group, if this one is not over: the future's time has passed."""
         if not self._is_over():
             text = self._late_text(self._timeout_s)
             remedy = "the process group takes no more calls here: destroy it, and make it anew"
@@ -208,14 +210,14 @@ class Pending(dist.Work):
             raise failure
 
     def source_rank(self) -> int:
-        """Who sent what this call received, as a number in the group."""
+        """The rank in the group that sent what this call received."""
         return self._source
 
     _source_rank = source_rank
 
 
 def late(who: str) -> str:
-    """Whom a call waits for, in words for people; `who` as a channel says it."""
+    """Returns a text that says whom a call waits for. `who` comes from Channel.waits_for()."""
     if who:
         return f"it still waits for {who}"
     return "no rank is known to be late; `talweg status` says what each node waits for"
@@ -225,7 +227,7 @@ class Work(Pending):
     """A call of all the group's ranks.
 
     `finish` runs once, when the results are there and somebody wants them: it brings them to the
-    outputs that they could not be written into directly. `is_async`: nobody may wait for it soon.
+    outputs that they could not be written into directly. `is_async`: perhaps nobody waits soon.
     `begun`: the call is submitted already.
     """
 

@@ -33,7 +33,7 @@ struct TenantUse {
   uint64_t members_held = 0;      // Over its jobs: the number of members, but at least min_members.
 };
 
-// Whom the rules admit, and who waits (docs/quotas.md).
+// Decides whom the rules admit, and who waits (docs/quotas.md).
 class Admission {
  public:
   // `jobs` outlives this.

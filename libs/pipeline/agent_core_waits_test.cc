@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whom a member waits for, and for how long: aggregators that refuse or do not answer, and quiesces
-// (docs/protocol.md, sections 6 and 8).
+// Tests whom a member waits for, and for how long: aggregators that refuse or do not answer, and
+// quiesces (docs/protocol.md, sections 6 and 8).
 #include <string>
 #include <vector>
 

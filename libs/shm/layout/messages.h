@@ -82,7 +82,7 @@ enum class MessageType : uint16_t {
   // Steps and views (docs/elastic.md).
   kBoundary = 16,    // rank -> agent
   kMembership = 17,  // agent -> rank
-  // Whom a round waits for.
+  // These messages tell whom a round waits for.
   kAsk = 18,   // rank -> agent
   kTold = 19,  // agent -> rank
 };

@@ -15,6 +15,7 @@ from talweg import _client
 from talweg._arguments import chosen_op
 from talweg._collectives import collectives
 from talweg._collectives.collectives import Kind
+from talweg._collectives.kinds import ROOT
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Op
@@ -88,7 +89,7 @@ def _plan(
     client = _client.current()
     _library.register()
     group = Group(client, process_set, operation or kind.name)
-    if 2 in (kind.gives, kind.gets):
+    if ROOT in (kind.gives, kind.gets):
         group.require_root(root_rank, kind.name)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     arrays = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]

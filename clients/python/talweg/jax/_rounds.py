@@ -15,6 +15,7 @@ import numpy as np
 
 from talweg import _client
 from talweg._collectives.collectives import ALL_TO_ALL, Kind, split_evenly
+from talweg._collectives.kinds import OWN, ROOT, ROW, WHOLE
 from talweg._collectives.process_sets import Group
 from talweg._collectives.reduction_calls import check_reduction
 from talweg._collectives.scaling import NO_FACTORS, Factors
@@ -23,7 +24,6 @@ from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax._errors import talweg_errors
 from talweg.jax._primitive import Comparison, Round, collect_p, start_p
 
-_WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
@@ -87,7 +87,7 @@ def plan_round(
     """
     kind, group = plan.kind, plan.group
     place = group.place
-    root = plan.root_rank if _ROOT in (kind.gives, kind.gets) else 0
+    root = plan.root_rank if ROOT in (kind.gives, kind.gets) else 0
     is_root = group.ranks[place] == root
     if kind.reduces:
         wire, units = wire_dtype(dtype, kind.name), 1
@@ -108,7 +108,7 @@ def plan_round(
             got = list(got_rows or [])
             parts = [*given, *got, longest or 0]
             result_rows = sum(got)
-        elif kind.gives == _OWN:
+        elif kind.gives == OWN:
             parts = list(got_rows) if got_rows is not None else [rows] * group.size
             given, got = [rows], parts
             result_rows = sum(parts)
@@ -117,9 +117,9 @@ def plan_round(
             given, got = parts, [parts[place]]
             result_rows = parts[place]
         row_count = math.prod(row_shape)
-    if kind.gives == _ROOT and not is_root:
+    if kind.gives == ROOT and not is_root:
         given = []
-    gets = kind.gets != _ROOT or is_root
+    gets = kind.gets != ROOT or is_root
     row_bytes = row_count * dtype.itemsize
     return Round(
         tensor=tensor,
@@ -135,7 +135,7 @@ def plan_round(
         prescale=float(plan.factors.prescale),
         postscale=float(plan.factors.postscale),
         # If each rank gives its own parts, their numbers of rows may differ.
-        signature=shape_signature(row_shape if kind.gives in (_OWN, _ROW) else shape),
+        signature=shape_signature(row_shape if kind.gives in (OWN, ROW) else shape),
         compares=False,
         shape=shape if result_rows is None else (result_rows, *row_shape),
         result_dtype=dtype,
@@ -148,7 +148,7 @@ _numbered = False  # Whether a program may have a round that depends on ranks' n
 def in_view(each: Round, suffix: str) -> Round:
     """Returns the round under its name in that view, if it depends on ranks' numbers."""
     global _numbered
-    if each.shares == (_WHOLE, _WHOLE) and not each.ranks:
+    if each.shares == (WHOLE, WHOLE) and not each.ranks:
         return each
     _numbered = True
     return dataclasses.replace(each, tensor=each.tensor + suffix)
@@ -169,17 +169,17 @@ def _transposed(each: Round, shape: tuple[int, ...], size: int) -> Round:
     """Returns the round that turns a result's cotangents into the input's cotangents."""
     gives, gets = each.shares
     tensor = f"{each.tensor}.gradient"
-    if (gives, gets) == (_WHOLE, _WHOLE):
+    if (gives, gets) == (WHOLE, WHOLE):
         return dataclasses.replace(each, tensor=tensor)
     factor = each.prescale * each.postscale
     if each.op == Op.AVERAGE:
         factor /= size
-    turned = (gives, gets) if gives == _ROW else (gets, gives)
+    turned = (gives, gets) if gives == ROW else (gets, gives)
     return dataclasses.replace(
         each,
         tensor=tensor,
         shares=turned,
-        op=int(Op.SUM if turned[0] == _WHOLE else Op.BROADCAST),
+        op=int(Op.SUM if turned[0] == WHOLE else Op.BROADCAST),
         given=each.got,
         got=each.given,
         prescale=1.0,

@@ -17,18 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from talweg._collectives.collectives import Kind
+from talweg._collectives.kinds import ALL_REDUCE, OWN, ROW, Kind
 from talweg._collectives.process_sets import Group
 from talweg._declaration import DType, Op
 from talweg.jax._primitive import Comparison, Round
+from talweg.jax._rounds import Plan, plan_round
 
 # The key that orders the calls without a name. A process set adds its suffix.
 KEY = "talweg.jax"
 
 _WORDS_BYTES = 252
 _DIGEST_BYTES = 4
-# Shares.
-_WHOLE, _OWN, _ROW = 1, 3, 4
 
 
 def named(
@@ -55,7 +54,7 @@ def named(
 
 def _words_of(each: Round, kind: Kind, array: Any) -> str:
     """Returns what is alike at all ranks. Ranks that give their own rows may give other numbers."""
-    if kind.gives not in (_OWN, _ROW):
+    if kind.gives not in (OWN, ROW):
         return f"{array.dtype}{list(array.shape)}"
     rows = ", ".join(["rows", *map(str, array.shape[1:])])
     longest = each.element_count * DType(each.dtype).nbytes
@@ -83,21 +82,6 @@ def _said(text: str) -> bytes:
 
 
 def _round_of(said: bytes, group: Group) -> Round:
-    return Round(
-        tensor=f"{KEY}.compared{group.suffix}",
-        dtype=int(DType.U8),
-        op=int(Op.MAX),
-        shares=(_WHOLE, _WHOLE),
-        root_rank=0,
-        priority=0,
-        element_count=len(said),
-        ranks=group.listed,
-        given=(len(said),),
-        got=(len(said),),
-        prescale=1.0,
-        postscale=1.0,
-        signature=0,
-        compares=True,
-        shape=(len(said),),
-        result_dtype=np.dtype(np.uint8),
-    )
+    plan = Plan(ALL_REDUCE, group, Op.MAX)
+    planned = plan_round(plan, f"{KEY}.compared{group.suffix}", (len(said),), np.dtype(np.uint8))
+    return dataclasses.replace(planned, compares=True)

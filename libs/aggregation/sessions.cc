@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/sessions.h"
 
-#include <cstdio>
-
 #include "libs/base/check.h"
 
 namespace talweg::aggregation {
 namespace {
 
-// With the last four digits of the incarnation, as the scheduler's texts have them.
 std::string IdentityText(const view::MemberIdentity& id) {
-  char incarnation[8];
-  std::snprintf(incarnation, sizeof incarnation, "%x",
-                static_cast<unsigned>(id.incarnation.value() & 0xffff));
-  return "node " + std::to_string(id.node.value()) + " (incarnation " + incarnation + ")";
+  return "node " + std::to_string(id.node.value()) + " (incarnation " +
+         view::HexText(id.incarnation) + ")";
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ Answer AggregatorPool::FindFor(const PoolCaller& caller, LiveAggregator*& aggreg
   const auto found = aggregators_.find(caller.incarnation);
   if (found == aggregators_.end()) {
     return Refuse(Code::kUnknown, "this scheduler knows no aggregator of incarnation " +
-                                      HexText(caller.incarnation) + "; register again");
+                                      view::HexText(caller.incarnation) + "; register again");
   }
   if (!SameSecret(found->second.record.secret, caller.secret)) {
     return Refuse(Code::kUnproven, "the caller does not show the secret that the aggregator '" +
@@ -67,7 +67,7 @@ Answer AggregatorPool::Register(const view::ViewAggregator& aggregator, const Se
                                      ", which is alive; choose another name or stop it");
     }
     Lose(other,
-         "was replaced by incarnation " + HexText(aggregator.incarnation) +
+         "was replaced by incarnation " + view::HexText(aggregator.incarnation) +
              " before it opened its stream",
          turn);
     --live;

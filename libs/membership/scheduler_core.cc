@@ -192,7 +192,7 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
     }
     // The older process has only asked to join; it may have died before it opened its stream.
     life_.Remove(job, node, MemberState::kLost,
-                 "was replaced by incarnation " + HexText(request.member.id.incarnation) +
+                 "was replaced by incarnation " + view::HexText(request.member.id.incarnation) +
                      " before it opened its stream",
                  turn);
   }
@@ -251,7 +251,7 @@ Answer SchedulerCore::Find(const Caller& caller, Turn& turn, LiveJob*& job, Live
   }
   return Refuse(Code::kRefused, "job '" + found->name + "' has no member of node " +
                                     std::to_string(id.node.value()) + " and incarnation " +
-                                    HexText(id.incarnation) + "; it must join as a new one");
+                                    view::HexText(id.incarnation) + "; it must join as a new one");
 }
 
 Answer SchedulerCore::OnRenew(const Caller& caller, const RanksWord& ranks, int64_t now_ns,
@@ -353,12 +353,13 @@ Answer SchedulerCore::OnReportLost(const Caller& caller, const Lost& lost, const
     Complaint complaint{.reporter = id, .text = text, .at_ns = turn.now_ns};
     if (peer != nullptr) {
       complaint.about = "agent of node " + std::to_string(peer->id.node.value()) +
-                        " (incarnation " + HexText(peer->id.incarnation) + ")";
+                        " (incarnation " + view::HexText(peer->id.incarnation) + ")";
     } else {
       const Incarnation incarnation = std::get<LostAggregator>(lost).incarnation;
       const LiveAggregator* const aggregator = pool_.Find(incarnation);
-      complaint.about = aggregator == nullptr ? "aggregator of incarnation " + HexText(incarnation)
-                                              : AggregatorText(aggregator->record.aggregator);
+      complaint.about = aggregator == nullptr
+                            ? "aggregator of incarnation " + view::HexText(incarnation)
+                            : AggregatorText(aggregator->record.aggregator);
     }
     turn.Log("job '" + job->name + "': " + AgentText(member->record.member) + " cannot reach the " +
              complaint.about + seen);

@@ -66,20 +66,15 @@ std::string SpecProblem(const JobSpec& spec) {
 
 }  // namespace
 
-std::string HexText(Incarnation incarnation) {
-  char text[8];
-  std::snprintf(text, sizeof text, "%x", static_cast<unsigned>(incarnation.value() & 0xffff));
-  return text;
-}
-
 std::string AgentText(const view::ViewMember& member) {
   return "agent of node " + std::to_string(member.id.node.value()) + " (" +
          (member.name.empty() ? "" : member.name + ", ") + "incarnation " +
-         HexText(member.id.incarnation) + ")";
+         view::HexText(member.id.incarnation) + ")";
 }
 
 std::string AggregatorText(const view::ViewAggregator& aggregator) {
-  return "aggregator " + aggregator.name + " (incarnation " + HexText(aggregator.incarnation) + ")";
+  return "aggregator " + aggregator.name + " (incarnation " +
+         view::HexText(aggregator.incarnation) + ")";
 }
 
 std::string SecondsText(int64_t ns) {

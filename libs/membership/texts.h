@@ -20,8 +20,6 @@ namespace talweg::membership {
 // "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
 std::string AgentText(const view::ViewMember& member);
 std::string AggregatorText(const view::ViewAggregator& aggregator);
-// A few digits of it, enough to tell incarnations apart.
-std::string HexText(Incarnation incarnation);
 std::string SecondsText(int64_t ns);
 // "1 member", "2 members".
 std::string CountText(size_t count, const char* noun);

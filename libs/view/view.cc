@@ -2,6 +2,7 @@
 #include "libs/view/view.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "libs/base/fingerprint.h"
 
@@ -11,6 +12,12 @@ namespace {
 constexpr uint64_t kStandbyMark = 0x7374616e64627900;
 
 }  // namespace
+
+std::string HexText(Incarnation incarnation) {
+  char text[8];
+  std::snprintf(text, sizeof text, "%x", static_cast<unsigned>(incarnation.value() & 0xffff));
+  return text;
+}
 
 uint32_t View::RankCount() const {
   uint32_t count = 0;

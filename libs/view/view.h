@@ -21,6 +21,10 @@ struct MemberIdentity {
   friend auto operator<=>(const MemberIdentity&, const MemberIdentity&) = default;
 };
 
+// Returns the last hexadecimal digits of an incarnation: enough to tell a process's lives apart,
+// and too few to pass for it. For texts.
+std::string HexText(Incarnation incarnation);
+
 struct ViewMember {
   MemberIdentity id;
   uint32_t rank_count = 0;    // Ranks of the job on this node; at least 1.

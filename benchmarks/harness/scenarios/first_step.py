@@ -18,9 +18,9 @@ TITLE = "The first step"
 _NODES, _RANKS = 2, 2
 _STEPS = 6
 _TIMEOUT_S = 600
-# A node's contributions, two results and what it sends; at the aggregator a slot for each node and
-# the sum.
-_BUFFERS = _NODES * (_RANKS + 3) + _NODES + 1
+# A node's contributions, and one region for what it sends and for the result; at the aggregators a
+# slot for each node and the sum.
+_BUFFERS = _NODES * (_RANKS + 1) + _NODES + 1
 # Each rank's gradients and averages.
 _ARRAYS = 2 * _NODES * _RANKS
 _TIMES_MAX = 2

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/hosts_options.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "clients/cli/guard.h"
 #include "clients/cli/lines.h"
@@ -91,6 +96,29 @@ absl::Status CheckCooldown(const Arguments& arguments) {
                    "' is not MIN,MAX: the first pause and the longest, in seconds"));
 }
 
+// The same check as that of _node/listed_hosts.py, before a Python is started.
+absl::Status CheckHosts(const Arguments& arguments) {
+  if (!arguments.Has("hosts")) return absl::OkStatus();
+  const auto is_of_name = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-' || c >= 0x80;
+  };
+  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  const std::string text = arguments.Text("hosts", "");
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(absl::StripAsciiWhitespace(part), absl::MaxSplits(':', 1));
+    const auto& [name, slots] = parts;
+    if (!name.empty() && name[0] != '-' && slots.size() <= 6 &&
+        std::all_of(name.begin(), name.end(), is_of_name) &&
+        std::all_of(slots.begin(), slots.end(), is_digit)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "option --hosts: '", part, "' is no host: write host or host:slots, as in a:2,b:4"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const Arguments& arguments) {
   if (arguments.operands().empty()) {
     return absl::InvalidArgumentError(
@@ -114,6 +142,7 @@ absl::Status Check(const Arguments& arguments) {
     return absl::InvalidArgumentError(
         "option --loss-policy=fail_job: a job whose hosts come and go has continue; leave it out");
   }
+  TALWEG_RETURN_IF_ERROR(CheckHosts(arguments));
   TALWEG_RETURN_IF_ERROR(CheckPrefix(arguments.Text("line-prefix", "")));
   for (const Range& range : kNumbers) {
     TALWEG_RETURN_IF_ERROR(

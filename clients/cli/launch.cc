@@ -121,7 +121,12 @@ bool Launch::Start(Child child, const ChildSpec& spec) {
     return false;
   }
   children_.push_back(child);
-  if (spec.is_daemon && phase_ < Phase::kRanks) waiting_.insert(*started);
+  if (!spec.is_daemon || phase_ >= Phase::kRanks) return true;
+  // It may take the place of one that has died before it served.
+  std::erase_if(waiting_, [&](ChildId id) {
+    return At(id).role == child.role && At(id).index == child.index && !supervisor_.running(id);
+  });
+  waiting_.insert(*started);
   return true;
 }
 
@@ -233,7 +238,9 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
                    : may_go_on ? "failed: "
                                : "failed first: ",
                    status.ToString())};
-  if (phase_ != Phase::kRanks) {
+  // A daemon that ends by itself before it serves is not started well, and would not be again.
+  const bool may_serve_again = !waiting_.contains(child) || status.signal_number != 0;
+  if (phase_ != Phase::kRanks && (has_node || !may_serve_again)) {
     NoteFirst(failure);
     return End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
   }
@@ -294,13 +301,17 @@ void Launch::OnDaemonEnd(const Failure& failure) {
     Restarts& restarts = is_scheduler ? scheduler_restarts_ : aggregator_restarts_[index];
     if (const std::optional<int64_t> at_ns = restarts.OnFailure(NowNs())) {
       supervisor_.Say(absl::StrCat("talweg: run: ", failure.what, "; it is started again",
-                                   is_scheduler   ? ", steps go on"
-                                   : others_serve ? ", the others serve on"
-                                                  : ""));
+                                   phase_ < Phase::kRanks ? ""
+                                   : is_scheduler         ? ", steps go on"
+                                   : others_serve         ? ", the others serve on"
+                                                          : ""));
       return SetTimer({is_scheduler ? Timer::kScheduler : Timer::kAggregator, index}, *at_ns);
     }
     // A run can go on without one of several aggregators.
-    if (!is_scheduler && plan_.goes_on && others_serve) return;
+    if (!is_scheduler && plan_.goes_on && others_serve) {
+      if (waiting_.erase(failure.child) > 0 && waiting_.empty()) Continue();
+      return;
+    }
   }
   NoteFirst(failure);
   End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
@@ -393,27 +404,41 @@ void Launch::Do(uint32_t node, NodeAction action) {
       // The agent has told the scheduler, or is dead. So the node's other processes cannot go on.
       return SignalNode(node, SIGTERM);
     case NodeAction::kPause:
+    case NodeAction::kForget: {
+      const NodeLife& life = nodes_.at(node);
       CancelTimer({Timer::kGrace, node});
-      return SetTimer({Timer::kNode, node}, nodes_.at(node).start_at_ns());
-    case NodeAction::kForget: return CancelTimer({Timer::kGrace, node});
+      if (life.state() != NodeState::kBereft) KillLeftBy(node);
+      if (life.lost()) return;
+      return SetTimer({Timer::kNode, node}, life.start_at_ns());
+    }
     case NodeAction::kFinish: return EndIfDone();
   }
 }
 
 void Launch::EndIfDone() {
-  std::vector<uint32_t> lost;
-  bool any_done = false;
+  const bool any_done = std::any_of(nodes_.begin(), nodes_.end(), [](const auto& each) {
+    return each.second.state() == NodeState::kDone;
+  });
+  std::vector<uint32_t> lost, late, missing;
   for (const auto& [node, life] : nodes_) {
-    if (life.works()) return;
-    any_done |= life.state() == NodeState::kDone;
-    if (life.state() != NodeState::kDone) lost.push_back(node);
+    if (life.state() == NodeState::kDone) continue;
+    missing.push_back(node);
+    if (life.lost()) {
+      lost.push_back(node);
+    } else if (plan_.goes_on && any_done) {
+      // A node that starts again after the others have ended well finds nobody. If its ranks work,
+      // they have been let in, or look for an agent that lets them in.
+      const bool may_be_in = life.works() && !NeedsAgent(node);
+      if (life.works() && (may_be_in || !life.has_failed())) {
+        if (life.has_failed()) SetTimer({Timer::kLate, 0}, NowNs() + kNeedNs);
+        return;
+      }
+      late.push_back(node);
+    } else {
+      return;
+    }
   }
-  // A node that starts again after the others have ended well finds nobody, unless all have started
-  // again.
-  const auto is_over = [](const auto& each) { return each.second.over(); };
-  const bool is_found = !plan_.goes_on || !any_done;
-  if (is_found && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
-  if (lost.empty()) return End(0, "", 0);
+  if (missing.empty()) return End(0, "", 0);
   if (lost.size() == nodes_.size()) {
     // In a job of several machines this launcher does not know the other nodes.
     const std::string left =
@@ -421,10 +446,14 @@ void Launch::EndIfDone() {
                         : "no node is left";
     return End(first_->exit_status, absl::StrCat(first_->what, "; ", left), SIGTERM);
   }
-  End(0,
-      absl::StrCat("the run has ended well without node ", absl::StrJoin(lost, ", "),
-                   first_ ? absl::StrCat(": ", first_->what) : ""),
-      SIGTERM);
+  std::string report =
+      absl::StrCat("the run has ended well without node ", absl::StrJoin(missing, ", "),
+                   first_ ? absl::StrCat(": ", first_->what) : "");
+  if (!late.empty()) {
+    absl::StrAppend(&report, "; the others had ended before node ", absl::StrJoin(late, ", "),
+                    " was back");
+  }
+  End(0, report, SIGTERM);
 }
 
 void Launch::OnSignal(int signal_number) {
@@ -493,6 +522,7 @@ void Launch::OnTimerOf(TimerKey key) {
     }
     case Timer::kHeld: return ReleaseHeld(true);
     case Timer::kNode: return Do(index, nodes_.at(index).OnTime(NeedsAgent(index)));
+    case Timer::kLate: return EndIfDone();
     case Timer::kGrace: return SignalNode(index, SIGKILL);
     case Timer::kScheduler: return StartScheduler();
     case Timer::kAggregator: return StartAggregator(index);
@@ -533,6 +563,17 @@ void Launch::SignalNode(uint32_t node, int signal_number) {
     const auto [role, index, local_rank] = children_[i];
     const bool has_node = role == Role::kRank || role == Role::kAgent;
     if (has_node && index == node) supervisor_.Signal(ChildId(i), signal_number);
+  }
+}
+
+void Launch::KillLeftBy(uint32_t node) {
+  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
+    const std::string mark = absl::StrCat("TALWEG_RUN_NEEDS=", NeedsPath(plan_, node, i));
+    if (const int count = KillDescendants(mark); count > 0) {
+      supervisor_.Say(absl::StrCat("talweg: run: node ", node, " had left ",
+                                   count == 1 ? "a process" : absl::StrCat(count, " processes"),
+                                   " of local rank ", i, ", killed"));
+    }
   }
 }
 

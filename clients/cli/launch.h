@@ -29,15 +29,17 @@ struct LaunchResult {
 //   kScheduler -> kAggregators -> kAgents -> kRanks
 //     -> kEndingRanks -> kEndingAgents -> kEndingAggregators -> kEndingScheduler -> kOver
 //
-// A phase before kRanks ends when all its daemons serve; kRanks ends when all nodes are over. A
-// failure before kRanks decides the exit status, and leads to kEndingRanks: all processes are asked
-// to end, and killed when `grace_ms` is over. A second signal ends everything at once.
+// A phase before kRanks ends when all its daemons serve; kRanks ends when all nodes are over. The
+// failure of an agent before kRanks, or of a daemon that has never served, decides the exit status,
+// and leads to kEndingRanks: all processes are asked to end, and killed when `grace_ms` is over. A
+// second signal ends everything at once.
 //
 // In kRanks each node has a life of its own (node_life.h). A rank or an agent that fails ends its
 // node, unless the ranks outlive their agent. The node, or its agent, is started again as often as
 // the plan allows. If the plan needs all nodes, all nodes fail together, and a lost node ends the
 // run. If the plan goes on without lost nodes, the run succeeds when all ranks of the remaining
-// nodes do, and reports the lost ones.
+// nodes do, and reports the lost ones. A node that is back after the others have ended well counts
+// as lost when its ranks look for a job, because nobody is left to let them in.
 //
 // A scheduler that ends is started again with its store and its address, because steps do not need
 // it. An aggregator is started again if the run can go on meanwhile.
@@ -83,6 +85,7 @@ class Launch : public SupervisorEvents {
     kSuspicion,   // No rank was found to blame for an agent's end.
     kHeld,        // No rank was found to blame for other ranks' ends.
     kNode,        // A node's time (NodeLife::OnTime) has come.
+    kLate,        // Look again whether the nodes that are left look for a job in vain.
     kGrace,       // The rest of a node does not end in time.
     kScheduler,   // Start the scheduler again.
     kAggregator,  // Start the aggregator again.
@@ -133,7 +136,7 @@ class Launch : public SupervisorEvents {
   bool RanksOutlive(uint32_t node) const;
   bool NeedsAgent(uint32_t node) const;
   void SayOfFailure(uint32_t node, const std::string& what);
-  // Ends the run when all nodes are over.
+  // Ends the run when all nodes are over, or when those that are not come back too late.
   void EndIfDone();
 
   // Asks all processes of these roles to end. The next phase begins when none of them is left.
@@ -143,6 +146,8 @@ class Launch : public SupervisorEvents {
   std::vector<pid_t> DaemonPids() const;
   void SignalRoles(const std::set<Role>& roles, int signal_number);
   void SignalNode(uint32_t node, int signal_number);
+  // Kills what the ranks of a node that has ended have started and left.
+  void KillLeftBy(uint32_t node);
   void NoteFirst(const Failure& failure);
 
   const RunPlan& plan_;

@@ -69,6 +69,7 @@ NodeAction NodeLife::OnAgentFails(int64_t now_ns, bool is_outlived) {
   const std::optional<int64_t> start_at_ns =
       is_outlived ? restarts_.OnFailure(now_ns) : std::nullopt;
   if (!start_at_ns) return Fail(now_ns);
+  has_failed_ = true;
   start_at_ns_ = *start_at_ns;
   return To(NodeState::kBereft, NodeAction::kPause);
 }
@@ -94,6 +95,7 @@ NodeAction NodeLife::Fail(int64_t now_ns) {
   const std::optional<int64_t> start_at_ns = restarts_.OnFailure(now_ns);
   starts_again_ = start_at_ns.has_value();
   start_at_ns_ = start_at_ns.value_or(0);
+  has_failed_ = true;
   state_ = NodeState::kEnding;
   const NodeAction ended = CheckEnded();
   return ended == NodeAction::kNone ? NodeAction::kEndAll : ended;

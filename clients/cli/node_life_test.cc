@@ -81,6 +81,7 @@ TEST_CASE("NodeLife: ranks that go on after their job get another agent", "[cli]
 
 TEST_CASE("NodeLife: a rank that fails takes its node with it, which starts again", "[cli]") {
   NodeLife life = Working(2, kTwice);
+  CHECK_FALSE(life.has_failed());
   CHECK(life.OnRankEnds(false, 10 * kSecond) == NodeAction::kEndAll);
   CHECK(life.state() == NodeState::kEnding);
   CHECK_FALSE(life.over());
@@ -94,6 +95,7 @@ TEST_CASE("NodeLife: a rank that fails takes its node with it, which starts agai
   // Now nobody else has to be ready.
   CHECK(life.OnAgentServes() == NodeAction::kStartRanks);
   CHECK(life.state() == NodeState::kWorking);
+  CHECK(life.has_failed());
   CHECK(life.restarts().count(12 * kSecond) == 1);
 }
 
@@ -118,6 +120,7 @@ TEST_CASE("NodeLife: ranks that outlive their agent get another one", "[cli]") {
   CHECK(life.OnAgentEnds(false, 10 * kSecond, true) == NodeAction::kPause);
   CHECK(life.state() == NodeState::kBereft);
   CHECK(life.works());
+  CHECK(life.has_failed());
   CHECK(life.start_at_ns() == 11 * kSecond);
   CHECK(life.OnTime() == NodeAction::kStartAgent);
   CHECK(life.state() == NodeState::kRenewing);

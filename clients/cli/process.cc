@@ -75,11 +75,11 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   __builtin_unreachable();
 }
 
-std::vector<pid_t> Children() {
-  std::vector<pid_t> children;
+// Returns the parent of each process of this machine.
+std::map<pid_t, pid_t> Parents() {
+  std::map<pid_t, pid_t> parents;
   DIR* directory = opendir("/proc");
-  if (directory == nullptr) return children;
-  const pid_t self = getpid();
+  if (directory == nullptr) return parents;
   while (const dirent* entry = readdir(directory)) {
     const pid_t pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
     if (pid <= 0) continue;
@@ -87,10 +87,43 @@ std::vector<pid_t> Children() {
     // "12 (any name) S 11 ...": the name may hold spaces and parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
-    if (std::strtol(stat.c_str() + name_end + 4, nullptr, 10) == self) children.push_back(pid);
+    parents[pid] = static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 4, nullptr, 10));
   }
   closedir(directory);
+  return parents;
+}
+
+std::vector<pid_t> Children() {
+  std::vector<pid_t> children;
+  for (const auto& [pid, parent] : Parents()) {
+    if (parent == getpid()) children.push_back(pid);
+  }
   return children;
+}
+
+// Returns whether the process was started with the variable, given as "NAME=VALUE".
+bool HasVariable(pid_t pid, const std::string& variable) {
+  const std::string path = absl::StrCat("/proc/", pid, "/environ");
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string all(1, '\0');
+  char bytes[4096];
+  for (ssize_t count; file.valid() && (count = read(file.get(), bytes, sizeof bytes)) > 0;) {
+    all.append(bytes, static_cast<size_t>(count));
+  }
+  // Each variable stands between two NULs.
+  std::string wanted(1, '\0');
+  wanted.append(variable).push_back('\0');
+  return all.find(wanted) != std::string::npos;
+}
+
+bool IsDescendant(pid_t pid, const std::map<pid_t, pid_t>& parents) {
+  // Bounded, because numbers may be used again while /proc is read.
+  for (size_t depth = 0; depth < parents.size() && pid != getpid(); ++depth) {
+    const auto found = parents.find(pid);
+    if (found == parents.end()) return false;
+    pid = found->second;
+  }
+  return pid == getpid();
 }
 
 }  // namespace
@@ -184,6 +217,23 @@ bool EndDescendants(int64_t timeout_ms) {
     sigtimedwait(&child_ended, nullptr, &wait);
     sigprocmask(SIG_SETMASK, &before, nullptr);
   }
+}
+
+int KillDescendants(const std::string& variable) {
+  // One that is about to be killed may start another one meanwhile.
+  constexpr int kScansMax = 8;
+  int killed = 0;
+  for (int scan = 0; scan < kScansMax; ++scan) {
+    int found = 0;
+    const std::map<pid_t, pid_t> parents = Parents();
+    for (const auto& [pid, parent] : parents) {
+      if (!IsDescendant(parent, parents) || !HasVariable(pid, variable)) continue;
+      if (kill(pid, SIGKILL) == 0) ++found;
+    }
+    if (found == 0) break;
+    killed += found;
+  }
+  return killed;
 }
 
 void RemoveTree(const std::string& path) {

@@ -63,6 +63,10 @@ absl::Status AdoptOrphans();
 // and so on. Returns false if some are left at the deadline (stuck in the kernel).
 bool EndDescendants(int64_t timeout_ms);
 
+// Kills the descendants that were started with the environment variable, given as "NAME=VALUE".
+// Returns how many; the caller reaps those that are, or become, its children.
+int KillDescendants(const std::string& variable);
+
 // Removes a directory and its contents, if it exists. Does not follow links.
 void RemoveTree(const std::string& path);
 

@@ -34,6 +34,29 @@ class RunDeathsTest(RunTestCase):
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("ended before its ranks: killed by signal 9", errors)
 
+    def test_a_daemon_that_dies_before_the_ranks_have_started(self) -> None:
+        for daemon in ("talweg-scheduler", "talweg-aggregator"):
+            run = Run(
+                *["--nodes=2", "--restarts=1", "--", "echo", "done"], FAKE_AGENT_WAITS_FOR="go"
+            )
+            run.until_started("talweg-agent", 2)
+            os.kill(run.pids_of(daemon)[0], signal.SIGKILL)
+            run.until_started(daemon, 2)
+            (run.log / "go").touch()
+            status, output, errors = run.end()
+            self.assertEqual((status, output.count("done")), (0, 2), errors)
+            self.assertRegex(
+                errors, rf"{daemon}.* killed by signal 9 \(Killed\); it is started again\n"
+            )
+
+    def test_an_aggregator_that_dies_before_the_ranks_have_started_without_restarts(self) -> None:
+        run = Run("--nodes=2", "--", "echo", "done", FAKE_AGENT_WAITS_FOR="go")
+        run.until_started("talweg-agent", 2)
+        os.kill(run.pids_of("talweg-aggregator")[0], signal.SIGKILL)
+        status, output, errors = run.end()
+        self.assertEqual((status, output), (128 + signal.SIGKILL, ""), errors)
+        self.assertIn("killed by signal 9 (Killed); the run was ended", errors)
+
     def test_a_killed_rank_was_first_of_ranks_that_end_at_once(self) -> None:
         script = """
             echo $$ > $TALWEG_TEST_LOG/new$RANK; mv $TALWEG_TEST_LOG/{new,rank}$RANK; echo up
@@ -164,6 +187,58 @@ class RunDeathsTest(RunTestCase):
         self.assertIn("done 0.0", output)
         self.assertIn("started again (1 of 1", errors)
         self.assertIn("the run has ended well without node 1", errors)
+
+    # Rank 1 dies once, and looks for a job from then on. Rank 0 ends when it has seen that.
+    _COMES_BACK_LATE = """
+        if [ $RANK.$TALWEG_RUN_RESTARTS = 1.0 ]; then exit 7; fi
+        if [ $RANK = 1 ]; then %s echo back; exec sleep 1000; fi
+        until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+        echo done
+    """
+
+    def test_a_node_that_is_back_when_the_others_have_ended_is_not_waited_for(self) -> None:
+        shape = ["--nodes=2", "--loss-policy=continue", "--restarts=1", "--restart-pause-ms=1"]
+        for at_once in (True, False):
+            looks = "touch $TALWEG_RUN_NEEDS;"
+            later = "while kill -0 $(cat $TALWEG_TEST_LOG/rank0) 2>/dev/null; do sleep 0.01; done;"
+            script = self._COMES_BACK_LATE % (looks if at_once else "echo back;" + later + looks)
+            run = Run(
+                *[*shape, "--", "bash", "-c", "echo $$ >> $TALWEG_TEST_LOG/rank$RANK;" + script]
+            )
+            run.until_output("back")
+            (run.log / "go").touch()
+            status, output, errors = run.end()
+            self.assertEqual(status, 0, errors)
+            self.assertIn("done", output)
+            self.assertIn(
+                "the run has ended well without node 1; the others had ended before node 1 was "
+                "back",
+                errors,
+            )
+
+    def test_what_a_node_has_left_does_not_run_beside_its_next_life(self) -> None:
+        script = """
+            if [ $RANK.$TALWEG_RUN_RESTARTS = 1.0 ]; then
+              setsid sleep 1000 & echo $! > $TALWEG_TEST_LOG/left
+              exit 7
+            fi
+            if [ $RANK = 1 ]; then
+              exec 2>/dev/null
+              echo "left $(cut -d ' ' -f 3 /proc/$(cat $TALWEG_TEST_LOG/left)/stat)"
+              exit
+            fi
+            until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+        """
+        shape = ["--nodes=2", "--loss-policy=continue", "--restarts=1", "--restart-pause-ms=1"]
+        run = Run(*shape, "--", "bash", "-c", script)
+        seen = run.until_output("left")
+        left = pathlib.Path("/proc", (run.log / "left").read_text().strip(), "stat")
+        (run.log / "go").touch()
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertRegex(seen + output, r"left Z?\n")
+        self.assertFalse(left.exists())
+        self.assertIn("node 1 had left a process of local rank 0, killed", errors)
 
     def test_where_all_are_needed_all_are_started_again(self) -> None:
         run, seen = self._restarted("--restarts=2")

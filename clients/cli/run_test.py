@@ -346,6 +346,8 @@ class UsageTest(unittest.TestCase):
             *hosts, "--scheduler=a:1", "x", expected="--scheduler is not for hosts that come"
         )
         self.check(*hosts, "--loss-policy=fail_job", "x", expected="has continue; leave it out")
+        for wrong in ("a:x", "b:2,", "-a", "a b", "a:1:2"):
+            self.check("run", f"--hosts={wrong}", "x", expected="write host or host:slots, as in")
         self.check(*hosts, "--hosts-wait-s=x", "x", expected="--hosts-wait-s: 'x' is no number")
         self.check(*hosts, "--line-prefix=%q", "x", expected="'%q' has a % before 'q'")
         self.check(*hosts, "--nodes=2", "--max-ranks=2", "x", expected="give one or the other")

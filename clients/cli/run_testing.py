@@ -27,6 +27,9 @@ if [ -n "$FAKE_AGENT_IS_LATE" ] && [[ "$*" == *--node_rank=0* ]] && ! mkdir "$TA
   until [ -e "$TALWEG_TEST_LOG/rank1" ]; do sleep 0.01; done
   while [ -e "/proc/$(cat "$TALWEG_TEST_LOG/rank1")" ]; do sleep 0.01; done
 fi 2>/dev/null
+if [ -n "$FAKE_AGENT_WAITS_FOR" ] && [ "$(basename "$0")" = talweg-agent ]; then
+  until [ -e "$TALWEG_TEST_LOG/$FAKE_AGENT_WAITS_FOR" ]; do sleep 0.01; done
+fi
 [ "$(basename "$0")" = "$FAKE_DAEMON_SILENT" ] ||
   printf '{"pid":1,"addresses":{"listen":"127.0.0.1:4711","admin":"127.0.0.1:1"}}\\n' >&"$fd"
 if [ -n "$FAKE_AGENT_ENDS_WITH" ] && [ "$(basename "$0")" = talweg-agent ]; then
@@ -145,7 +148,8 @@ class Run:
         return self.process.returncode, output.decode(), errors.decode()
 
     def pids_of(self, daemon: str) -> list[int]:
-        return [int(pid) for pid in (self.pids / daemon).read_text().split()]
+        file = self.pids / daemon
+        return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
     def until_started(self, daemon: str, count: int) -> None:
         """Returns when the daemon has been started as often."""

@@ -11,9 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <future>
 #include <set>
 
+#include "clients/cli/ask_all.h"
 #include "clients/cli/credentials.h"
 #include "clients/cli/guard.h"
 #include "clients/cli/plan.h"
@@ -28,7 +28,7 @@ namespace {
 
 constexpr uint32_t kOpenRoundsMax = 20;
 // How many daemons are asked at the same time.
-constexpr size_t kAtOnce = 16;
+constexpr size_t kAtOnce = 64;
 
 // Returns the sockets of serving schedulers that talweg run has started here for this user.
 std::vector<std::string> OwnRuns() {
@@ -81,18 +81,6 @@ absl::StatusOr<std::string> SchedulerAddress(const Arguments& arguments) {
   return config.scheduler;
 }
 
-// Calls ask(i) for i below count, several at a time, and returns when all have answered.
-template <typename Ask>
-void AskAll(size_t count, const Ask& ask) {
-  for (size_t first = 0; first < count; first += kAtOnce) {
-    std::vector<std::future<void>> answers;
-    for (size_t i = first; i < std::min(count, first + kAtOnce); ++i) {
-      answers.push_back(std::async(std::launch::async, [&ask, i] { ask(i); }));
-    }
-    for (std::future<void>& answer : answers) answer.wait();
-  }
-}
-
 template <typename Response>
 void Take(absl::StatusOr<Response> result, Answer<Response>& answer) {
   if (result.ok()) {
@@ -116,7 +104,7 @@ void AskAggregators(StatusFacts& facts, const Asking& asking) {
     answer.address = status.aggregator().admin_address();
     answers.push_back(&answer);
   }
-  AskAll(answers.size(), [&](size_t i) {
+  AskAll(answers.size(), kAtOnce, [&](size_t i) {
     aggregator::v1::GetStatusRequest request;
     request.set_open_rounds_max(kOpenRoundsMax);
     if (answers[i]->address.empty()) {
@@ -141,7 +129,7 @@ void AskAgents(StatusFacts& facts, const Asking& asking) {
       facts.agents.push_back(answer);
     }
   }
-  AskAll(facts.agents.size(), [&](size_t i) {
+  AskAll(facts.agents.size(), kAtOnce, [&](size_t i) {
     agent::v1::GetStatusRequest request;
     request.set_open_rounds_max(kOpenRoundsMax);
     rpc::AgentAdminClient client(facts.agents[i].address, asking.timeout_ns, asking.credentials);

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "libs/runtime/kernel_file.h"
@@ -220,20 +221,17 @@ bool EndDescendants(int64_t timeout_ms) {
 }
 
 int KillDescendants(const std::string& variable) {
+  std::set<pid_t> killed;
   // One that is about to be killed may start another one meanwhile.
-  constexpr int kScansMax = 8;
-  int killed = 0;
-  for (int scan = 0; scan < kScansMax; ++scan) {
-    int found = 0;
+  for (bool any_new = true; any_new;) {
+    any_new = false;
     const std::map<pid_t, pid_t> parents = Parents();
     for (const auto& [pid, parent] : parents) {
       if (!IsDescendant(parent, parents) || !HasVariable(pid, variable)) continue;
-      if (kill(pid, SIGKILL) == 0) ++found;
+      if (kill(pid, SIGKILL) == 0) any_new |= killed.insert(pid).second;
     }
-    if (found == 0) break;
-    killed += found;
   }
-  return killed;
+  return static_cast<int>(killed.size());
 }
 
 void RemoveTree(const std::string& path) {

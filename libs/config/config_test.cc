@@ -235,8 +235,17 @@ TEST_CASE("config: a wrong file is named with its line", "[config]") {
     REQUIRE_FALSE(config.ok());
     return std::string(config.status().message());
   };
-  CHECK_THAT(error("# a comment\nnode_rnk: 1\n"),
-             Contains("'agent.textproto', line 2") && Contains("did you mean node_rank?"));
+  CHECK_THAT(
+      error("# a comment\nnode_rnk: 1\n"),
+      Contains("'agent.textproto', line 2, column 9: unknown option 'node_rnk'; did you mean "
+               "node_rank?; --help lists all"));
+  // As a flag and as a variable.
+  for (const std::string name : {"node-rank", "NODE_RANK", "nodeRank"}) {
+    CHECK_THAT(error("job: 'a' " + name + ": 1"),
+               Contains("unknown option '" + name + "'; did you mean node_rank?"));
+  }
+  CHECK_THAT(error("quux: 1"), Contains("unknown option 'quux'; --help lists all"));
+  CHECK_THAT(error("quux\n: 1"), Contains("unknown option 'quux'"));
   CHECK_THAT(error("rank_count: \"two\"\n"), Contains("line 1") && Contains("1 to 1024"));
   CHECK_THAT(error("rank_count: 0"),
              Contains("option rank_count (in configuration file 'agent.textproto'): '0' is below"));

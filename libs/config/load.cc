@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/config/load.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "libs/config/nearest.h"
 #include "libs/config/options.h"
@@ -138,18 +142,46 @@ std::string FieldOfLine(const std::string& text, int line) {
   return content.substr(begin, end == std::string::npos ? end : end - begin);
 }
 
+bool IsOfName(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+// Returns the name of a field that the message does not have, as the file spells it: `lease-ms`,
+// though a text-format name ends at the hyphen. "" if the error is another one.
+std::string UnknownField(const std::string& text, const FirstError& error) {
+  static constexpr std::string_view kMark = "has no field named \"";
+  const size_t mark = error.text().find(kMark);
+  if (mark == std::string::npos) return "";
+  const size_t begin = mark + kMark.size();
+  std::string name = error.text().substr(begin, error.text().find('"', begin) - begin);
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  const size_t column = static_cast<size_t>(std::max(error.column(), 0));
+  if (error.line() < 0 || error.line() >= static_cast<int>(lines.size())) return name;
+  // The error is reported at what follows the name.
+  const std::string& line = lines[error.line()];
+  if (column < name.size() || line.compare(column - name.size(), name.size(), name) != 0) {
+    return name;
+  }
+  for (size_t i = column; i < line.size() && (line[i] == '-' || IsOfName(line[i])); ++i) {
+    name += line[i];
+  }
+  return name;
+}
+
 template <typename Config>
 absl::Status FileError(const std::string& text, const std::string& path, const FirstError& error) {
-  const std::string field = FieldOfLine(text, error.line());
-  std::string remedy;
-  if (const Option<Config>* option = Find<Config>(field); option != nullptr) {
-    remedy = absl::StrCat("; option ", field, ": ", Remedy(*option));
-  } else if (error.text().find("has no field named") != std::string::npos) {
-    remedy = DidYouMean(field, Names<Config>(), "");
+  const std::string where = absl::StrCat("configuration file '", path, "', line ", error.line() + 1,
+                                         ", column ", error.column() + 1, ": ");
+  if (const std::string unknown = UnknownField(text, error); !unknown.empty()) {
+    // Whoever writes a name as a flag or a variable means the option.
+    const std::string plain = absl::StrReplaceAll(absl::AsciiStrToLower(unknown), {{"-", "_"}});
+    return absl::InvalidArgumentError(absl::StrCat(where, "unknown option '", unknown, "'",
+                                                   DidYouMean(plain, Names<Config>(), ""),
+                                                   "; --help lists all"));
   }
-  return absl::InvalidArgumentError(absl::StrCat("configuration file '", path, "', line ",
-                                                 error.line() + 1, ", column ", error.column() + 1,
-                                                 ": ", error.text(), remedy));
+  const std::string field = FieldOfLine(text, error.line());
+  const Option<Config>* const option = Find<Config>(field);
+  return absl::InvalidArgumentError(absl::StrCat(
+      where, error.text(),
+      option == nullptr ? "" : absl::StrCat("; option ", field, ": ", Remedy(*option))));
 }
 
 std::string FieldText(const google::protobuf::Message& message,

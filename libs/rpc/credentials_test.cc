@@ -384,6 +384,11 @@ TEST_CASE("TLS files: each defect is named with its file", "[credentials]") {
     REQUIRE(rename((other + "/tls.key").c_str(), (directory + "/tls.key").c_str()) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "is not the private key of"));
   }
+  SECTION("no key") {
+    REQUIRE(unlink((directory + "/tls.key").c_str()) == 0);
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()),
+                   "/tls.key: No such file or directory; put the private key of tls.crt there"));
+  }
   SECTION("another authority") {
     Authority stranger;
     REQUIRE(rename(stranger.path("ca/ca.crt").c_str(), (directory + "/ca.crt").c_str()) == 0);
@@ -405,7 +410,10 @@ TEST_CASE("TLS files: each defect is named with its file", "[credentials]") {
     CHECK_FALSE(files->identity);
   }
   SECTION("nothing there") {
-    CHECK(Contains(Message(CheckTlsFiles(authority.path("none")).status()), "none/ca.crt"));
+    const std::string none = authority.path("none");
+    CHECK(Contains(Message(CheckTlsFiles(none).status()), "tls_dir '" + none + "': open " + none +
+                                                              "/ca.crt: No such file or directory; "
+                                                              "give a directory with ca.crt"));
   }
 }
 

@@ -161,13 +161,26 @@ absl::Status ReadRevocations(const std::string& path,
   return absl::OkStatus();
 }
 
+absl::Status Extended(const absl::Status& status, const std::string& before,
+                      const std::string& after) {
+  return {status.code(), before + std::string(status.message()) + after};
+}
+
 }  // namespace
 
 absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
   TlsFiles files;
   files.authority = directory + "/ca.crt";
-  TALWEG_ASSIGN_OR_RETURN(const std::vector<OwnedCertificate> authorities,
-                          ReadCertificates(files.authority, files.texts.authority));
+  const absl::StatusOr<std::vector<OwnedCertificate>> read =
+      ReadCertificates(files.authority, files.texts.authority);
+  if (!read.ok()) {
+    return Extended(read.status(), "tls_dir '" + directory + "': ",
+                    absl::IsNotFound(read.status())
+                        ? "; give a directory with ca.crt, tls.crt and tls.key, as talweg certs "
+                          "makes them"
+                        : "");
+  }
+  const std::vector<OwnedCertificate>& authorities = *read;
   TALWEG_RETURN_IF_ERROR(CheckTime(files.authority, authorities.front().get()));
   files.expires_unix_s = UnixSeconds(X509_get0_notAfter(authorities.front().get()));
   files.expires_first = files.authority;
@@ -186,7 +199,13 @@ absl::StatusOr<TlsFiles> CheckTlsFiles(const std::string& directory) {
   files.key = directory + "/tls.key";
   const X509* own = chain->front().get();
   TALWEG_RETURN_IF_ERROR(CheckTime(certificate, own));
-  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, ReadKey(files.key, files.texts.key));
+  const absl::StatusOr<OwnedKey> key_read = ReadKey(files.key, files.texts.key);
+  if (absl::IsNotFound(key_read.status())) {
+    return Extended(key_read.status(), "tls_dir '" + directory + "': ",
+                    "; put the private key of tls.crt there, or take both from talweg certs");
+  }
+  TALWEG_RETURN_IF_ERROR(key_read.status());
+  const OwnedKey& key = *key_read;
   if (X509_check_private_key(own, key.get()) != 1) {
     return absl::InvalidArgumentError(files.key + " is not the private key of " + certificate);
   }

@@ -363,17 +363,22 @@ TEST_CASE("ShutdownSignal: signals arrive as events, each", "[runtime]") {
   auto signals = ShutdownSignal::Create();
   REQUIRE(signals.ok());
   std::vector<int> seen;
-  REQUIRE((*signals)
-              ->Watch(loop.get(),
-                      [&](int signal_number) {
-                        seen.push_back(signal_number);
-                        if (seen.size() == 1) raise(SIGINT);
-                        if (seen.size() == 2) loop->Stop();
-                      })
-              .ok());
-  raise(SIGTERM);
+  std::vector<std::string> hangups;
+  const auto on_signal = [&](int signal_number) {
+    seen.push_back(signal_number);
+    if (seen.size() == 1) raise(SIGINT);
+    if (seen.size() == 2) loop->Stop();
+  };
+  const auto on_hangup = [&](const std::string& text) {
+    hangups.push_back(text);
+    raise(SIGTERM);
+  };
+  REQUIRE((*signals)->Watch(loop.get(), on_signal, on_hangup).ok());
+  raise(SIGHUP);  // It ends nothing.
   loop->Run();
   CHECK(seen == std::vector{SIGTERM, SIGINT});
+  REQUIRE(hangups.size() == 1);
+  CHECK(hangups[0].find("SIGTERM ends this daemon") != std::string::npos);
   (*signals)->Unwatch(loop.get());
 }
 
@@ -384,8 +389,7 @@ TEST_CASE("ShutdownSignal: one that came too late to be an event ends nothing", 
   raise(SIGINT);
   signals->reset();
   // Static objects go now, and files are closed: a daemon that has obeyed has its exit status.
-  raise(SIGTERM);
-  raise(SIGINT);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) raise(number);
   REQUIRE(ShutdownSignal::Create().ok());  // Forgotten, for the tests that follow.
 }
 

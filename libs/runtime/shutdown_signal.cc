@@ -15,11 +15,10 @@
 namespace talweg::runtime {
 namespace {
 
-sigset_t ShutdownSignals() {
+sigset_t DaemonSignals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
   return signals;
 }
 
@@ -34,7 +33,7 @@ void ForgetHandlersOfCrashes() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
-  const sigset_t signals = ShutdownSignals();
+  const sigset_t signals = DaemonSignals();
   Descriptor descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor.valid()) {
     return absl::ResourceExhaustedError(std::string("signalfd: ") + strerror(errno));
@@ -51,20 +50,30 @@ ShutdownSignal::~ShutdownSignal() {
   // The process may get another signal while it ends: Ctrl-C reaches a whole process group, and the
   // group's leader tells it again. The process has obeyed already, so the signal must not end it in
   // the middle of its last steps.
-  const sigset_t signals = ShutdownSignals();
+  const sigset_t signals = DaemonSignals();
   const timespec no_time{};
   while (sigtimedwait(&signals, nullptr, &no_time) > 0) {
   }
 }
 
-absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_signal) {
-  return loop->AddDescriptor(signals_.get(), EPOLLIN,
-                             [fd = signals_.get(), on_signal = std::move(on_signal)](uint32_t) {
-                               signalfd_siginfo info;
-                               while (read(fd, &info, sizeof(info)) == sizeof(info)) {
-                                 on_signal(static_cast<int>(info.ssi_signo));
-                               }
-                             });
+absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_signal,
+                                   std::function<void(const std::string&)> on_hangup) {
+  return loop->AddDescriptor(
+      signals_.get(), EPOLLIN,
+      [fd = signals_.get(), on_signal = std::move(on_signal),
+       on_hangup = std::move(on_hangup)](uint32_t) {
+        signalfd_siginfo info;
+        while (read(fd, &info, sizeof(info)) == sizeof(info)) {
+          if (info.ssi_signo == SIGHUP) {
+            on_hangup(
+                "got SIGHUP, which changes nothing: certificates, tokens and the quotas file are "
+                "read anew when they change, other options need a restart, and SIGTERM ends this "
+                "daemon");
+          } else {
+            on_signal(static_cast<int>(info.ssi_signo));
+          }
+        }
+      });
 }
 
 void ShutdownSignal::Unwatch(EventLoop* loop) { loop->RemoveDescriptor(signals_.get()); }

@@ -285,7 +285,10 @@ absl::Status Agent::Run() {
   driver_->CloseMemory();
   loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
   rank_server_.reset();
-  telemetry::Log(telemetry::LogLevel::kInfo, "ends: ", driver_->life().how_it_ends().text);
+  // The log has the failure's reason already.
+  telemetry::Log(telemetry::LogLevel::kInfo, "ends: ",
+                 driver_->end().ok() ? driver_->life().how_it_ends().text
+                                     : "its job has failed, as said above");
   return driver_->end();
 }
 

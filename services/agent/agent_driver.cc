@@ -138,7 +138,7 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
 
 void AgentDriver::Do(pipeline::FailJob& effect) {
   if (!life_.Leaves()) {
-    if (!scheduler_.answers()) effect.text += "; " + scheduler_.SilenceText(NowNs());
+    effect.text = scheduler_.WithSilence(effect.text, NowNs());
     telemetry::Log(telemetry::LogLevel::kError, "job '", options_.job_name,
                    "' has failed: ", effect.text);
     end_ = absl::AbortedError(effect.text);

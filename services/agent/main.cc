@@ -54,9 +54,12 @@ int Main(int argc, char** argv) {
   auto created = Agent::Create(std::move(options));
   if (!created.ok()) return Fail(created.status());
   Agent& agent = **created;
-  const absl::Status watched = (*signals)->Watch(&agent.loop(), [&agent](int signal_number) {
-    agent.Stop(signal_number == SIGINT ? "interrupted (SIGINT)" : "terminated (SIGTERM)");
-  });
+  const absl::Status watched = (*signals)->Watch(
+      &agent.loop(),
+      [&agent](int signal_number) {
+        agent.Stop(signal_number == SIGINT ? "interrupted (SIGINT)" : "terminated (SIGTERM)");
+      },
+      [](const std::string& text) { telemetry::Log(telemetry::LogLevel::kInfo, text); });
   if (!watched.ok()) return Fail(watched);
   const absl::Status announced = config::AnnounceReady(
       config, {{"socket", agent.socket_path()}, {"admin", agent.admin_address()}});

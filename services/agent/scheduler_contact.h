@@ -26,10 +26,15 @@ class SchedulerContact {
 
   bool answers() const { return silent_since_ns_ == 0; }
   const std::string& text() const { return text_; }
-  // Returns what an error text says about the scheduler while it does not answer.
-  std::string SilenceText(int64_t now_ns) const {
-    return "for " + std::to_string((now_ns - silent_since_ns_) / 1'000'000'000) + " s the " +
-           text_ + " (start it again, and then this job)";
+  // Returns an error's text, with how long the scheduler has not answered if it does not.
+  std::string WithSilence(const std::string& text, int64_t now_ns) const {
+    if (answers()) return text;
+    const std::string since =
+        "for " + std::to_string((now_ns - silent_since_ns_) / 1'000'000'000) + " s";
+    constexpr char kRemedy[] = "start it again, and then this job";
+    // The text may already say why.
+    if (text.find(text_) != std::string::npos) return text + " (" + since + "; " + kRemedy + ")";
+    return text + "; " + since + " the " + text_ + " (" + kRemedy + ")";
   }
 
  private:

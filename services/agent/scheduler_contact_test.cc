@@ -16,12 +16,21 @@ TEST_CASE("SchedulerContact: silence is news once, and counts from its beginning
   CHECK_FALSE(contact.OnUnreachable("scheduler at x: timed out", 12 * kSecond));
   CHECK_FALSE(contact.answers());
   CHECK(contact.text() == "scheduler at x: timed out");
-  CHECK(contact.SilenceText(15 * kSecond) ==
-        "for 5 s the scheduler at x: timed out (start it again, and then this job)");
+  CHECK(contact.WithSilence("aggregator a is away", 15 * kSecond) ==
+        "aggregator a is away; for 5 s the scheduler at x: timed out (start it again, and then "
+        "this job)");
   CHECK(contact.OnReachable());
   CHECK(contact.answers());
   CHECK(contact.text().empty());
+  CHECK(contact.WithSilence("aggregator a is away", 15 * kSecond) == "aggregator a is away");
   CHECK(contact.OnUnreachable("again", 20 * kSecond));
+}
+
+TEST_CASE("SchedulerContact: a text that says why the scheduler is silent does not say it twice") {
+  SchedulerContact contact;
+  contact.OnUnreachable("scheduler at x: refused", 10 * kSecond);
+  CHECK(contact.WithSilence("cannot join: scheduler at x: refused", 19 * kSecond) ==
+        "cannot join: scheduler at x: refused (for 9 s; start it again, and then this job)");
 }
 
 }  // namespace

@@ -103,21 +103,25 @@ void AggregatorLife::OnDrained(const absl::StatusOr<uint32_t>& jobs) {
     return Leave();
   }
   if (*jobs == 0) return Leave();
-  telemetry::Log(telemetry::LogLevel::kInfo, "draining: ", *jobs, " jobs are still served");
+  telemetry::Log(telemetry::LogLevel::kInfo, "draining: ", *jobs,
+                 *jobs == 1 ? " job uses" : " jobs use", " this aggregator and may take ",
+                 std::max<int64_t>(drain_end_ns_ - clock_->NowNs(), 0) / 1'000'000,
+                 " ms to end or to move to other aggregators");
   awaits_its_jobs_ = true;
 }
 
 void AggregatorLife::Tick() {
   data_plane_->Tick();
   if (state_ != State::kDraining || !awaits_its_jobs_) return;
-  if (ServesAnyJob() && clock_->NowNs() < drain_end_ns_) return;
+  if (IsUsed() && clock_->NowNs() < drain_end_ns_) return;
   Leave();
 }
 
-bool AggregatorLife::ServesAnyJob() const {
+bool AggregatorLife::IsUsed() const {
   const std::vector<const aggregation::AggregatorCore*> jobs = data_plane_->jobs();
-  return std::any_of(jobs.begin(), jobs.end(),
-                     [](const aggregation::AggregatorCore* job) { return !job->closed(); });
+  return std::any_of(jobs.begin(), jobs.end(), [](const aggregation::AggregatorCore* job) {
+    return !job->closed() && job->self().has_value();
+  });
 }
 
 void AggregatorLife::Leave() {

@@ -26,8 +26,8 @@ namespace talweg::aggregator {
 //   kServing  | the lease is lost                                | kServing, as another incarnation
 //   kServing  | Shutdown: the scheduler is asked for no          | kDraining
 //             | further jobs                                     |
-//   kDraining | it serves no job any more, the scheduler does    | kLeaving: the scheduler is told
-//             | not answer, or its jobs had their time           |
+//   kDraining | no job uses it any more, the scheduler does not  | kLeaving: the scheduler is told
+//             | answer, or its jobs had their time               |
 //   kDraining | the lease is lost                                | kEnded
 //   kLeaving  | the scheduler has heard it, or gives no answer   | kEnded
 //   before    | the scheduler refuses to register this aggregator| kEnded
@@ -49,8 +49,9 @@ class AggregatorLife {
                  MakeLink make_link, std::function<void()> on_ended);
 
   void Start();
-  // Asks the scheduler for no further jobs, waits until the aggregator's jobs are over, at most for
-  // `drain_timeout_ns`, deregisters, and ends. A second call changes nothing.
+  // Asks the scheduler for no further jobs, waits until the aggregator's jobs are over or have
+  // moved to other aggregators, at most for `drain_timeout_ns`, deregisters, and ends. A second
+  // call changes nothing.
   void Shutdown(const std::string& text);
   // Call it a few times a second.
   void Tick();
@@ -68,7 +69,9 @@ class AggregatorLife {
   void OnSchedulerEvent(const rpc::AggregatorEvent& event);
   void OnLeaseLost(const std::string& text);
   void OnDrained(const absl::StatusOr<uint32_t>& jobs);
-  bool ServesAnyJob() const;
+  // Whether the newest view of any job has a place for this aggregator. The scheduler tells all
+  // aggregators of every job's views.
+  bool IsUsed() const;
   void Leave();
   void End();
 

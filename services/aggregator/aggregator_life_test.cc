@@ -64,6 +64,13 @@ struct Fixture {
     view.aggregators.push_back({.incarnation = kFirst, .name = "agg"});
     return view;
   }
+  // A view in which another aggregator serves.
+  view::View ViewWithout(uint64_t job, uint64_t epoch) const {
+    view::View view = ViewOf(epoch);
+    view.job = JobId{job};
+    view.aggregators[0] = {.incarnation = Incarnation{8}, .name = "other"};
+    return view;
+  }
 
   runtime::ManualClock clock;
   std::unique_ptr<transport::LoopbackNetwork> network = transport::NewLoopbackNetwork();
@@ -148,6 +155,7 @@ TEST_CASE("AggregatorLife: a shutdown waits for its jobs, then says goodbye", "[
   f.life.Start();
   f.Say(rpc::Registered{});
   f.Say(rpc::JobViewPublished{"job", f.ViewOf(1)});
+  f.Say(rpc::JobViewPublished{"a job that never uses it", f.ViewWithout(4, 1)});
   f.life.Shutdown("SIGTERM");
   f.life.Shutdown("SIGTERM again");
   CHECK(f.life.state() == State::kDraining);
@@ -159,6 +167,9 @@ TEST_CASE("AggregatorLife: a shutdown waits for its jobs, then says goodbye", "[
   CHECK(f.life.state() == State::kDraining);
 
   SECTION("they end") { f.Say(rpc::JobClosed{JobId{3}, "all have left"}); }
+  SECTION("they move to another aggregator") {
+    f.Say(rpc::JobViewPublished{"job", f.ViewWithout(3, 2)});
+  }
   SECTION("they had their time") { f.clock.Advance(10 * kSecond); }
   f.life.Tick();
   CHECK(f.life.state() == State::kLeaving);

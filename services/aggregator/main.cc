@@ -29,10 +29,13 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Lanes> lanes,
                           Lanes::Create(config, incarnation, &clock, job_secret, credentials));
   std::string signalled;
-  TALWEG_RETURN_IF_ERROR(signals->Watch(waiting.get(), [&](int signal_number) {
-    signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
-    waiting->Stop();
-  }));
+  TALWEG_RETURN_IF_ERROR(signals->Watch(
+      waiting.get(),
+      [&](int signal_number) {
+        signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
+        waiting->Stop();
+      },
+      [](const std::string& text) { telemetry::Log(telemetry::LogLevel::kInfo, text); }));
   lanes->Start([&] { waiting->Stop(); });
   const absl::Status announced = config::AnnounceReady(config, lanes->addresses());
   if (announced.ok()) {

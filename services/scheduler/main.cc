@@ -74,11 +74,14 @@ absl::Status Serve(const config::SchedulerConfig& config) {
                                              failure = status;
                                              loop->Stop();
                                            }));
-  TALWEG_RETURN_IF_ERROR(signal->Watch(loop.get(), [&](int signal_number) {
-    telemetry::Log(telemetry::LogLevel::kInfo,
-                   "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
-    loop->Stop();
-  }));
+  TALWEG_RETURN_IF_ERROR(signal->Watch(
+      loop.get(),
+      [&](int signal_number) {
+        telemetry::Log(telemetry::LogLevel::kInfo,
+                       "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
+        loop->Stop();
+      },
+      [](const std::string& text) { telemetry::Log(telemetry::LogLevel::kInfo, text); }));
   TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
   telemetry::Log(telemetry::LogLevel::kInfo, "serving on ", daemon->address(), ", store ",
                  store_name);

@@ -42,7 +42,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
       plan.ranks_per_node,
       ParseRanksPerNode(arguments.Text("ranks-per-node", "1"), static_cast<uint32_t>(nodes)));
   TALWEG_ASSIGN_OR_RETURN(plan.aggregator_count, arguments.Number("aggregators", 1, 1, 64));
-  TALWEG_ASSIGN_OR_RETURN(plan.master_port, FreePort());
+  TALWEG_RETURN_IF_ERROR(FindLoopback(plan));
   const std::string dtype_name = arguments.Text("dtype", "f32");
   const absl::StatusOr<talweg_dtype> dtype = ParseDType(dtype_name);
   if (!dtype.ok()) {

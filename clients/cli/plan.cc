@@ -29,7 +29,9 @@ ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::st
 
 // Returns the option with the place where a daemon of a run on one machine listens.
 std::string Where(const RunPlan& plan, const std::string& option, const std::string& socket) {
-  if (!plan.network_reason.empty()) return absl::StrCat("--", option, "=127.0.0.1:0");
+  if (!plan.network_reason.empty()) {
+    return absl::StrCat("--", option, "=", plan.loopback_host, ":0");
+  }
   return absl::StrCat("--", option, "=unix:", plan.directory, "/", socket);
 }
 

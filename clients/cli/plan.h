@@ -27,6 +27,7 @@ struct RunPlan {
   bool force_distributed = false;
   // Why daemons on one machine open TCP ports ("--force-distributed"); empty: they open none.
   std::string network_reason;
+  std::string loopback_host = "127.0.0.1";  // Where those ports are; or "[::1]".
   // The loss policy. False: a node that fails ends the run. True: the others go on while
   // `min_node_count` are left.
   bool goes_on = false;

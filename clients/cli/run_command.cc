@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <initializer_list>
+#include <type_traits>
 
 #include "clients/cli/guard.h"
 #include "clients/cli/hosts_options.h"
@@ -35,13 +36,29 @@ uint32_t CoreCount() {
   return static_cast<uint32_t>(CPU_COUNT(&cores));
 }
 
+// Returns a free port of the address; 0, with errno, if there is none.
+template <typename Address>
+uint16_t FreePort(Address address) {
+  const Descriptor socket_fd(
+      socket(reinterpret_cast<sockaddr&>(address).sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  socklen_t bytes = sizeof address;
+  if (!socket_fd.valid() ||
+      bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
+      getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+    return 0;
+  }
+  if constexpr (std::is_same_v<Address, sockaddr_in>) return ntohs(address.sin_port);
+  return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
+}
+
 absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
   const bool several = arguments.Has("scheduler") || arguments.Has("node-rank");
   if (!several) {
-    plan.master_address = arguments.Text("master-addr", "127.0.0.1");
-    if (!arguments.Has("master-port")) {
-      TALWEG_ASSIGN_OR_RETURN(plan.master_port, FreePort());
+    const absl::Status found = FindLoopback(plan);
+    if (!arguments.Has("master-addr") || !arguments.Has("master-port")) {
+      TALWEG_RETURN_IF_ERROR(found);
     }
+    plan.master_address = arguments.Text("master-addr", plan.master_address);
     return absl::OkStatus();
   }
   const char* const count = arguments.Has("max-nodes") ? "max-nodes" : "nodes";
@@ -204,18 +221,26 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-absl::StatusOr<uint16_t> FreePort() {
-  const Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket_fd.valid()) return status::ErrnoStatus(errno, "open a socket");
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  if (bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
-      getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
-    return status::ErrnoStatus(errno, "find a free port of 127.0.0.1");
+absl::Status FindLoopback(RunPlan& plan) {
+  sockaddr_in ipv4 = {.sin_family = AF_INET};
+  ipv4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (const uint16_t port = FreePort(ipv4); port != 0) {
+    plan.master_address = plan.loopback_host = "127.0.0.1";
+    plan.master_port = port;
+    return absl::OkStatus();
   }
-  return ntohs(address.sin_port);
+  const int error_number = errno;
+  sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+  if (const uint16_t port = FreePort(ipv6); port != 0) {
+    plan.master_address = "::1";
+    plan.loopback_host = "[::1]";
+    plan.master_port = port;
+    return absl::OkStatus();
+  }
+  return status::ErrnoStatus(
+      error_number,
+      "find a free port of 127.0.0.1 or ::1 (is this machine's loopback up: ip link set lo up; or "
+      "give --master-addr and --master-port)");
 }
 
 absl::Status FindDaemons(RunPlan& plan) {
@@ -336,14 +361,16 @@ Command RunCommand() {
        "and go 30000, and without --nodes 3000."},
       {"force-distributed", "",
        "Starts scheduler and aggregators also for one node, has all daemons open TCP ports of\n"
-       "127.0.0.1, and says which. So do $TALWEG_FORCE_DISTRIBUTED=1, --provider, --data-security\n"
+       "127.0.0.1 (or ::1), and says which. So do $TALWEG_FORCE_DISTRIBUTED=1, --provider, "
+       "--data-security\n"
        "and $TALWEG_LOCAL_TRANSPORT=false."},
       {"scheduler", "ADDRESS",
        "Join a job of this scheduler (HOST:PORT, or unix:/PATH on its machine), as one node of\n"
        "several."},
       {"node-rank", "K", "Which node this is, from 0; with --scheduler."},
       {"master-addr", "HOST",
-       "MASTER_ADDR of the ranks. Default: 127.0.0.1; with --scheduler, the scheduler's host."},
+       "MASTER_ADDR of the ranks. Default: 127.0.0.1, or ::1 where that is all there is; with\n"
+       "--scheduler, the scheduler's host."},
       {"master-port", "PORT",
        "MASTER_PORT of the ranks. Default: a free one; with --scheduler, 29500."},
       {"trace", "FILE",

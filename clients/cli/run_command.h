@@ -2,7 +2,7 @@
 #ifndef TALWEG_CLIENTS_CLI_RUN_COMMAND_H_
 #define TALWEG_CLIENTS_CLI_RUN_COMMAND_H_
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
 
 #include <string>
 
@@ -14,8 +14,8 @@ namespace talweg::cli {
 
 Command RunCommand();
 
-// Returns a TCP port of loopback that was free a moment ago.
-absl::StatusOr<uint16_t> FreePort();
+// Sets the address of loopback, and as MASTER_PORT a TCP port of it that was free a moment ago.
+absl::Status FindLoopback(RunPlan& plan);
 
 // Finds the daemons that the plan needs.
 absl::Status FindDaemons(RunPlan& plan);

@@ -128,6 +128,21 @@ class RunTest(RunTestCase):
         self.assertIn("talweg-scheduler 127.0.0.1:4711 (listen), ", errors)
         self.assertIn("talweg-agent of node 0 127.0.0.1:1 (admin)", errors)
 
+    def test_a_machine_whose_loopback_has_ipv6_alone(self) -> None:
+        own_network = ["unshare", "--user", "--map-root-user", "--net"]
+        alone = "ip link set lo up && ip address del 127.0.0.1/8 dev lo"
+        if subprocess.run([*own_network, "sh", "-c", alone], stderr=subprocess.DEVNULL).returncode:
+            print("SKIPPED: no network namespaces of one's own here")
+            return
+        under = [*own_network, "sh", "-c", alone + ' && exec "$@"', "sh"]
+        for options in ([], ["--force-distributed"]):
+            run = Run(*options, "--", "sh", "-c", "echo $MASTER_ADDR", under=under)
+            run.process.wait(TIMEOUT_S)
+            agent = run.arguments_of("talweg-agent")[0]
+            status, output, errors = run.end()
+            self.assertEqual((status, output), (0, "[0] ::1\n"), errors)
+            self.assertEqual("--admin_listen=[::1]:0" in agent, bool(options), agent)
+
     def test_why_a_port_is_opened(self) -> None:
         for options, environment in (
             (["--provider=tcp"], {}),

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 import uuid
+from collections.abc import Sequence
 
 TOOL = pathlib.Path(os.environ["RUNFILES_DIR"], "talweg/clients/cli/talweg")
 TIMEOUT_S = 60
@@ -46,7 +47,8 @@ RUNS: list["Run"] = []
 class Run:
     """One `talweg run`, whose processes are known by a mark in their environment."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
+        """`under` is what starts it."""
         self.mark = uuid.uuid4().hex
         self.directory = tempfile.TemporaryDirectory(dir="/tmp", prefix="trt-")
         root = pathlib.Path(self.directory.name)
@@ -61,7 +63,7 @@ class Run:
             (daemons / name).chmod(0o755)
         inherited = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR",)}
         self.process = subprocess.Popen(
-            [TOOL, "run", *arguments],
+            [*under, TOOL, "run", *arguments],
             env=inherited
             | {
                 "TALWEG_DAEMON_DIR": str(daemons),

@@ -139,8 +139,10 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
 void AgentDriver::Do(pipeline::FailJob& effect) {
   if (!life_.Leaves()) {
     effect.text = scheduler_.WithSilence(effect.text, NowNs());
-    telemetry::Log(telemetry::LogLevel::kError, "job '", options_.job_name,
-                   "' has failed: ", effect.text);
+    const std::string failed = "job '" + options_.job_name + "' has failed: ";
+    // The scheduler's text begins with these words.
+    telemetry::Log(telemetry::LogLevel::kError, effect.text.starts_with(failed) ? "" : failed,
+                   effect.text);
     end_ = absl::AbortedError(effect.text);
   }
   life_.OnFailed(core().views().failed_text(), NowNs());

@@ -108,8 +108,9 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& what,
         "): does it hang, or does something on the way drop packets?");
   }
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-    return absl::UnimplementedError(who + " does not know this call (" + text +
-                                    "): is it another daemon, or an older one?");
+    return absl::UnimplementedError(who + " does not know this call" +
+                                    (text.empty() ? "" : " (" + text + ")") +
+                                    ": is it another daemon, or an older one?");
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), text);
 }

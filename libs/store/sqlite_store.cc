@@ -506,6 +506,11 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
       return status::ErrnoStatus(error.value(), "make the directory " + directory.string());
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError("store " + path +
+                                      " is a directory; name a file in it, such as " +
+                                      (std::filesystem::path(path) / "scheduler.db").string());
+  }
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Lock> lock, Lock::Take(path));
   // Views hold what lets members into aggregators. SQLite's other files get this file's mode.
   const int made = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);

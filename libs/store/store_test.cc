@@ -245,6 +245,12 @@ TEST_CASE("Store: missing directories are made; what cannot be opened is named",
       OpenSqliteStore(directory.Path("file/store"));
   REQUIRE_FALSE(store.ok());
   CHECK(std::string(store.status().message()).find("file") != std::string::npos);
+  const absl::StatusOr<std::unique_ptr<Store>> of_directory = OpenSqliteStore(directory.Path("a"));
+  REQUIRE_FALSE(of_directory.ok());
+  CHECK(std::string(of_directory.status().message()) ==
+        "store " + directory.Path("a") + " is a directory; name a file in it, such as " +
+            directory.Path("a/scheduler.db"));
+  CHECK_FALSE(std::filesystem::exists(directory.Path("a.lock")));
 }
 
 TEST_CASE("Store: it is its user's alone", "[store]") {

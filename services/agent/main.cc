@@ -34,6 +34,9 @@ int Main(int argc, char** argv) {
   telemetry::ParseLogLevel(config.log_level, &level);
   telemetry::StartLog("talweg-agent", options.incarnation.value(), level);
 
+  // First: threads that were started before would still take the signals.
+  auto signals = runtime::ShutdownSignal::Create();
+  if (!signals.ok()) return Fail(signals.status());
   if (!config.standalone) {
     absl::StatusOr<std::string> secret = config::LoadSecret(config, config::ProcessEnvironment());
     if (!secret.ok()) return Fail(secret.status());
@@ -42,8 +45,6 @@ int Main(int argc, char** argv) {
   auto credentials = credentials::LoadCredentials(config, rpc::Role::kNode);
   if (!credentials.ok()) return Fail(credentials.status());
   options.credentials = *std::move(credentials);
-  auto signals = runtime::ShutdownSignal::Create();
-  if (!signals.ok()) return Fail(signals.status());
   options.socket_path = config.socket_path;
   if (options.socket_path.empty()) {
     options.socket_path = config::DefaultSocketPath(config, config::ProcessEnvironment());

@@ -12,7 +12,7 @@ import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import DEADLINE_S, RUNFILES, Cluster, Job
+from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job
 
 
 class SignalsTest(unittest.TestCase):
@@ -70,6 +70,23 @@ class SignalsTest(unittest.TestCase):
                 process.terminate()
             with self.subTest(service):
                 self.assertEqual(process.returncode, 0)
+                self.assertFalse(self.socket.exists())
+
+    def test_with_certificates(self) -> None:
+        """The thread that reads them anew takes no signal. SIGHUP ends nothing."""
+        roles = {"scheduler": "scheduler", "aggregator": "aggregator:a", "agent": "node:default"}
+        pki = self.directory / "pki"
+        subprocess.run([TOOL, "certs", pki, *roles.values()], stdout=subprocess.DEVNULL, check=True)
+        for service, role in roles.items():
+            self.lines[service].append(f"--tls_dir={pki / role.replace(':', '-')}")
+            process, ready = self._start(service)
+            while not ready.exists():
+                self.assertIsNone(process.poll())
+                os.sched_yield()
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                process.send_signal(number)
+            with self.subTest(service):
+                self.assertEqual(process.wait(DEADLINE_S), 0)
                 self.assertFalse(self.socket.exists())
 
     def test_standard_descriptors_that_are_closed(self) -> None:

@@ -88,8 +88,12 @@ absl::StatusOr<Arguments> Arguments::Parse(const Command& command,
                                                        "' is no option; see talweg ", command.name,
                                                        " --help"));
       }
+      if (command.operands == Operands::kWords && arg != "--") {
+        arguments.operands_.push_back(arg);
+        continue;
+      }
       const size_t first = arg == "--" ? i + 1 : i;
-      arguments.operands_.assign(args.begin() + first, args.end());
+      arguments.operands_.insert(arguments.operands_.end(), args.begin() + first, args.end());
       break;
     }
     const size_t equals = arg.find('=');

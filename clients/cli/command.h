@@ -26,7 +26,7 @@ struct CommandOption {
 enum class Operands {
   kNone,
   kProgram,  // A program and its arguments; `--` may stand before it.
-  kWords,
+  kWords,    // Words, between which options may stand.
 };
 
 class Arguments;

@@ -38,11 +38,12 @@ std::string DirectoryName(const rpc::Identity& identity) {
 
 // Revokes the certificate, and copies the list beside each ca.crt below `directory`. Returns what
 // it did, one line each.
-absl::StatusOr<std::string> Revoke(const std::string& directory, const std::string& certificate) {
+absl::StatusOr<std::string> Revoke(const std::string& directory, std::string certificate) {
   const std::string authority = directory + "/ca";
+  std::error_code error;
+  if (std::filesystem::is_directory(certificate, error)) certificate += "/tls.crt";
   TALWEG_RETURN_IF_ERROR(rpc::RevokeCertificate(authority, certificate));
   std::string text = absl::StrCat(authority, "/ca.crl  revokes ", certificate, "\n");
-  std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
     const std::string path = entry.path().string();
     if (path == authority || !std::filesystem::exists(path + "/ca.crt", error)) continue;
@@ -147,8 +148,8 @@ Command CertsCommand() {
        "(grpcurl). Talweg checks roles instead."},
       {"days", "N", "How long the certificates are valid. Default: 365; the authority: 10 times."},
       {"revoke", "FILE",
-       "A certificate (tls.crt) that is good no longer. Revoke one before a new one takes its\n"
-       "place: both are needed to replace a stolen one."},
+       "A certificate (tls.crt, or its directory) that is good no longer. Revoke one before a new\n"
+       "one takes its place: both are needed to replace a stolen one."},
       {"trust-domain", "NAME", "Name of a new authority. Default: talweg.local."},
   };
   command.run = RunCerts;

@@ -330,6 +330,15 @@ class UsageTest(unittest.TestCase):
         self.assertEqual(done.stdout, "" if arguments else done.stdout)
         self.assertIn(expected, done.stderr if arguments else done.stdout)
 
+    def test_a_certificate_is_revoked_by_its_directory(self) -> None:
+        with tempfile.TemporaryDirectory() as pki:
+            for line in (["viewer"], [f"--revoke={pki}/viewer"]):
+                done = subprocess.run(
+                    [TOOL, "certs", pki, *line], capture_output=True, text=True, check=False
+                )
+                self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"{pki}/ca/ca.crl  revokes {pki}/viewer/tls.crt\n", done.stdout)
+
     def test_bad_options(self) -> None:
         self.check(expected="Commands:")
         self.check("rnu", expected="unknown command 'rnu'; did you mean run?")

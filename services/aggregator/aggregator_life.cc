@@ -43,6 +43,7 @@ void AggregatorLife::Register() {
 void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
   if (state_ == State::kEnded) return;
   if (std::holds_alternative<rpc::Registered>(event)) {
+    was_registered_ = true;
     scheduler_reachable_ = true;
     scheduler_text_.clear();
     telemetry::Log(telemetry::LogLevel::kInfo, "registered with the scheduler at ",
@@ -61,8 +62,10 @@ void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
   } else if (const auto* unreachable = std::get_if<rpc::Unreachable>(&event)) {
     scheduler_reachable_ = false;
     scheduler_text_ = unreachable->text;
-    telemetry::Log(telemetry::LogLevel::kWarning,
-                   "the scheduler does not answer, steps go on: ", unreachable->text);
+    // Before it is registered, nobody sends it anything.
+    telemetry::Log(
+        telemetry::LogLevel::kWarning, "the scheduler does not answer, ",
+        was_registered_ ? "steps go on: " : "and is asked again for a while: ", unreachable->text);
   } else if (std::holds_alternative<rpc::Reachable>(event)) {
     scheduler_reachable_ = true;
     scheduler_text_.clear();

@@ -83,6 +83,7 @@ class AggregatorLife {
   State state_ = State::kServing;
   Incarnation incarnation_;
   std::unique_ptr<SchedulerLink> link_;
+  bool was_registered_ = false;
   bool scheduler_reachable_ = false;
   std::string scheduler_text_ = "not registered yet";
   std::string shutdown_text_;

@@ -30,7 +30,7 @@ constexpr int64_t kNeedNs = 50'000'000;
 std::string Indented(const std::string& lines) {
   std::string indented;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(lines, '\n'))) {
-    if (!line.empty()) absl::StrAppend(&indented, "    ", line, "\n");
+    if (!line.empty()) absl::StrAppend(&indented, "\n    ", line);
   }
   return indented;
 }
@@ -55,8 +55,8 @@ LaunchResult Launch::Run() {
   if (first_ && !result_.report.empty()) {
     const std::string lines = supervisor_.LastLinesOf(first_->child);
     if (!lines.empty()) {
-      absl::StrAppend(&result_.report, "\n", supervisor_.name(first_->child), "'s last lines:\n",
-                      Indented(lines));
+      absl::StrAppend(&result_.report, "\n", supervisor_.name(first_->child),
+                      "'s last lines:", Indented(lines));
     }
   }
   return result_;

@@ -143,6 +143,11 @@ class RunTest(RunTestCase):
             self.assertEqual((status, output), (0, "[0] ::1\n"), errors)
             self.assertEqual("--admin_listen=[::1]:0" in agent, bool(options), agent)
 
+    def test_an_output_directory_that_cannot_be_made(self) -> None:
+        status, _, errors = run("--output-dir=/proc/nothing", "true")
+        self.assertEqual(status, 126, errors)  # 127 would say that the program is not there.
+        self.assertIn("option --output-dir: make /proc/nothing/rank.0/stdout: No such", errors)
+
     def test_why_a_port_is_opened(self) -> None:
         for options, environment in (
             (["--provider=tcp"], {}),

@@ -38,8 +38,11 @@ absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::str
   const std::string path = absl::StrCat(directory, "/", name);
   const int as_before = goes_on ? O_APPEND : O_TRUNC;
   Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | as_before, 0666));
-  if (!file.valid()) return status::ErrnoStatus(errno, absl::StrCat("make ", path));
-  return file;
+  if (file.valid()) return file;
+  // The caller takes "not found" for a program that is not there.
+  return absl::FailedPreconditionError(absl::StrCat("option --output-dir: make ", path, ": ",
+                                                    std::strerror(error ? error.value() : errno),
+                                                    "; give a directory that can be written to"));
 }
 
 }  // namespace

@@ -83,7 +83,10 @@ Answer SchedulerCore::OnAggregatorAttached(StreamId stream, const PoolCaller& ca
       if (job == nullptr) numbers_.ObserveJob(id, turn);
       if (job == nullptr || job->Over()) {
         const std::string why =
-            job == nullptr ? "job " + std::to_string(id.value()) + " is not known" : job->text;
+            job == nullptr ? "the scheduler knows no job " + std::to_string(id.value()) +
+                                 "; was it started without the store that has the job (in_memory, "
+                                 "or another store_path)?"
+                           : job->text;
         turn.Say(TellAggregator{stream, JobClosed{id, why}});
       } else {
         JobLife::ObserveEpoch(*job, epoch, turn);

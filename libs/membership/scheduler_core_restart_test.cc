@@ -99,6 +99,8 @@ TEST_CASE("SchedulerCore: a store that is older than its members raises the epoc
   CHECK(f.AttachAggregator(100, {{job, Epoch{12}}, {JobId{40}, Epoch{3}}}).ok());
   CHECK(f.EpochOf(job) == Epoch{13});
   CHECK(f.AggregatorTold<JobClosed>(100).at(0).job == JobId{40});
+  CHECK(Contains(f.AggregatorTold<JobClosed>(100).at(0).text,
+                 "knows no job 40; was it started without the store that has the job"));
   CHECK(f.Enter("other", 0, 1, Spec(1, 1)) == JobId{41});
   CHECK(f.Renew(JobId{50}, Id(0, 10)).code == Code::kUnknown);
 }

@@ -111,7 +111,14 @@ absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config,
 
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   const std::string what = absl::StrCat("secret file '", path, "'");
-  TALWEG_ASSIGN_OR_RETURN(std::string secret, ReadFile(path, what, Readers::kOwner, kBytesMax + 1));
+  absl::StatusOr<std::string> read = ReadFile(path, what, Readers::kOwner, kBytesMax + 1);
+  if (absl::IsNotFound(read.status())) {
+    return absl::NotFoundError(absl::StrCat(read.status().message(),
+                                            "; copy the scheduler's file there (talweg secret "
+                                            "makes one), or give secret_file=none"));
+  }
+  TALWEG_RETURN_IF_ERROR(read.status());
+  std::string secret = *std::move(read);
   while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
   if (secret.size() < kBytesMin || secret.size() > kBytesMax) {
     return absl::InvalidArgumentError(

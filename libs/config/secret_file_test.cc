@@ -68,6 +68,8 @@ TEST_CASE("Secret file: what is no secret is refused", "[config]") {
   const TestDirectory directory;
   const std::string path = directory.Path("secret");
   CHECK(absl::IsNotFound(ReadSecretFile(path).status()));
+  CHECK_THAT(Error(ReadSecretFile(path).status()),
+             Contains("No such file") && Contains("talweg secret makes one"));
   CHECK_THAT(Error(ReadSecretFile(directory.Path("")).status()), Contains("is no file"));
   for (const size_t bytes : {0, 31, 1025, 5000}) {
     std::ofstream(path) << std::string(bytes, 'x') << "\n";

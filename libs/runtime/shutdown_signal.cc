@@ -67,7 +67,8 @@ absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_
           if (info.ssi_signo == SIGHUP) {
             on_hangup(
                 "got SIGHUP, which changes nothing: certificates and the quotas file are read "
-                "anew when they change, other options need a restart, and SIGTERM ends this daemon");
+                "anew when they change, other options need a restart, and SIGTERM ends this "
+                "daemon");
           } else {
             on_signal(static_cast<int>(info.ssi_signo));
           }

@@ -55,6 +55,11 @@ def check_devices_that_are_named() -> None:
             dist.init_process_group,
             "talweg",
             device_id=other,
+            # It is refused before ranks talk. A store of rank 0's would end with rank 0's call,
+            # while others connect to it.
+            store=dist.HashStore(),
+            rank=_RANK,
+            world_size=_SIZE,
         )
     with seems(gpu), has_one:
         dist.init_process_group("cpu:talweg,cuda:gloo", device_id=gpu)

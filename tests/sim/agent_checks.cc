@@ -85,7 +85,8 @@ void AgentProcess::OnFramePosted(ConnectionId connection, std::span<const std::b
   }
   const auto* const contributes = std::get_if<std::vector<wire::Contribute>>(&frame->entries);
   if (contributes == nullptr) return;
-  // Where contribution and result lie in one place, what answers an old one would land on the next.
+  // Where the contribution and the result share memory, a reply to a resent old contribution would
+  // overwrite the next one. Such frames are not kept.
   const bool is_in_place =
       std::any_of(contributes->begin(), contributes->end(),
                   [&](const wire::Contribute& entry) { return in_place_.contains(entry.key); });
@@ -96,7 +97,7 @@ void AgentProcess::OnFramePosted(ConnectionId connection, std::span<const std::b
   }
 }
 
-// For the checks below, counted as the core does.
+// Tracks the scheduler's silences for the checks below. Counts as the core does.
 void AgentProcess::NoteAnswer(bool answered) {
   const int64_t now_ns = timeline_->now_ns();
   if (answered) {
@@ -135,7 +136,8 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   const int64_t now_ns = timeline_->now_ns();
   const int64_t limit_ns = config_.profile->unreachable_ns;
   if (silent_since_ns_ && now_ns - *silent_since_ns_ >= limit_ns) return;
-  // Its own word it may give while it answers.
+  // While the scheduler answers, it may still give the word that it alone has. So such a text needs
+  // a silence that still lasts.
   const bool is_undecided =
       relapsed_ && now_ns - undecided_since_ns_ >= limit_ns &&
       (silent_since_ns_ || (is_of_the_dead && now_ns < *answers_since_ns_ + 2 * kLeaseNs));
@@ -145,7 +147,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   throw Violation{name_ + ": gives up, though the scheduler answers: " + text};
 }
 
-// Records which row of the table of decisions this is.
+// Records which row of the table of decisions this decision is.
 void AgentProcess::CheckDecision(const wire::Decision& decision) {
   const pipeline::AgentTensor* const tensor = core().FindTensor(decision.key);
   if (tensor == nullptr) return;

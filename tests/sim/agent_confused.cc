@@ -22,7 +22,7 @@ enum class Confusion : uint8_t {
   kGarbage = 9,
   kReportAgain = 10,
   kFalseReport = 11,
-  kFlood = 12,  // More of it than is borne.
+  kFlood = 12,  // More than an aggregator tolerates.
 };
 constexpr uint64_t kConfusionCount = 13;
 constexpr int kFloodCount = 20;
@@ -128,7 +128,8 @@ void AgentProcess::ContributeEarly(ConnectionId connection, const wire::Header& 
   });
 }
 
-// What fits the state that the agent is in; the job fails here, and names the aggregator.
+// Forges a message that fits the agent's present state. The job must fail here, with a text that
+// names the aggregator.
 void AgentProcess::Forge() {
   const view::View* const view = core().views().newest();
   if (view == nullptr || core().views().has_failed()) return;
@@ -147,7 +148,7 @@ void AgentProcess::Forge() {
     trace_->Reached(kForged);
     wire::FrameWriter writer(type, view->job, view->epoch);
     writer.Add(entry);
-    // Delivered as by the agent's transport.
+    // Delivered as the agent's transport would deliver it.
     const auto name = data_plane_.TransportNameOf(connection);
     if (name) data_plane_.OnFrame(*name, writer.Take());
   };
@@ -185,7 +186,7 @@ void AgentProcess::Forge() {
   }
 }
 
-// In front of a true one, which comes at the one moment when it can be believed.
+// Delivers a forged decision just before a true one. Only at that moment can it be believed.
 void AgentProcess::ForgeDecision(ConnectionId connection, const wire::Frame& frame,
                                  const std::vector<wire::Decision>& decisions) {
   trace_->Reached(kForged);

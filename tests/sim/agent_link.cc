@@ -9,7 +9,7 @@ namespace talweg::sim {
 namespace {
 
 constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
-// As in libs/rpc.
+// The same values as in libs/rpc.
 constexpr int64_t kRenewNs = 2 * kSecond;
 constexpr int64_t kJoinNs = 30 * kSecond;
 constexpr int64_t kLeaveNs = 2 * kSecond;
@@ -170,7 +170,7 @@ void AgentLink::OnRefused(const membership::Answer& answer) {
       config_.host,
       [again, job = job_, request = JoinRequest()](membership::SchedulerCore& core, int64_t now_ns,
                                                    EffectList& out) {
-        if (!core.jobs().contains(job)) {  // Forgotten meanwhile.
+        if (!core.jobs().contains(job)) {  // The scheduler has forgotten the job meanwhile.
           again->answer.code = membership::Code::kRefused;
           return;
         }
@@ -294,7 +294,7 @@ absl::Status AgentLink::Leave(LeaveReason reason, const std::string& text) {
 }
 
 void AgentLink::SayLeave(LeaveReason reason, const std::string& text, int64_t end_ns) {
-  // There is nothing to leave.
+  // The agent never joined: there is nothing to leave.
   if (job_ == JobId{0}) return Later(1, [this] { config_.on_left(true); });
   const membership::LeaveReason why = reason == LeaveReason::kFinished
                                           ? membership::LeaveReason::kFinished

@@ -27,7 +27,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   }
 }
 
-// Beside whom the parts of a tensor are summed.
+// Records which members share the work on a tensor's parts.
 void AgentProcess::NotePlacement(const view::Group& group,
                                  const pipeline::AgentTensor& tensor) const {
   const view::View* const view = core().views().present();

@@ -84,7 +84,7 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
   transport_.SetClaims([this] { return NextToken(); });
   for (RankProcess& rank : ranks_) rank.tensors.resize(config.profile->tensors.size());
   if (config.profile->standbys) {
-    // Few know none, and of the others most ask to be one.
+    // A few agents do not know standbys. Most of the others ask to be one.
     const uint64_t draw = Fingerprint64(config.incarnation.value(), 77) % 16;
     knows_standbys_ = draw > 0;
     is_ready_ = draw < 4;
@@ -237,7 +237,7 @@ void AgentProcess::WatchArrived(const pipeline::SliceArrived& arrived) {
   if (tensor.arriving.round != slice.round) {
     tensor.arriving = {slice.round, 0, std::make_shared<Cells>(CellCount(tensor.spec.bytes()))};
   }
-  // At once: what changes later is found out.
+  // Copies the bytes at once: a check finds what changes later.
   const Cells cells = CellsIn(driver_.memory().Readable(slice));
   std::copy(cells.begin(), cells.end(),
             tensor.arriving.cells->begin() + static_cast<ptrdiff_t>(slice.offset_bytes / 64));
@@ -267,7 +267,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
     return EndSide(*side);
   }
   const bool is_mismatch = failed.status == pipeline::Status::kMismatch;
-  // What nobody may declare, and what is reported falsely, has one side.
+  // The text has one side when nobody may declare the tensor, and when a report is false.
   const bool has_one_side = says(" of rank ") || trace_->HasReached(kFalseReport);
   if (is_mismatch && !has_one_side && !(says(" declared ") && says(" declares "))) {
     throw Violation{name_ + ": a disagreement that does not name both sides: " + failed.text};
@@ -298,7 +298,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
     FailRankWith(LocalRank{rank}, "tensor " + std::to_string(key.value()) + failed.text,
                  is_mismatch);
   }
-  // One that had not heard of it yet has pushed the next round.
+  // A rank that has not heard of the failure yet has pushed the next round.
   timeline_->After(network_->Delay(), [this, key, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, key] {
       const pipeline::AgentTensor& tensor = *core().FindTensor(key);
@@ -312,7 +312,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
 void AgentProcess::WatchFailure(const std::string& text) {
   if (text.empty()) throw Violation{name_ + ": the job failed here without a reason"};
   trace_->Add(timeline_->now_ns(), name_, "job failed: " + text);
-  // The texts of a daemon about another that breaks the protocol.
+  // What a daemon says about another that breaks the protocol.
   static constexpr std::pair<const char*, const char*> kBlames[] = {
       {" decided to ", "the job fails: a decision contradicts what is known here"},
       {"refused a contribution", "the job fails: a contribution was refused that a round hangs on"},

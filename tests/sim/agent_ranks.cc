@@ -44,7 +44,8 @@ RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
   if (group.empty()) group = all;
   std::optional<view::Place> root;
   if (drawn.collective().has_root()) root = group[drawn.root_rank % group.size()];
-  // All ranks are whoever there is, but where each has a part of its own.
+  // A group of all ranks has no names: it means whoever is there. A collective that gives each rank
+  // a part of its own still needs the names.
   if (group == all && !drawn.collective().needs_every_rank()) group.clear();
   return {profile, tensor, group, root};
 }
@@ -81,7 +82,7 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   if (plan.root()) {
     spec.root_rank = NumberOf(*plan.root()).value_or(Rank{told_view_->RankCount()}).value();
   }
-  // All of them need no names.
+  // A spec that means all ranks needs no names. Half of them give the names all the same.
   if (spec.ranks.size() == told_view_->RankCount() && profile.root_rank % 2 == 0) {
     spec.ranks.clear();
   }
@@ -122,7 +123,7 @@ void AgentProcess::StartRanks() {
 void AgentProcess::DeclareNext(LocalRank rank) {
   if (ranks_[rank.value()].state != RankState::kDeclaring) return;
   AgreeOnPlans();
-  // All at once, in an order of its own.
+  // The rank declares all tensors at once, in an order of its own.
   for (const TensorProfile& tensor : config_.profile->tensors) {
     const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
     if (tensor.mismatch && is_last_node && config_.rank_count > 1) {
@@ -140,7 +141,7 @@ void AgentProcess::DeclareNext(LocalRank rank) {
     return PushNext(rank);
   }
   for (size_t tensor = 0; tensor < mine.size(); ++tensor) {
-    // A few ranks that are all it knows would be all that there will be.
+    // If the group is all ranks that this one knows, the spec would mean all ranks, later ones too.
     const bool means_all = plans_[tensor]->group().size() == told_view_->RankCount() &&
                            !plans_[tensor]->collective().needs_every_rank();
     if (mine[tensor].is_mine && means_all) return FailRankWith(rank, "it knows no other ranks");
@@ -168,14 +169,14 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
   }
   rank.state = RankState::kTraining;
   {
-    // All that others have ended, and nothing of what follows.
+    // The joiner enters at one round: all that the others have ended, and nothing after it.
     std::optional<Round> entered;
     if (core().views().steps_base() > 0) {
       entered = Round{std::min(core().views().steps_base() * config_.profile->rounds_per_step,
                                config_.profile->round_count)};
     }
     for (const RankTensor& other : rank.tensors) {
-      // Groups go on as their own ranks do.
+      // Groups advance with their own ranks.
       if (!other.is_mine ||
           !plans_[static_cast<size_t>(&other - rank.tensors.data())]->group().empty()) {
         continue;
@@ -187,8 +188,8 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
         continue;
       }
       if (ledger_->tensor_failed()) break;
-      // Nobody is left who could tell: all who had been there before have finished meanwhile. Or
-      // such a joiner is the one who tells: it goes on from rounds that are apart.
+      // Nobody is left who could tell: all who were there before have finished meanwhile. Or the
+      // one who tells is itself such a joiner, and its tensors are at different rounds.
       static constexpr const char* kNobodyLeft = "a joiner whose survivors have all left";
       if (!ledger_->SurvivorIn(core().views().present()->epoch, core().config().self) ||
           trace_->HasReached(kNobodyLeft)) {
@@ -243,7 +244,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   const RoundPlan& plan = *plans_[place];
   const Collective collective = plan.collective();
   const view::Place here{NodeRank{config_.node}, local};
-  // Its number matters only where the group is named.
+  // The rank's number matters only where the group has names.
   const uint32_t number = plan.NumberOf(here, 0).value();
   const auto rank_count = static_cast<uint32_t>(plan.group().size());
   const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, local);
@@ -277,7 +278,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
               .lengths = lengths});
 }
 
-// By the numbers that ranks here got when they joined.
+// Finds the root by the numbers that ranks here got when they joined.
 std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
   if (!config_.profile->tensors[place].collective().has_root()) return std::nullopt;
   if (plans_[place]->root()) return RankAt(plans_[place]->root());
@@ -302,7 +303,7 @@ std::vector<view::MemberIdentity> AgentProcess::NeededBy(size_t place) const {
   return needed;
 }
 
-// Whether some rank here gets what is said to have come.
+// Returns whether some rank here gets this part.
 bool AgentProcess::Gets(size_t place, uint32_t part) const {
   const RoundPlan& plan = *plans_[place];
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -347,7 +348,7 @@ std::span<std::byte> AgentProcess::ContributionOf(LocalRank rank, pipeline::Tens
   return rank_server_.memory().At(driver_.memory().ContributionLocation(tensor, rank));
 }
 
-// Writes over what lies where the rank contributes, as an optimizer does that scales an average.
+// Overwrites the place of the rank's contribution, as an optimizer does that scales an average.
 void AgentProcess::Scribble(LocalRank rank, pipeline::TensorIndex tensor) {
   const shm::Location place = driver_.memory().ContributionLocation(tensor, rank);
   if (place == driver_.memory().ResultLocations(tensor)[0]) {
@@ -365,7 +366,8 @@ Cells AgentProcess::ResultCells(pipeline::TensorIndex tensor, Round round) {
   return CellsIn(bytes.first(allocated_.at(tensor).spec.bytes()));
 }
 
-// As a rank has it that copies what has come, and all of it again only where that is not the whole.
+// Returns the result as a rank sees it that copies parts as they arrive. Such a rank copies
+// everything again if the parts are not the whole.
 Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
                              const pipeline::CompleteRound& complete) {
   const Arriving& arriving = allocated_.at(tensor).arriving;
@@ -415,8 +417,8 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   RankTensor& tensor = rank.tensors[place];
   const Allocated& allocated = allocated_.at(tensor.index);
   const std::string who = name_ + " rank " + std::to_string(local.value());
-  // Said again, as another rank came late to it; this one may have taken a later round meanwhile. A
-  // RankServer passes over it likewise.
+  // The agent repeats this when another rank comes late to the round. This rank may have taken a
+  // later round meanwhile. A RankServer ignores the repetition too.
   if (complete.round <= tensor.taken) return;
   if (complete.round != tensor.taken.Next()) throw Violation{who + ": a round was skipped"};
   const bool aborted = complete.status == pipeline::Status::kAborted;
@@ -467,13 +469,14 @@ void AgentProcess::ConfuseRank(LocalRank local) {
   if (rank.state != RankState::kTraining || core().views().has_failed()) return;
   rank.confused = true;
   RankTensor tensor = rank.tensors[timeline_->random().Below(rank.tensors.size())];
-  // Else a push of one that it takes no part in may be a good one of another.
+  // Otherwise its push of a tensor that it takes no part in could be a valid push of another
+  // tensor.
   if (!tensor.declared) tensor.index = pipeline::TensorIndex{1000};
   switch (timeline_->random().Below(3)) {
     case 0: tensor.index = pipeline::TensorIndex{1000}; break;
     case 1: tensor.pushed = Round{tensor.pushed.value() + 5}; break;
     case 2:
-      if (tensor.pushed == tensor.taken) return;  // Else it pushes the same again.
+      if (tensor.pushed == tensor.taken) return;  // Otherwise it pushes the same round again.
       break;
   }
   Say(local, {.rank = local, .tensor = tensor.index, .round = tensor.pushed});
@@ -490,7 +493,7 @@ void AgentProcess::CheckDone(LocalRank local) {
   rank_server_.SayGone(local, true, "");
 }
 
-// A trainer may go on without a tensor.
+// A trainer may go on without a tensor that has failed.
 void AgentProcess::GoOnWithout(pipeline::TensorIndex index) {
   for (uint32_t local = 0; local < ranks_.size(); ++local) {
     for (RankTensor& tensor : ranks_[local].tensors) {
@@ -524,11 +527,11 @@ void AgentProcess::KillRank(LocalRank local) {
   rank.state =
       rank.state == RankState::kStarting && !rank.welcome ? RankState::kStarting : RankState::kDead;
   if (rank.state == RankState::kDead) return;
-  // It never was a rank: whoever starts ranks starts another one.
+  // The process never was a rank, so whoever starts ranks starts another one.
   Later(network_->Delay(), [this, local] {
     RankProcess& replaced = ranks_[local.value()];
     if (replaced.state != RankState::kStarting) return;
-    if (replaced.welcome) {  // It was one after all.
+    if (replaced.welcome) {  // It was a rank after all.
       replaced.state = RankState::kDead;
       return;
     }
@@ -546,7 +549,7 @@ bool AgentProcess::Settled() const {
 }
 
 bool AgentProcess::WaitsForSomebody() const {
-  // A rank of this node is at its own work, and has that round still to push.
+  // A rank of this node is busy with its own work, and still has to push that round.
   const auto is_due_here = [this](size_t tensor, Round round) {
     return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& rank) {
       if (rank.state != RankState::kTraining || tensor >= rank.tensors.size()) return false;

@@ -6,9 +6,9 @@
 #include "libs/base/fingerprint.h"
 #include "tests/sim/agent_process.h"
 
-// What stands for the state that a standby takes over: it and each full member that it finds have
-// some rounds of a side tensor, while the full members go on with their steps. After that it is
-// ready.
+// Side tensors stand for the state that a standby takes over. A standby and each full member that
+// it finds share some rounds of a side tensor, while the full members go on with their steps. After
+// that the standby is ready.
 namespace talweg::sim {
 namespace {
 
@@ -34,7 +34,8 @@ void AgentProcess::MeetStandbys() {
   const bool is_standby = IsStandbyIn(*view);
   if (is_standby && std::exchange(has_met_, true)) return;
   if (!is_standby && !view->HasStandby()) return;
-  // Numbers of others mean something to ranks that have declared what they have by their own.
+  // The numbers of other ranks mean something only to ranks that have declared all tensors by their
+  // own numbers.
   const bool are_declared = std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
     return rank.state != RankState::kStarting && rank.state != RankState::kDeclaring;
   });
@@ -44,7 +45,7 @@ void AgentProcess::MeetStandbys() {
     });
     return;
   }
-  // OnFollowed comes after it.
+  // OnFollowed() goes on from here.
   if (!is_standby) return Ask(LocalRank{0}, shm::BoundaryQuestion::kFollow, 0, view->epoch);
   Meet(*view);
 }
@@ -52,12 +53,13 @@ void AgentProcess::MeetStandbys() {
 void AgentProcess::OnFollowed(bool follows, Epoch epoch) {
   if (core().views().has_failed() || ended_) return;
   if (!follows) {
-    // There have been many since. The numbers of the newest will do.
+    // There have been many views since. The numbers of the newest one will do.
     const Epoch newest = core().views().newest()->epoch;
     if (!follows_) told_view_ = *core().views().newest();
     return Ask(LocalRank{0}, shm::BoundaryQuestion::kFollow, 0, newest);
   }
-  if (core().views().numbers()->epoch != epoch) return;  // They have asked for another since.
+  // The ranks have asked for another view since.
+  if (core().views().numbers()->epoch != epoch) return;
   if (std::exchange(follows_, true)) return Meet(*core().views().numbers());
   StartRanks();
   MeetStandbys();
@@ -115,7 +117,7 @@ void AgentProcess::OnSideDeclared(size_t place, pipeline::TensorIndex index, Rou
 }
 
 void AgentProcess::OnSideRefused(size_t place, shm::RankStatus status, const std::string& text) {
-  // Whichever of its ranks follows a newer view meanwhile calls others by other numbers.
+  // If one of the two ranks follows a newer view meanwhile, it uses other numbers for the ranks.
   if (!ledger_->NamedByOlderNumbers(sides_[place].name) &&
       (status == shm::RankStatus::kInvalidArgument || status == shm::RankStatus::kMismatch)) {
     throw Violation{name_ + ": a side tensor is refused: " + text};
@@ -156,7 +158,7 @@ void AgentProcess::TakeSide(size_t place, const pipeline::CompleteRound& complet
   const auto base = [&](const view::MemberIdentity& id) {
     return ContributionBase(id, LocalRank{0}, key, complete.round);
   };
-  // As the ledger has it: one rank of each of two nodes.
+  // The sum is built as in the ledger: one rank of each of two nodes.
   const uint64_t sum = Combine(Combine(0, Combine(0, base(first))), Combine(0, base(second)));
   const uint64_t step = Combine(Combine(0, Combine(0, kCellStep)), Combine(0, kCellStep));
   const Cells result = ResultCells(side.index, complete.round);

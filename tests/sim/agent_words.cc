@@ -33,7 +33,7 @@ void AgentProcess::Declare(LocalRank rank, uint32_t request, const pipeline::Ten
   shm::RankDeclaration declaration{
       .name = spec.name, .collective = spec.collective, .root_rank = spec.root_rank};
   for (const Rank each : spec.ranks) declaration.ranks.push_back(each.value());
-  // As RankServer has it. Some ranks ask for it.
+  // The agent sets these as RankServer does. Some ranks ask for them.
   const auto shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
   declaration.in_place = declaration.one_place =
       shape.all_get_one && spec.ranks.empty() && (config_.incarnation.value() + request) % 2 == 0;
@@ -76,7 +76,7 @@ void AgentProcess::OnDeclarationRefused(LocalRank rank, uint32_t request, shm::R
   FailRankWith(rank, text, status == shm::RankStatus::kMismatch);
 }
 
-// As a rank reads what its agent has published: the lengths stand in the result's table.
+// Reads what the agent has published as a rank does: the lengths are in the result's table.
 void AgentProcess::OnCompletion(const shm::RankServer::Completion& completion) {
   pipeline::CompleteRound complete{.tensor = pipeline::TensorIndex{completion.tensor.value()},
                                    .round = completion.round,

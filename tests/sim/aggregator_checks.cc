@@ -5,10 +5,10 @@
 #include "tests/sim/agent_process.h"
 #include "tests/sim/aggregator_process.h"
 
-// Checks of an aggregator, beside those of its ranks' results.
+// Checks of an aggregator, except for those of its ranks' results.
 namespace talweg::sim {
 
-// Rule 9: (members that take part + 1) times the bytes that are placed here.
+// Rule 9: memory is (members that take part + 1) times the bytes that are placed here.
 void AggregatorProcess::CheckMemory(const aggregation::AggregatorCore& job,
                                     uint64_t held_bytes) const {
   if (!job.reports_complete() || job.closed()) return;
@@ -49,7 +49,7 @@ void AggregatorProcess::CheckAfterwards() {
   }
 }
 
-// A round waits for those whose connection has broken: they contribute again over the next one.
+// A round waits for members whose connection has broken: they contribute again over the next one.
 void AggregatorProcess::CheckForgotten(const aggregation::AggregatorCore& job,
                                        ConnectionId connection) const {
   if (job.sessions().contains(connection)) {
@@ -113,14 +113,14 @@ void AggregatorProcess::CheckTokensAreSpent() {
   }
 }
 
-// Rule 3: a member that is welcomed over a new connection writes nothing over an old one. What an
-// incarnation that was lost still hears lands in memory of its own.
+// Rule 3: a member that is welcomed over a new connection writes nothing over an old one. An
+// incarnation that was lost may still receive messages; what it writes lands in its own memory.
 void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) {
   if (entry.status != wire::WelcomeStatus::kOk) {
     refused_.insert(connection);
     return;
   }
-  // Over one that was refused nothing can come.
+  // Nothing can arrive over a connection whose Hello was refused.
   const auto has_greeted = [this, job = data_plane_.JobOf(connection)](ConnectionId older) {
     return data_plane_.JobOf(older) == job && !refused_.contains(older);
   };
@@ -210,7 +210,8 @@ void AggregatorProcess::CheckCreditIsTold() {
   }
 }
 
-// A contribution that no tensor waits for is not taken, and is refused, or is too late to matter.
+// An aggregator never takes a contribution that no tensor waits for. It refuses the contribution or
+// counts it as late.
 void AggregatorProcess::DeliverConfused(const aggregation::AggregatorCore& job,
                                         const wire::Frame& frame,
                                         const std::function<void()>& deliver) {
@@ -224,7 +225,8 @@ void AggregatorProcess::DeliverConfused(const aggregation::AggregatorCore& job,
   const auto& tensors = job.tensors();
   if (const auto tensor = tensors.find(entry.key); tensor != tensors.end()) {
     for (const aggregation::LocalSlice& slice : tensor->second.local) {
-      // The first contribution of an epoch says which round is open: only the others could tell.
+      // The first contribution of an epoch decides which round is open. Only the others could
+      // reveal that it is wrong.
       if (slice.index == entry.slice && slice.round.open_round() == Round{0}) return;
     }
   }

@@ -125,7 +125,7 @@ void AggregatorLink::Attach() {
         const bool is_attached = answered && answer->ok();
         if (!is_attached) scheduler->DropStream(stream);
         if (!*here || out_) return;
-        // A store that was put back may be older than this aggregator.
+        // Somebody may have put an older store back, which does not know this aggregator.
         if (answered && answer->code == membership::Code::kUnknown) return Enter();
         if (answered && !answer->ok()) return OnRefused(*answer);
         NoteAnswer(answered);
@@ -170,7 +170,7 @@ void AggregatorLink::Renew() {
 
 void AggregatorLink::Say(bool leave, const std::string& text, int64_t end_ns,
                          std::function<void(absl::StatusOr<uint32_t>)> done) {
-  // There is nothing to leave.
+  // The aggregator is not registered, or it is out: there is nothing to leave.
   if (!registered_ || out_) return Later(1, [done = std::move(done)] { done(0U); });
   auto answer = std::make_shared<membership::DeregisterAnswer>();
   scheduler_->Call(

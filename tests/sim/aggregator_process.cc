@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kRefusalsMax = 12;
 constexpr int64_t kTickNs = 250 * kMillisecond;
-// The time of a pass that finds something, and of one that sums.
+// How long a pass takes that finds something, and how long one that sums.
 constexpr uint64_t kPassNs = 20 * kMicrosecond;
 constexpr uint64_t kSumNs = 100 * kMicrosecond;
 
@@ -170,7 +170,7 @@ void AggregatorProcess::NoteSent(ConnectionId connection, const wire::Frame& fra
         entry.text.find(kLostRound) == std::string::npos) {
       throw Violation{name_ + ": " + std::string(entry.text)};
     }
-    // Perhaps before it has told all members.
+    // The fault may come before all members are told.
     if (entry.code == wire::FailedCode::kAborted) Strike(at_decision_);
     if (entry.code == wire::FailedCode::kOverBudget) {
       const bool by_rule = entry.text.find("quotas_file") != std::string::npos;

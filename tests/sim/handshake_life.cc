@@ -67,7 +67,7 @@ class HandshakeWorld {
     const DataKey key = transport::NewDataKey();
     transport::TokenGate gate;
   };
-  // A side that connects, which keeps the rules.
+  // A side that connects and keeps the rules.
   struct Connecting {
     PeerIdentity member;
     size_t listener = 0;
@@ -141,8 +141,8 @@ class HandshakeWorld {
                    .security = security,
                    .shake = transport::ConnectingHandshake(AddressOf(member, listener, security))});
   }
-  // A transport has one setting. Here the same key is used with all, to see that they are told
-  // apart.
+  // A transport has one setting. Here one key is used with all settings, which checks that the
+  // handshake tells them apart.
   Listening& NewListening(size_t listener, DataSecurity security) {
     return listening_.emplace_back(
         Listening{.listener = listener,
@@ -160,7 +160,7 @@ class HandshakeWorld {
     const HelloMessage& other = connecting_[Some(connecting_.size())].shake.hello();
     Hear(to, Touched(connecting_[Some(connecting_.size())].shake.hello(), other));
   }
-  // The attacker's own key with another member's name.
+  // Returns a Hello with the attacker's own key and another member's name.
   HelloMessage ForgedHello() {
     Reached("a Hello under another member's name");
     const size_t listener = Some(listeners_.size());
@@ -199,7 +199,8 @@ class HandshakeWorld {
   }
   void Hear(Connecting& to, const AnswerMessage& answer) {
     to.proof = to.shake.OnAnswer(answer);
-    if (!to.proof) return Reached("an Answer is refused");  // It goes on to listen, here.
+    // In this model the listening side goes on.
+    if (!to.proof) return Reached("an Answer is refused");
     to.heard = answer;
     Reached("an Answer is taken");
     const bool is_made =
@@ -239,7 +240,8 @@ class HandshakeWorld {
     }
     CheckKeys(*from, to);
   }
-  // Both ends have the same keys, one for each direction, and no other pair has them.
+  // Checks that both ends have the same keys, one for each direction, and that no other pair has
+  // them.
   void CheckKeys(const Connecting& from, const Listening& to) {
     const transport::SessionSeals ours = from.shake.Seals();
     const transport::SessionSeals theirs = to.shake.Seals();
@@ -253,7 +255,7 @@ class HandshakeWorld {
     }
   }
 
-  // A connection that the attacker does not touch.
+  // Runs a handshake that the attacker does not touch.
   void Relay() {
     Connecting& from = NewConnecting();
     Listening& to = NewListening(from.listener, from.security);
@@ -268,7 +270,7 @@ class HandshakeWorld {
 
   // --- Tokens.
 
-  // Makes a token. Now and then makes many more that the listener does not see.
+  // Makes a token. Now and then it makes many more that the listener does not see.
   void NewToken() {
     const PeerIdentity member = members_[Some(members_.size())];
     const size_t listener = Some(listeners_.size());
@@ -315,11 +317,13 @@ class HandshakeWorld {
   Random random_;
   std::deque<Listener> listeners_;
   std::vector<PeerIdentity> members_;
-  std::vector<transport::TokenMaker> makers_;  // By node: its process's.
+  // By node: each is the token maker of that node's process.
+  std::vector<transport::TokenMaker> makers_;
   std::deque<Connecting> connecting_;
   std::deque<Listening> listening_;
   std::deque<Token> tokens_;
-  std::map<std::pair<size_t, NodeRank>, Epoch> latest_epochs_;  // Whose tokens were good.
+  // The epoch of the last good token, by listener and node.
+  std::map<std::pair<size_t, NodeRank>, Epoch> latest_epochs_;
   std::set<std::array<std::byte, 32>> seals_;
   HandshakeResult result_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An attacker between the ends of a connection finds each of these bugs in their proofs.
+// Each of these bugs is in the proofs of a handshake. An attacker between the ends of a connection
+// finds it.
 #include <cstdint>
 #include <string>
 
@@ -14,18 +15,18 @@ namespace {
 
 enum class Kind : uint8_t { kHandshake };
 
-// Written from handshake_mutations.txt.
+// The file is generated from handshake_mutations.txt.
 constexpr PlantedBug<Kind> kBugs[] = {
 #include "tests/sim/handshake_mutations.inc"
 };
 
 std::string Live(uint64_t seed) { return LiveHandshakes(seed).violation; }
 
-TEST_CASE("Every deliberate bug lets somebody in, or nobody", "[sim]") {
+TEST_CASE("Every deliberate bug lets in a stranger or keeps out a member", "[sim]") {
   CheckThatLivesFind(kBugs, Live);
 }
 
-TEST_CASE("Lives come to every one of them, and without it break nothing", "[sim]") {
+TEST_CASE("Lives reach every deliberate bug and break nothing without it", "[sim]") {
   CheckThatLivesComeTo(kBugs, Live);
 }
 

@@ -29,7 +29,7 @@ constexpr const char* kCoverage[] = {
     "a token lets its member in",
 };
 
-TEST_CASE("Handshakes: nobody passes for another, and nothing is good twice", "[sim]") {
+TEST_CASE("Handshakes: nobody passes for another, and nothing is accepted twice", "[sim]") {
   CheckThatLivesReach(kCoverage, kLives, LiveHandshakes);
 }
 

@@ -11,7 +11,7 @@
 
 namespace talweg::sim {
 
-// Returns whether a full member was not one in the view before.
+// Returns whether this full member was absent or a standby in the view before.
 static bool Enters(const view::View& held, const view::ViewMember& member) {
   const std::optional<MemberIndex> before = held.IndexOf(member.id);
   return !member.standby && (!before || held.members[before->value()].standby);
@@ -26,10 +26,11 @@ bool HasJoiner(const view::View& held, const view::View& view) {
 
 namespace {
 
-// Nobody else has to know of a round among ranks that are named.
+// Returns whether a joiner takes part in the tensor's rounds. A round of a named group concerns
+// nobody outside the group.
 bool TakesJoiner(const pipeline::AgentCore& member, const pipeline::AgentTensor& tensor,
                  const view::View& view) {
-  // It has been there with others.
+  // A standby already takes part in side tensors.
   if (tensor.spec.collective.side) return false;
   if (tensor.group.empty()) return true;
   return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const view::Place& place) {

@@ -9,8 +9,8 @@ namespace talweg::sim {
 
 namespace {
 
-// Not done, and never will be. Of a mismatch those who are behind when the view changes hear as of
-// a round that was aborted.
+// The round is not done and never will be. Members that are behind when the view changes hear of a
+// mismatch as an aborted round.
 bool IsOver(Ledger::End end) { return end != Ledger::End::kDone; }
 
 }  // namespace
@@ -78,7 +78,8 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
       same = &other;
       continue;
     }
-    // Whoever had one of them and lived to see the other's epoch should have made it the only one.
+    // A member that took one result and lived to see the other's epoch should have made its own the
+    // only one.
     for (const auto& [member, epoch] : other.takers) {
       if (!SawBoth(member, epoch, outcome)) continue;
       throw Violation{what +
@@ -104,7 +105,7 @@ void Ledger::CheckNotDead(const std::string& what, const Outcome& outcome) const
   const auto deaths = deaths_.find({outcome.tensor, outcome.needed});
   if (deaths == deaths_.end() || outcome.end != End::kDone) return;
   for (const Death& death : deaths->second) {
-    // Whoever has left since may have been the only one that heard of it.
+    // A member that has left since may have been the only one that heard of the end.
     if (outcome.round <= death.last || !SawBoth(death.member, death.epoch, outcome)) continue;
     throw Violation{what + "was done, and for node " + std::to_string(death.member.node.value()) +
                     " the tensor is dead since round " + std::to_string(death.last.value())};
@@ -122,7 +123,7 @@ std::vector<Ledger::Participant> Ledger::Participants(const view::View& view,
   uint32_t number_of_all = 0;
   for (uint32_t m = 0; m < view.members.size(); ++m) {
     const view::ViewMember& member = view.members[m];
-    if (member.standby) continue;  // In no round of a step.
+    if (member.standby) continue;  // A standby takes part in no round of a step.
     for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
       const view::Place place{member.id.node, LocalRank{rank}};
       const std::optional<uint32_t> number = plan.NumberOf(place, number_of_all++);
@@ -132,7 +133,7 @@ std::vector<Ledger::Participant> Ledger::Participants(const view::View& view,
   return ranks;
 }
 
-// Whether what these ranks give goes together.
+// Returns whether these ranks give the same signature and the same lengths.
 bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome) {
   const RoundPlan& plan = *outcome.plan;
   return std::all_of(ranks.begin(), ranks.end(), [&](const Participant& rank) {
@@ -150,8 +151,8 @@ bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome
   });
 }
 
-// Only what somebody has begun, and who is gone now cannot be done without; or what was a mismatch
-// for others, which a view keeps from the rest.
+// A round is aborted only if somebody has begun it and a member that it needs is gone. It may also
+// have been a mismatch for others: a new view can hide that from the rest.
 void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const {
   const Collective collective = outcome.plan->collective();
   if (!contributed_.contains({outcome.tensor, outcome.round})) {
@@ -176,7 +177,7 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
       static_cast<uint32_t>(plan.group().empty() ? ranks.size() : plan.group().size());
   const std::string which = what + "part " + std::to_string(part) + " ";
   const uint64_t first_cell = part * collective.stride_bytes() / kCellBytes;
-  // What the part's first cell must be, and how much more every next one.
+  // What the part's first cell must be, and how much each next cell adds.
   uint64_t sum = 0;
   uint64_t step = 0;
   std::optional<uint64_t> length;
@@ -241,7 +242,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
         rank.place.local_rank == outcome.root->local_rank) {
       root = rank.number;
     }
-    // Whoever takes it may have it from others, as a result of an epoch in which it was not.
+    // The rank may have the result from others, of an epoch in which it was not a member.
     if (rank.place == view::Place{outcome.member.node, outcome.local_rank}) own = rank.number;
   }
   if (collective.has_root() && root == ~uint32_t{0}) {

@@ -23,7 +23,7 @@
 namespace talweg::sim {
 namespace {
 
-// Far above what any life needs once its faults are over: leases, back-offs and retries included.
+// Far above what any life needs after its faults, with leases, back-offs and retries.
 constexpr int64_t kSettleNs = 450 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
 
@@ -100,7 +100,8 @@ class World {
   HostIndex scheduler_host_ = 0;
   std::vector<AgentHost> agents_;
   std::vector<AggregatorHost> aggregators_;
-  // Ended processes stay where their pending events can find that they are over.
+  // A process stays here after its end, so that its pending events still find it and see that it is
+  // over.
   std::vector<std::unique_ptr<AgentProcess>> past_agents_;
   std::vector<std::unique_ptr<AggregatorProcess>> past_aggregators_;
   uint64_t last_incarnation_ = 0;
@@ -135,7 +136,7 @@ void World::Build() {
   }
   const bool some_late = profile_.fault_weights[static_cast<int>(Fault::kLateJoin)] > 0;
   for (AgentHost& agent : agents_) {
-    // Aggregators first: a job takes those that are there when it starts.
+    // Aggregators start first: a job takes those that are there when it starts.
     const bool waits = profile_.aggregator_count > 0 && !profile_.members_first;
     int64_t delay_ns = waits ? kSecond + network_.Delay() : 0;
     if (some_late && timeline_.random().OneIn(3)) {
@@ -151,7 +152,7 @@ void World::Build() {
   if (profile_.fault_weights[static_cast<int>(Fault::kLoseScheduler)] > 0) CheckSilence();
 }
 
-// Where a process is started that was on `before`.
+// Returns the host for the next start of a process that was on `before`.
 std::string World::NextHost(const std::vector<std::string>& hosts, size_t index,
                             const std::string& before) {
   if (hosts.empty()) return before;
@@ -203,11 +204,11 @@ void World::CrashAgent(AgentHost& agent) {
   const bool silently = timeline_.random().OneIn(6);
   if (silently) trace_.Reached("a host falls silent");
   EndAgent(agent, silently);
-  if (timeline_.random().OneIn(4)) return;  // It stays away.
+  if (timeline_.random().OneIn(4)) return;  // The agent stays away.
   timeline_.After(network_.Delay() * 20, [this, &agent] { StartAgent(agent); });
 }
 
-// It ends by itself. What its ranks have come to is looked at still.
+// The agent ends by itself. Its object stays: later checks look at how its ranks ended.
 void World::LeaveAgent(AgentHost& agent, const AgentProcess* process) {
   if (agent.process.get() != process) return;
   trace_.Add(timeline_.now_ns(), process->name(), "ends");
@@ -251,8 +252,8 @@ void World::CheckDeathIsSeen(const view::MemberIdentity& member) {
   });
 }
 
-// A joiner is one whom a member does not know by the view that it has: another one, between that
-// and this, may have come to nobody who is left.
+// A member sees a joiner by the view that it has. Between that view and this one, another joiner
+// may have come only to members that have left.
 void World::CheckJoiners(const view::View& view) const {
   if (trace_.HasReached(kForged)) return;
   std::vector<const pipeline::AgentCore*> members;
@@ -284,7 +285,7 @@ void World::CheckSilence() {
 void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
   for (const AgentHost& agent : agents_) {
     if (agent.job_name != by.job_name || agent.node != node.value()) continue;
-    // One that is stopped does not know yet which of its connections are broken.
+    // An agent on a stopped host does not know yet which of its connections are broken.
     if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
     CheckWasAbsent(*by.process, *agent.process, by.process->frame_sent_ns());
   }
@@ -311,7 +312,8 @@ void World::EndAggregatorHost(AggregatorHost& aggregator, bool silently) {
   past_aggregators_.push_back(std::move(aggregator.process));
 }
 
-// One that was told to stop stays away; one that the scheduler has refused is started again.
+// An aggregator that was told to stop stays away. One that the scheduler has refused is started
+// again.
 void World::EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* process) {
   if (aggregator.process.get() != process) return;
   trace_.Add(timeline_.now_ns(), process->name(), "ends");
@@ -322,7 +324,8 @@ void World::EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* p
   timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
 }
 
-// At once, or when some may have a result and others not yet.
+// Crashes an aggregator at once, or at a moment when some members may have a result that others
+// lack.
 void World::CrashSomeAggregator() {
   if (aggregators_.empty()) return;
   const auto crash = [this](AggregatorHost& aggregator) {
@@ -343,7 +346,7 @@ void World::CrashSomeAggregator() {
     return CrashAggregator(aggregator);
   }
   aggregator.process->AtDanger(crash(aggregator));
-  // And the one that decides after it.
+  // Crashes a second aggregator as well, when it decides.
   AggregatorHost& other = Some(aggregators_);
   if (other.process == nullptr || &other == &aggregator) return;
   other.process->AtDecision(crash(other));
@@ -353,7 +356,7 @@ void World::StopSomeProcess() {
   Host& host =
       network_.host(static_cast<HostIndex>(timeline_.random().Below(network_.host_count())));
   if (!host.alive() || host.stopped()) return;
-  // Often short, sometimes past its lease: then it goes on as a zombie.
+  // The stop is often short. If it outlasts the lease, the host goes on as a zombie.
   const int64_t stop_ns = timeline_.random().OneIn(3) ? 12 * kSecond : network_.Delay() * 10;
   trace_.Add(timeline_.now_ns(), "host " + std::to_string(host.index()), "is stopped");
   host.Stop();
@@ -424,7 +427,7 @@ void World::Do(Fault fault) {
     }
     case Fault::kLateJoin:
       for (AgentHost& agent : agents_) {
-        // Who starts agents starts those again whose job has failed.
+        // Whoever starts agents starts an agent again whose job has failed.
         if (agent.process != nullptr && agent.process->Settled() && agent.process->Failed() &&
             !network_.host(agent.host).stopped()) {
           EndAgent(agent, false);
@@ -467,7 +470,7 @@ void World::NextFault() {
     trace_.Add(timeline_.now_ns(), "fault", FaultName(Fault{static_cast<uint8_t>(fault)}));
     Do(Fault{static_cast<uint8_t>(fault)});
   }
-  // Now and then the next one strikes while the world still deals with this one.
+  // Now and then the next fault strikes while the cluster still deals with this one.
   const int64_t gap_ns = timeline_.random().OneIn(3)
                              ? std::min(network_.Delay() * 4, profile_.fault_gap_ns)
                              : 2 * profile_.fault_gap_ns;
@@ -475,7 +478,8 @@ void World::NextFault() {
                   [this] { NextFault(); });
 }
 
-// Every rank has finished or been told why not, and who was told to stop has done so.
+// Every rank has finished or been told why not, and every process that was told to stop has done
+// so.
 bool World::Settled() const {
   return std::all_of(agents_.begin(), agents_.end(),
                      [](const AgentHost& agent) {
@@ -543,7 +547,7 @@ LifeResult World::Live() {
   } catch (const Violation& violation) {
     result.violation = violation.text;
   } catch (const std::exception& error) {
-    // An effect that names memory, a tensor or a job which is gone.
+    // An effect names memory, a tensor or a job that is gone.
     result.violation = std::string("an effect that cannot be performed: ") + error.what();
   }
   Gather(result);
@@ -586,7 +590,8 @@ void World::Gather(LifeResult& result) {
 }  // namespace
 
 LifeResult Live(Kind kind, uint64_t seed, bool with_trace) {
-  // What a life has freed is there for the next one: new pages would take a sixth of the time.
+  // Keeps the memory that a life has freed for the next life. New pages would take a sixth of the
+  // time.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   return World(kind, seed, with_trace).Live();

@@ -22,11 +22,11 @@ using aggregator::SharedLink;
 
 constexpr int64_t kNsPerMs = 1'000'000;
 constexpr double kSlice = 64.0 * kKiB;
-// A member has at most so many slices of which no result has come: two rounds of its tensors.
+// A member has at most this many slices without a result: two rounds of its tensors.
 constexpr uint64_t kAheadSlices = 128;
-// A lane looks at what waits so often, if nobody wakes it.
+// A lane looks at its waiting credit this often, even if nobody wakes it.
 constexpr int64_t kTickMs = 100;
-// Before anything is judged.
+// The life runs this long before anything is judged.
 constexpr int64_t kWarmUpMs = 10'000;
 constexpr int64_t kLifeMs = 40'000;
 
@@ -40,11 +40,11 @@ enum class Kind : uint8_t {
 struct Member {
   double tcp = 1;       // How TCP sees its connection beside others.
   double own_link = 0;  // Bytes a millisecond; 0: as fast as the aggregator's.
-  double window = 0;    // So much may be in flight, credit that is held included.
+  double window = 0;    // At most this much is in flight, with the credit that the lane holds back.
   double in_flight = 0;
   double queue_in = 0;   // On its way here.
   double queue_out = 0;  // Results on their way to it.
-  double part_in = 0;    // A slice that has not come whole.
+  double part_in = 0;    // The part of a slice that has arrived here.
   double part_out = 0;
   uint64_t slices_sent = 0;
   uint64_t slices_in = 0;
@@ -59,7 +59,7 @@ struct Place {
   uint64_t summed = 0;
   SharedLink::Turn turn;
   bool has_said_wants = false;
-  bool is_late = false;  // Something waits, and has been looked at.
+  bool is_late = false;  // Something waits, and the lane has already looked at it once.
 };
 
 struct Job {
@@ -116,14 +116,15 @@ class Life {
     Job job{.id = JobId{index + 1}};
     job.quota.weight = static_cast<uint32_t>(1 + random_.Below(5));
     job.quota.tenant_weight = job.quota.weight;
-    // Two levels, so that the least of all still moves a slice in a life.
+    // There are two priorities at most, so that the job with the least still moves a slice in a
+    // life.
     if (random_.OneIn(4)) job.quota.priority = view::Priority::kHigh;
     if (random_.OneIn(3)) {
       job.quota.tenant = "tenant";
       job.quota.tenant_weight = 2;
     }
     const size_t members = 1 + random_.Below(4);
-    // At all lanes, or at one.
+    // A job is at all lanes, or at one.
     const size_t only = random_.OneIn(2) ? random_.Below(lanes_.size()) : lanes_.size();
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
       if (only < lanes_.size() && lane != only) continue;
@@ -186,11 +187,12 @@ class Life {
     }
   }
 
-  // One direction of the link, for a millisecond: connections have as much as TCP gives them.
+  // Carries one direction of the link for a millisecond. Each connection gets what TCP gives it.
   double Carry(double Member::*queue, double Member::*part) {
     double room = link_;
     double carried = 0;
-    std::vector<std::pair<Member*, double>> busy;  // And how much its own link still takes.
+    // The members with bytes to carry, and how much the own link of each still takes.
+    std::vector<std::pair<Member*, double>> busy;
     for (Job& job : jobs_) {
       for (Place& place : job.places) {
         for (Member& member : place.members) {
@@ -246,7 +248,7 @@ class Life {
     if (now_ms_ > kWarmUpMs) job.moved += kSlice;
   }
 
-  // Lanes have passes until none is woken any more.
+  // Each lane passes once. Lanes that are woken pass again until no lane is woken any more.
   void Give() {
     for (size_t lane = 0; lane < lanes_.size(); ++lane) Settle(lane, now_ms_ % kTickMs == 0);
     while (wakes_ > 0) {
@@ -312,7 +314,7 @@ class Life {
   void CheckAfterwards() {
     const double possible = 2 * link_ * static_cast<double>(judged_ms_);
     const double used = carried_ / possible;
-    // Jobs that come and go do not fill both directions at their beginnings and ends.
+    // Jobs that come and go do not fill both directions when they begin and end.
     if (used < (kind_ == Kind::kPausing ? 0.6 : 0.75)) {
       Fail("the link carries " + Percent(used) + " of what it could");
     }
@@ -320,7 +322,7 @@ class Life {
     for (const Job& job : jobs_) {
       const double part = PartOf(job);
       const double got = job.moved / carried_;
-      // What is given as whole slices may be a few of them less.
+      // A job gets whole slices, so it may get a few slices less.
       if (got < 0.6 * part - 8 * kSlice / carried_) {
         Fail("job " + std::to_string(job.id.value()) + " has " + Percent(got) +
              " of the link, and should have " + Percent(part));
@@ -328,11 +330,12 @@ class Life {
     }
   }
 
-  // By the rules, while everybody wants the link: high has 16 times the weight of normal.
+  // Returns the job's part by the rules, while everybody wants the link. High priority has 16 times
+  // the weight of normal.
   double PartOf(const Job& of) const {
     std::map<view::Priority, double> levels;
-    std::map<std::string, double> tenants;  // Those of its priority.
-    double jobs = 0;                        // Those of its tenant.
+    std::map<std::string, double> tenants;  // The weights of the tenants with the same priority.
+    double jobs = 0;                        // The weights of the jobs of the same tenant.
     const auto tenant_of = [](const Job& job) {
       return job.quota.tenant.empty() ? std::to_string(job.id.value()) : job.quota.tenant;
     };
@@ -369,7 +372,7 @@ class Life {
   std::vector<Job> jobs_;
   int64_t now_ms_ = 0;
   double carried_ = 0;
-  int64_t judged_ms_ = 0;  // While somebody wanted the link.
+  int64_t judged_ms_ = 0;  // The time in which somebody wanted the link.
   LinkResult result_;
 };
 

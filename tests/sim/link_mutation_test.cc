@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs that meet on a link find each of these bugs in how it is shared.
+// Each of these bugs is in how a link is shared. Jobs that meet on a link find it.
 #include <cstdint>
 #include <string>
 
@@ -13,7 +13,7 @@ namespace {
 
 enum class Kind : uint8_t { kLink };
 
-// Written from link_mutations.txt.
+// The file is generated from link_mutations.txt.
 constexpr PlantedBug<Kind> kBugs[] = {
 #include "tests/sim/link_mutations.inc"
 };
@@ -24,7 +24,7 @@ TEST_CASE("Every deliberate bug gives somebody less of a link, or leaves it idle
   CheckThatLivesFind(kBugs, Live);
 }
 
-TEST_CASE("Lives come to every one of them, and without it break nothing", "[sim]") {
+TEST_CASE("Lives reach every deliberate bug and break nothing without it", "[sim]") {
   CheckThatLivesComeTo(kBugs, Live);
 }
 

@@ -16,7 +16,7 @@ constexpr const char* kCoverage[] = {
     "credit is held", "a job is slow for another reason", "a job is not at all lanes",
 };
 
-TEST_CASE("A full link is shared by weight, and never idle for it", "[sim]") {
+TEST_CASE("A full link is shared by weight and never left idle for that", "[sim]") {
   CheckThatLivesReach(kCoverage, kLives, LiveOnLink);
 }
 

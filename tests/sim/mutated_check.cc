@@ -6,7 +6,7 @@
 
 namespace talweg::internal {
 
-// A mutated core ends its life, not the test.
+// In a mutated core, a broken invariant ends the life, not the test.
 void CheckFailed(const char* file, int line, const char* expression) {
   throw sim::Violation{std::string(file) + ":" + std::to_string(line) +
                        ": broken invariant: " + expression};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation finds bugs: each of these, put into a core, breaks a life within so many seeds.
+// The simulation finds bugs: each of these breaks a life within a given number of seeds, once it is
+// put into a core.
 #include "tests/sim/mutation.h"
 
 #include <cstdint>
@@ -17,17 +18,17 @@
 namespace talweg::sim {
 namespace {
 
-// Lives that come to every place of the list.
+// The most lives that may pass until every place of the list is reached.
 constexpr uint64_t kSeedsMax = 4'000;
 
 struct Mutation {
   const char* name;
-  const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, and rules of the protocol.
-  Kind kind;           // Lives of this kind find it.
-  uint64_t seeds_max;  // So many, at most.
+  const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, or rules of the protocol.
+  Kind kind;           // The kind of lives that find it.
+  uint64_t seeds_max;  // It breaks one of this many lives.
 };
 
-// Written from mutations.txt.
+// The file is generated from mutations.txt.
 constexpr Mutation kMutations[] = {
 #include "tests/sim/mutations.inc"
 };
@@ -62,12 +63,12 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
   TurnOnMutation("");
 }
 
-TEST_CASE("Lives come to every deliberate bug that the list plants", "[sim]") {
+TEST_CASE("Lives reach every deliberate bug that the list plants", "[sim]") {
   if (!IsOfThisPart(0)) return;
   TurnOnMutation("");
   std::set<std::string> listed;
   for (const Mutation& mutation : kMutations) listed.insert(mutation.name);
-  // Some places are come to in one life of hundreds only.
+  // Some places are reached in one of hundreds of lives only.
   uint64_t seed = 0;
   while (seed < 300 || (seed < kSeedsMax && MutationsSeen() != listed)) {
     constexpr Kind kTurns[] = {Kind::kUsual, Kind::kGroups, Kind::kStandbys};

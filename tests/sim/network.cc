@@ -47,7 +47,8 @@ Host& Network::AddHost() {
 }
 
 int64_t Network::Delay() {
-  // Mostly quick, now and then slow: reorders what travels on different connections.
+  // Delays are mostly short and now and then long. Frames on different connections overtake each
+  // other.
   Random& random = timeline_->random();
   const int64_t most = random.OneIn(8) ? delay_max_ns_ : delay_max_ns_ / 8 + 1;
   return 1 + static_cast<int64_t>(random.Below(static_cast<uint64_t>(most)));
@@ -133,7 +134,7 @@ void Network::Land(Link& link, int to, const Message& message, bool torn) {
   for (size_t i = 0; i < count; ++i) target.first[i * target.stride] = cells[i];
 }
 
-// What is read until a write is over is not written meanwhile.
+// Checks that memory does not change until a write that reads it is over.
 void Network::CheckSource(const Link& link, int from, const Message& message) const {
   const End& writer = link.ends[from];
   if (!writer.open || message.source() == message.posted) return;
@@ -141,8 +142,7 @@ void Network::CheckSource(const Link& link, int from, const Message& message) co
                   ": memory was changed that a write is still read from"};
 }
 
-// The writer has closed its end: what it has posted is in other hands, which are done with its
-// memory.
+// The writer has closed its end. Whoever holds its posted messages now has read its memory.
 void Network::StopReading(Link& link, int from) {
   for (Message& message : link.ends[1 - from].arriving) {
     if (message.source) message.source = [cells = message.source()] { return cells; };
@@ -167,10 +167,10 @@ void Network::Arrive(const std::shared_ptr<Link>& link, int to) {
   const Message message = std::move(end.arriving.front());
   end.arriving.pop_front();
   if (message.source) {
-    // Memory is written whether the target's process runs or not.
+    // A write lands whether the target's process runs or not.
     Land(*link, to, message, false);
   }
-  // What follows may have begun to land.
+  // A part of the next write may have landed too.
   if (!end.arriving.empty() && end.arriving.front().source && timeline_->random().OneIn(2)) {
     Land(*link, to, end.arriving.front(), true);
   }
@@ -217,7 +217,7 @@ void Network::Write(HostIndex at, ConnectionId name, std::function<Cells()> sour
 void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
   End& end = link->ends[which];
   if (!end.open) return;
-  // The part of a write that had arrived when the connection broke has landed.
+  // The part of a write that arrived before the connection broke has landed.
   if (!end.arriving.empty() && end.arriving.front().source && timeline_->random().OneIn(2)) {
     Land(*link, which, end.arriving.front(), true);
   }
@@ -231,7 +231,7 @@ void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::stri
   });
 }
 
-// Word of the peer's end travels as everything does.
+// News of the peer's end travels as everything else does.
 void Network::TellOfEnd(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
   const End& end = link->ends[which];
   if (!end.open) return;
@@ -246,12 +246,13 @@ void Network::Break(const std::shared_ptr<Link>& link, const std::string& reason
   for (int i = 0; i < 2; ++i) {
     timeline_->After(Delay(), [this, link, i, reason] { Lose(link, i, reason); });
   }
-  // What is in flight may still arrive until each end has noticed.
+  // Messages in flight may still arrive until each end has noticed.
 }
 
 void Network::BreakHalf(const std::shared_ptr<Link>& link) {
   Random& random = timeline_->random();
-  // Mostly the one that connects again, and until it may have done so.
+  // Mostly the side that connects is the first to notice. The other side often notices only after
+  // the first may have connected again.
   const int first = random.OneIn(4) ? 1 : 0;
   constexpr int64_t kReconnectNs = 50 * kMillisecond;
   const int64_t most_ns = random.OneIn(4) ? kSecond : kReconnectNs + 60 * delay_max_ns_;
@@ -273,7 +274,8 @@ void Network::Close(HostIndex at, ConnectionId name) {
   link->ends[end].arriving.clear();
   const int other = 1 - end;
   timeline_->After(Delay(), [this, link = link, other] {
-    // After what had been sent before, unless that is lost with the connection.
+    // The news comes after everything that was sent before, unless that is lost with the
+    // connection.
     const int64_t at_ns = timeline_->random().OneIn(2) ? 0 : link->ends[other].last_arrival_ns + 1;
     timeline_->At(at_ns, [this, link, other] { TellOfEnd(link, other, "closed by the peer"); });
   });
@@ -310,7 +312,7 @@ std::vector<std::shared_ptr<Network::Link>> Network::OpenLinks() const {
   return open;
 }
 
-// Mostly one that has bytes on their way, where a fault does the most harm.
+// Mostly picks a link with bytes in flight, where a fault does the most harm.
 std::shared_ptr<Network::Link> Network::SomeLink() {
   std::vector<std::shared_ptr<Link>> open = OpenLinks();
   if (open.empty()) return nullptr;

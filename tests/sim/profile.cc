@@ -55,7 +55,7 @@ Profile DrawUsual(Random& random) {
   const uint64_t tensor_count = 1 + random.Below(4);
   for (uint64_t i = 0; i < tensor_count; ++i) {
     TensorProfile tensor;
-    // Multiples of 8, so that the last cell is whole also where it travels as bytes.
+    // Multiples of 8, so that the last cell is whole even where it travels as bytes.
     tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000, 5000)));
     if (random.OneIn(24)) {
       tensor.bytes =
@@ -74,13 +74,13 @@ Profile DrawUsual(Random& random) {
   profile.rounds_per_step = 1 + profile.round_count % 3;
   profile.straggler_one_in = random.OneIn(10) ? 40 : 0;
   profile.delay_max_ns = static_cast<int64_t>(pick(50, 1000, 5000, 50000)) * kMicrosecond;
-  // A third of the lives lose no process under the daemons' policy; the others go on.
+  // The job of every fifth life fails when it loses a process. The others go on.
   profile.loss_policy =
       random.OneIn(5) ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
   profile.min_members = static_cast<uint32_t>(
       profile.loss_policy == membership::LossPolicy::kFailJob ? nodes : pick(1, 1, nodes));
   if (random.OneIn(40)) profile.aggregator_memory_bytes = 8192 * (1 + random.Below(16));
-  // In half of these lives a rule says so, and in half of those one of the tenant.
+  // In half of these lives a rule sets the limit, and half of those rules are a tenant's.
   if (profile.aggregator_memory_bytes % 16384 == 0 && profile.aggregator_memory_bytes < 1 << 20) {
     profile.place_bytes_max = std::exchange(profile.aggregator_memory_bytes, 1 << 30);
     profile.rule_is_of_tenant = profile.place_bytes_max % 32768 == 0;
@@ -90,7 +90,7 @@ Profile DrawUsual(Random& random) {
   if (random.OneIn(6)) return profile;  // A quiet life.
   profile.fault_gap_ns =
       profile.delay_max_ns * static_cast<int64_t>(pick(1, 3, 10)) + 20 * kMicrosecond;
-  // Some while the job forms, most when it has begun to train.
+  // Some faults begin while the job forms, most when it has begun to train.
   if (!random.OneIn(3)) {
     profile.fault_start_ns =
         static_cast<int64_t>(random.Below(static_cast<uint64_t>(12 * profile.delay_max_ns)));
@@ -98,7 +98,7 @@ Profile DrawUsual(Random& random) {
   profile.fault_end_ns =
       profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(1 + random.Below(12));
   profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 0, 5, 20));
-  // Few kinds of faults a life reach deeper than all kinds at once.
+  // A life with few kinds of faults goes deeper than one with all kinds at once.
   static constexpr uint32_t kUsual[] = {3, 2, 1, 6, 3, 2, 1, 2, 1, 3, 5, 1, 1, 4, 4, 1, 1};
   for (size_t i = 0; i < std::size(kUsual); ++i) {
     profile.fault_weights[i] = random.OneIn(2) ? kUsual[i] : 0;
@@ -119,14 +119,14 @@ Profile DrawRecovery(Random& random) {
   profile.aggregators_die_together = true;
   profile.older_store_one_in = 2;
   profile.older_stores_revive = random.OneIn(2);
-  // Aggregators do not take up again a job that they have closed.
+  // Aggregators do not resume a job that they have closed.
   if (profile.older_stores_revive) profile.unreachable_ns = 30 * kSecond;
   profile.slice_bytes_max = view::kStripeBytesMin;
   profile.credit_bytes = pick(4096, 16384, 1 << 20);
   const uint64_t tensor_count = 1 + random.Below(3);
   for (uint64_t i = 0; i < tensor_count; ++i) {
     TensorProfile tensor;
-    // With a slice at each aggregator members can have different ones.
+    // If each aggregator has a slice, members can hold different slices.
     tensor.bytes = random.OneIn(3) ? 8 * (1 + random.Below(5000))
                                    : view::kStripeBytesMin * profile.aggregator_count;
     tensor.op = Op{static_cast<uint8_t>(pick(1, 6))};
@@ -181,7 +181,7 @@ Profile DrawSilent(Random& random) {
   profile.delay_max_ns = static_cast<int64_t>(pick(1000, 5000, 50000)) * kMicrosecond;
   profile.older_store_one_in = 1 << 30;
   profile.fault_gap_ns = profile.delay_max_ns * static_cast<int64_t>(pick(2, 4, 10));
-  // Most when the job has begun.
+  // Most faults begin when the job has begun.
   profile.fault_start_ns =
       static_cast<int64_t>(random.Below(static_cast<uint64_t>(60 * profile.delay_max_ns)));
   profile.fault_end_ns =
@@ -195,7 +195,7 @@ Profile DrawSilent(Random& random) {
   return profile;
 }
 
-// Some ranks: any of them, those of one node, or one of each node.
+// Returns some ranks: any of them, those of one node, or one of each node.
 view::Group DrawGroup(const Profile& profile, Random& random) {
   const auto node_count = static_cast<uint32_t>(profile.rank_counts.size());
   const uint64_t shape = random.Below(4);
@@ -229,7 +229,7 @@ Profile DrawGroups(Random& random) {
     tensor.gives = row.gives;
     tensor.gets = row.gets;
     tensor.op = row.gives == Share::kWhole ? Op{static_cast<uint8_t>(pick(1, 1, 2))} : Op::kCopy;
-    // There may be as many parts as pairs of ranks.
+    // There may be as many parts as there are pairs of ranks.
     const uint64_t most = row.gives == Share::kRow ? 300 : pick(5, 500, 2000);
     tensor.bytes = 8 * (1 + random.Below(most));
     if (row.gives != Share::kRow && random.OneIn(4)) {
@@ -240,15 +240,15 @@ Profile DrawGroups(Random& random) {
     tensor.lengths_vary = !random.OneIn(3);
     tensor.is_signed = random.OneIn(2);
     tensor.odd_one_in = pick(0, 0, 3, 6);
-    // A longer part moves those after it.
+    // A part that is longer moves the parts after it.
     tensor.mismatch = !tensor.collective().needs_every_rank() && random.OneIn(40);
     profile.tensors.push_back(tensor);
   }
   return profile;
 }
 
-// Some aggregators are on members' hosts and some are not. Most tensors are so large that it
-// matters.
+// Some aggregators are on members' hosts and some are not. Most tensors are large enough for that
+// to matter.
 Profile DrawHosts(Random& random) {
   const auto pick = [&random](auto... values) { return Pick(random, values...); };
   Profile profile = DrawGroups(random);
@@ -257,7 +257,7 @@ Profile DrawHosts(Random& random) {
   uint64_t rank_count = 0;
   for (size_t node = 0; node < profile.rank_counts.size(); ++node) {
     rank_count += profile.rank_counts[node];
-    // Few nodes share a host.
+    // A few nodes share a host.
     const uint64_t host = node > 0 && random.OneIn(8) ? node - 1 : node;
     profile.node_hosts.push_back(random.OneIn(16) ? "" : "host" + std::to_string(host));
   }
@@ -276,7 +276,8 @@ Profile DrawHosts(Random& random) {
   return profile;
 }
 
-// So much credit that an aggregator keeps a part of it for a while, and more to send than that.
+// Gives so much credit that an aggregator holds a part of it back for a while, and gives members
+// more to send than that.
 void Widen(Profile& profile, Random& random) {
   profile.credit_bytes = kMiB + 256 * kKiB;
   profile.slice_bytes_max = view::kStripeBytesMin;
@@ -285,8 +286,8 @@ void Widen(Profile& profile, Random& random) {
   for (TensorProfile& tensor : profile.tensors) tensor.bytes = 8 * (90'000 + random.Below(40'000));
 }
 
-// Settings of the job and of its daemons are drawn from copies, so that all else in a seed's life
-// is as it were without them.
+// These settings of the job and its daemons are drawn from a copy of `random`. So the rest of a
+// seed's life is the same with and without them.
 uint64_t DrawResultsWindow(Random random) {
   random.Next();
   if (!random.OneIn(4)) return aggregation::ResultQueue::kNoWindow;
@@ -300,7 +301,7 @@ Dealing DrawDealing(Random random) {
   return ParseDealing(kTexts[random.Below(std::size(kTexts))]).value();
 }
 
-// Joiners are many, and nobody is confused.
+// Many nodes join, and no process is confused.
 Profile DrawStandbys(Random& random) {
   const uint64_t base = random.Below(8);
   Profile profile = base < 4   ? DrawRecovery(random)
@@ -308,7 +309,7 @@ Profile DrawStandbys(Random& random) {
                     : base < 7 ? DrawGroups(random)
                                : DrawSilent(random);
   profile.standbys = true;
-  // Tensors that go on without the lost, whose places standbys then have.
+  // These tensors go on without members that are lost. Standbys then take their places.
   if (profile.has_groups && !random.OneIn(3)) {
     for (TensorProfile& tensor : profile.tensors) {
       tensor.gives = tensor.gets = Share::kWhole;
@@ -317,14 +318,14 @@ Profile DrawStandbys(Random& random) {
     }
   }
   profile.loss_policy = membership::LossPolicy::kContinue;
-  // With a least of one the first begins alone, and groups are of its own ranks only.
+  // With min_members = 1 the first member begins alone, and groups consist of its own ranks only.
   profile.min_members = profile.rank_counts.size() > 2 && !random.OneIn(4) ? 2 : 1;
   profile.members_first = profile.members_first || !random.OneIn(3);
   profile.round_count += 20;
   for (const Fault fault : {Fault::kConfuseAgent, Fault::kConfuseRank, Fault::kForge}) {
     profile.fault_weights[static_cast<int>(fault)] = 0;
   }
-  // Where groups name places, joiners are to find some that somebody else has lost.
+  // Where groups name places, joiners should find places that somebody else has lost.
   profile.fault_weights[static_cast<int>(Fault::kCrashAgent)] += profile.has_groups ? 12 : 4;
   if (profile.fault_gap_ns == 0) {
     profile.fault_gap_ns = 10 * profile.delay_max_ns;
@@ -347,12 +348,12 @@ Profile DrawKind(Kind kind, Random& random) {
   return profile;
 }
 
-// With how many a job begins, and how long it waits for them.
+// Draws with how many members a job begins, and how long it waits for them.
 void DrawBeginning(Profile& profile, Random random) {
   const uint64_t spare = profile.rank_counts.size() - profile.min_members;
   if (spare == 0 || !random.OneIn(3)) return;
   profile.begin_members = profile.min_members + static_cast<uint32_t>(random.Below(spare + 1));
-  // Some come in that time, and some do not.
+  // Some members come in that time, and some do not.
   profile.gather_ns =
       profile.delay_max_ns * static_cast<int64_t>(Pick(random, 2, 8, 30)) + kMillisecond;
 }

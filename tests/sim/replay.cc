@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
 //   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts|standbys] --seed=N
-// Or lives many, and prints which of them break something: --seeds=FIRST-LAST
+// With --seeds=FIRST-LAST it lives many lives and prints which of them break something.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +37,7 @@ int LiveOne(Kind kind, uint64_t seed) {
   return result.violation.empty() ? 0 : 1;
 }
 
-// Whether `argument` is --name=VALUE; then `value` is that.
+// Returns whether `argument` is --name=VALUE. If so, `value` points to VALUE.
 bool Is(const char* argument, const std::string& name, const char*& value) {
   const std::string prefix = "--" + name + "=";
   if (std::strncmp(argument, prefix.c_str(), prefix.size()) != 0) return false;

@@ -9,12 +9,12 @@
 namespace talweg::sim {
 namespace {
 
-// What Draw() is asked for, beside a part.
+// What Draw() may be asked for, besides a part's length.
 constexpr uint64_t kIsOdd = ~uint64_t{0};
 constexpr uint64_t kWhoIsOdd = kIsOdd - 1;
 constexpr uint64_t kHowOdd = kIsOdd - 2;
 
-// Lengths that the cells of tests/sim can tell apart from one another.
+// Lengths differ by this much, so that the cells of tests/sim can tell them apart.
 constexpr uint64_t kLengthStep = 8;
 
 }  // namespace
@@ -55,7 +55,7 @@ std::optional<view::Place> RoundPlan::Odd(Round round) const {
 }
 
 RoundSignature RoundPlan::Signature(Round round, const view::Place& place) const {
-  // Where lengths are compared too, those may be what is odd.
+  // Where lengths are compared too, the odd rank may differ in its lengths instead.
   const bool is_odd =
       Odd(round) == place && (collective().copies() || Draw(round, kHowOdd) % 2 == 0);
   if (!tensor_->is_signed) return is_odd ? SignatureOf(collective(), 1) : 0;

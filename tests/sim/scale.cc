@@ -43,7 +43,7 @@ class CountedStream final : public scheduler::Stream<Response> {
 struct Aggregator {
   Station station;
   aggregation::MemoryBudget budget{uint64_t{1} << 60};
-  std::optional<aggregation::AggregatorCore> job;  // From its first view on.
+  std::optional<aggregation::AggregatorCore> job;  // Present after the job's first view.
   std::map<ConnectionId, aggregator::Outbox> outboxes;
   // What the present event posts, in order.
   std::vector<std::pair<ConnectionId, std::shared_ptr<FrameInFlight>>> posted;
@@ -114,7 +114,7 @@ class ScaleWorld final : public Peers {
   }
 
  private:
-  // A node's place, and the agent that is there.
+  // A node's place in the job, and the agent that holds it.
   struct Seat {
     Station station;
     uint64_t life = 0;
@@ -139,7 +139,7 @@ class ScaleWorld final : public Peers {
     request.set_session_secret(Secret());
   }
 
-  // A call, and its answer; `then` runs when that has come.
+  // Makes a call; `then` runs when its answer has come.
   template <typename Response, typename Request>
   void Call(
       uint32_t member, const Request& request,
@@ -185,7 +185,7 @@ class ScaleWorld final : public Peers {
     }
   }
 
-  // Everybody is told the same, and holds one copy of it here.
+  // All processes are told the same view, and share one copy of it here.
   std::shared_ptr<const view::View> Known(uint64_t epoch,
                                           const std::function<absl::StatusOr<view::View>()>& told) {
     std::shared_ptr<const view::View>& known = views_[Epoch{epoch}];
@@ -294,7 +294,7 @@ class ScaleWorld final : public Peers {
                std::move(deliver));
   }
 
-  // Its process ends; both sides of its connections see it at once.
+  // Ends a member's process. Both sides of its connections see that at once.
   void Lose(uint32_t member) {
     const ConnectionId connection = ConnectionOf(member);
     for (uint32_t i = 0; i < aggregators_.size(); ++i) {
@@ -338,7 +338,7 @@ class ScaleWorld final : public Peers {
         .first->second;
   }
 
-  // Memory and sums are there at once.
+  // Memory is allocated and sums are done at once.
   static void Perform(Aggregator& aggregator, aggregation::AggregatorCore::Effects effects) {
     aggregation::AggregatorCore& job = *aggregator.job;
     std::set<ConnectionId> touched;
@@ -414,7 +414,7 @@ class ScaleWorld final : public Peers {
 
   void Check(uint64_t held, const std::string& what, ScaleResult& result) const {
     for (uint32_t i = 0; i < members_.size() && result.problem.empty(); ++i) {
-      // A member that has died is out of the second check.
+      // The second check leaves out the member that has died.
       const bool is_lost = held == 2 && what != "the join" && i + 1 == members_.size();
       if (!is_lost && members_[i].participant->held() != held) {
         const std::optional<uint64_t> has = members_[i].participant->held();
@@ -441,7 +441,7 @@ class ScaleWorld final : public Peers {
 }  // namespace
 
 ScaleResult MeasureScale(const ScaleOptions& options) {
-  // The scheduler says who joins.
+  // Drops the scheduler's log lines about who joins.
   telemetry::SetLogSink([](telemetry::LogLevel, const std::string&) {});
   return ScaleWorld(options).Measure();
 }

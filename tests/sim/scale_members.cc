@@ -16,7 +16,7 @@ namespace {
 
 using wire::FrameType;
 
-// Members end it when a node wants to join.
+// The end of this step is where members let a node join.
 constexpr uint64_t kStep = 2;
 
 using PostFrame = std::function<void(std::shared_ptr<FrameInFlight>)>;
@@ -40,7 +40,7 @@ void PostBare(FrameType type, JobId job, Epoch epoch, const PostFrame& post) {
 TensorKey KeyOf(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
 std::string NameOf(uint32_t tensor) { return "layer." + std::to_string(tensor) + ".weight"; }
 
-// A member's core, as its agent drives it.
+// The core of a member, driven as its agent drives it.
 class CoreMember final : public Participant {
  public:
   CoreMember(uint32_t index, const view::ViewMember& self, const ScaleOptions& options,
@@ -106,7 +106,7 @@ class CoreMember final : public Participant {
     Perform(flushed);
   }
 
-  // What follows at once is told to the core when all is performed.
+  // Performs all effects first. Then it tells the core the events that follow from them at once.
   void Perform(const pipeline::Effects& effects) {
     pipeline::Effects more;
     std::vector<std::function<void()>> events;
@@ -170,7 +170,7 @@ class CoreMember final : public Participant {
   std::set<pipeline::TensorIndex> announced_;
 };
 
-// Says what a core in its place says, as long as nothing else goes wrong.
+// Sends what a core in its place sends, as long as nothing else goes wrong.
 class StandIn final : public Participant {
  public:
   StandIn(uint32_t index, view::ViewMember self, const ScaleOptions& options,
@@ -224,7 +224,7 @@ class StandIn final : public Participant {
         Tensor& tensor = Find(entry.key);
         --tensor.owners_left;
         if (tensor.announced) continue;
-        // Owners know of it what they have decided.
+        // Owners have decided a round, so they know how many rounds of this tensor are held.
         tensor.held = std::max(tensor.held, entry.held.value());
         tensor.pushed = tensor.held;
         tensor.announced = tensor.owners_left == 0;
@@ -268,8 +268,8 @@ class StandIn final : public Participant {
     std::vector<view::Slice> slices;
     uint32_t primary = 0;
     std::set<uint32_t> owners;
-    size_t owners_left = 0;  // That have not agreed to it in this view.
-    size_t slices_left = 0;  // Those of the open round's results.
+    size_t owners_left = 0;  // How many have not agreed to it in this view.
+    size_t slices_left = 0;  // How many of the open round's results are missing.
     uint64_t held = 0;
     Epoch held_epoch;
     uint64_t pushed = 0;
@@ -292,7 +292,7 @@ class StandIn final : public Participant {
                          [key](const Tensor& tensor) { return tensor.key == key; });
   }
 
-  // What it holds can change no more: it declares all, and reports.
+  // What it holds can change no more. So it declares all tensors and reports.
   void Freeze() {
     const uint32_t rank = view_->RankBase(*view_->IndexOf(self_.id)).value();
     for (uint32_t i = 0; i < view_->aggregators.size(); ++i) {

@@ -27,7 +27,7 @@ void CheckSame(const ScaleEvent& a, const ScaleEvent& b) {
   }
 }
 
-// With four times as many members: at most so many times as much.
+// `many` has four times as many members as `few`, and may cost at most about four times as much.
 void CheckGrowth(const Traffic& few, const Traffic& many, double bytes_max) {
   CHECK(static_cast<double>(many.messages) <= 4.2 * static_cast<double>(few.messages));
   CHECK(static_cast<double>(many.bytes) <= bytes_max * static_cast<double>(few.bytes));
@@ -45,7 +45,7 @@ void CheckGrowth(const ScaleEvent& few, const ScaleEvent& many) {
   }
 }
 
-// What one of them costs on average.
+// Returns the average cost of one of them.
 StationCost Mean(const std::vector<StationCost>& stations) {
   StationCost mean;
   for (const auto& [each, sum] :
@@ -62,26 +62,28 @@ StationCost Mean(const std::vector<StationCost>& stations) {
 
 }  // namespace
 
-TEST_CASE("Scale: stand-ins say as much as cores of members do", "[scale]") {
+TEST_CASE("Scale: stand-ins send as much as cores of members do", "[scale]") {
   const ScaleResult stand_ins = Measure(12, 0);
   const ScaleResult cores = Measure(12, 12);
   CheckSame(stand_ins.loss, cores.loss);
   CheckSame(stand_ins.join, cores.join);
 }
 
-TEST_CASE("Scale: what a loss and a join cost grows with the number of members", "[scale]") {
+TEST_CASE("Scale: the cost of a loss and of a join grows in proportion to the number of members",
+          "[scale]") {
   const ScaleResult few = Measure(50, 1);
   const ScaleResult many = Measure(200, 1);
   CheckGrowth(few.loss, many.loss);
   CheckGrowth(few.join, many.join);
 }
 
-TEST_CASE("Scale: it does where there are as many aggregators as members", "[scale]") {
+TEST_CASE("Scale: the cost grows in proportion where there are as many aggregators as members",
+          "[scale]") {
   const ScaleResult few = Measure(30, 1, 30);
   const ScaleResult many = Measure(120, 1, 120);
   CheckGrowth(few.loss.scheduler, many.loss.scheduler);
   CheckGrowth(few.join.scheduler, many.join.scheduler);
-  // Each tensor is decided on by one aggregator, so they are not alike.
+  // One aggregator decides on each tensor, so the aggregators' costs differ. Their mean counts.
   CheckGrowth(Mean(few.loss.aggregators), Mean(many.loss.aggregators));
   CheckGrowth(Mean(few.join.aggregators), Mean(many.join.aggregators));
 }

@@ -13,11 +13,11 @@ namespace {
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
 constexpr size_t kBackupsMax = 8;
 constexpr int64_t kForGoodNs = 1'000'000 * kSecond;
-// How often, at most, the scheduler comes back for less than a lease.
+// The most times that the scheduler comes back for less than a lease.
 constexpr uint64_t kRelapsesMax = 16;
 constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
-// The scheduler gets no events of the network: it is reached only by calls and streams.
+// The scheduler gets no events of the network: only calls and streams reach it.
 class NoData : public Process {
  public:
   void OnFrameBytes(ConnectionId, std::span<const std::byte>) override {}
@@ -59,7 +59,7 @@ void SchedulerProcess::Start() {
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
   core_ = std::make_unique<membership::SchedulerCore>(
-      // However short it was down, its clock has gone on.
+      // The scheduler's clock goes on while it is down, however short that is.
       membership::Config{.history_ns = profile_->history_ns,
                          .start_unix_ns = kStartUnixNs + timeline_->now_ns() +
                                           static_cast<int64_t>(restarts_) * 2 * kMillisecond},
@@ -79,7 +79,7 @@ void SchedulerProcess::Start() {
   });
 }
 
-// From 1 to `most`.
+// Returns from 1 to `most` seconds.
 int64_t SchedulerProcess::NextSeconds(uint64_t most) {
   return static_cast<int64_t>(1 + timeline_->random().Below(most)) * kSecond;
 }
@@ -91,7 +91,7 @@ void SchedulerProcess::Tick(uint64_t life) {
       core.OnTick(now_ns, out);
     });
   });
-  if (life != life_) return;  // It died of it.
+  if (life != life_) return;  // The scheduler died in this tick.
   timeline_->After(core_->config().TickNs(), [this, life] { Tick(life); });
 }
 
@@ -100,7 +100,7 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   trace_->Add(timeline_->now_ns(), "scheduler", "ends");
   core_.reset();
   down_since_ns_ = timeline_->now_ns();
-  // It can declare nobody lost before a lease has lapsed.
+  // A scheduler declares nobody lost until a lease has passed since its start.
   if (*down_since_ns_ >= started_ns_ + 2 * membership::Config{}.lease_ns) {
     undecided_since_ns_ = *down_since_ns_;
   }
@@ -141,12 +141,12 @@ void SchedulerProcess::OnViewTold(const view::View& view) {
   Ledger& ledger = (*ledgers_)[view.job];
   const auto& views = ledger.views();
   if (!views.empty() && views.rbegin()->first < view.epoch) view_check_(view);
-  // One that was stored, and told to nobody before the store was set back, may be told now: all
-  // who have heard of newer ones ignore it.
+  // This view may have been stored but told to nobody when an older store was put back. It may be
+  // told now: whoever has heard of newer views ignores it.
   ledger.OnView(view, trace_->HasReached(kOlderStore));
 }
 
-// Rule 15: what is sent is stored.
+// Rule 15: a view is stored before it is sent.
 void SchedulerProcess::CheckStored(const view::View& view) const {
   for (const membership::JobRecord& job : store_.jobs) {
     if (job.id != view.job || !job.view || job.view->epoch < view.epoch) continue;
@@ -161,7 +161,7 @@ void SchedulerProcess::CheckStored(const view::View& view) const {
 void SchedulerProcess::CheckNote(const std::string& text) const {
   const membership::Config& config = core_->config();
   if (timeline_->now_ns() >= steady_since_ns_ + config.lease_ns - config.TickNs()) return;
-  // The note tells of a lapse itself. One who leaves a failed job may quote an earlier one.
+  // The lapse must be the note's own. A member that leaves a failed job may quote an earlier lapse.
   const size_t who_ends = text.find(") ");
   if (who_ends != std::string::npos && who_ends == text.find(") was silent for ")) {
     throw Violation{"scheduler: after a gap: " + text};
@@ -237,8 +237,8 @@ void SchedulerProcess::Store(const membership::StoreWrite& write) {
   }
 }
 
-// Somebody has put an older copy of the store in its place. Where agents wait for ever it is none
-// that brings back a job which is over, as its aggregators have done with it.
+// Puts an older copy of the store in its place. Where agents wait for ever, that copy brings back
+// no job that is over: its aggregators are done with it.
 void SchedulerProcess::MaybeRestoreBackup() {
   const auto over = [](const membership::JobRecord& job) {
     return job.state == membership::JobState::kFailed ||
@@ -265,20 +265,21 @@ bool SchedulerProcess::MayDie(Fault fault) const {
          timeline_->now_ns() < kSecond + profile_->fault_end_ns;
 }
 
-// Killed when it has told a view to some, perhaps, and to others not yet.
+// The scheduler may be killed when it has told a view to some and not yet to others.
 bool SchedulerProcess::DiesBehind(const membership::Effect& told) {
   const auto* member = std::get_if<membership::TellMember>(&told);
   const auto* view =
       member == nullptr ? nullptr : std::get_if<membership::SharedView>(&member->message);
   if (view == nullptr || !MayDie(Fault::kLoseScheduler)) return false;
-  // More often when something hangs on it.
+  // It dies more often when the view is not the job's first one.
   if (!timeline_->random().OneIn((*view)->epoch == Epoch{1} ? 32 : 4)) return false;
   trace_->Reached("scheduler: killed between telling one and telling the next");
   Lose();
   return true;
 }
 
-// Killed when it has stored what nobody has been told yet, or stopped as its store has failed.
+// The scheduler may be killed when it has stored what nobody has been told yet. Or it stops because
+// its store fails.
 bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
   if (!MayDie(Fault::kRestartScheduler) || write.jobs.empty() || !timeline_->random().OneIn(16))
     return false;
@@ -328,8 +329,8 @@ void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,
                                  std::function<void(bool)> done) {
   const uint64_t life = network_->host(from).life();
   auto finished = std::make_shared<bool>(false);
-  // The copies write their answer into one place. What one says of which the scheduler died was
-  // never told, and has written over what another's answer, still on its way, had said.
+  // All copies of a call write their answer into one place. A copy that killed the scheduler was
+  // never answered, but may have overwritten another copy's answer that is still on its way.
   auto overwritten = std::make_shared<bool>(false);
   const auto answer = [this, from, life, finished, overwritten, done](bool answered) {
     network_->host(from).Deliver(life, [finished, overwritten, done, answered] {
@@ -345,7 +346,7 @@ void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,
         if (core_ == nullptr) return;
         const uint64_t scheduler_life = life_;
         Run(request);
-        if (life_ != scheduler_life) {  // It died of it.
+        if (life_ != scheduler_life) {  // The scheduler died in this call.
           *overwritten = true;
           return;
         }
@@ -422,7 +423,8 @@ void SchedulerProcess::OnHostEnded(HostIndex host, bool silently) {
   for (auto& [id, stream] : streams_) {
     if (stream.host != host || !stream.open) continue;
     stream.open = false;
-    if (!silently) BreakLater(id);  // Else a cable, not a process: only the lease tells.
+    // Otherwise a cable was cut and no process ended: only the lease reveals that.
+    if (!silently) BreakLater(id);
   }
 }
 

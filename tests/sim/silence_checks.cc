@@ -7,9 +7,9 @@
 namespace talweg::sim {
 namespace {
 
-// The extra time for stragglers, stopped hosts, partitions and retries.
+// The extra time that stragglers, stopped hosts, partitions and retries may take.
 constexpr int64_t kSlackNs = 60 * kSecond;
-// An owner may notice so late that a node is back.
+// How late an owner may notice that a node is back.
 constexpr int64_t kNoticedNs = 5 * kSecond;
 
 }  // namespace

@@ -53,7 +53,7 @@ shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateOnePlace(shm::RankConnect
   return AllocateResult(bytes);
 }
 
-// These agents have a transport: their ranks do not sum.
+// These agents have a transport, so their ranks do not sum.
 shm::Outcome<shm::SharedPlace> SimRankMemory::PlanContribution(const shm::BufferShape& /*shape*/,
                                                                bool /*in_place*/) {
   throw Violation{"an agent that is not alone has its ranks sum"};

@@ -58,7 +58,7 @@ void SimRankServer::RefuseDeclaration(shm::RankConnectionId connection, shm::Req
   hearing_->OnDeclarationRefused(RankOf(connection), request.value(), status, std::string(text));
 }
 
-// Simulated ranks push from no device.
+// Simulated ranks do not push from a device.
 void SimRankServer::Garbage(shm::RankConnectionId /*connection*/, const std::string& why,
                             shm::RankEventSink& /*sink*/) {
   throw Violation{"a rank is said to have sent garbage: " + why};

@@ -23,12 +23,12 @@ namespace talweg::sim {
 namespace {
 
 constexpr uint64_t kLives = 10'000;
-// A sanitizer makes a life several times as long.
+// A sanitizer makes a life several times as slow.
 constexpr uint64_t kSanitizedLives = 1'000;
-// Below this many, chance decides which points are reached.
+// With fewer lives than this, chance decides which points are reached.
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
-// The kinds take turns; each has seeds of its own.
+// The kinds take turns. Each kind has its own seeds.
 constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,    Kind::kUsual,   Kind::kUsual,
                            Kind::kRecovery, Kind::kUsual,    Kind::kUsual,   Kind::kUsual,
                            Kind::kSilent,   Kind::kRecovery, Kind::kGroups,  Kind::kHosts,
@@ -59,7 +59,8 @@ uint64_t LivesWanted() {
   return std::getenv("TALWEG_SANITIZER") != nullptr ? kSanitizedLives : kLives;
 }
 
-// Seeds that no run has drawn before, unless it is said where they begin: then the same again.
+// Returns a seed that no run has drawn before, or the one that the environment names to repeat a
+// run.
 uint64_t FirstNewSeed() {
   if (const char* const first = std::getenv("TALWEG_SIM_FIRST_SEED")) {
     return std::strtoull(first, nullptr, 10);
@@ -68,7 +69,7 @@ uint64_t FirstNewSeed() {
   return kMillion * (10 + std::random_device()() % kMillion);
 }
 
-// A broken TALWEG_CHECK ends the process: say in which life.
+// A broken TALWEG_CHECK ends the process. This says in which life.
 Choice choice_now{};
 void OnAbort(int) {
   char text[128];
@@ -80,7 +81,7 @@ void OnAbort(int) {
   if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) return;
 }
 
-// The lives of one test case.
+// Counts the lives of one test case.
 class Lives {
  public:
   Lives() { std::signal(SIGABRT, OnAbort); }
@@ -119,7 +120,7 @@ class Lives {
   std::map<std::string, uint64_t> coverage_;
 };
 
-TEST_CASE("Lives that have broken something once break nothing", "[sim]") {
+TEST_CASE("Lives that once broke something break nothing now", "[sim]") {
   if (!IsOfThisPart(0)) return;
   Lives lives;
   for (const FoundSeed& found : kFoundSeeds) {
@@ -151,7 +152,7 @@ TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {
                    std::chrono::seconds(soak != nullptr ? std::atoi(soak) : 0);
   const uint64_t wanted = LivesWanted();
   const uint64_t first = FirstNewSeed();
-  // Before the first of them, so that it is known whatever becomes of this process.
+  // Printed before the first life, so that the seeds are known whatever becomes of this process.
   std::cout << "new seeds from " << first << " on; the same again: ./test --first-seed=" << first
             << " sim_test" << std::endl;
   Lives lives;

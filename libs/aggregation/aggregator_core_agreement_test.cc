@@ -125,11 +125,12 @@ TEST_CASE("AggregatorCore: a member that contradicts itself poisons as another w
   CHECK(f.budget.used_bytes() == 0);
 }
 
-TEST_CASE("AggregatorCore: what nobody can declare is told to all, or to the one who made it up",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: a declaration that nobody can make fails for all, or for its sender alone",
+    "[aggregation]") {
   JobFixture f;
   f.Start();
-  // A false key does not name a tensor that others could wait for.
+  // A false key names no tensor that others could wait for.
   wire::Declare false_key = f.DeclareOf("w", 0);
   false_key.key = KeyOf("v");
   f.SayDeclare(0, false_key);
@@ -263,7 +264,7 @@ TEST_CASE("AggregatorCore: memory that the system does not give poisons the tens
   CHECK(Contains(f.Sent<wire::Declared>(Conn(0))[0].text, "mmap says no"));
 }
 
-TEST_CASE("AggregatorCore: no more names of tensors than are remembered", "[aggregation]") {
+TEST_CASE("AggregatorCore: a job has no more names of tensors than it may", "[aggregation]") {
   JobFixture f({2, 2}, kGiB, {.tensors_max = 1});
   f.Start();
   f.SayDeclare(0, f.DeclareOf("a", 0));
@@ -301,7 +302,7 @@ TEST_CASE("AggregatorCore: slots are made anew when another aggregator takes its
   f.effects_seen.clear();
   f.SayFence(0);
   f.SayDeclare(0, f.DeclareOf("w", 0, 100'000));
-  // Only the memory that the fenced member writes may go; the other's is released after its own
+  // Only the memory that the fenced member writes may go now. The other member's goes after its own
   // fence.
   const auto released = f.Seen<ReleaseMemory>();
   REQUIRE(released.size() == 2);

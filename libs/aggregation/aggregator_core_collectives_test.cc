@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives other than a reduction of all to all: who takes part in which slice, and rounds whose
-// ranks do not agree.
+// Collectives other than the reduction of all ranks: which members take part in which slice, and
+// rounds whose ranks disagree.
 #include <catch2/catch.hpp>
 
 #include "libs/aggregation/aggregator_core_fixture.h"
@@ -9,9 +9,9 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr uint64_t kElements = 16;  // 64 bytes: a slice for each part.
+constexpr uint64_t kElements = 16;  // 64 bytes: each part is a slice.
 
-// A tensor "t" of the first ranks of `nodes`, which declare it.
+// A tensor "t". The first ranks of `nodes` declare it.
 struct CollectiveFixture : JobFixture {
   CollectiveFixture(std::string_view collective, std::vector<uint32_t> nodes,
                     std::vector<uint32_t> rank_counts = {1, 1, 1})
@@ -53,7 +53,8 @@ struct CollectiveFixture : JobFixture {
   view::Group group;
 };
 
-TEST_CASE("AggregatorCore: a part waits for those alone who have to do with it", "[aggregation]") {
+TEST_CASE("AggregatorCore: a part waits only for the members that give or get it",
+          "[aggregation]") {
   CollectiveFixture f("all_to_all", {0, 1, 2});
   GIVEN("the part from node 0 to node 1") {
     f.Give(0, 1, 1, 0, 32);
@@ -74,7 +75,7 @@ TEST_CASE("AggregatorCore: a part waits for those alone who have to do with it",
   }
 }
 
-TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of both",
+TEST_CASE("AggregatorCore: ranks that give a round different meanings hear of both",
           "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   const RoundSignature one = SignatureOf(f.spec, 16);
@@ -92,7 +93,7 @@ TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of
           "(host-1)) gives f32[8] sum");
   }
 
-  SECTION("and go on with the next round") {
+  SECTION("They go on with the next round") {
     f.effects_seen.clear();
     f.Give(0, 2, 0, one);
     f.Give(1, 2, 0, one);
@@ -100,7 +101,7 @@ TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of
     REQUIRE(f.Results(1).size() == 1);
     CHECK(f.Results(1)[0].entry.form != wire::Form::kDisagreement);
   }
-  SECTION("also over a new connection") {
+  SECTION("They hear of it over a new connection too") {
     f.job.OnDisconnect(Conn(1), f.effects);
     f.Perform();
     f.SayHello(1, 1);
@@ -115,18 +116,18 @@ TEST_CASE("AggregatorCore: ranks that say a round is of different things hear of
   }
 }
 
-TEST_CASE("AggregatorCore: a node whose ranks have all joined fits what the others give",
+TEST_CASE("AggregatorCore: a node whose ranks have all joined agrees with what the others give",
           "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1, 2});
   const uint32_t joined = GENERATE(0u, 1u, 2u);
   const uint32_t other = joined == 0 ? 1 : 0;
   f.Give(joined, 1, 0, kFitsAll);
   f.Give(other, 1, 0, 7);
-  SECTION("which is the same") {
+  SECTION("The others give the same") {
     f.Give(3 - joined - other, 1, 0, 7);
     CHECK(f.Seen<Sum>().size() == 1);
   }
-  SECTION("unless these differ") {
+  SECTION("The others differ") {
     f.Give(3 - joined - other, 1, 0, 8);
     CHECK(f.Seen<Sum>().empty());
     REQUIRE(f.Results(joined).size() == 1);
@@ -145,7 +146,7 @@ TEST_CASE("AggregatorCore: lengths are compared where contributions are combined
   CHECK(f.Results(0)[0].text.find("gives 32 bytes in slice 0") != std::string::npos);
 }
 
-TEST_CASE("AggregatorCore: one node's own disagreement is what all members hear", "[aggregation]") {
+TEST_CASE("AggregatorCore: all members hear of one node's own disagreement", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   const std::string text = "rank 1 gives 4 bytes, rank 2 gives 8 bytes";
   wire::Contribute part = f.Part("t", 1);
@@ -164,7 +165,7 @@ TEST_CASE("AggregatorCore: a group takes memory for its own members", "[aggregat
         3 * 64);  // Two members and the result, not four.
 }
 
-TEST_CASE("AggregatorCore: whoever has no rank in a group cannot declare it", "[aggregation]") {
+TEST_CASE("AggregatorCore: a node without a rank in a group cannot declare it", "[aggregation]") {
   CollectiveFixture f("all_reduce", {0, 1});
   f.SayDeclare(2, f.Said(2));
   const auto declared = f.Sent<wire::Declared>(Conn(2));
@@ -188,7 +189,7 @@ TEST_CASE("AggregatorCore: groups that differ poison the tensor", "[aggregation]
   CHECK(failed[0].text.find("2 ranks (0.0, 2.0)") != std::string::npos);
 }
 
-TEST_CASE("AggregatorCore: a round that is over for some, and can never be for others, is lost",
+TEST_CASE("AggregatorCore: a round that is over for some and can never end for others is lost",
           "[aggregation]") {
   CollectiveFixture f("gather", {0, 1});
   f.NextView();
@@ -261,15 +262,15 @@ TEST_CASE("AggregatorCore: an aggregator has memory for the parts of its host's 
   CHECK(f.Seen<ReleaseMemory>().size() == 4);
 }
 
-TEST_CASE("AggregatorCore: whoever declares late hears of no round that it has not taken part in",
+TEST_CASE("AggregatorCore: a member that declares late hears of no round that it took no part in",
           "[aggregation]") {
   HostsFixture f;
   f.AddAggregator("b", "y", 2);
   f.AddAggregator("c", "x");
   f.AddAggregator("d", "z");
   f.spec = {DType::kF32, Op::kCopy, Share::kRow, Share::kColumn, 16 * kKiB};
-  // Finds a name with its primary owner here, where nothing else is placed here but what node 0
-  // gives to node 1.
+  // Finds a name whose primary owner is here. Nothing else may be placed here but what node 0 gives
+  // to node 1.
   std::string name;
   for (int i = 0; name.empty(); ++i) {
     REQUIRE(i < 1000);

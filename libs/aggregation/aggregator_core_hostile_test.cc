@@ -7,8 +7,8 @@
 #include "libs/aggregation/aggregator_core_fixture.h"
 #include "libs/base/random.h"
 
-// Peers that send anything at any time, with values from so small a range that they often nearly
-// make sense. No CHECK is reached, and all effects can be performed.
+// Peers send anything at any time. Their values come from a small range, so they often nearly make
+// sense. No CHECK may be reached, and all effects can be performed.
 namespace talweg::aggregation {
 namespace {
 
@@ -49,7 +49,7 @@ class HostilePeers {
   const Counters& counters() const { return f_.job.counters(); }
 
  private:
-  // Mostly the present connection of some node.
+  // Returns mostly the present connection of some node.
   ConnectionId AnyConnection() {
     const uint32_t node = AnyNode();
     return Conn(node, lives_[node] - (random_.OneIn(50) && lives_[node] > 0 ? 1 : 0));
@@ -186,7 +186,7 @@ class HostilePeers {
   }
   void NextView() {
     f_.view.epoch = f_.view.epoch.Next();
-    if (random_.OneIn(3)) {  // A member is another incarnation now.
+    if (random_.OneIn(3)) {  // A member is now another incarnation.
       view::ViewMember& member = f_.view.members[random_.Below(f_.view.members.size())];
       member.id.incarnation = Incarnation{member.id.incarnation.value() + 1000};
     }
@@ -223,7 +223,7 @@ class HostilePeers {
     CHECK(IsAllocated(effect.source));
     CheckResultIsFree(effect.result, effect.offset_bytes);
   }
-  // No write reads memory that is about to be overwritten.
+  // Checks that no write reads memory that is about to be overwritten.
   void CheckResultIsFree(AllocationId result, uint64_t offset_bytes) const {
     CHECK(IsAllocated(result));
     for (const auto& [id, write] : writes_) {
@@ -256,7 +256,7 @@ class HostilePeers {
   std::set<ConnectionId> closed_;
 };
 
-TEST_CASE("AggregatorCore: peers that say anything reach no CHECK and break no promise",
+TEST_CASE("AggregatorCore: peers that send anything reach no CHECK and break no promise",
           "[aggregation]") {
   Counters reached;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
@@ -270,7 +270,7 @@ TEST_CASE("AggregatorCore: peers that say anything reach no CHECK and break no p
   for (const auto& [name, value] : NamedCounters(reached)) {
     INFO(name);
     if (name == "frames_unreadable" || name == "sums_stale") continue;
-    if (name == "rounds_lost") continue;  // job_collectives_test has it.
+    if (name == "rounds_lost") continue;  // aggregator_core_collectives_test reaches this one.
     CHECK(value > 0);
   }
 }

@@ -157,11 +157,11 @@ TEST_CASE(
 TEST_CASE("AggregatorCore: reports that cannot be true make the tensor unusable, with a reason",
           "[aggregation]") {
   Recovery r;
-  SECTION("two rounds apart") {
+  SECTION("Two members hold rounds that are two apart") {
     r.Enter(0, {Held("w", 5, 1)});
     r.Enter(1, {Held("w", 7, 1)});
   }
-  SECTION("a slice that does not exist") {
+  SECTION("A member reports a slice that does not exist") {
     r.Enter(0, {Held("w", 6, 1, 1, {2})});
     r.Enter(1, {Held("w", 6, 1)});
   }
@@ -244,7 +244,7 @@ TEST_CASE(
   CHECK(r.f.Seen<Sum>()[0].result != AllocationId{0});
 }
 
-TEST_CASE("AggregatorCore: reports of tensors that were not declared are not counted on",
+TEST_CASE("AggregatorCore: a report of a tensor that its member has not declared does not count",
           "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1), Held("v", 9, 1)});

@@ -36,7 +36,8 @@ TEST_CASE("AggregatorCore: contributions are summed in member order, whatever or
   CHECK(result.entry.form == Form::kWritten);
   CHECK(result.entry.rank_count == 5);
   CHECK(result.entry.sum_epoch == Epoch{1});
-  CHECK(result.target == wire::RemoteRef{0, 2'000'000});  // By the round's parity.
+  // The round's parity decides where the result goes.
+  CHECK(result.target == wire::RemoteRef{0, 2'000'000});
   CHECK(f.Results(1).size() == 1);
   CHECK(f.job.counters().summed_bytes == 2 * kLargeCount * 4);
 }
@@ -108,12 +109,13 @@ TEST_CASE("AggregatorCore: slices of a large tensor are rounds of their own", "[
   CHECK(f.Results(0)[0].offset_bytes == 2 * 64 * kKiB);
 }
 
-TEST_CASE("AggregatorCore: credit returns when a contribution has been received, taken or not",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: credit returns when a contribution has been received, even if it is refused",
+    "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
   f.Contribute(0, "w", 1);
-  f.Contribute(0, "w", 9);  // Refused: another round.
+  f.Contribute(0, "w", 9);  // It is refused: the round is another one.
   wire::Contribute empty = f.Part("w", 1);
   empty.form = Form::kEmpty;
   f.Contribute(0, empty);  // It is refused, and returns no credit.
@@ -124,7 +126,7 @@ TEST_CASE("AggregatorCore: credit returns when a contribution has been received,
   CHECK(credit[1].connection == Conn(0));
 }
 
-TEST_CASE("AggregatorCore: what does not match is refused, counted and never summed",
+TEST_CASE("AggregatorCore: a contribution that does not match is refused, counted and never summed",
           "[aggregation]") {
   JobFixture f;
   f.StartWith("w", 4);
@@ -197,7 +199,7 @@ TEST_CASE("AggregatorCore: contributions before the declaration is answered are 
   f.Contribute(0, "w", 1);
   CHECK(f.RefusedCount(RefusedReason::kNotDeclared) == 1);
   f.epoch_override = Epoch{1};
-  f.Contribute(5, "w", 1);  // Never said Hello.
+  f.Contribute(5, "w", 1);  // This connection never said Hello.
   CHECK(f.Seen<CloseConnection>().size() == 1);
 }
 
@@ -284,8 +286,8 @@ TEST_CASE("AggregatorCore: a result is not overwritten while it is being written
   f.job.OnWriteDone(f.writes_under_way[0], f.effects);  // A repetition has no effect.
   f.Perform();
   CHECK(f.Seen<Sum>().size() == 1);
-  SECTION("until all are done") { f.job.OnWriteDone(f.writes_under_way[1], f.effects); }
-  SECTION("or the connection is lost") { f.job.OnDisconnect(Conn(1), f.effects); }
+  SECTION("All writes are done") { f.job.OnWriteDone(f.writes_under_way[1], f.effects); }
+  SECTION("The connection is lost") { f.job.OnDisconnect(Conn(1), f.effects); }
   f.Perform();
   CHECK(f.Seen<Sum>().size() == 2);
   CHECK(f.job.counters().sums_held_back > 0);
@@ -320,7 +322,7 @@ TEST_CASE("AggregatorCore: a broadcast copies the root node's bytes to those who
   source.wants_result = false;
   f.Contribute(0, source);  // It is not the root's node.
   CHECK(f.RefusedCount(RefusedReason::kWrongMode) == 1);
-  f.Contribute(0, "w", 1);  // Not a sum.
+  f.Contribute(0, "w", 1);  // A sum is refused too.
   CHECK(f.RefusedCount(RefusedReason::kWrongMode) == 2);
   empty(0, true);
   f.Contribute(1, source);
@@ -335,10 +337,12 @@ TEST_CASE("AggregatorCore: a broadcast copies the root node's bytes to those who
   CHECK(f.job.counters().summed_bytes == 0);
 }
 
-TEST_CASE("AggregatorCore: all are told who is waited for, at growing intervals", "[aggregation]") {
+TEST_CASE("AggregatorCore: all members hear who is waited for, at growing intervals",
+          "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);
-  f.job.OnTick(f.now_ns, f.effects);  // That none waits must not be remembered for long.
+  // At this tick nobody waits. The job must not remember that for long.
+  f.job.OnTick(f.now_ns, f.effects);
   f.Contribute(0, "w", 1);
   std::vector<int64_t> notices_at;
   for (int64_t second = 0; second <= 200; ++second) {
@@ -391,7 +395,7 @@ TEST_CASE(
     }
   };
   until(70);
-  REQUIRE(told.size() == 7);  // At 64 s last; the next is due at 124 s.
+  REQUIRE(told.size() == 7);  // The last one came at 64 s. The next is due at 124 s.
   CHECK(told.back().absent_s == std::vector<uint64_t>{0, 0});
   told.clear();
   // Node 2 dies: notices say so soon, and repeatedly.
@@ -416,8 +420,7 @@ TEST_CASE(
   CHECK(told.front().absent_s[1] <= 2);
 }
 
-TEST_CASE("AggregatorCore: nobody is said to have been absent for longer than it was",
-          "[aggregation]") {
+TEST_CASE("AggregatorCore: a notice never says a longer absence than there was", "[aggregation]") {
   constexpr int64_t kTickNs = 250'000'000;
   JobFixture f({1, 1});
   f.StartWith("w", kLargeCount);
@@ -445,8 +448,9 @@ TEST_CASE("AggregatorCore: nobody is said to have been absent for longer than it
   CHECK(tick() == kTickNs);
 }
 
-TEST_CASE("AggregatorCore: a round that opens when the one before is summed is waited for, too",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: members also wait for a round that opens when the previous one is summed",
+    "[aggregation]") {
   JobFixture f({1, 1});
   f.StartWith("w", kLargeCount);
   f.Contribute(0, "w", 1);

@@ -58,7 +58,7 @@ TEST_CASE(
   CHECK(OnlyWelcome(f, Conn(1, 1)).status == WelcomeStatus::kViewDiffers);
   CHECK(f.job.counters().hellos_refused == 3);
 
-  // The refusal has time to be read, then the connection ends.
+  // The peer has time to read the refusal. Then the connection ends.
   CHECK(f.Seen<CloseConnection>().empty());
   f.now_ns += 10'000'000'000;
   f.job.OnTick(f.now_ns, f.effects);
@@ -160,7 +160,7 @@ TEST_CASE("AggregatorCore: fences of views that are over are not answered", "[ag
   CHECK(f.Sent<wire::FenceAck>(Conn(0)).size() == 1);
 }
 
-TEST_CASE("AggregatorCore: a new view closes members that are out, first of all", "[aggregation]") {
+TEST_CASE("AggregatorCore: a new view first closes the members that are out", "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w");
   f.NextView({1});
@@ -222,7 +222,7 @@ TEST_CASE("AggregatorCore: a closed job tells everybody why, then ends and relea
   CHECK(f.budget.used_bytes() == 0);
 }
 
-// Returns whom node 0 hears that the job waits for, after `seconds`.
+// Returns the notice that node 0 gets after `seconds`: it names whom the job waits for.
 std::vector<wire::Waiting> WaitingToldIn(JobFixture& f, int64_t seconds) {
   f.effects_seen.clear();
   f.job.OnTick(f.now_ns + seconds * 1'000'000'000, f.effects);
@@ -230,8 +230,7 @@ std::vector<wire::Waiting> WaitingToldIn(JobFixture& f, int64_t seconds) {
   return f.Sent<wire::Waiting>(Conn(0));
 }
 
-TEST_CASE("AggregatorCore: who has not entered the epoch is named to those who have",
-          "[aggregation]") {
+TEST_CASE("AggregatorCore: members that have entered the epoch hear who has not", "[aggregation]") {
   JobFixture f;
   f.PublishView();
   f.SayHello(0);
@@ -241,13 +240,14 @@ TEST_CASE("AggregatorCore: who has not entered the epoch is named to those who h
   REQUIRE(notices.size() == 1);
   CHECK(notices[0].key == TensorKey{0});
   CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
-  CHECK(notices[0].absent_ns == std::vector<uint64_t>{1'000'000'000});  // Since the view came.
+  // Counted from when the view came.
+  CHECK(notices[0].absent_ns == std::vector<uint64_t>{1'000'000'000});
   f.SayHello(1);
   f.SayReport(1);
   CHECK(WaitingToldIn(f, 10).empty());
 }
 
-TEST_CASE("AggregatorCore: whoever has said goodbye is named as one that has left",
+TEST_CASE("AggregatorCore: a member that said goodbye is named as one that has left",
           "[aggregation]") {
   JobFixture f;
   f.PublishView();

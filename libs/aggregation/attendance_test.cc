@@ -38,7 +38,7 @@ TEST_CASE("Attendance: while this process is stopped nobody is absent", "[aggreg
   CHECK(attendance.members()[0].absent_ns == kSecond + AwakeTime::kGapMaxNs);
 }
 
-TEST_CASE("Attendance: a new view begins with nobody", "[aggregation]") {
+TEST_CASE("Attendance: a new view begins without anybody", "[aggregation]") {
   Attendance attendance;
   attendance.OnView(1);
   attendance.Enter(MemberIndex{0}, ConnectionId{10});

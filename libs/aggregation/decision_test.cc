@@ -25,7 +25,7 @@ wire::Decision Decided(const std::vector<MemberReport>& reports, size_t slice_co
   return std::get<wire::Decision>(decided);
 }
 
-TEST_CASE("Decide: one holds the round, another does not yet: finish from the lowest that does",
+TEST_CASE("Decide: a round that one member holds is finished from the lowest member that holds it",
           "[aggregation]") {
   const wire::Decision decision = Decided({Says(0, 4, 2), Says(1, 5, 2), Says(2, 5, 2)});
   CHECK(decision.verdict == wire::Verdict::kFinish);
@@ -93,11 +93,11 @@ TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregatio
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted})));
   const std::vector<MemberReport> parted_below = {Says(0, 4, 2), Says(1, 4, 3), Says(2, 5, 4)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted_below})));
-  // Joiners hold a round without its data: no contradiction if all hold it.
+  // Joiners hold a round without its data. That is no contradiction if all hold it.
   CHECK(Decided({Says(0, 5, 3), Says(1, 5, 0)}).verdict == wire::Verdict::kRedo);
 }
 
-TEST_CASE("ReportProblem: names what cannot be", "[aggregation]") {
+TEST_CASE("ReportProblem: it names what cannot be true", "[aggregation]") {
   CHECK(ReportProblem(Says(0, 4, 2, 3, {0b111}).report, 3).empty());
   CHECK_FALSE(ReportProblem(Says(0, 4, 2, 3, {0b1000}).report, 3).empty());
   CHECK_FALSE(ReportProblem(Says(0, 4, 2, 0, {0b1}).report, 3).empty());
@@ -107,8 +107,7 @@ TEST_CASE("ReportProblem: names what cannot be", "[aggregation]") {
   CHECK_FALSE(ReportProblem(Says(0, UINT64_MAX, 2).report, 3).empty());
 }
 
-TEST_CASE("Decide: where not all get all, a round that some hold and others do not is lost",
-          "[aggregation]") {
+TEST_CASE("Decide: where not all get all, a round that only some hold is lost", "[aggregation]") {
   const std::vector<MemberReport> reports = {Says(0, 5, 2), Says(1, 4, 2)};
   const auto decided = Decide({.reports = reports, .slice_count = 3, .all_get_all = false});
   const auto* lost = std::get_if<LostRound>(&decided);

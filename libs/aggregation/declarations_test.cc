@@ -30,16 +30,16 @@ struct Fixture : CoreParts {
   Declarations declarations{&config, &present, &attendance, &memory, &tensors, &counters};
 };
 
-TEST_CASE("Declarations: one is answered when rounds are decided and its slots are there",
+TEST_CASE("Declarations: a declaration is answered when rounds are decided and its slots are there",
           "[aggregation]") {
   Fixture f;
   f.Declare(0, f.DeclareOf("t"));
-  SECTION("decided first") {
+  SECTION("The rounds are decided first") {
     f.declarations.AnswerAll(f.out);
     CHECK(f.Sent<wire::Declared>().empty());
     f.AllocateAll();
   }
-  SECTION("allocated first") {
+  SECTION("The slots are allocated first") {
     f.AllocateAll();
     CHECK(f.Sent<wire::Declared>().empty());
     f.declarations.AnswerAll(f.out);
@@ -52,7 +52,8 @@ TEST_CASE("Declarations: one is answered when rounds are decided and its slots a
   CHECK(f.Sent<wire::Declared>().size() == 1);
 }
 
-TEST_CASE("Declarations: all who have declared a tensor hear that they disagree", "[aggregation]") {
+TEST_CASE("Declarations: all members that have declared a tensor hear that they disagree",
+          "[aggregation]") {
   Fixture f;
   f.declarations.AnswerAll(f.out);
   f.Declare(0, f.DeclareOf("t", 4));
@@ -71,7 +72,7 @@ TEST_CASE("Declarations: all who have declared a tensor hear that they disagree"
   CHECK(f.Sent<wire::Failed>().size() == 3);
 }
 
-TEST_CASE("Declarations: those of a lost connection are forgotten", "[aggregation]") {
+TEST_CASE("Declarations: the declarations of a lost connection are forgotten", "[aggregation]") {
   Fixture f;
   f.Declare(0, f.DeclareOf("t"));
   f.Declare(1, f.DeclareOf("t"));
@@ -81,7 +82,7 @@ TEST_CASE("Declarations: those of a lost connection are forgotten", "[aggregatio
   CHECK(tensor.DeclaredBy(MemberIndex{1}));
 }
 
-TEST_CASE("Declarations: memory that is refused fails the tensor", "[aggregation]") {
+TEST_CASE("Declarations: a tensor fails when its memory is refused", "[aggregation]") {
   Fixture f;
   f.Declare(0, f.DeclareOf("t"));
   f.declarations.OnAllocationRefused(f.Of<AllocateMemory>()[0].id, "mmap says no", f.out);

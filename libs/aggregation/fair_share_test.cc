@@ -25,7 +25,7 @@ struct World {
       share.SetWaits(job, true);
     }
   }
-  // How many of `pieces` pieces each job gets if all jobs always have some waiting.
+  // Returns how many of `pieces` pieces each job gets if all jobs always have some waiting.
   std::map<JobId, int> Run(int pieces, uint64_t bytes = kSlice) {
     std::map<JobId, int> got;
     for (int i = 0; i < pieces; ++i) {
@@ -47,7 +47,7 @@ TEST_CASE("FairShare: jobs that wait get pieces by weight", "[aggregation]") {
   CHECK(got.at(kB) == 300);
 }
 
-TEST_CASE("FairShare: what counts are bytes, not pieces", "[aggregation]") {
+TEST_CASE("FairShare: bytes count, not pieces", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
   std::map<JobId, uint64_t> bytes;
   for (int i = 0; i < 1000; ++i) {
@@ -61,18 +61,18 @@ TEST_CASE("FairShare: what counts are bytes, not pieces", "[aggregation]") {
   CHECK(ratio < 1.1);
 }
 
-TEST_CASE("FairShare: small pieces of one job wait for one piece of another at most",
+TEST_CASE("FairShare: small pieces of one job wait for at most one piece of another",
           "[aggregation]") {
   FairShare share;
   share.Set(kA, Quota(1));
   share.Set(kB, Quota(1));
   share.SetWaits(kA, true);
-  for (int i = 0; i < 1000; ++i) share.Serve(kA, kMiB);  // It had everything for a long time.
+  for (int i = 0; i < 1000; ++i) share.Serve(kA, kMiB);  // Job A had everything for a long time.
   share.SetWaits(kB, true);
   CHECK(share.Next() == kB);
 }
 
-TEST_CASE("FairShare: what a piece brings is charged to its job, and shares stay",
+TEST_CASE("FairShare: the bytes that a piece causes are charged to its job, and shares stay",
           "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(4)}});
   std::map<JobId, int> got;
@@ -80,7 +80,7 @@ TEST_CASE("FairShare: what a piece brings is charged to its job, and shares stay
     const JobId next = *world.share.Next();
     ++got[next];
     world.share.Serve(next, kSlice);
-    // Its results, and what their members then send.
+    // The piece's results, and what their members then send.
     for (int j = 0; j < 3; ++j) world.share.Charge(next, kSlice);
   }
   CHECK(std::abs(got[kA] - 100) <= 2);
@@ -105,7 +105,7 @@ TEST_CASE("FairShare: a higher priority goes first, and the lower one does not s
   CHECK(got.at(kC) >= 1020);
 }
 
-TEST_CASE("FairShare: who had no work has no credit for it", "[aggregation]") {
+TEST_CASE("FairShare: a job without work earns no credit meanwhile", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
   world.share.SetWaits(kB, false);
   CHECK(world.Run(1000).at(kA) == 1000);
@@ -114,30 +114,30 @@ TEST_CASE("FairShare: who had no work has no credit for it", "[aggregation]") {
   CHECK(std::abs(got.at(kA) - got.at(kB)) <= 2);
 }
 
-TEST_CASE("FairShare: what a job has had besides is held against it, up to a bound",
+TEST_CASE("FairShare: what a job got elsewhere is held against it, up to a bound",
           "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
-  SECTION("of a little, all") {
+  SECTION("A little is held against it in full") {
     world.share.Charge(kA, 10 * kSlice);
     const auto got = world.Run(30);
     CHECK(got.at(kB) - got.at(kA) >= 9);
     CHECK(got.at(kB) - got.at(kA) <= 11);
   }
-  SECTION("of a flood, 64 MiB") {
+  SECTION("64 MiB of a flood are held against it") {
     for (int i = 0; i < 100'000; ++i) world.share.Charge(kA, kSlice);
     std::map<JobId, int> got = world.Run(300);
     CHECK(got.at(kB) >= 250);
     got = world.Run(300);
     CHECK(std::abs(got[kA] - got[kB]) <= 2);
   }
-  SECTION("and a job alone goes on at once") {
+  SECTION("A job that is alone goes on at once") {
     for (int i = 0; i < 100'000; ++i) world.share.Charge(kA, kSlice);
     world.share.SetWaits(kB, false);
     CHECK(world.Run(10).at(kA) == 10);
   }
 }
 
-TEST_CASE("FairShare: rules may change while work waits, and jobs may go", "[aggregation]") {
+TEST_CASE("FairShare: rules may change while work waits, and jobs may leave", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
   world.Run(10);
   world.share.Set(kB, Quota(4));

@@ -11,7 +11,7 @@
 #include "libs/aggregation/quota_testing.h"
 #include "libs/base/bytes.h"
 
-// tests/sim/link_test has whole lives of jobs on one link.
+// Whole lives of jobs on one link are in tests/sim/link_test.
 namespace talweg::aggregation {
 namespace {
 
@@ -21,7 +21,7 @@ constexpr JobId kA{1}, kB{2}, kC{3};
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kSlice = 64 * kKiB;
 
-// Jobs whose slices come over a link as fast as they may, and become results at once.
+// Jobs whose slices arrive over a link as fast as they may. Slices become results at once.
 struct World {
   explicit World(const std::map<JobId, view::JobQuota>& quotas) {
     for (const auto& [job, quota] : quotas) {
@@ -29,7 +29,7 @@ struct World {
       share.SetWants(job, true, now_ns);
     }
   }
-  // A slice of the job comes if the job has credit for one.
+  // A slice of the job arrives if the job has credit for one.
   bool Come(JobId job) {
     uint64_t& lacking = lacking_bytes.try_emplace(job, kSlice).first->second;
     const uint64_t bytes = std::min(lacking, share.RoomBytes(job, now_ns));
@@ -42,8 +42,8 @@ struct World {
     ++came[job];
     return true;
   }
-  // Every 250 us one slice comes, of `jobs` in turn, skipping those without room. If none has room,
-  // the link is idle.
+  // A slice arrives every 250 us. `jobs` take turns, except for those without room. If no job has
+  // room, the link is idle.
   void Run(int64_t ms, const std::vector<JobId>& jobs) {
     came.clear();
     size_t turn = 0;
@@ -54,7 +54,7 @@ struct World {
       }
     }
   }
-  // Runs for the time in which nothing is held back at first.
+  // Runs for the first while, in which nothing is held back.
   void Measure(const std::vector<JobId>& jobs) {
     Run(300, jobs);
     REQUIRE(share.phase() == Phase::kSharing);
@@ -63,10 +63,10 @@ struct World {
   LinkShare share;
   int64_t now_ns = 0;
   std::map<JobId, int> came;
-  std::map<JobId, uint64_t> lacking_bytes;  // Credit.
+  std::map<JobId, uint64_t> lacking_bytes;  // How much credit each job lacks for its next slice.
 };
 
-TEST_CASE("LinkShare: a job alone has all the room", "[aggregation]") {
+TEST_CASE("LinkShare: a job that is alone has all the room", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(4)}});
   world.share.SetWants(kB, false, world.now_ns);
   world.Run(1000, {kA});
@@ -82,7 +82,7 @@ TEST_CASE("LinkShare: jobs that want the link share it by weight", "[aggregation
   world.Run(150, {kA, kB});
   CHECK(world.came[kA] == world.came[kB]);
   world.Measure({kA, kB});
-  // Half a MiB each millisecond: a slice, and its result.
+  // Half a MiB each millisecond: a slice and its result.
   CHECK(static_cast<double>(world.share.BytesPerMs()) == Approx(8.0 * kSlice).epsilon(0.01));
   world.Run(1000, {kA, kB});
   CHECK(world.came[kA] + world.came[kB] == 4000);
@@ -90,7 +90,8 @@ TEST_CASE("LinkShare: jobs that want the link share it by weight", "[aggregation
   CHECK(world.came[kA] <= 820);
 }
 
-TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregation]") {
+TEST_CASE("LinkShare: the bytes that a job receives count as those that it sends do",
+          "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});
   world.Measure({kA, kB});
   // Each slice of job B goes to ten members.
@@ -108,7 +109,8 @@ TEST_CASE("LinkShare: what a job gets counts as what it sends does", "[aggregati
   CHECK(static_cast<double>(a) / b < 6.5);
 }
 
-TEST_CASE("LinkShare: parts are of priorities, then tenants, then jobs", "[aggregation]") {
+TEST_CASE("LinkShare: the link is divided among priorities, then tenants, then jobs",
+          "[aggregation]") {
   LinkShare share;
   constexpr JobId kD{4};
   share.Set(kA, Quota(1, "t", 3));
@@ -123,7 +125,7 @@ TEST_CASE("LinkShare: parts are of priorities, then tenants, then jobs", "[aggre
   share.SetWants(kD, true, 0);
   CHECK(share.PartOf(kD) == Approx(16.0 / 17));
   CHECK(share.PartOf(kB) == Approx(0.5 / 17));
-  // A job that does not want the link leaves its part to the nearest ones.
+  // A job that does not want the link leaves its part to its nearest neighbours.
   share.SetWants(kA, false, 0);
   CHECK(share.PartOf(kB) == Approx(0.75 / 17));
   share.Set(kB, Quota(1, "t", 1));
@@ -132,19 +134,19 @@ TEST_CASE("LinkShare: parts are of priorities, then tenants, then jobs", "[aggre
   CHECK(share.PartOf(kC) == Approx(0.5));
 }
 
-TEST_CASE("LinkShare: who stops leaves the link to the others at once", "[aggregation]") {
+TEST_CASE("LinkShare: a job that stops leaves the link to the others at once", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(4)}});
   world.Measure({kA, kB});
   while (world.share.RoomBytes(kA, world.now_ns) >= kSlice) world.Come(kA);
-  SECTION("when it says that nothing waits") {
+  SECTION("It says that nothing waits") {
     world.share.SetWants(kB, false, world.now_ns);
     CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
   }
-  SECTION("when it is gone") {
+  SECTION("It is gone") {
     world.share.Remove(kB);
     CHECK(world.share.RoomBytes(kA, world.now_ns) == LinkShare::kNoBound);
   }
-  SECTION("soon, when nothing moves though it says that more waits") {
+  SECTION("It says that more waits, but nothing moves for a while") {
     world.now_ns += LinkShare::kSilenceNs / 4;
     CHECK(world.share.RoomBytes(kA, world.now_ns) < kSlice);
     world.now_ns += LinkShare::kSilenceNs;
@@ -153,31 +155,31 @@ TEST_CASE("LinkShare: who stops leaves the link to the others at once", "[aggreg
   }
 }
 
-TEST_CASE("LinkShare: who waits for others is not silent", "[aggregation]") {
+TEST_CASE("LinkShare: a job that waits for others is not silent", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(2000)}});
   world.Measure({kA, kB});
   world.Run(8000, {kA, kB});
-  // It sends a slice every half second.
+  // Job A sends a slice about every half second.
   CHECK(world.came[kA] > 10);
   CHECK(world.came[kA] < 20);
 }
 
-TEST_CASE("LinkShare: who has not wanted the link has no credit for it", "[aggregation]") {
+TEST_CASE("LinkShare: a job that has not wanted the link has no credit for that", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}, {kC, Quota(1)}});
   world.Measure({kA, kB, kC});
   world.share.SetWants(kC, false, world.now_ns);
   world.Run(1000, {kA, kB});
   world.share.SetWants(kC, true, world.now_ns);
   world.Run(400, {kA, kB, kC});
-  // A third, give or take the slack.
+  // It gets a third, give or take the slack.
   const int slack = static_cast<int>(world.share.SlackBytes() / kSlice);
   CHECK(world.came[kC] >= 533 - slack);
   CHECK(world.came[kC] <= 533 + slack);
 }
 
-TEST_CASE("LinkShare: nobody waits for a job that is slow for another reason", "[aggregation]") {
+TEST_CASE("LinkShare: no job waits for one that is slow for another reason", "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(4)}});
-  // B sends a slice every 2 ms, A as fast as it may.
+  // B sends a slice every 2 ms, and A as fast as it may.
   int a = 0;
   int last_a = 0;
   int most_a = 0;
@@ -195,7 +197,7 @@ TEST_CASE("LinkShare: nobody waits for a job that is slow for another reason", "
   }
   CHECK(most_a == 3500);
   CHECK(a >= 60 * 3500 * 95 / 100);
-  // When B is fast again they share; 200 ms of each second may go to a measurement.
+  // When B is fast again they share. Up to 200 ms of each second may go to a measurement.
   world.Run(20'000, {kA, kB});
   world.Run(1000, {kA, kB});
   CHECK(world.came[kA] < 1100);
@@ -213,7 +215,7 @@ TEST_CASE("LinkShare: a link that gets slower is measured again", "[aggregation]
   CHECK(world.share.phase() == Phase::kSharing);
 }
 
-TEST_CASE("LinkShare: a job that nobody has told of has all the room", "[aggregation]") {
+TEST_CASE("LinkShare: a job without rules has all the room", "[aggregation]") {
   LinkShare share;
   share.SetWants(kA, true, 0);
   share.OnReceived(kA, 1, 0);

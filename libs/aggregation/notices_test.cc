@@ -38,8 +38,9 @@ struct Fixture : CoreParts {
   Notices notices{&config, &present, &attendance, &recovery, &sessions, &tensors, &counters};
 };
 
-TEST_CASE("Notices: a round that waits is told of after 1, 2, 4 ... seconds, until it does not",
-          "[aggregation]") {
+TEST_CASE(
+    "Notices: a round that waits is announced after 1, 2, 4 ... seconds, until it is complete",
+    "[aggregation]") {
   Fixture f;
   f.ReportAll();
   AggregatorTensor& tensor = f.Answered("t");
@@ -59,14 +60,14 @@ TEST_CASE("Notices: a round that waits is told of after 1, 2, 4 ... seconds, unt
 
   tensor.local[0].round.Forget(MemberIndex{0});
   CHECK(f.NoticesBy(100 * f.kSecond) == 0);
-  // It looks at nothing before something has happened.
+  // Notices look at nothing before an event.
   tensor.local[0].round.OnContribution(MemberIndex{0}, given, 100 * f.kSecond);
   CHECK(f.NoticesBy(200 * f.kSecond) == 0);
   f.notices.OnEvent();
   CHECK(f.NoticesBy(200 * f.kSecond) == 2);
 }
 
-TEST_CASE("Notices: those that have reported hear whom the epoch waits for", "[aggregation]") {
+TEST_CASE("Notices: members that have reported hear whom the epoch waits for", "[aggregation]") {
   Fixture f;
   f.recovery.OnReport(f.Conn(0), MemberIndex{0}, {}, f.out);
   CHECK(f.NoticesBy(f.kSecond - 1) == 0);

@@ -57,7 +57,7 @@ TEST_CASE("Recovery: rounds are decided when all have reported, then declaration
   CHECK(std::holds_alternative<wire::Declared>(std::get<Send>(f.out[0]).entry));
 }
 
-TEST_CASE("Recovery: a report that broke off counts for nothing", "[aggregation]") {
+TEST_CASE("Recovery: a report that broke off does not count", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t");
   f.SayReport(0, {f.HeldUpTo(tensor, 7)}, wire::kFlagMore);
@@ -69,7 +69,8 @@ TEST_CASE("Recovery: a report that broke off counts for nothing", "[aggregation]
   CHECK(f.tensors.at(tensor.key).decision->round == Round{5});
 }
 
-TEST_CASE("Recovery: a report of what its member has not declared is unexpected", "[aggregation]") {
+TEST_CASE("Recovery: a report of a tensor that its member has not declared is unexpected",
+          "[aggregation]") {
   Fixture f;
   AggregatorTensor& tensor = f.Answered("t");
   tensor.declarations[0] = {};

@@ -21,7 +21,8 @@ SendResult Result(uint64_t write, int32_t priority, uint32_t bytes = 100) {
   return result;
 }
 
-// The numbers of all results that leave, if no others come and each is written before the next.
+// Returns the numbers of all results that leave, if no others come and each is written before the
+// next.
 std::vector<uint64_t> Rest(ResultQueue& queue) {
   std::vector<uint64_t> order;
   queue.OnWritten(queue.under_way_bytes());
@@ -36,7 +37,7 @@ TEST_CASE("ResultQueue: less than the window is under way before a result waits"
   ResultQueue queue(250);
   CHECK(queue.Add(Result(1, 0)));
   CHECK(queue.Add(Result(2, 0)));
-  CHECK(queue.Add(Result(3, 0)));  // 200 bytes were under way.
+  CHECK(queue.Add(Result(3, 0)));  // 200 bytes were under way before it.
   CHECK_FALSE(queue.Add(Result(4, 9)));
   CHECK(queue.waiting_count() == 1);
   CHECK(queue.waiting_bytes() == 100);
@@ -50,7 +51,7 @@ TEST_CASE("ResultQueue: less than the window is under way before a result waits"
   CHECK_FALSE(queue.Take());
 }
 
-TEST_CASE("ResultQueue: the largest priority leaves first, of several the older one",
+TEST_CASE("ResultQueue: the largest priority leaves first, and the oldest of several",
           "[aggregation]") {
   ResultQueue queue(1);
   REQUIRE(queue.Add(Result(0, -5)));
@@ -77,7 +78,7 @@ TEST_CASE("ResultQueue: without a window nothing waits", "[aggregation]") {
   CHECK(queue.waiting_count() == 0);
 }
 
-TEST_CASE("ResultQueue: what waits can be taken before it may leave", "[aggregation]") {
+TEST_CASE("ResultQueue: a result that waits can be taken before it may leave", "[aggregation]") {
   ResultQueue queue(1);
   REQUIRE(queue.Add(Result(1, 0)));
   CHECK_FALSE(queue.Add(Result(2, 0)));
@@ -88,8 +89,7 @@ TEST_CASE("ResultQueue: what waits can be taken before it may leave", "[aggregat
   CHECK(queue.under_way_bytes() == 300);
 }
 
-TEST_CASE("ResultQueue: every result leaves once, and what waits has something to wait for",
-          "[aggregation]") {
+TEST_CASE("ResultQueue: every result leaves once, and none waits for nothing", "[aggregation]") {
   Random random(1);
   for (int life = 0; life < 200; ++life) {
     ResultQueue queue(1 + random.Below(500));

@@ -34,7 +34,7 @@ struct Fixture : CoreParts {
     const SumId id = Of<Sum>().back().id;
     rounds.OnSummed(id, out);
   }
-  // Both members have contributed to two rounds. The first round's result is being written to them.
+  // Both members contribute to two rounds. The first round's result is being written to them.
   void BeginSecondRound(const AggregatorTensor& tensor) {
     for (const uint64_t round : {1, 2}) {
       Contribute(0, tensor, round);
@@ -46,7 +46,7 @@ struct Fixture : CoreParts {
   Rounds rounds{&config, &present, &attendance, &tensors, &counters};
 };
 
-TEST_CASE("Rounds: contributions are summed in member order when all are here", "[aggregation]") {
+TEST_CASE("Rounds: contributions are summed in member order when all have come", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
   CHECK(f.Contribute(1, tensor, 1).taken_bytes == 4 * kLargeCount);
@@ -61,7 +61,7 @@ TEST_CASE("Rounds: contributions are summed in member order when all are here", 
   CHECK(f.rounds.writes_under_way() == 2);
 }
 
-TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregation]") {
+TEST_CASE("Rounds: a sum waits for the writes of the previous result", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
   f.BeginSecondRound(tensor);
@@ -69,13 +69,13 @@ TEST_CASE("Rounds: a sum waits for the writes of the result before", "[aggregati
   const auto results = f.Of<SendResult>();
   f.rounds.OnWriteDone(results[0].write, f.out);
   CHECK(f.Of<Sum>().size() == 1);
-  // A write to a closed connection does not read any more.
+  // A write to a closed connection no longer reads.
   f.rounds.OnLost(f.Conn(1), std::nullopt, f.out);
   CHECK(f.Of<Sum>().size() == 2);
   CHECK(f.rounds.writes_under_way() == 0);
 }
 
-TEST_CASE("Rounds: nothing is summed any more when the job is over", "[aggregation]") {
+TEST_CASE("Rounds: nothing is summed once the job is over", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);
   f.BeginSecondRound(tensor);
@@ -87,7 +87,7 @@ TEST_CASE("Rounds: nothing is summed any more when the job is over", "[aggregati
   CHECK(f.Of<Sum>().size() == 1);
 }
 
-TEST_CASE("Rounds: what a lost connection brought is forgotten", "[aggregation]") {
+TEST_CASE("Rounds: the contributions of a lost connection are forgotten", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t");
   f.Contribute(0, tensor, 1);
@@ -99,7 +99,7 @@ TEST_CASE("Rounds: what a lost connection brought is forgotten", "[aggregation]"
   CHECK(f.Of<Sum>().size() == 1);
 }
 
-TEST_CASE("Rounds: refusals are told, and their credit comes back", "[aggregation]") {
+TEST_CASE("Rounds: a refusal is sent to the member, and its credit comes back", "[aggregation]") {
   Fixture f;
   AggregatorTensor& tensor = f.Answered("t");
   tensor.declarations[0].answered = false;
@@ -116,8 +116,8 @@ TEST_CASE("Rounds: a sum of an older epoch, or of a job that is over, is thrown 
   const AggregatorTensor& tensor = f.Answered("t");
   f.Contribute(0, tensor, 1);
   f.Contribute(1, tensor, 1);
-  SECTION("of an older epoch") { f.NextEpoch(); }
-  SECTION("of a job that is over") { f.rounds.OnClosed(); }
+  SECTION("The sum is of an older epoch") { f.NextEpoch(); }
+  SECTION("The job is over") { f.rounds.OnClosed(); }
   f.FinishSum();
   CHECK(f.counters.sums_stale == 1);
   CHECK(f.Of<SendResult>().empty());

@@ -23,7 +23,7 @@ struct Fixture : CoreParts {
     sessions.OnHello(connection, view.epoch, HelloOf(member), 0, out);
   }
 
-  // Which connection was lost, and after how many effects.
+  // Which connection was lost, and how many effects there were before.
   struct Lost {
     ConnectionId connection;
     std::optional<MemberIndex> member;
@@ -37,7 +37,7 @@ struct Fixture : CoreParts {
       }};
 };
 
-TEST_CASE("Sessions: whoever is welcomed has entered", "[aggregation]") {
+TEST_CASE("Sessions: a member that is welcomed has entered", "[aggregation]") {
   Fixture f;
   f.SayHello(1, f.Conn(1));
   REQUIRE(f.Sent<wire::Welcome>().size() == 1);
@@ -62,7 +62,7 @@ TEST_CASE("Sessions: an older connection is over before the newer one is welcome
   CHECK(std::get<Send>(f.out[1]).connection == ConnectionId{30});
   REQUIRE(f.lost.size() == 1);
   CHECK(f.lost[0].connection == ConnectionId{10});
-  CHECK(f.lost[0].effects == 1);  // After it was closed, before the Welcome.
+  CHECK(f.lost[0].effects == 1);  // It was closed before, and the Welcome comes after.
   CHECK(f.attendance.ConnectionOf(MemberIndex{0}) == ConnectionId{30});
 
   // The newer connection's Hello may come first.
@@ -94,7 +94,7 @@ TEST_CASE("Sessions: Hellos and Fences wait for their view", "[aggregation]") {
   CHECK(f.sessions.ThoseBehind().empty());
 }
 
-TEST_CASE("Sessions: whoever is out of the view is closed", "[aggregation]") {
+TEST_CASE("Sessions: a member that is out of the view is closed", "[aggregation]") {
   Fixture f;
   f.SayHello(0, f.Conn(0));
   f.SayHello(1, f.Conn(1));
@@ -118,7 +118,7 @@ TEST_CASE("Sessions: too many refusals end a connection", "[aggregation]") {
   CHECK(f.Of<CloseConnection>().size() == 1);
 }
 
-TEST_CASE("Sessions: who is refused has time to read why", "[aggregation]") {
+TEST_CASE("Sessions: a member that is refused has time to read why", "[aggregation]") {
   Fixture f;
   f.SayHello(0, f.Conn(0));
   f.sessions.RefuseAll("the job is over", 100, f.out);

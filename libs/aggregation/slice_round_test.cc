@@ -28,7 +28,7 @@ wire::Contribute Empty(uint64_t round, bool wants_result) {
 constexpr MemberIndex kFirst{0};
 constexpr MemberIndex kSecond{1};
 
-TEST_CASE("SliceRound: fills, sums, and goes on with the next round", "[aggregation]") {
+TEST_CASE("SliceRound: a round fills, is summed, and the next one begins", "[aggregation]") {
   SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kSecond, Sum(7, 2), 10) == Outcome::kTaken);
   CHECK(slice.open_round() == Round{7});
@@ -73,12 +73,12 @@ TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]"
   slice.OnSummed(Epoch{1});
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kServeAgain);
   CHECK(slice.OnContribution(kSecond, Sum(2), 0) == Outcome::kTaken);
-  // A member that has contributed to round 2 had round 1.
+  // A member that has contributed to round 2 has received round 1.
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kWrongRound);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kServeAgain);
 }
 
-TEST_CASE("SliceRound: rounds too old, too new and zero are wrong", "[aggregation]") {
+TEST_CASE("SliceRound: rounds that are too old, too new or zero are wrong", "[aggregation]") {
   SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Sum(0), 0) == Outcome::kWrongRound);
   CHECK(slice.OnContribution(kFirst, Sum(5), 0) == Outcome::kTaken);
@@ -102,7 +102,7 @@ TEST_CASE("SliceRound: a lost connection's contribution is forgotten until the r
   CHECK(slice.open_round() == Round{0});  // The epoch has named no round yet.
   REQUIRE(slice.OnContribution(kSecond, Sum(6), 0) == Outcome::kTaken);
   REQUIRE(slice.OnContribution(kFirst, Sum(6), 0) == Outcome::kCompleted);
-  slice.Forget(kFirst);  // Its bytes are here, so there is no reason to wait for them again.
+  slice.Forget(kFirst);  // The bytes are here, so nobody waits for them again.
   CHECK(slice.state() == State::kComplete);
   slice.StartSum();
   slice.OnSummed(Epoch{1});

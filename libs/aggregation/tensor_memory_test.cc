@@ -12,7 +12,7 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr uint64_t kSlotBytes = 64;  // Four f32 fill a part of one.
+constexpr uint64_t kSlotBytes = 64;  // Four f32 fill a part of one slot.
 
 struct Fixture : CoreParts {
   explicit Fixture(uint64_t budget_bytes = kGiB) : budget(budget_bytes) {}
@@ -47,7 +47,7 @@ TEST_CASE("TensorMemory: a placed tensor has room for each member and the result
   CHECK_FALSE(tensor.Placed());
 }
 
-TEST_CASE("TensorMemory: slots of those that are gone, or do not want them, are released",
+TEST_CASE("TensorMemory: slots of members that are gone, or do not want them, are released",
           "[aggregation]") {
   Fixture f;
   AggregatorTensor& tensor = f.Declared("t");
@@ -71,8 +71,9 @@ TEST_CASE("TensorMemory: slots of those that are gone, or do not want them, are 
   CHECK(f.Of<ReleaseMemory>().size() == 3);
 }
 
-TEST_CASE("TensorMemory: without room a tensor reserves nothing, and the text says whose rule",
-          "[aggregation]") {
+TEST_CASE(
+    "TensorMemory: a tensor without room reserves nothing, and the text says whose rule that is",
+    "[aggregation]") {
   Fixture f(4 * kSlotBytes);
   AggregatorTensor& first = f.Declared("first");
   CHECK(f.memory->Place(first, f.out).empty());

@@ -274,7 +274,7 @@ TEST_CASE("AggregatorCore: a job has no more names of tensors than it may", "[ag
 }
 
 TEST_CASE(
-    "AggregatorCore: slots stay over a view when their size stays, and are kept of survivors alone",
+    "AggregatorCore: slots stay over a view when their size stays, but only those of survivors",
     "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", 1000);

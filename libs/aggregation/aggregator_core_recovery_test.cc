@@ -187,9 +187,8 @@ TEST_CASE("AggregatorCore: decisions wait for every member's whole report", "[ag
   CHECK(r.OnlyDecision(1).verdict == Verdict::kRedo);
 }
 
-TEST_CASE(
-    "AggregatorCore: a member that has not the tensor is not needed, and goes on with the others",
-    "[aggregation]") {
+TEST_CASE("AggregatorCore: a member without the tensor is not needed, and goes on with the others",
+          "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.SayFence(1);
@@ -221,9 +220,8 @@ TEST_CASE("AggregatorCore: a connection that breaks after the report gets the de
   CHECK(r.f.Seen<Sum>().size() == 1);
 }
 
-TEST_CASE(
-    "AggregatorCore: all connections break before the decision, which stands when they are back",
-    "[aggregation]") {
+TEST_CASE("AggregatorCore: a decision stands when all connections broke before it and are back",
+          "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});
   r.f.job.OnDisconnect(Conn(0), r.f.effects);

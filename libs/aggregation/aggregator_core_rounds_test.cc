@@ -369,9 +369,8 @@ TEST_CASE("AggregatorCore: all members hear who is waited for, at growing interv
   CHECK(f.job.Status(f.now_ns, true).tensors[0].round_summed == Round{1});
 }
 
-TEST_CASE(
-    "AggregatorCore: of those who are waited for it is said how long they have had no connection",
-    "[aggregation]") {
+TEST_CASE("AggregatorCore: a notice says how long each awaited member has had no connection",
+          "[aggregation]") {
   constexpr int64_t kSecond = 1'000'000'000;
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);

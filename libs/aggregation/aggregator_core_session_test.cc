@@ -268,7 +268,7 @@ TEST_CASE("AggregatorCore: a member that said goodbye is named as one that has l
 }
 
 TEST_CASE(
-    "AggregatorCore: a member that has not heard of the newest view is told so in the one it holds",
+    "AggregatorCore: a member that has not heard of the newest view hears so in the one it holds",
     "[aggregation]") {
   JobFixture f;
   f.Start();

@@ -88,7 +88,8 @@ TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregatio
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = two_epochs})));
   const std::vector<MemberReport> half_aborted = {Says(0, 5, 0), Says(1, 5, 3), Says(2, 4, 2)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = half_aborted})));
-  // Two results of one round, even if it is over for all members.
+  // These are two results of one round. They contradict each other even if the round is over for
+  // all.
   const std::vector<MemberReport> parted = {Says(0, 5, 2), Says(1, 5, 3)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted})));
   const std::vector<MemberReport> parted_below = {Says(0, 4, 2), Says(1, 4, 3), Says(2, 5, 4)};

@@ -38,7 +38,7 @@ TEST_CASE("Bytes: sizes are read in powers of 1024 and anything else is refused"
   CHECK(FormatBytes(4 * kMiB) == "4 MiB");
 }
 
-TEST_CASE("Fingerprint64: fixed for ever, because it is part of the wire", "[base]") {
+TEST_CASE("Fingerprint64: it never changes, because it is part of the wire", "[base]") {
   CHECK(Fingerprint64("") == 0xc3817c016ba4ff30u);
   CHECK(Fingerprint64("layer1.weight") != Fingerprint64("layer1.weighs"));
 }
@@ -56,7 +56,7 @@ TEST_CASE("Random: one seed gives one sequence, within bounds", "[base]") {
   CHECK(*seen.rbegin() == 9);
 }
 
-TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base]") {
+TEST_CASE("AwakeTime: a long gap was a stop, and only a little of it counts", "[base]") {
   constexpr int64_t kSecondNs = 1'000'000'000;
   AwakeTime time;
   CHECK(time.Take(7 * kSecondNs) == 0);  // Begin was not called.
@@ -69,7 +69,9 @@ TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base
   CHECK(time.Take(201 * kSecondNs) == kSecondNs);
 }
 
-TEST_CASE("OpDefined: arithmetic for numbers, averages for floats, bits for the others", "[base]") {
+TEST_CASE(
+    "OpDefined: numbers have arithmetic, floats have averages, the others have operations on bits",
+    "[base]") {
   for (const DTypeRow& row : kDTypeRows) {
     const DType dtype = row.dtype;
     INFO(row.name);
@@ -102,7 +104,7 @@ TEST_CASE("DType: a number is a float or an integer, with or without a sign", "[
   CHECK(OpName(Op{99}) == "invalid");
 }
 
-TEST_CASE("Collective: every part has somebody who gives it and somebody who gets it", "[base]") {
+TEST_CASE("Collective: every part has somebody that gives it and somebody that gets it", "[base]") {
   for (const CollectiveRow& row : kCollectives) {
     const Collective collective = {.dtype = DType::kF32,
                                    .op = row.gives == Share::kWhole ? Op::kSum : Op::kCopy,
@@ -154,7 +156,7 @@ TEST_CASE("Collective: parts begin on cache lines, and a whole tensor has its ow
   CHECK(empty.part_at(192) == 3);
 }
 
-TEST_CASE("Collective: what is none says why", "[base]") {
+TEST_CASE("Collective: a combination that is no collective is refused with the reason", "[base]") {
   Collective wrong = Collective::Of(DType::kF32, Op::kSum, 5);
   wrong.gets = Share::kColumn;
   CHECK_THAT(Problem(wrong), Catch::Contains("no collective that gives 1 and gets 5"));
@@ -167,7 +169,7 @@ TEST_CASE("Collective: what is none says why", "[base]") {
   CHECK_THAT(Problem(wrong), Catch::Contains("no dtype 77"));
 }
 
-TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
+TEST_CASE("RoundSignature: it says in words what a rank calls", "[base]") {
   const Collective sum = Collective::Of(DType::kBF16, Op::kMax, 1000);
   CHECK(DescribeSignature(SignatureOf(sum, 7)) == "bf16[7] max");
   CHECK(DescribeSignature(0).empty());
@@ -185,21 +187,21 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
   CHECK(DescribeSignature(0xfe00'0000'0000'0000) == "shape []");
   CHECK(DescribeSignature(0xfe10'0000'0000'0007) == "shape [7]");
   CHECK(DescribeSignature(0xff00'0000'0000'0a07) == "a shape with digest 00000000000a07");
-  for (uint64_t top = 0; top < 256; ++top) {  // Any text of another rank fits.
+  for (uint64_t top = 0; top < 256; ++top) {  // Another rank may send any text.
     CHECK_FALSE(DescribeSignature(top << 56 | ~uint64_t{0} >> 8).empty());
   }
   CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");
   CHECK(DescribeGiven(kFitsAll, std::nullopt) == "zeros, since it has joined (hvd.join())");
 }
 
-TEST_CASE("RoundSignature: what a rank gives that has joined fits all", "[base]") {
+TEST_CASE("RoundSignature: a rank that has joined agrees with whatever the others give", "[base]") {
   CHECK(Fit(7, 7));
   CHECK_FALSE(Fit(7, 0));
   CHECK(Fit(kFitsAll, 7));
   CHECK(Fit(0, kFitsAll));
 }
 
-TEST_CASE("Dealing: its text is read back, and what is none is refused", "[base]") {
+TEST_CASE("Dealing: its text is read back, and any other text is refused", "[base]") {
   for (const char* text : {"striped", "naive", "djb2", "sdbm", "fingerprint:3", "weighted:101",
                            "weighted:4294967295"}) {
     CAPTURE(text);
@@ -222,7 +224,7 @@ TEST_CASE("Dealing: its text is read back, and what is none is refused", "[base]
   CHECK_FALSE(IsValid({.rule = DealingRule::kDjb2, .constant = 1}));
 }
 
-TEST_CASE("ReadAtMost: to the end of what comes in pieces, or to the bound", "[base]") {
+TEST_CASE("ReadAtMost: it reads pieces to their end, or up to the bound", "[base]") {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   const Descriptor reader(ends[0]);
@@ -239,12 +241,12 @@ TEST_CASE("ReadAtMost: to the end of what comes in pieces, or to the bound", "[b
   CHECK_FALSE(ReadAtMost(-1, 100, text));
 }
 
-TEST_CASE("StrongId: ordered, and next is one more", "[base]") {
+TEST_CASE("StrongId: ids are ordered, and the next one is one more", "[base]") {
   CHECK(Epoch{3} < Epoch{4});
   CHECK(Epoch{3}.Next() == Epoch{4});
 }
 
-TEST_CASE("ShownAddress: without what lets one in", "[base]") {
+TEST_CASE("ShownAddress: it leaves out what lets somebody in", "[base]") {
   CHECK(ShownAddress("fi:tcp://10.0.0.3:7001/0123456789abcdef,local:@x") ==
         "fi:tcp://10.0.0.3:7001,local");
   CHECK(ShownAddress("fi:verbs://[::1]:5/0123") == "fi:verbs://[::1]:5");

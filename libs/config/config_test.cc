@@ -53,13 +53,16 @@ std::string AgentError(const std::vector<std::string>& args, const Environment& 
   return std::string(config.status().message());
 }
 
-TEST_CASE("config: without anything, every option has its default", "[config]") {
+TEST_CASE("config: every option has its default when nothing is given", "[config]") {
   CHECK(LoadSchedulerConfig({}, {}).value() == SchedulerConfig{});
   CHECK(LoadAggregatorConfig({}, {}).value() == AggregatorConfig{});
   CHECK(LoadAgentConfig({}, {}).value() == AgentConfig{});
 }
 
-TEST_CASE("config: flag over environment over file over default", "[config]") {
+TEST_CASE(
+    "config: a flag wins over the environment, which wins over the file, which wins over the "
+    "default",
+    "[config]") {
   const TemporaryFile file("node_rank: 1\nrank_count: 2\njob: \"from-file\"\nmax_members: 9\n");
   const Environment environment = {{"TALWEG_RANK_COUNT", "3"},
                                    {"TALWEG_JOB", "from-environment"},
@@ -82,7 +85,7 @@ TEST_CASE("config: the flag's file wins over the environment's", "[config]") {
   CHECK(config.value().config == file.path());
 }
 
-TEST_CASE("config: another process's file is read where it lies", "[config]") {
+TEST_CASE("config: another process's file is read where it is", "[config]") {
   const TemporaryFile file("insecure: true");
   const auto config = LoadSchedulerConfig({"--config=its.conf"}, {}, [&](const std::string& path) {
     CHECK(path == "its.conf");
@@ -92,7 +95,7 @@ TEST_CASE("config: another process's file is read where it lies", "[config]") {
   CHECK(config.value().config == "its.conf");
 }
 
-TEST_CASE("config: spellings of flags", "[config]") {
+TEST_CASE("config: flags have several spellings", "[config]") {
   CHECK(LoadAgentConfig({"--standalone"}, {}).value().standalone);
   CHECK(LoadAgentConfig({"--standalone=true"}, {}).value().standalone);
   CHECK_FALSE(LoadAgentConfig({"--standalone", "--nostandalone"}, {}).value().standalone);
@@ -109,7 +112,7 @@ TEST_CASE("config: spellings of flags", "[config]") {
   CHECK(LoadAgentConfig({"--trace_path="}, {}).ok());
 }
 
-TEST_CASE("config: where to listen", "[config]") {
+TEST_CASE("config: the address says where to listen", "[config]") {
   const auto listen = [](const std::string& text) {
     return LoadSchedulerConfig({"--listen=" + text}, {}).value().listen;
   };
@@ -140,7 +143,8 @@ TEST_CASE("config: where to listen", "[config]") {
   }
 }
 
-TEST_CASE("config: a wrong value is named with its option, place and what is allowed", "[config]") {
+TEST_CASE("config: an error names a wrong value's option, its place and what is allowed",
+          "[config]") {
   CHECK(AgentError({"--rank_count=0"}) ==
         "option --rank_count: '0' is below the smallest value; allowed: 1 to 1024");
   CHECK(AgentError({}, {{"TALWEG_RANK_COUNT", "99999999999999999999"}}) ==
@@ -175,7 +179,7 @@ TEST_CASE("config: an unknown option gets the nearest known one", "[config]") {
   CHECK(AgentError({"--xyzzyplugh"}) == "unknown option --xyzzyplugh; --help lists all");
 }
 
-TEST_CASE("config: options that exclude each other", "[config]") {
+TEST_CASE("config: options that exclude each other are refused", "[config]") {
   CHECK_THAT(AgentError({"--min_members=3"}), Contains("--min_members=3 is above --max_members=1"));
   for (const char* begin : {"--begin_members=1", "--begin_members=5"}) {
     CHECK_THAT(AgentError({"--min_members=2", "--max_members=4", begin}),
@@ -183,7 +187,7 @@ TEST_CASE("config: options that exclude each other", "[config]") {
   }
   CHECK_THAT(AgentError({"--standalone", "--max_members=2"}), Contains("serves one node"));
   CHECK_FALSE(LoadSchedulerConfig({"--in_memory", "--store_path=/x"}, {}).ok());
-  // With a socket there is shared memory or nothing.
+  // A scheduler on a socket allows shared memory only.
   CHECK(LoadAgentConfig({"--scheduler=unix:/s"}, {}).value().scheduler == "unix:/s");
   CHECK_THAT(AgentError({"--scheduler=unix:/s", "--nolocal_transport"}),
              Contains("--scheduler=unix:/s is of this machine"));
@@ -206,7 +210,7 @@ TEST_CASE("config: every lane of an aggregator has a port", "[config]") {
              Contains("--admin_listen=[::]:65533 has 3 ports"));
 }
 
-TEST_CASE("config: a list of CPUs", "[config]") {
+TEST_CASE("config: a list of CPUs is read, or refused", "[config]") {
   const auto cpus = [](const std::string& text) {
     return LoadAggregatorConfig({"--cpus=" + text}, {});
   };
@@ -229,7 +233,7 @@ TEST_CASE("config: a list of CPUs", "[config]") {
   }
 }
 
-TEST_CASE("config: a wrong file is named with its line", "[config]") {
+TEST_CASE("config: an error names a wrong file and its line", "[config]") {
   const auto error = [](const std::string& text) {
     const auto config = ParseAgentFile(text, "agent.textproto");
     REQUIRE_FALSE(config.ok());
@@ -255,20 +259,20 @@ TEST_CASE("config: a wrong file is named with its line", "[config]") {
   CHECK(ParseAgentFile("", "empty").value() == AgentConfig{});
 }
 
-TEST_CASE("config: a file that cannot be read", "[config]") {
+TEST_CASE("config: a file that cannot be read is an error", "[config]") {
   const auto config = LoadAgentConfig({"--config=/does/not/exist"}, {});
   CHECK(config.status().code() == absl::StatusCode::kNotFound);
   CHECK_THAT(std::string(config.status().message()), Contains("'/does/not/exist'"));
   CHECK_FALSE(LoadAgentConfig({"--config=/"}, {}).ok());
 }
 
-TEST_CASE("config: a pipe is read by whom it is meant for, and by nobody else", "[config]") {
+TEST_CASE("config: only the process that a pipe is meant for reads it", "[config]") {
   int pipe_ends[2];
   REQUIRE(pipe(pipe_ends) == 0);
   const Descriptor read_end(pipe_ends[0]);
   Descriptor write_end(pipe_ends[1]);
   const std::vector<std::string> args = {"--config=/dev/fd/" + std::to_string(read_end.get())};
-  // Nothing has been written, and the writer is still there.
+  // The pipe is empty, and its writer is still there.
   const auto of_another = LoadAgentConfig(args, {}, [](const std::string& path) { return path; });
   CHECK_THAT(std::string(of_another.status().message()), Contains("is no regular file"));
   REQUIRE(write(write_end.get(), "rank_count: 3", 13) == 13);
@@ -318,7 +322,7 @@ TEST_CASE("config: help names every option and its default", "[config]") {
   CHECK_THAT(AggregatorHelp(), Contains("Default: empty: the host's name."));
 }
 
-TEST_CASE("config: default paths", "[config]") {
+TEST_CASE("config: paths have defaults", "[config]") {
   CHECK(DefaultStorePath({{"XDG_STATE_HOME", "/s"}, {"HOME", "/h"}}).value() ==
         "/s/talweg/scheduler.sqlite");
   CHECK(DefaultStorePath({{"HOME", "/h"}}).value() == "/h/.local/state/talweg/scheduler.sqlite");
@@ -331,7 +335,7 @@ TEST_CASE("config: default paths", "[config]") {
         "/tmp/talweg-" + std::to_string(getuid()) + "/___a_b-3.sock");
 }
 
-TEST_CASE("AnnounceReady: one line with pid and addresses", "[config]") {
+TEST_CASE("AnnounceReady: it writes one line with the pid and the addresses", "[config]") {
   const TemporaryFile file("old");
   int pipe_fds[2];
   REQUIRE(pipe2(pipe_fds, O_CLOEXEC) == 0);
@@ -346,7 +350,7 @@ TEST_CASE("AnnounceReady: one line with pid and addresses", "[config]") {
   std::string text(expected.size() + 1, '\0');
   CHECK(read(pipe_fds[0], text.data(), text.size()) == static_cast<ssize_t>(expected.size()));
   CHECK(text.substr(0, expected.size()) == expected);
-  CHECK(read(pipe_fds[0], text.data(), text.size()) == 0);  // Closed.
+  CHECK(read(pipe_fds[0], text.data(), text.size()) == 0);  // The descriptor is closed.
   close(pipe_fds[0]);
 
   config.ready_fd = 1 << 20;
@@ -356,7 +360,8 @@ TEST_CASE("AnnounceReady: one line with pid and addresses", "[config]") {
   CHECK_THAT(std::string(AnnounceReady(config, {}).message()), Contains("'/does/not/exist'"));
 }
 
-TEST_CASE("OnInterface: the loopback's address, or the names there are", "[config]") {
+TEST_CASE("OnInterface: it finds the loopback's address, or lists the names there are",
+          "[config]") {
   const ListenAddress listen{"example", 5, 6};
   CHECK(OnInterface(listen, "").value() == listen);
   CHECK(OnInterface(listen, "lo").value() == ListenAddress{"127.0.0.1", 5, 6});

@@ -25,7 +25,7 @@ mode_t ModeOf(const std::string& path) {
   return status.st_mode & 07777;
 }
 
-TEST_CASE("Secret file: made once, for its user alone, and read again", "[config]") {
+TEST_CASE("Secret file: it is made once, only for its user, and read again", "[config]") {
   const TestDirectory directory;
   const std::string path = directory.Path("config/talweg/secret");
   umask(0);
@@ -35,7 +35,7 @@ TEST_CASE("Secret file: made once, for its user alone, and read again", "[config
   const auto secret = ReadSecretFile(path);
   REQUIRE(secret.ok());
   CHECK(secret->size() == 64);
-  // A second one does not replace it.
+  // Making a second one does not replace it.
   CHECK(absl::IsAlreadyExists(MakeSecretFile(path)));
   CHECK(ReadSecretFile(path).value() == *secret);
   const std::string other = directory.Path("other");
@@ -46,7 +46,7 @@ TEST_CASE("Secret file: made once, for its user alone, and read again", "[config
         1);
 }
 
-TEST_CASE("Secret file: one that others may use is refused, with file, mode and remedy",
+TEST_CASE("Secret file: a file that others may use is refused, with its name, mode and the remedy",
           "[config]") {
   const TestDirectory directory;
   const std::string path = directory.Path("secret");
@@ -64,7 +64,7 @@ TEST_CASE("Secret file: one that others may use is refused, with file, mode and 
   CHECK_THAT(Error(ReadSecretFile(path).status()), Contains("belongs to user 65534"));
 }
 
-TEST_CASE("Secret file: what is no secret is refused", "[config]") {
+TEST_CASE("Secret file: a file that holds no secret is refused", "[config]") {
   const TestDirectory directory;
   const std::string path = directory.Path("secret");
   CHECK(absl::IsNotFound(ReadSecretFile(path).status()));
@@ -80,7 +80,7 @@ TEST_CASE("Secret file: what is no secret is refused", "[config]") {
   CHECK(ReadSecretFile(path).value() == std::string(32, 'x'));
 }
 
-TEST_CASE("Secret file: named, found in its place, or none", "[config]") {
+TEST_CASE("Secret file: it may be named, or found in its place, or missing", "[config]") {
   const TestDirectory directory;
   const Environment environment = {{"HOME", directory.Path("home")}};
   CHECK(DefaultSecretPath({{"XDG_CONFIG_HOME", "/c"}, {"HOME", "/h"}}) == "/c/talweg/secret");
@@ -98,7 +98,7 @@ TEST_CASE("Secret file: named, found in its place, or none", "[config]") {
   CHECK(absl::IsNotFound(LoadSecret(config, environment).status()));
   REQUIRE(MakeSecretFile(config.secret_file).ok());
   CHECK(LoadSecret(config, environment).value() != found);
-  // An existing file that is open to others is an error, not a reason to go on without one.
+  // An existing file that is open to others is an error. The program does not go on without it.
   config.secret_file.clear();
   REQUIRE(chmod(DefaultSecretPath(environment).c_str(), 0644) == 0);
   CHECK(absl::IsPermissionDenied(LoadSecret(config, environment).status()));

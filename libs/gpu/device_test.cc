@@ -12,7 +12,7 @@ using Catch::Matchers::Contains;
 
 constexpr char kText[] = "GPU-01234567-89ab-cdef-0123-456789abcdef";
 
-TEST_CASE("Uuid: as nvidia-smi writes it, and back", "[gpu]") {
+TEST_CASE("Uuid: it is written as nvidia-smi writes it, and read back", "[gpu]") {
   const auto uuid = ParseUuid(kText);
   REQUIRE(uuid.ok());
   CHECK(uuid->bytes[0] == 0x01);
@@ -22,7 +22,7 @@ TEST_CASE("Uuid: as nvidia-smi writes it, and back", "[gpu]") {
   CHECK(*ParseUuid("MIG-01234567-89ab-cdef-0123-456789abcdef") == *uuid);
 }
 
-TEST_CASE("Uuid: anything else is refused by name", "[gpu]") {
+TEST_CASE("Uuid: any other text is refused and named", "[gpu]") {
   for (const std::string text :
        {"", "0", "GPU-", "GPU-01234567-89ab-cdef-0123-456789abcde",
         "GPU-01234567-89ab-cdef-0123-456789abcdef0", "GPU-01234567-89ab-cdef-0123-456789abcdeg",
@@ -37,7 +37,7 @@ TEST_CASE("Uuid: anything else is refused by name", "[gpu]") {
   }
 }
 
-TEST_CASE("NoSuchGpu: names what was asked for, what there is, and what hides others", "[gpu]") {
+TEST_CASE("NoSuchGpu: it names what was asked for, what there is, and what hides others", "[gpu]") {
   const GpuInfo there = {.uuid = {{1}}, .name = "A GPU", .pci_bus_id = "0000:01:00.0"};
   const absl::Status status = NoSuchGpu(*ParseUuid(kText), {&there, 1});
   CHECK(absl::IsNotFound(status));
@@ -46,7 +46,7 @@ TEST_CASE("NoSuchGpu: names what was asked for, what there is, and what hides ot
                  Contains("CUDA_VISIBLE_DEVICES") && Contains("NVIDIA_VISIBLE_DEVICES"));
 }
 
-TEST_CASE("Combines: what keeps its meaning between GPUs", "[gpu]") {
+TEST_CASE("Combines: an operation that means the same between GPUs", "[gpu]") {
   CHECK(Communicator::Combines(DType::kBF16, Op::kSum));
   CHECK(Communicator::Combines(DType::kI8, Op::kMin));
   CHECK(Communicator::Combines(DType::kU64, Op::kMax));

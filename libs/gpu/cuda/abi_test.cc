@@ -20,7 +20,8 @@
 namespace talweg::gpu::cuda {
 namespace {
 
-// Both are the same in a call: as large, and a pointer, a class or a number in both.
+// Both arguments are the same in a call: they have one size, and both are a pointer, a class or a
+// number.
 template <class Ours, class Theirs>
 constexpr bool kSameArgument =
     sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&

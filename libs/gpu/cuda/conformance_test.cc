@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The conformance suite on NVIDIA's GPUs of this machine, under ./test --gpu only. Peers are
-// processes of their own: this program once more, told by TALWEG_GPU_PEER to serve a socket.
+// The conformance suite on this machine's NVIDIA GPUs, only under ./test --gpu. Each peer is a
+// process of its own: this program again, which TALWEG_GPU_PEER tells to serve a socket.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -96,7 +96,8 @@ ReplyMessage ReplyOf(const absl::Status& status) {
   return reply;
 }
 
-// Makes a kernel read memory that is gone. Returns OK if what follows is as device.h says.
+// Makes a kernel read memory that is gone. Returns OK if the calls after that return what device.h
+// says.
 absl::Status Fault(const GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Platform> platform, NewCudaPlatform({}));
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, platform->Open(uuid));
@@ -107,7 +108,7 @@ absl::Status Fault(const GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(const EventId done, device->NewEvent(EventScope::kProcess));
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   const auto free = reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"));
-  // Frees without the device, which would refuse what follows.
+  // Frees the memory behind the device's back, because the device would refuse the calls below.
   if (free(gone.address) != 0) return absl::InternalError("cuMemFree");
   const uint64_t inputs[] = {gone.address, gone.address + kBytes / 2};
   TALWEG_RETURN_IF_ERROR(device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, inputs,
@@ -128,7 +129,7 @@ absl::Status Fault(const GpuUuid& uuid) {
   return absl::InternalError("opened again: " + status.ToString());
 }
 
-// Ends with its parent's socket.
+// Returns when the parent closes its end of the socket.
 int ServePeer(int fd) {
   std::unique_ptr<Peer> peer;
   RequestMessage message;
@@ -175,7 +176,7 @@ int ServePeer(int fd) {
   return 0;
 }
 
-// Before main, and before anything has touched CUDA.
+// Runs before main(), and before anything has touched CUDA.
 __attribute__((constructor)) void MaybeServePeer() {
   const char* const fd = std::getenv(kPeerVariable);
   if (fd != nullptr) _exit(ServePeer(std::atoi(fd)));
@@ -276,8 +277,9 @@ void SaySkipped(const std::string& why) {
 
 }  // namespace
 
-TEST_CASE("device: a fault ends what its process had on the GPU, for good, and nobody else's",
-          "[gpu]") {
+TEST_CASE(
+    "device: a fault ends all that its process has on the GPU for good, and harms no other process",
+    "[gpu]") {
   Case c;
   if (c.skipped() || !c.harness->HasKernels()) return;
   ProcessPeer peer(c.device->info().uuid);

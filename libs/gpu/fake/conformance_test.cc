@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fake machine under the conformance suite.
+// Runs the conformance suite on the fake machine.
 #include <catch2/catch.hpp>
 
 #include "libs/gpu/fake/fake_machine.h"
@@ -37,7 +37,7 @@ class FakeHarness final : public Harness {
 
   void CheckClean() override {
     for (const std::string& violation : machine_.violations()) FAIL_CHECK(violation);
-    CHECK(machine_.context_count(0) <= 1);  // A peer's.
+    CHECK(machine_.context_count(0) <= 1);  // The peer's context.
     platform_.reset();
   }
 

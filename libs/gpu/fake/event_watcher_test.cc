@@ -23,7 +23,7 @@ std::shared_ptr<SharedFile> RecordedEvent() {
   return event;
 }
 
-TEST_CASE("EventWatcher: says that an event is done, whichever others are not", "[gpu]") {
+TEST_CASE("EventWatcher: it reports an event that is done while others are not", "[gpu]") {
   const Descriptor wakeups(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   REQUIRE(wakeups.valid());
   const auto is_woken = [&wakeups](int timeout_ms) {

@@ -90,7 +90,7 @@ absl::Status FakeCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   } else {
     joint->end = [sends, receives, effect = std::move(effect)] { effect(sends, receives); };
   }
-  // All parts happen together: what one stream knows, all know.
+  // All parts happen together: what one stream knows, all streams know.
   VectorClock together;
   for (size_t i = 0; i < parts.size(); ++i)
     together.Merge(devices_[i]->streams().clock_of(parts[i].stream));
@@ -164,7 +164,7 @@ absl::Status FakeCommunicator::Reduce(DType dtype, Op op, uint64_t element_count
   return Post("a reduction among GPUs", bytes, bytes, parts,
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
                 const std::vector<std::byte> sum = Combine(dtype, op, element_count, sends, 0);
-                // Partial sums go through the others' memory.
+                // Partial sums pass through the others' memory.
                 for (const Place& receive : receives) Poison(receive);
                 std::memcpy(receives[root].data(), sum.data(), bytes);
               });

@@ -33,8 +33,8 @@ FakeDevice::FakeDevice(World& world, std::shared_ptr<PinnedMemory> pinned, size_
       gpu_(gpu),
       state_(world.gpus[gpu]),
       wakeups_(std::make_shared<Descriptor>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))),
-      // Different in every process, so that an address that is sent instead of a handle is found
-      // out.
+      // Addresses differ in every process. So an address that is sent instead of a handle is
+      // noticed.
       memory_(0x7f00'0000'0000 + (world.random.Below(1 << 20) << 20)),
       streams_(world),
       events_(world) {
@@ -257,7 +257,7 @@ absl::Status FakeDevice::ReduceTo(StreamId stream, const ReduceSpec& spec,
   std::vector<Place> poisoned;
   for (size_t o = 0; o < outputs.size(); ++o) {
     TALWEG_ASSIGN_OR_RETURN(const Place target, memory_.Resolve({outputs[o], plan.bytes}));
-    // The storage need not be aligned as the addresses are.
+    // Storage may be aligned less than the addresses are.
     TALWEG_CHECK(AddressOf(target.memory->data) % kernels::kVectorBytes == 0);
     plan.arguments.outputs[o] = AddressOf(target.data());
     accesses.push_back({target, AccessKind::kWrite});
@@ -272,7 +272,7 @@ absl::Status FakeDevice::ReduceTo(StreamId stream, const ReduceSpec& spec,
   work.begin = [poisoned] {
     for (const Place& target : poisoned) Poison(target);
   };
-  // `accesses` keeps the memory.
+  // Holding `accesses` keeps the memory.
   work.end = [plan, accesses] { kernels::RunOnHost(plan, 33); };
   streams_.Post(stream, std::move(work), accesses, "a reduction");
   return absl::OkStatus();

@@ -15,7 +15,7 @@ namespace {
 using Catch::Matchers::Contains;
 using State = Communicator::State;
 
-constexpr uint64_t kBytes = 1'600'000;  // A copy: 2 us and 100 us.
+constexpr uint64_t kBytes = 1'600'000;  // Copying this much takes 2 us to start and 100 us to run.
 constexpr int64_t kCopyNs = 102'000;
 
 struct Fixture {
@@ -39,7 +39,7 @@ struct Fixture {
     clock.Advance(ns);
     machine.Advance();
   }
-  // The one violation, and none from now on.
+  // Returns the only violation so far, and forgets it.
   std::string OnlyViolation() {
     REQUIRE(machine.violations().size() == 1);
     const std::string violation = machine.violations()[0];
@@ -62,7 +62,7 @@ struct Fixture {
   EventId event;
 };
 
-TEST_CASE("fake: a copy takes its time, and lands at its end", "[gpu]") {
+TEST_CASE("fake: a copy takes its time, and its bytes land at its end", "[gpu]") {
   Fixture f;
   REQUIRE(f.device->CopyToDevice(f.a, f.memory, f.host).ok());
   REQUIRE(f.device->CopyToHost(f.a, f.result, f.memory).ok());
@@ -70,7 +70,7 @@ TEST_CASE("fake: a copy takes its time, and lands at its end", "[gpu]") {
   CHECK(f.machine.NextEndNs() == kCopyNs);
   f.Pass(2 * kCopyNs - 1);
   CHECK_FALSE(f.IsDone());
-  CHECK(f.result[0] == std::byte{0xee});  // Poison: whoever looks now is found out.
+  CHECK(f.result[0] == std::byte{0xee});  // Poison reveals whoever reads too early.
   f.Pass(1);
   CHECK(f.IsDone());
   CHECK(f.result[0] == std::byte{1});
@@ -91,14 +91,15 @@ TEST_CASE("fake: a source that changes too early is copied changed", "[gpu]") {
   CHECK(f.result[0] == std::byte{2});
 }
 
-TEST_CASE("fake: copies in both directions run at once, in one direction in turn", "[gpu]") {
+TEST_CASE("fake: copies in different directions run at once, copies in one direction take turns",
+          "[gpu]") {
   Fixture f;
   REQUIRE(f.device->CopyToDevice(f.a, f.memory, f.host).ok());
   REQUIRE(f.device->CopyToHost(f.b, f.result, f.other).ok());
   REQUIRE(f.device->Record(f.event, f.b).ok());
   f.Pass(kCopyNs);
   CHECK(f.IsDone());
-  CHECK(f.machine.NextEndNs() == std::nullopt);  // Both.
+  CHECK(f.machine.NextEndNs() == std::nullopt);  // Both are done.
 
   const std::span<std::byte> more = *f.device->AllocateHost(kBytes);
   REQUIRE(f.device->CopyToHost(f.a, f.result, f.memory).ok());
@@ -114,7 +115,7 @@ TEST_CASE("fake: a stream of high priority goes first when both are ready", "[gp
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
     Fixture f({.seed = seed});
     const StreamId high = *f.device->NewStream(StreamPriority::kHigh);
-    REQUIRE(f.device->CopyToHost(f.a, f.result, f.memory).ok());  // Has the engine.
+    REQUIRE(f.device->CopyToHost(f.a, f.result, f.memory).ok());  // This copy holds the engine.
     const std::span<std::byte> first = *f.device->AllocateHost(kBytes);
     const std::span<std::byte> second = *f.device->AllocateHost(kBytes);
     REQUIRE(f.device->CopyToHost(f.b, second, f.other).ok());
@@ -132,17 +133,17 @@ TEST_CASE("fake: times do not depend on how often the machine is asked", "[gpu]"
   REQUIRE(f.device->Wait(f.b, f.event).ok());
   REQUIRE(f.device->CopyToHost(f.b, f.result, f.memory).ok());
   REQUIRE(f.device->Record(f.event, f.b).ok());
-  f.clock.Advance(2 * kCopyNs);  // In one step.
+  f.clock.Advance(2 * kCopyNs);  // This is one step over both copies.
   CHECK(f.IsDone());
   CHECK(f.result[0] == std::byte{1});
 }
 
-TEST_CASE("fake: a wait that was left out is found, whatever the times", "[gpu]") {
+TEST_CASE("fake: a missing wait is found, whatever the times were", "[gpu]") {
   for (const bool waits : {true, false}) {
     Fixture f;
     REQUIRE(f.device->CopyToDevice(f.a, f.memory, f.host).ok());
     REQUIRE(f.device->Record(f.event, f.a).ok());
-    f.Pass(10 * kCopyNs);  // Long done; but nobody asked.
+    f.Pass(10 * kCopyNs);  // The work is long done, but nobody asked.
     if (waits) REQUIRE(f.device->Wait(f.b, f.event).ok());
     REQUIRE(f.device->CopyToHost(f.b, f.result, f.memory).ok());
     if (waits) {
@@ -154,7 +155,7 @@ TEST_CASE("fake: a wait that was left out is found, whatever the times", "[gpu]"
   }
 }
 
-TEST_CASE("fake: the host's question orders what it posts next", "[gpu]") {
+TEST_CASE("fake: a query by the host orders what it posts next", "[gpu]") {
   Fixture f;
   REQUIRE(f.device->CopyToDevice(f.a, f.memory, f.host).ok());
   REQUIRE(f.device->Record(f.event, f.a).ok());
@@ -168,7 +169,8 @@ TEST_CASE("fake: the host's question orders what it posts next", "[gpu]") {
   CHECK(f.machine.violations().empty());
 }
 
-TEST_CASE("fake: reads do not race with reads, other bytes with no bytes", "[gpu]") {
+TEST_CASE("fake: reads do not race with reads, and accesses to different bytes do not race",
+          "[gpu]") {
   Fixture f;
   REQUIRE(f.device->CopyToHost(f.a, f.result.first(1000), f.memory.Part(0, 1000)).ok());
   REQUIRE(f.device->CopyToHost(f.b, f.result.subspan(1000, 1000), f.memory.Part(0, 1000)).ok());
@@ -178,7 +180,7 @@ TEST_CASE("fake: reads do not race with reads, other bytes with no bytes", "[gpu
   CHECK_THAT(f.OnlyViolation(), Contains("+ 999, 1000 bytes"));
 }
 
-TEST_CASE("fake: memory that work may still use is not given back unnoticed", "[gpu]") {
+TEST_CASE("fake: giving back memory that work may still use is a violation", "[gpu]") {
   Fixture f;
   REQUIRE(f.device->CopyToDevice(f.a, f.memory, f.host).ok());
   CHECK(f.device->Free(f.memory).ok());
@@ -226,7 +228,7 @@ TEST_CASE("fake: imports can be refused", "[gpu]") {
   CHECK(peer->Map(handle).ok());
 }
 
-TEST_CASE("fake: a process sees the GPUs that it may, by their UUIDs", "[gpu]") {
+TEST_CASE("fake: a process sees the GPUs that it may see, by their UUIDs", "[gpu]") {
   Fixture f({.gpu_count = 3});
   const auto narrow = f.machine.NewProcess({f.machine.uuid(2), f.machine.uuid(1)});
   const auto gpus = *narrow->Gpus();
@@ -268,20 +270,21 @@ TEST_CASE("fake: a dead process's work is dropped, and its events are never done
   REQUIRE(f.rank->Record(f.rank_event, f.rank_stream).ok());
   f.rank.reset();
   f.Pass(10 * kCopyNs);
-  CHECK_FALSE(*f.device->Query(f.imported));  // An agent that waits on a stream would hang here.
+  // On a real GPU, an agent that waits for it on a stream would hang here.
+  CHECK_FALSE(*f.device->Query(f.imported));
   CHECK(f.machine.context_count(0) == 1);
-  CHECK(f.machine.allocated_bytes(0) == 3 * kBytes);  // Mapped still.
+  CHECK(f.machine.allocated_bytes(0) == 3 * kBytes);  // It is still mapped.
   CHECK(f.device->Unmap(f.mapped).ok());
   CHECK(f.machine.allocated_bytes(0) == 2 * kBytes);
   CHECK(f.machine.mapping_count() == 0);
   CHECK(f.machine.violations().empty());
 }
 
-TEST_CASE("fake: an agent that dies gives back what it had mapped", "[gpu]") {
+TEST_CASE("fake: an agent that dies unmaps what it had mapped", "[gpu]") {
   TwoProcesses f;
   f.devices.clear();
   CHECK(f.machine.mapping_count() == 0);
-  CHECK(f.machine.pinned_bytes() == kBytes);  // The rank's.
+  CHECK(f.machine.pinned_bytes() == kBytes);  // The rank's memory is still pinned.
   CHECK(f.machine.allocated_bytes(0) == kBytes);
   CHECK(f.rank->Free(f.theirs).ok());
   CHECK(f.machine.violations().empty());
@@ -294,7 +297,7 @@ TEST_CASE("fake: memory that is freed while another has it mapped is a violation
   CHECK(absl::IsInvalidArgument(f.device->Map(f.handle).status()));
 }
 
-TEST_CASE("fake: an event is the other's to destroy last", "[gpu]") {
+TEST_CASE("fake: a query of an event that its owner has destroyed is a violation", "[gpu]") {
   TwoProcesses f;
   f.rank->DestroyEvent(f.rank_event);
   CHECK(f.device->Query(f.imported).ok());
@@ -335,14 +338,14 @@ struct Pair : Fixture {
   std::vector<CollectivePart> parts;
 };
 
-TEST_CASE("fake: a communicator starts, and launches, in its own time", "[gpu]") {
+TEST_CASE("fake: a communicator takes time to start and to launch", "[gpu]") {
   Pair p;
   CHECK(p.communicator->Poll() == State::kBusy);
   CHECK(absl::IsFailedPrecondition(p.Sum()));
   CHECK(p.PollAfter(2'000'000) == State::kReady);
   REQUIRE(p.Sum().ok());
   CHECK(p.communicator->Poll() == State::kBusy);
-  // A record now would not come after the collective.
+  // A record at this moment would not come after the collective.
   REQUIRE(p.device->Record(p.event, p.parts[0].stream).ok());
   CHECK_THAT(p.OnlyViolation(), Contains("before its communicator is ready"));
   CHECK(p.PollAfter(20'000) == State::kReady);
@@ -398,21 +401,21 @@ TEST_CASE("fake: a lost GPU fails its communicators", "[gpu]") {
   CHECK(p.communicator->Poll() == State::kFailed);
   p.communicator.reset();
   REQUIRE(p.device->Record(p.event, p.parts[0].stream).ok());
-  CHECK(p.IsDone());  // The GPU that is left goes on.
+  CHECK(p.IsDone());  // The other GPU goes on.
 }
 
-TEST_CASE("fake: a collective orders all its streams after all of them", "[gpu]") {
+TEST_CASE("fake: a collective orders every one of its streams after all the others", "[gpu]") {
   Pair p;
   CHECK(p.PollAfter(2'000'000) == State::kReady);
   const DeviceSpan send = {p.parts[0].send, 4000};
   REQUIRE(p.device->CopyToDevice(p.a, send, p.host.first(4000)).ok());
-  REQUIRE(p.Sum().ok());  // Nothing puts it after the copy.
+  REQUIRE(p.Sum().ok());  // Nothing orders the collective after the copy.
   CHECK_THAT(p.OnlyViolation(), Contains("an all-reduce"));
 }
 
 // ----- ImportCache. -----
 
-TEST_CASE("ImportCache: maps each allocation once, until its last user lets go", "[gpu]") {
+TEST_CASE("ImportCache: it maps each allocation once, until its last user lets go", "[gpu]") {
   TwoProcesses f;
   CHECK(f.device->Unmap(f.mapped).ok());
   ImportCache cache(*f.device, 2);
@@ -420,7 +423,7 @@ TEST_CASE("ImportCache: maps each allocation once, until its last user lets go",
   const auto span = cache.Map(first, f.handle);
   REQUIRE(span.ok());
   CHECK(*cache.Map(first, f.handle) == *span);
-  const ForeignAllocation also = {Incarnation(8), 5};  // Another rank that was given the handle.
+  const ForeignAllocation also = {Incarnation(8), 5};  // Another rank got the same handle.
   CHECK(*cache.Map(also, f.handle) == *span);
   CHECK(cache.mapped_count() == 1);
   CHECK(cache.mapped_bytes() == kBytes);
@@ -448,12 +451,12 @@ TEST_CASE("ImportCache: handles that do not fit what is known are refused", "[gp
   CHECK_THAT(std::string(other_allocation.status().message()), Contains("not released"));
   REQUIRE(cache.Map({Incarnation(7), 2}, more).ok());
   CHECK(absl::IsResourceExhausted(cache.Map({Incarnation(7), 3}, third).status()));
-  CHECK(cache.Map({Incarnation(8), 3}, third).ok());  // The limit is each owner's.
+  CHECK(cache.Map({Incarnation(8), 3}, third).ok());  // Each owner has a limit of its own.
   CHECK(cache.ReleaseOwner(Incarnation(7)).ok());
   CHECK(f.machine.mapping_count() == 1);
 }
 
-TEST_CASE("ImportCache: what cannot be mapped is not remembered", "[gpu]") {
+TEST_CASE("ImportCache: a handle that cannot be mapped is not remembered", "[gpu]") {
   TwoProcesses f;
   CHECK(f.device->Unmap(f.mapped).ok());
   {

@@ -52,7 +52,7 @@ absl::Status FakeDevice::WriteNow(DeviceSpan target, std::span<const std::byte> 
   return absl::OkStatus();
 }
 
-// The place of what a NIC was given: a span that OpenToNic had, or part of it.
+// Returns the place of a span that OpenToNic() gave, or of a part of it.
 Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
   world_->Advance();
   const auto place = dynamic_cast<FakeDevice&>(device).memory().Resolve(span);
@@ -65,8 +65,8 @@ Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
 
 void FakeMachine::NicReads(Device& device, DeviceSpan span, std::span<std::byte> target) {
   const Place place = NicPlace(device, span);
-  // After its own writes, since a read on PCIe pushes those before it. The host knows that the read
-  // was made, and nothing of the writes.
+  // The read comes after the NIC's own writes, because a read on PCIe pushes earlier writes. The
+  // host knows that the read was made, and knows nothing of the writes.
   world_->nic_reads.Tick(kNicReads);
   VectorClock clock = world_->host_clock;
   clock.Merge(world_->nic_reads);

@@ -11,7 +11,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// A GPU with some pages that a NIC has, and others.
+// A GPU with some pages that are open to a NIC, and other memory.
 struct Fixture {
   Fixture() : machine(clock, {}), platform(machine.NewProcess()) {
     device = *platform->Open(machine.uuid(0));
@@ -24,7 +24,7 @@ struct Fixture {
     bytes.resize(pages.bytes);
     REQUIRE(device->OpenToNic(pages).ok());
   }
-  // A copy to or from the pages, as far as it was posted.
+  // Posts a copy to or from the pages, and completes it as far as it was posted.
   void Copy(DeviceSpan target, DeviceSpan source) {
     REQUIRE(device->CopyOnDevice(stream, target, source).ok());
     REQUIRE(device->Record(event, stream).ok());
@@ -47,21 +47,21 @@ struct Fixture {
   std::vector<std::byte> bytes;
 };
 
-TEST_CASE("FakeNic: what it reads is done, and known to be", "[gpu]") {
+TEST_CASE("FakeNic: what a NIC reads must be done, and known to be done", "[gpu]") {
   Fixture f;
   f.Copy(f.pages, f.other);
   const bool asked = GENERATE(false, true);
-  f.clock.Advance(1'000'000'000);  // It is done, but nothing has told so.
+  f.clock.Advance(1'000'000'000);  // The work is done, but the host has not asked.
   if (asked) f.Finish();
   f.machine.NicReads(*f.device, f.pages, f.bytes);
   CHECK(f.machine.violations().empty() == asked);
   if (!asked) CHECK_THAT(f.machine.violations()[0], Contains("a NIC reads"));
   f.machine.ClearViolations();
-  f.Copy(f.pages, f.other);  // After the read, as the host knows.
+  f.Copy(f.pages, f.other);  // The host knows that this comes after the read.
   CHECK(f.machine.violations().empty());
 }
 
-TEST_CASE("FakeNic: what it wrote is the GPU's when it was flushed", "[gpu]") {
+TEST_CASE("FakeNic: the GPU sees what a NIC wrote after a flush", "[gpu]") {
   Fixture f;
   const std::vector<std::byte> written(f.pages.bytes, std::byte{7});
   f.machine.NicWrites(*f.device, f.pages, written);
@@ -75,19 +75,19 @@ TEST_CASE("FakeNic: what it wrote is the GPU's when it was flushed", "[gpu]") {
   CHECK(f.bytes == written);
 }
 
-TEST_CASE("FakeNic: a read of its own after its writes needs no flush", "[gpu]") {
+TEST_CASE("FakeNic: a NIC's read after its own writes needs no flush", "[gpu]") {
   Fixture f;
   const std::vector<std::byte> written(f.pages.bytes, std::byte{7});
   f.machine.NicWrites(*f.device, f.pages, written);
   f.machine.NicReads(*f.device, f.pages, f.bytes);
   CHECK(f.machine.violations().empty());
   CHECK(f.bytes == written);
-  // The GPU's engines still know nothing of it.
+  // The GPU's engines still do not see the writes.
   f.Copy(f.other, f.pages);
   CHECK_FALSE(f.machine.violations().empty());
 }
 
-TEST_CASE("FakeNic: memory that was not opened is not a NIC's", "[gpu]") {
+TEST_CASE("FakeNic: a NIC may not use memory that was not opened to it", "[gpu]") {
   Fixture f;
   std::vector<std::byte> bytes(f.other.bytes);
   f.machine.NicReads(*f.device, f.other, bytes);

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-// Files of a directory, of which the fake GPUs consist that several processes share. Uses only the
-// standard library, because the driver's stub is a shared library, and Debian's Abseil cannot be
-// linked into one.
+// Fake GPUs that several processes share consist of these files in a directory. This uses only the
+// standard library: the driver's stub is a shared library, and Debian's Abseil cannot be linked
+// into one.
 namespace talweg::gpu::fake {
 
 inline constexpr size_t kHeaderBytes = 4096;

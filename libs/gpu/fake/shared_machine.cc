@@ -78,7 +78,7 @@ class SharedDevice final : public Device {
   }
   absl::Status Unmap(DeviceSpan span) override { return memory_.Forget(span, true); }
 
-  // A write to a file is seen at once.
+  // A write to a file is visible at once.
   absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_RETURN_IF_ERROR(HolderForNic(memory_.map(), span).status());
@@ -138,7 +138,7 @@ class SharedDevice final : public Device {
   absl::Status Wait(StreamId stream, EventId event) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(const bool done, Query(event));
-    // On a GPU this would be a wait that a dead process never ends.
+    // On a real GPU this would be a wait for a dead process that never ends.
     return done ? absl::OkStatus()
                 : absl::InternalError("a stream was to wait for an event that is not done");
   }
@@ -212,7 +212,7 @@ class SharedDevice final : public Device {
   const SharedMemory& memory() const { return memory_; }
 
  private:
-  // ABORTED once somebody has said that this process loses the GPU.
+  // Returns ABORTED once a file says that this process loses the GPU.
   absl::Status Ready() const {
     if (access(LossPath(options_, gpu_).c_str(), F_OK) != 0) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat(Describe(info_), " is lost"));
@@ -258,7 +258,7 @@ class SharedDevice final : public Device {
   EventWatcher watcher_{wakeups_.get()};
 };
 
-// All its devices are this process's, so everything is here.
+// All its devices belong to this process, so everything is here.
 class SharedCommunicator final : public Communicator {
  public:
   explicit SharedCommunicator(std::vector<SharedDevice*> devices) : devices_(std::move(devices)) {}
@@ -354,7 +354,7 @@ class SharedPlatform final : public Platform {
     for (size_t i = 0; i < infos_.size(); ++i) {
       if (infos_[i].uuid != uuid) continue;
       const size_t gpu = options_.gpus[i];
-      unlink(LossPath(options_, gpu).c_str());  // Another context.
+      unlink(LossPath(options_, gpu).c_str());  // The process gets a new context.
       return std::make_unique<SharedDevice>(options_, infos_[i], gpu, pinned_);
     }
     return NoSuchGpu(uuid, infos_);

@@ -104,7 +104,7 @@ bool Timeline::Settle() {
   return BeginTimed() || progress;
 }
 
-// Passes what takes no time: marks, waits that are over, arrivals.
+// Passes everything that takes no time: marks, waits that are over, arrivals.
 bool Timeline::PassInstant(Stream& stream) {
   if (stream.works.empty() || stream.ends_ns) return false;
   Work& work = stream.works.front();
@@ -164,7 +164,7 @@ bool Timeline::BeginTimed() {
   return true;
 }
 
-// Ends all that ends now.
+// Ends all work that is due now.
 bool Timeline::EndDue() {
   bool progress = false;
   for (auto& [actor, stream] : streams_) {

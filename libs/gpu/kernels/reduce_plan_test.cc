@@ -23,19 +23,21 @@ std::string ErrorOf(const ReduceSpec& spec, const std::vector<uint64_t>& inputs,
   return std::string(plan.status().message());
 }
 
-TEST_CASE("PlanReduce: vectors where all buffers lie alike, elements around them", "[gpu]") {
+TEST_CASE(
+    "PlanReduce: vectors cover what lies alike in all buffers, single elements cover the rest",
+    "[gpu]") {
   const std::vector<uint64_t> inputs = {0x1004, 0x2014};
   const auto plan = PlanReduce(kSumF32, inputs, 0x3024, 100);
   REQUIRE(plan.ok());
   CHECK(plan->bytes == 400);
   CHECK_FALSE(plan->is_copy);
   CHECK(plan->arguments.head == 3);
-  CHECK(plan->arguments.vectors == 24);  // 3 + 24 * 4 = 99, and one after.
+  CHECK(plan->arguments.vectors == 24);  // 3 + 24 * 4 = 99, and one element after them.
   CHECK(plan->arguments.element_count == 100);
   CHECK(plan->arguments.input_count == 2);
 }
 
-TEST_CASE("PlanReduce: buffers that lie differently, or are short, have no vectors", "[gpu]") {
+TEST_CASE("PlanReduce: buffers that are short, or do not lie alike, have no vectors", "[gpu]") {
   const std::vector<uint64_t> askew = {0x1000, 0x2004};
   const auto plan = PlanReduce(kSumF32, askew, 0x3000, 100);
   REQUIRE(plan.ok());
@@ -59,7 +61,8 @@ TEST_CASE("PlanReduce: outputs may be inputs, and lie alike with them", "[gpu]")
   CHECK(PlanReduce(kSumF32, two, askew, 100)->arguments.vectors == 0);
 }
 
-TEST_CASE("PlanReduce: how an average divides", "[gpu]") {
+TEST_CASE("PlanReduce: an average is a sum, times a power of two or over any other divisor",
+          "[gpu]") {
   const std::vector<uint64_t> inputs = {0x1000, 0x2000};
   const auto combine_of = [&](uint32_t divisor) {
     const auto plan = PlanReduce({.dtype = DType::kBF16, .op = Op::kAverage, .divisor = divisor},
@@ -73,7 +76,8 @@ TEST_CASE("PlanReduce: how an average divides", "[gpu]") {
   CHECK(KernelName(DType::kBF16, Combine::kSumOver) == "talweg_reduce_bf16_sum_over");
 }
 
-TEST_CASE("PlanReduce: integers of a size share a kernel where the sign says nothing", "[gpu]") {
+TEST_CASE("PlanReduce: integers of one size share a kernel where the sign does not matter",
+          "[gpu]") {
   const std::vector<uint64_t> inputs = {0x1000, 0x2000};
   const auto dtype_of = [&](DType dtype, Op op) {
     const auto plan = PlanReduce({.dtype = dtype, .op = op}, inputs, 0x3000, 8);
@@ -110,7 +114,7 @@ TEST_CASE("PlanReduce: one input that nothing scales is a copy", "[gpu]") {
   CHECK(PlanReduce(kSumF32, one, 0x3000, 0)->bytes == 0);
 }
 
-TEST_CASE("PlanReduce: what is refused, and why", "[gpu]") {
+TEST_CASE("PlanReduce: a plan that cannot be made is refused with the reason", "[gpu]") {
   const std::vector<uint64_t> two = {0x1000, 0x2000};
   CHECK_THAT(ErrorOf({.dtype = DType::kI32, .op = Op::kAverage}, two, {0x3000}, 8),
              Contains("i32, average") && Contains("not defined"));
@@ -140,7 +144,7 @@ TEST_CASE("PlanReduce: what is refused, and why", "[gpu]") {
 TEST_CASE("Image: the build says whether it has kernels", "[gpu]") {
 #if defined(TALWEG_WITH_CUDA)
   REQUIRE(Image().size() > 1000);
-  // A fatbin's first word.
+  // The first word of a fatbin.
   CHECK(Image()[0] == std::byte{0x50});
   CHECK(Image()[3] == std::byte{0xba});
 #else

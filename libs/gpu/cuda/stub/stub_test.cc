@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libs/gpu/cuda under the conformance suite, on the stub driver and the stub NCCL: our own calls,
-// on any machine. //libs/gpu/cuda:conformance_test asks what real hardware makes of them.
+// Runs libs/gpu/cuda under the conformance suite, on the stub driver and the stub NCCL. That checks
+// our own calls on any machine. //libs/gpu/cuda:conformance_test runs them on real hardware.
 #include <poll.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-constexpr char kStub[] = "";  // This program, for dlopen.
+constexpr char kStub[] = "";  // An empty name makes dlopen() open this program.
 constexpr std::array<std::byte, 16> kImage = {};
 
 CudaOptions StubOptions() {
@@ -32,7 +32,7 @@ CudaOptions StubOptions() {
       .driver_library = kStub, .nccl_libraries = {"no-such-nccl", kStub}, .kernel_image = kImage};
 }
 
-// While it lives, a function of the stub answers with this result.
+// As long as this lives, a function of the stub returns this result.
 class Failing {
  public:
   Failing(const char* function, const char* result) {
@@ -43,7 +43,7 @@ class Failing {
   Failing& operator=(const Failing&) = delete;
 };
 
-// The first GPU of the stub, or both.
+// The GPUs of the stub. `device` is the first one.
 struct Opened {
   Opened() : platform(*NewCudaPlatform(StubOptions())) {
     const auto gpus = platform->Gpus();
@@ -68,7 +68,7 @@ class StubHarness final : public Harness {
 
   Platform& platform() override { return *platform_; }
   bool RunUntil(const std::function<bool()>& done) override {
-    // Each question runs a piece of work.
+    // Each query runs a piece of work of the stub.
     for (int i = 0; i < 100'000; ++i) {
       if (done()) return true;
       Prod();
@@ -83,7 +83,7 @@ class StubHarness final : public Harness {
   void CheckClean() override { prodded_.reset(); }
 
  private:
-  // Any question about an event moves the stub.
+  // Any query about an event moves the stub on.
   void Prod() {
     if (prodded_ == nullptr) {
       prodded_ = *platform_->Open(platform_->Gpus()->front().uuid);
@@ -179,8 +179,9 @@ TEST_CASE("cuda: memory of another container is refused with the remedy, and har
   CHECK(agent.device->Map(handle).ok());
 }
 
-TEST_CASE("cuda: no memory and a lost context are what they are, of another's memory too",
-          "[gpu]") {
+TEST_CASE(
+    "cuda: missing memory and a lost context keep their codes, for another process's memory too",
+    "[gpu]") {
   Opened rank;
   Opened agent;
   const MemoryHandle handle = *rank.device->Export(*rank.device->Allocate(4096));
@@ -196,7 +197,7 @@ TEST_CASE("cuda: no memory and a lost context are what they are, of another's me
   CHECK(absl::IsAborted(agent.device->Memory().status()));
 }
 
-TEST_CASE("cuda: a mapping goes to the end of the block that it lies in, from where it begins",
+TEST_CASE("cuda: a mapping goes from where it begins to the end of the block that holds it",
           "[gpu]") {
   Opened rank;
   Opened agent;
@@ -206,10 +207,10 @@ TEST_CASE("cuda: a mapping goes to the end of the block that it lies in, from wh
   const auto mapped = agent.device->Map(handle);
   cuda::stub::Machine::Get().block_before = 0;
   REQUIRE(mapped.ok());
-  CHECK(*mapped == memory);  // Where the stub maps it.
+  CHECK(*mapped == memory);  // The address where the stub maps it.
 }
 
-TEST_CASE("cuda: a GPU that takes one process only is refused with the remedy", "[gpu]") {
+TEST_CASE("cuda: a GPU that takes only one process is refused with the remedy", "[gpu]") {
   const Failing failing("cuDevicePrimaryCtxRetain", "46");
   const auto platform = *NewCudaPlatform(StubOptions());
   const absl::Status refused = platform->Open(platform->Gpus()->front().uuid).status();
@@ -226,7 +227,7 @@ TEST_CASE("cuda: streams of high priority have the highest that there is", "[gpu
   CHECK(machine.streams.back()->priority == 0);
 }
 
-TEST_CASE("cuda: kernels are loaded with the device, none in a step", "[gpu]") {
+TEST_CASE("cuda: kernels are loaded with the device, and none in a step", "[gpu]") {
   cuda::stub::Machine& machine = cuda::stub::Machine::Get();
   const int before = machine.functions_loaded;
   const auto platform = *NewCudaPlatform(StubOptions());
@@ -244,7 +245,7 @@ TEST_CASE("cuda: kernels are loaded with the device, none in a step", "[gpu]") {
   machine.RunAll();
 }
 
-TEST_CASE("cuda: an error of the context is the device's end, another is not", "[gpu]") {
+TEST_CASE("cuda: an error of the context ends the device, and another error does not", "[gpu]") {
   Opened opened;
   const EventId event = *opened.device->NewEvent(EventScope::kProcess);
   {
@@ -272,7 +273,7 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
     CHECK(absl::IsAborted(doomed.device->Query(its).status()));
     CHECK(absl::IsAborted(doomed.device->Allocate(1).status()));
     CHECK(doomed.devices[1]->Allocate(1).ok());
-    // The next one that opens the GPU gets a good context.
+    // The next process that opens the GPU gets a good context.
     const int before = cuda::stub::Machine::Get().resets[0];
     doomed.devices.clear();
     CHECK(cuda::stub::Machine::Get().resets[0] == before + 1);
@@ -280,7 +281,7 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
   }
 }
 
-TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the next", "[gpu]") {
+TEST_CASE("cuda: a wake-up waits for no other one, and leaves its stream to the next", "[gpu]") {
   cuda::stub::Machine& machine = cuda::stub::Machine::Get();
   Opened opened;
   Device& device = *opened.device;
@@ -313,7 +314,7 @@ TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the ne
   CHECK(machine.streams.size() == streams);
 }
 
-TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", "[gpu]") {
+TEST_CASE("cuda: a wake-up that comes too late or never keeps no descriptor", "[gpu]") {
   const bool lost = GENERATE(true, false);
   const size_t before = runtime::OpenDescriptors();
   for (int i = 0; i < 20; ++i) {
@@ -330,7 +331,7 @@ TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", 
   CHECK(runtime::OpenDescriptors() == before);
 }
 
-// Memory of a device that may be given to a NIC.
+// Returns memory of a device that may be opened to a NIC.
 DeviceSpan NicPages(Device& device, uint64_t pages) {
   const DeviceSpan memory = *device.Allocate((pages + 1) * kNicPageBytes);
   const uint64_t skipped = (kNicPageBytes - memory.address % kNicPageBytes) % kNicPageBytes;
@@ -352,7 +353,7 @@ TEST_CASE("cuda: what NICs write is flushed unless the GPU orders it", "[gpu]") 
   } restored;
   auto plain = opened.device->OpenToNic(pages);
   REQUIRE(plain.ok());
-  CHECK(plain->device == 40);  // What the stub calls it.
+  CHECK(plain->device == 40);  // The number that the stub gives it.
   CHECK_FALSE(plain->dma_buf.valid());
   CHECK(machine.memory.upper_bound(pages.address) != machine.memory.begin());
   CHECK(std::prev(machine.memory.upper_bound(pages.address))->second.sync_memops);
@@ -377,7 +378,7 @@ TEST_CASE("cuda: what NICs write is flushed unless the GPU orders it", "[gpu]") 
   CHECK(buffered->dma_buf.valid());
 }
 
-TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {
+TEST_CASE("cuda: a link between GPUs is seen, and so is its absence", "[gpu]") {
   const Opened opened;
   const GpuUuid one = opened.devices[0]->info().uuid;
   const GpuUuid other = opened.devices[1]->info().uuid;
@@ -389,11 +390,12 @@ TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {
   cuda::stub::Machine::Get().linked = false;
 }
 
-TEST_CASE("cuda: copies to a peer go straight there where they can, asked for once", "[gpu]") {
+TEST_CASE("cuda: a copy to a peer goes straight there where it can, and access is asked for once",
+          "[gpu]") {
   cuda::stub::Machine& machine = cuda::stub::Machine::Get();
   struct Peers {
     bool reaches;
-    const char* enabling;  // What the driver answers; null: success.
+    const char* enabling;  // What the driver returns; null means success.
     bool is_copied;
     int enabled;
   };
@@ -418,7 +420,7 @@ TEST_CASE("cuda: copies to a peer go straight there where they can, asked for on
   machine.reaches_peers = true;
 }
 
-TEST_CASE("cuda: kernels that the driver does not take leave all else usable", "[gpu]") {
+TEST_CASE("cuda: everything else works when the driver does not take the kernels", "[gpu]") {
   const Failing failing("cuModuleLoadData", "222");
   Opened opened;
   const DeviceSpan memory = *opened.device->Allocate(4096);
@@ -430,7 +432,7 @@ TEST_CASE("cuda: kernels that the driver does not take leave all else usable", "
   CHECK_THAT(std::string(refused.message()), Contains("update the driver"));
 }
 
-TEST_CASE("cuda: NCCL's errors are the communicator's, with the GPU and NCCL's words", "[gpu]") {
+TEST_CASE("cuda: an error of NCCL ends the communicator, with the GPU and NCCL's words", "[gpu]") {
   Opened opened;
   const std::vector<Device*> both = opened.Both();
   const auto check = [&](const absl::Status& status) {
@@ -461,7 +463,7 @@ TEST_CASE("cuda: NCCL's errors are the communicator's, with the GPU and NCCL's w
   }
 }
 
-TEST_CASE("cuda: the facts need no context", "[gpu]") {
+TEST_CASE("cuda: the facts of a GPU need no context", "[gpu]") {
   const CudaFacts facts = ReadCudaFacts(StubOptions());
   CHECK(facts.driver.ok());
   CHECK(facts.driver_version == 13000);

@@ -7,7 +7,7 @@
 #include "libs/membership/scheduler_core.h"
 #include "libs/membership/scheduler_core_fixture.h"
 
-// What the rules of docs/quotas.md do to nodes that want to join.
+// What the rules of docs/quotas.md mean for nodes that want to join.
 namespace talweg::membership {
 namespace {
 
@@ -50,7 +50,7 @@ TEST_CASE("Admission: a job past its tenant's jobs_max waits until another ends"
   REQUIRE(f.core->waiting().size() == 1);
   CHECK(f.core->waiting()[0].text == wait.text);
   CHECK_FALSE(f.core->waiting()[0].node);
-  // Others do not wait for them, and members of an admitted job are let in.
+  // Other tenants' jobs do not wait for this tenant's, and members of an admitted job are let in.
   CHECK(f.Ask("d", 0, Spec(1, 4), "other").ok());
   CHECK(f.Ask("e", 0, Spec(1, 4), "").ok());
   CHECK(f.Ask("b", 1).ok());
@@ -70,13 +70,13 @@ TEST_CASE("Admission: jobs of a tenant begin in the order in which they came", "
                  "job 'b' of tenant 't' came before it and waits: job 'b' waits: it "
                  "needs min_members=4, and jobs of tenant 't' hold 3 ('a') of the "
                  "members_max=4"));
-  SECTION("unless the first does not ask any more") {
+  SECTION("The first stops asking, and is not waited for") {
     f.Pass(9 * kSecond);
     CHECK(f.Ask("c", 0, Spec(1, 1)).code == Code::kNotYet);
     f.Pass(2 * kSecond);
     CHECK(f.core->waiting().size() == 1);
   }
-  SECTION("and the first is let in when there is room") {
+  SECTION("The first is let in when there is room") {
     f.EndJob("a");
     CHECK(f.Ask("c", 0, Spec(1, 1)).code == Code::kNotYet);
     CHECK(f.Ask("b", 0, Spec(4, 4)).ok());
@@ -84,7 +84,7 @@ TEST_CASE("Admission: jobs of a tenant begin in the order in which they came", "
   }
 }
 
-TEST_CASE("Admission: a job that is in gets the members that it needs", "[membership]") {
+TEST_CASE("Admission: a job that was admitted gets the members that it needs", "[membership]") {
   Ruled f("tenant t members_max=5\n");
   // A job holds what it needs, even before its members have come.
   CHECK(f.Ask("a", 0, Spec(3, 9)).ok());
@@ -102,7 +102,7 @@ TEST_CASE("Admission: a job that is in gets the members that it needs", "[member
   CHECK(f.Ask("b", 2, Spec(2, 9)).ok());
 }
 
-TEST_CASE("Admission: what can never be is refused at once", "[membership]") {
+TEST_CASE("Admission: a job that can never be admitted is refused at once", "[membership]") {
   Ruled f("job a* members_max=2\ntenant t members_max=3\n");
   const Answer job = f.Ask("a", 0, Spec(3, 3));
   CHECK(job.code == Code::kRefused);
@@ -131,7 +131,7 @@ TEST_CASE("Admission: a job has the members_max of its rule, and begins with the
   CHECK(third.text ==
         "job 'a' has the members_max=2 that it may have in the scheduler's quotas_file; raise it "
         "there");
-  // The rules take nothing from members that are in.
+  // Rules remove no members that are in.
   f.SetQuotas("job a members_max=1\n");
   CHECK(f.core->jobs().at(job).members.size() == 2);
   CHECK(f.StateOf(job) == JobState::kRunning);
@@ -152,7 +152,7 @@ TEST_CASE("Admission: a job that may not have begin_members begins with those of
   CHECK(f.StateOf(job) == JobState::kRunning);
 }
 
-TEST_CASE("Admission: an agent cannot say another tenant than the rule's", "[membership]") {
+TEST_CASE("Admission: an agent cannot name another tenant than the rule does", "[membership]") {
   Ruled f("job a tenant=t\ntenant t jobs_max=1\n");
   const Answer other = f.Ask("a", 0, Spec(1, 2), "u");
   CHECK(other.code == Code::kRefused);
@@ -182,7 +182,7 @@ TEST_CASE("Admission: aggregators hear what rules say of a job, and when that ch
   const view::JobQuota changed = {.weight = 4, .tenant_weight = 4};
   CHECK(f.AggregatorTold<JobQuotaChanged>(100) ==
         std::vector{JobQuotaChanged{.job = job, .quota = changed}});
-  // A later one hears the same.
+  // An aggregator that comes later hears the same.
   f.AddAggregator("a1", 101);
   CHECK(f.AggregatorTold<JobView>(101)[0].quota == changed);
 }

@@ -24,7 +24,7 @@ TEST_CASE("AggregatorPool: a name is held by one live incarnation", "[membership
   Turn turn(0);
   CHECK(f.Register(2, "a", turn).code == Code::kHeld);
   CHECK(f.Register(2, "b", turn).ok());
-  // It has not opened its stream, so another may take its place.
+  // The holder has not opened its stream, so another may take its place.
   CHECK(f.Register(3, "b", turn).ok());
   CHECK(f.StateOf(2) == AggregatorState::kLost);
   CHECK(turn.lost_aggregators == std::set{Incarnation{2}});
@@ -32,7 +32,7 @@ TEST_CASE("AggregatorPool: a name is held by one live incarnation", "[membership
   CHECK(f.Register(2, "c", turn).code == Code::kRefused);
 }
 
-TEST_CASE("AggregatorPool: no more register than the limit", "[membership]") {
+TEST_CASE("AggregatorPool: no more aggregators register than the limit allows", "[membership]") {
   Pool f;
   AggregatorPool pool({.aggregators_max = 1}, {}, 0, &f.leases, &f.streams);
   Turn turn(0);
@@ -48,7 +48,8 @@ TEST_CASE("AggregatorPool: no more register than the limit", "[membership]") {
   CHECK(pool.Register(second, {}, turn).ok());
 }
 
-TEST_CASE("AggregatorPool: silence costs the lease, an event renews it", "[membership]") {
+TEST_CASE("AggregatorPool: an aggregator that is silent loses its lease, and an event renews it",
+          "[membership]") {
   Pool f;
   f.AddAggregator(1, "a");
   f.AddAggregator(2, "b");
@@ -59,7 +60,7 @@ TEST_CASE("AggregatorPool: silence costs the lease, an event renews it", "[membe
   CHECK(f.StateOf(2) == AggregatorState::kLost);
   CHECK(f.pool.Find(Incarnation{2})->record.text ==
         "aggregator b (incarnation 2) was silent for 10 s (its lease has lapsed)");
-  // Its stream has ended with it.
+  // The lost aggregator's stream has ended with it.
   CHECK_FALSE(f.streams.Break(StreamId{202}));
   CHECK(f.streams.Break(StreamId{201}));
 }
@@ -81,7 +82,7 @@ TEST_CASE("AggregatorPool: a broken stream is a loss if it counts", "[membership
   CHECK(turn.effects.empty());
 }
 
-TEST_CASE("AggregatorPool: who shows another secret is not believed", "[membership]") {
+TEST_CASE("AggregatorPool: a request that shows another secret is refused", "[membership]") {
   Pool f;
   f.AddAggregator(1, "a");
   SecretHash other;
@@ -90,7 +91,7 @@ TEST_CASE("AggregatorPool: who shows another secret is not believed", "[membersh
   CHECK(f.pool.Renew({Incarnation{9}, other}, 0).code == Code::kUnknown);
 }
 
-TEST_CASE("AggregatorPool: many that are lost are forgotten, the oldest first", "[membership]") {
+TEST_CASE("AggregatorPool: the oldest are forgotten when many are lost", "[membership]") {
   Pool f;
   Turn turn(0);
   for (uint64_t id = 1; id <= 258; ++id) {

@@ -39,8 +39,8 @@ TEST_CASE("JobLife: a forming job begins with max_members, or after gather", "[m
   f.Advance(f.kSecond);
   CHECK(f.job.state == JobState::kForming);
   CHECK(f.job.gather_end_ns == 11 * f.kSecond);
-  SECTION("all are there") { f.AddMember(1, 11); }
-  SECTION("the wait is over") { f.Advance(11 * f.kSecond); }
+  SECTION("All members are there") { f.AddMember(1, 11); }
+  SECTION("The wait is over") { f.Advance(11 * f.kSecond); }
   const Turn turn = f.Advance(2 * f.kSecond);
   CHECK(f.job.state == JobState::kRunning);
   CHECK(f.job.epoch_floor == Epoch{1});
@@ -59,7 +59,8 @@ TEST_CASE("JobLife: a job that has not begun in time fails", "[membership]") {
   CHECK(ToldMembers<JobFailed>(turn)[0].second.text == f.job.text);
 }
 
-TEST_CASE("JobLife: a loss ends the job or is followed by a view without it", "[membership]") {
+TEST_CASE("JobLife: a loss ends the job, or a view without the lost member follows",
+          "[membership]") {
   Living f;
   f.AddAggregator(5, "a");
   f.AddMember(0, 10);
@@ -67,18 +68,18 @@ TEST_CASE("JobLife: a loss ends the job or is followed by a view without it", "[
   f.Run({0, 1});
   f.Lose(1);
   CHECK_FALSE(f.streams.Break(StreamId{101}));
-  SECTION("kContinue") {
+  SECTION("kContinue: a view follows") {
     f.Advance(0);
     CHECK(f.job.state == JobState::kRunning);
     CHECK(f.job.view->epoch == Epoch{2});
     CHECK(f.job.view->members.size() == 1);
   }
-  SECTION("kContinue with fewer than min_members") {
+  SECTION("kContinue with fewer than min_members: the job ends") {
     f.job.spec.min_members = 2;
     f.Advance(0);
     CHECK(f.job.state == JobState::kFailed);
   }
-  SECTION("kFailJob") {
+  SECTION("kFailJob: the job ends") {
     f.job.spec.loss_policy = LossPolicy::kFailJob;
     const Turn turn = f.Advance(0);
     CHECK(f.job.state == JobState::kFailed);
@@ -121,7 +122,7 @@ TEST_CASE("JobLife: after a restart no view is made before all have said what th
   CHECK(f.job.members.size() == 1);
 }
 
-TEST_CASE("JobLife: who is in a view that the store does not know is lost", "[membership]") {
+TEST_CASE("JobLife: a member of a view that the store does not know is lost", "[membership]") {
   Living f;
   f.AddAggregator(5, "a");
   f.AddMember(0, 10);

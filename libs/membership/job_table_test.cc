@@ -17,7 +17,7 @@ void Enter(LiveJob& job, const JoinRequest& request) {
   job.members[request.member.id.node].record = {.member = request.member, .secret = request.secret};
 }
 
-TEST_CASE("JobTable: a name is that of the job that is not over", "[membership]") {
+TEST_CASE("JobTable: a name belongs to the job that is not over", "[membership]") {
   JobTable jobs({}, {}, Epoch{0}, 0);
   CHECK(jobs.FindOpen("j") == nullptr);
   LiveJob& job = jobs.Add(JobId{1}, Request(1), 0);
@@ -30,7 +30,8 @@ TEST_CASE("JobTable: a name is that of the job that is not over", "[membership]"
   CHECK(jobs.Find(JobId{2}) == nullptr);
 }
 
-TEST_CASE("JobTable: a Join is answered as before to who shows the same secret", "[membership]") {
+TEST_CASE("JobTable: a repeated Join that shows the same secret gets the same answer",
+          "[membership]") {
   JobTable jobs({}, {}, Epoch{0}, 0);
   LiveJob& job = jobs.Add(JobId{1}, Request(1), 0);
   CHECK_FALSE(jobs.JoinedBefore(Request(1)));
@@ -74,14 +75,14 @@ TEST_CASE("JobTable: jobs from the store keep their epochs, and leases start afr
   CHECK(job->Record() == record);
 }
 
-TEST_CASE("JobTable: of jobs that are over the oldest are forgotten", "[membership]") {
+TEST_CASE("JobTable: the oldest of the jobs that are over are forgotten", "[membership]") {
   JobTable jobs({.history_ns = 100, .history_jobs_max = 2}, {}, Epoch{0}, 0);
   for (uint64_t id = 1; id <= 4; ++id) {
     LiveJob& job = jobs.Add(JobId{id}, Request(1), 0);
     job.state = JobState::kFinished;
     job.over_at_ns = static_cast<int64_t>(10 * id);
   }
-  // A job whose members are not gone yet.
+  // This job is over, but its members are not gone yet.
   Enter(*jobs.Find(JobId{1}), Request(1));
   Turn turn(50);
   jobs.Collect(turn);

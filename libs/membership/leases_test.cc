@@ -25,7 +25,7 @@ TEST_CASE("Leases: a gap is more than half a lease without an event", "[membersh
   CHECK(leases.ObserveGap(6 * kSecond) == 0);
   CHECK(leases.ObserveGap(11 * kSecond + 1) == 5 * kSecond + 1);
   CHECK(leases.last_ns() == 11 * kSecond + 1);
-  // An event of an earlier time is not a gap.
+  // An event of an earlier time is no gap.
   CHECK(leases.ObserveGap(2 * kSecond) == 0);
   CHECK(leases.last_ns() == 11 * kSecond + 1);
 }

@@ -29,7 +29,7 @@ std::vector<view::ViewAggregator> OnHosts(const std::vector<size_t>& hosts) {
   return aggregators;
 }
 
-// Aggregators on the first `m` of the members' hosts and on `k` others.
+// Places aggregators on the first `m` of the members' hosts and on `k` other hosts.
 std::vector<view::ViewAggregator> Deployed(size_t n, size_t m, size_t k) {
   std::vector<size_t> hosts;
   for (size_t i = 0; i < m; ++i) hosts.push_back(i);
@@ -43,7 +43,7 @@ std::vector<uint32_t> Weights(const std::vector<view::ViewAggregator>& aggregato
   return weights;
 }
 
-// How many bytes the busiest link sends (it receives as many) for a gradient of one byte.
+// Returns how many bytes the busiest link sends for a gradient of one byte. It receives as many.
 double BusiestLink(size_t n, const std::vector<view::ViewAggregator>& aggregators) {
   double total = 0;
   std::map<std::string, double> shares;
@@ -85,7 +85,7 @@ TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy
       view::View view{.job = JobId{1}, .epoch = Epoch{1}, .aggregators = Deployed(n, n, k)};
       WeighByLinks(MemberHosts(n), view.aggregators);
       const double optimum = BusiestLink(n, view.aggregators);
-      // With as many points as BytePS's mixed mode.
+      // As many points as BytePS's mixed mode uses.
       view.dealing = ParseDealing("weighted:101").value();
       std::vector<uint64_t> carried(n + k);
       uint64_t all_beside_members = 0;
@@ -114,8 +114,10 @@ TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy
   }
 }
 
-TEST_CASE("WeighByLinks: no other division between the two kinds keeps links less busy",
-          "[membership]") {
+TEST_CASE(
+    "WeighByLinks: any other division between the two kinds keeps the busiest link as busy or "
+    "busier",
+    "[membership]") {
   for (size_t n = 2; n <= 6; ++n) {
     for (size_t m = 1; m <= n; ++m) {
       for (size_t k = 1; k <= n + 1; ++k) {
@@ -140,12 +142,13 @@ TEST_CASE("WeighByLinks: weights are small whole numbers", "[membership]") {
 }
 
 TEST_CASE("WeighByLinks: aggregators of one host divide its share", "[membership]") {
-  auto aggregators = OnHosts({0, 1, 2, 3, 4, 4, 5});  // Two on host 4, which has no member.
+  // Two aggregators are on host 4, which has no member.
+  auto aggregators = OnHosts({0, 1, 2, 3, 4, 4, 5});
   WeighByLinks(MemberHosts(4), aggregators);
   CHECK(Weights(aggregators) == std::vector<uint32_t>{2, 2, 2, 2, 3, 3, 6});
 }
 
-TEST_CASE("WeighByLinks: with as many hosts of their own as members, those carry everything",
+TEST_CASE("WeighByLinks: as many hosts of their own as there are members carry everything",
           "[membership]") {
   auto aggregators = Deployed(3, 3, 3);
   WeighByLinks(MemberHosts(3), aggregators);
@@ -156,7 +159,7 @@ TEST_CASE("WeighByLinks: with as many hosts of their own as members, those carry
   }
 }
 
-TEST_CASE("WeighByLinks: leaves alone what it cannot improve or what somebody has set",
+TEST_CASE("WeighByLinks: it leaves alone what it cannot improve or what somebody has set",
           "[membership]") {
   const auto unchanged = [](std::vector<view::ViewAggregator> aggregators, size_t n) {
     const auto before = aggregators;
@@ -175,7 +178,8 @@ TEST_CASE("WeighByLinks: leaves alone what it cannot improve or what somebody ha
   CHECK(unchanged(set, 4));
 }
 
-TEST_CASE("WeighByLinks: an aggregator without a host id is a host of its own", "[membership]") {
+TEST_CASE("WeighByLinks: an aggregator without a host id counts as a host of its own",
+          "[membership]") {
   auto aggregators = OnHosts({0, 1, 2, 3});
   aggregators.push_back({.name = "x"});
   aggregators.push_back({.name = "y"});

@@ -14,7 +14,8 @@ std::vector<uint32_t> NodesOf(const view::View& view) {
   return nodes;
 }
 
-TEST_CASE("NextView: members that are ready and aggregators by name", "[membership]") {
+TEST_CASE("NextView: a view has the members that are ready, and aggregators sorted by name",
+          "[membership]") {
   PartsFixture f;
   f.AddMember(1, 11);
   f.AddMember(0, 10);
@@ -28,12 +29,12 @@ TEST_CASE("NextView: members that are ready and aggregators by name", "[membersh
   CHECK(NodesOf(*view) == std::vector<uint32_t>{0, 1});
   REQUIRE(view->aggregators.size() == 2);
   CHECK(view->aggregators[0].name == "a");
-  // Above any epoch that a scheduler with a newer store may have given.
+  // The epoch is above any that a scheduler with a newer store may have given.
   f.job.epoch_start = Epoch{100};
   CHECK(NextView(f.job, f.pool, true)->epoch == Epoch{101});
 }
 
-TEST_CASE("NextView: several members need an aggregator, one does not", "[membership]") {
+TEST_CASE("NextView: several members need an aggregator, one member does not", "[membership]") {
   PartsFixture f;
   CHECK_FALSE(NextView(f.job, f.pool, true));
   f.AddMember(0, 10);
@@ -70,7 +71,7 @@ TEST_CASE("NextView: joiners enter only with the others' consent", "[membership]
   CHECK(NodesOf(*NextView(f.job, f.pool, true)) == std::vector<uint32_t>{0, 1});
 }
 
-TEST_CASE("NextView: a joiner that is not ready is a standby where all know of those",
+TEST_CASE("NextView: a joiner that is not ready is a standby where everybody knows standbys",
           "[membership]") {
   PartsFixture f;
   LiveMember& first = f.AddMember(0, 10);
@@ -84,7 +85,7 @@ TEST_CASE("NextView: a joiner that is not ready is a standby where all know of t
   CHECK_FALSE(NextView(f.job, f.pool, true)->members[1].standby);
 }
 
-TEST_CASE("SparesOf: an aggregator that came after the view was made", "[membership]") {
+TEST_CASE("SparesOf: it finds an aggregator that came after the view was made", "[membership]") {
   PartsFixture f;
   f.AddMember(0, 10);
   f.AddAggregator(5, "a");

@@ -6,11 +6,11 @@
 namespace talweg::membership {
 namespace {
 
-constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;  // In 2027.
+constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;  // A time in 2027.
 
 view::View ViewOf(Epoch epoch) { return {.job = JobId{5}, .epoch = epoch}; }
 
-TEST_CASE("Numbers: no id is given twice, over a restart either", "[membership]") {
+TEST_CASE("Numbers: no id is given twice, even over a restart", "[membership]") {
   Turn turn(0);
   Numbers first({}, {}, 0);
   CHECK(first.start_count() == 1);
@@ -26,7 +26,7 @@ TEST_CASE("Numbers: no id is given twice, over a restart either", "[membership]"
   CHECK(second.NextQuiesce().value() > quiesce.value() + 1000);
 }
 
-TEST_CASE("Numbers: with a clock they lie above all that an older store has given",
+TEST_CASE("Numbers: with a clock, numbers are above all that an older store has given",
           "[membership]") {
   Turn turn(0);
   Numbers numbers({.start_unix_ns = kUnixNs}, {}, 0);
@@ -47,7 +47,7 @@ TEST_CASE("Numbers: an id that somebody holds is not given", "[membership]") {
   CHECK(numbers.NextJob(turn) == JobId{11});
 }
 
-TEST_CASE("Numbers: an epoch is believed up to what can have been given", "[membership]") {
+TEST_CASE("Numbers: an epoch is believed if it can have been given", "[membership]") {
   const Numbers numbers({.start_unix_ns = kUnixNs}, {}, 0);
   LiveJob job{.id = JobId{5}, .name = "j"};
   // A job that began here has given no epoch yet.
@@ -57,7 +57,7 @@ TEST_CASE("Numbers: an epoch is believed up to what can have been given", "[memb
   job.view = std::make_shared<const view::View>(ViewOf(Epoch{4}));
   CHECK(numbers.CheckEpoch(job, false, true, Epoch{4}, 0).ok());
   CHECK(numbers.CheckEpoch(job, true, true, Epoch{5}, 0).code == Code::kInvalid);
-  // Members from the store may have got later ones meanwhile, up to a day ahead of this clock.
+  // Members from the store may have got later epochs meanwhile, up to a day ahead of this clock.
   job.epoch_stored = Epoch{4};
   const uint64_t day_ns = uint64_t{86'400} * 1'000'000'000;
   const Epoch most{NumbersFrom(kUnixNs) + day_ns};

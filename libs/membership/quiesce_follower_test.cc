@@ -10,7 +10,8 @@ constexpr QuiesceId kNone{0};
 constexpr QuiesceId kFirst{5};
 constexpr QuiesceId kSecond{6};
 
-TEST_CASE("QuiesceFollower: a quiesce is told once, also by another stream", "[membership]") {
+TEST_CASE("QuiesceFollower: a quiesce is announced once, even over another stream",
+          "[membership]") {
   QuiesceFollower follower;
   follower.OnAttached(kNone);
   CHECK(follower.OnView(true) == kNone);
@@ -24,16 +25,17 @@ TEST_CASE("QuiesceFollower: a quiesce is told once, also by another stream", "[m
   CHECK_FALSE(follower.OnCancelled(kSecond));
 }
 
-TEST_CASE("QuiesceFollower: one that a new stream knows nothing of is over after the same view",
-          "[membership]") {
+TEST_CASE(
+    "QuiesceFollower: a quiesce that a new stream does not know is over after the stream's view",
+    "[membership]") {
   QuiesceFollower follower;
   follower.OnQuiesce(kFirst);
   follower.OnAttached(kNone);
-  SECTION("the view that the member has: it goes on") {
+  SECTION("The view is the one that the member has: its ranks go on") {
     CHECK(follower.OnView(false) == kFirst);
     CHECK(follower.OnView(false) == kNone);
   }
-  SECTION("a newer one, which ends it: nothing may go on in front of it") {
+  SECTION("The view is newer and ends the quiesce: nothing goes on before it") {
     CHECK(follower.OnView(true) == kNone);
     CHECK(follower.OnView(false) == kNone);
   }

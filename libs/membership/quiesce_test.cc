@@ -8,7 +8,7 @@
 namespace talweg::membership {
 namespace {
 
-// Nodes 0 and 1 run, node 2 waits to enter.
+// Nodes 0 and 1 run, and node 2 waits to enter.
 struct Stopping : PartsFixture {
   Stopping() {
     AddMember(0, 10);
@@ -49,7 +49,7 @@ TEST_CASE("Quiesce: members are asked for their step, then to stop after the lat
   const QuiesceId second = f.job.quiesce->id;
   CHECK(second != first);
   CHECK(ToldMembers<Quiesce>(*f.turn)[0].second.step == 6);
-  f.Answer(0, first, 4);  // Late: this question is no longer asked.
+  f.Answer(0, first, 4);  // This answer is late: its question is no longer asked.
   f.Answer(0, second, 6);
   f.Answer(0, second, 6);
   CHECK_FALSE(f.Advance());
@@ -79,11 +79,11 @@ TEST_CASE("Quiesce: ranks go on when the joiner is gone", "[membership]") {
   CHECK(f.turn->effects.empty());
 }
 
-TEST_CASE("Quiesce: nobody is stopped while one of the view is gone, or without aggregators",
+TEST_CASE("Quiesce: nobody is stopped while a member is missing or there is no aggregator",
           "[membership]") {
   Stopping f;
-  SECTION("a loss") { f.job.members.erase(NodeRank{1}); }
-  SECTION("no aggregator") {
+  SECTION("A member is lost") { f.job.members.erase(NodeRank{1}); }
+  SECTION("There is no aggregator") {
     LiveAggregator* aggregator = nullptr;
     REQUIRE(f.pool.FindFor({Incarnation{5}}, aggregator).ok());
     f.turn.emplace(0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any text: rules that can be read give every job possible values, and an error names a line.
+// Reads any text. Rules that can be read give every job possible values, and an error names a line.
 #include "libs/membership/quotas.h"
 
 #include <cstddef>

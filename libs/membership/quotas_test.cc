@@ -46,19 +46,19 @@ TEST_CASE("Quotas: each setting comes from the most exact rule that has it", "[m
   CHECK(quotas.For("vision", "").share.weight == 2);
 }
 
-TEST_CASE("Quotas: a rule's tenant counts more than what agents say", "[membership]") {
+TEST_CASE("Quotas: a rule's tenant counts, not the one that agents name", "[membership]") {
   const Quotas quotas = Read("job a tenant=x\ntenant x jobs_max=1\n");
   CHECK(quotas.For("a", "y").share.tenant == "x");
   CHECK(quotas.For("a", "y").tenant_of_rule == "x");
   CHECK(quotas.For("b", "x").tenant_jobs_max == 1);
   CHECK(quotas.For("b", "x").tenant_of_rule.empty());
-  // Without a tenant no tenant's rule applies, and others see the job's own weight.
+  // Without a tenant, no tenant's rule applies, and others see the job's own weight.
   CHECK(Read("tenant * jobs_max=1\njob * weight=3\n").For("b", "").tenant_jobs_max ==
         view::kNoLimit);
   CHECK(Read("job * weight=3\n").For("b", "").share.tenant_weight == 3);
 }
 
-TEST_CASE("Quotas: a mistake is told with line, value and remedy", "[membership]") {
+TEST_CASE("Quotas: an error names the line, the value and the remedy", "[membership]") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"\nuser a weight=1", "line 2 begins with 'user'; a rule is 'job NAME SETTING=VALUE ...'"},
       {"job", "line 1 names no job"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any requests in any order, with values from a small range so that they often match: no peer's
-// message may reach a CHECK, and nobody may hear of a view that is not stored.
+// Sends any requests in any order, with values from a small range so that they often match. No
+// peer's message may reach a CHECK, and nobody may hear of a view that is not stored.
 #include "libs/membership/scheduler_core.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class Input {
   Input(const uint8_t* data, size_t size) : data_(data), end_(data + size) {}
   bool empty() const { return data_ == end_; }
   uint8_t Byte() { return empty() ? 0 : *data_++; }
-  // A number that is mostly small, and sometimes near the end of its range.
+  // Returns a number that is mostly small, and sometimes near the end of its range.
   uint64_t Number() {
     const uint8_t byte = Byte();
     return byte < 250 ? byte % 16 : ~uint64_t{0} - (byte - 250);
@@ -101,7 +101,7 @@ class World {
     caller.held = Epoch{input.Number()};
     return caller;
   }
-  // One byte gives all three values: one digit of base 3 each.
+  // One byte gives all three values: each is one digit of base 3.
   static RanksWord Ranks(Input& input) {
     uint8_t words = input.Byte();
     const auto next = [&words] {

@@ -24,7 +24,7 @@ TEST_CASE("SchedulerCore: a broken stream fails the job at once and says who die
   REQUIRE(f.AggregatorTold<JobClosed>(100).size() == 1);
   CHECK(f.AggregatorTold<JobClosed>(100)[0] == JobClosed{job, text});
 
-  // A member that missed the failure is told when it comes back; the dead one is not admitted
+  // A member that missed the failure is told when it comes back. The dead one is not admitted
   // again.
   REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
   CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
@@ -37,14 +37,14 @@ TEST_CASE("SchedulerCore: a broken stream fails the job at once and says who die
   CHECK(f.Enter("mnist", 0, 20, Spec(2, 2)) != job);
 }
 
-TEST_CASE("SchedulerCore: silence costs the lease", "[membership]") {
+TEST_CASE("SchedulerCore: a member that is silent loses its lease", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
   f.Pass(9 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kRunning);
-  f.Pass(kSecond, job, {Id(0, 10)});  // Not longer than a lease.
+  f.Pass(kSecond, job, {Id(0, 10)});  // This is no longer than a lease.
   CHECK(f.StateOf(job) == JobState::kFailed);
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text,
                  "node 1 (host-1, incarnation b) was silent for 10 s"));
@@ -83,7 +83,8 @@ TEST_CASE("SchedulerCore: a member that cannot go on says so itself", "[membersh
   }
 }
 
-TEST_CASE("SchedulerCore: a peer out of reach is noted and decides nothing", "[membership]") {
+TEST_CASE("SchedulerCore: a report that a peer is out of reach is noted and decides nothing",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -93,7 +94,7 @@ TEST_CASE("SchedulerCore: a peer out of reach is noted and decides nothing", "[m
   CHECK(f.core->jobs().at(job).complaints[0].about == "aggregator a0 (incarnation 64)");
 }
 
-TEST_CASE("SchedulerCore: an agent that is stopped is a loss, one that has finished is none",
+TEST_CASE("SchedulerCore: an agent that is stopped is a loss, and one that has finished is none",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -105,7 +106,7 @@ TEST_CASE("SchedulerCore: an agent that is stopped is a loss, one that has finis
   REQUIRE(f.Told<MemberLeft>(Id(0, 10)).size() == 1);
   CHECK(f.Told<MemberLeft>(Id(0, 10))[0].id == Id(1, 11));
   CHECK(f.EpochOf(job) == Epoch{1});
-  // Its ranks can join another job of that name when the others have left this one, too.
+  // Its ranks can join another job of that name once the others have left this one, too.
   CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kNotYet);
   REQUIRE(f.Leave(job, Id(0, 10)).ok());
   CHECK(f.StateOf(job) == JobState::kFinished);
@@ -118,7 +119,7 @@ TEST_CASE("SchedulerCore: an agent that is stopped is a loss, one that has finis
   CHECK(Contains(f.Told<JobFailed>(Id(0, 20)).at(0).text, "was stopped: SIGTERM"));
 }
 
-TEST_CASE("SchedulerCore: kContinue goes on without the lost while min_members remain",
+TEST_CASE("SchedulerCore: kContinue goes on without lost members while min_members remain",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -138,13 +139,12 @@ TEST_CASE("SchedulerCore: kContinue goes on without the lost while min_members r
       Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "1 member left, the job needs at least 2"));
 }
 
-TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by nobody",
-          "[membership]") {
+TEST_CASE("SchedulerCore: nobody waits for a joiner whose ranks are not there", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
   const JobId job = f.Enter("mnist", 0, 10, spec);
-  // A job begins although they have not attached: its ranks wait for each other anyway.
+  // The job begins although its ranks have not attached: they wait for each other anyway.
   REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
   REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, {.attached = false}).ok());
   REQUIRE(f.EpochOf(job) == Epoch{1});
@@ -153,19 +153,19 @@ TEST_CASE("SchedulerCore: a joiner whose ranks are not there is waited for by no
   CHECK(f.Told<Quiesce>(Id(0, 10)).empty());
   CHECK(f.core->StateText(f.core->jobs().at(job)) == "node 3 can enter when all ranks are there");
 
-  SECTION("they come") {
+  SECTION("The joiner's ranks come") {
     f.Renew(job, Id(3, 13), Epoch{0}, {.attached = true});
     f.QuiesceAll(job);
     CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 3);
   }
-  SECTION("another joiner's do") {
+  SECTION("Another joiner's ranks come") {
     f.Enter("mnist", 2, 12, spec);
     f.QuiesceAll(job);
     const std::vector<view::ViewMember> members = f.Told<view::View>(Id(0, 10)).back().members;
     REQUIRE(members.size() == 3);
     CHECK(members[2].id == Id(2, 12));
   }
-  SECTION("one goes again before the node has entered") {
+  SECTION("A rank leaves again before the node has entered") {
     f.Renew(job, Id(3, 13), Epoch{0}, {.attached = true});
     REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
     f.Renew(job, Id(3, 13), Epoch{0});  // The agent says nothing about its ranks.
@@ -190,12 +190,12 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
   CHECK(f.Told<view::View>(Id(3, 13)).empty());
   f.Quiesced(job, Id(0, 10), quiesce.id, 7);
   f.Quiesced(job, Id(0, 10), quiesce.id, 7);
-  f.Quiesced(job, Id(3, 13), quiesce.id, 99);  // Not asked.
+  f.Quiesced(job, Id(3, 13), quiesce.id, 99);  // This member was not asked.
   CHECK(Contains(f.core->StateText(f.core->jobs().at(job)),
                  "waits for node 1 to say which step it is in"));
   CHECK(f.EpochOf(job) == Epoch{1});
 
-  SECTION("all answer") {
+  SECTION("All members answer") {
     f.Quiesced(job, Id(1, 11), QuiesceId{quiesce.id.value() + 1});
     CHECK(f.EpochOf(job) == Epoch{1});
     f.Quiesced(job, Id(1, 11), quiesce.id, 6);
@@ -208,7 +208,7 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
                    "waits for nodes 0, 1 to end step 7 (its program says so with "
                    "talweg.end_step(); one that never does lets nobody in), so that node 3"));
     CHECK(f.Told<Quiesce>(Id(1, 11)).back() == again);
-    f.Quiesced(job, Id(0, 10), quiesce.id);  // An answer to the first question.
+    f.Quiesced(job, Id(0, 10), quiesce.id);  // This answers the first question.
     f.Quiesced(job, Id(1, 11), again.id);
     CHECK(f.EpochOf(job) == Epoch{1});
     f.Quiesced(job, Id(0, 10), again.id);
@@ -224,14 +224,14 @@ TEST_CASE("SchedulerCore: a joiner enters when every member has come to the end 
     f.QuiesceAll(job);
     CHECK(f.Told<view::View>(Id(0, 10)).back().members.size() == 4);
   }
-  SECTION("the joiner dies: members let go on, no view") {
+  SECTION("The joiner dies: members let their ranks go on, and no view follows") {
     f.Break(Id(3, 13));
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).at(0).id == quiesce.id);
     CHECK(f.EpochOf(job) == Epoch{1});
-    f.Quiesced(job, Id(1, 11), quiesce.id);  // Too late; ignored.
+    f.Quiesced(job, Id(1, 11), quiesce.id);  // This comes too late and is ignored.
     CHECK(f.EpochOf(job) == Epoch{1});
   }
-  SECTION("a member opens another stream: it is told what is under way") {
+  SECTION("A member opens another stream and hears what is under way") {
     REQUIRE(f.Attach(job, Id(1, 11), Epoch{1}).ok());
     CHECK(f.Told<Attached>(Id(1, 11)).at(0).quiesce == quiesce.id);
     CHECK(f.Told<Quiesce>(Id(1, 11)) == std::vector<Quiesce>{quiesce});
@@ -262,20 +262,21 @@ TEST_CASE("SchedulerCore: a failure comes before a joiner, which is proposed aga
   CHECK(f.Told<view::View>(Id(3, 13)).back().members.size() == 3);
 }
 
-TEST_CASE("SchedulerCore: who is shut out has a lease's time to come back", "[membership]") {
+TEST_CASE("SchedulerCore: a member that is shut out has a lease's time to come back",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   f.Enter("mnist", 1, 11, Spec(2, 2));
   f.ShutOut(Id(1, 11), "its certificate is over");
   CHECK(f.StateOf(job) == JobState::kRunning);
-  SECTION("it comes back, and what is said of it later does not speak of that") {
+  SECTION("It comes back, and later texts do not mention that it was shut out") {
     REQUIRE(f.Attach(job, Id(1, 11), Epoch{1}).ok());
     CHECK(f.core->jobs().at(job).members.at(NodeRank{1}).shut_out.empty());
     f.Break(Id(1, 11));
     CHECK(Contains(f.core->jobs().at(job).text, "closed its connection"));
   }
-  SECTION("it does not") {
+  SECTION("It does not come back") {
     f.Pass(11 * kSecond);
     CHECK(f.StateOf(job) == JobState::kFailed);
     CHECK(Contains(f.core->jobs().at(job).text,

@@ -43,7 +43,7 @@ TEST_CASE("SchedulerCore: an aggregator's silence costs its lease", "[membership
   CHECK(f.AggregatorClosed(100)->code == Code::kRefused);
 }
 
-TEST_CASE("SchedulerCore: names in the pool are held by one live incarnation", "[membership]") {
+TEST_CASE("SchedulerCore: one live incarnation holds a name in the pool", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   CHECK(f.Register(Fixture::Named("a0", 100)).ok());
@@ -71,9 +71,8 @@ TEST_CASE("SchedulerCore: an aggregator drains before it leaves", "[membership]"
   CHECK(f.StateOf(moving) == JobState::kRunning);
 }
 
-TEST_CASE(
-    "SchedulerCore: an aggregator that comes after a job began is told of, and waits for a view",
-    "[membership]") {
+TEST_CASE("SchedulerCore: members hear of an aggregator that came late, and it waits for a view",
+          "[membership]") {
   Fixture f;
   const auto noted = [&f] {
     return std::any_of(f.notes.begin(), f.notes.end(), [](const std::string& note) {
@@ -92,14 +91,14 @@ TEST_CASE(
   CHECK(spares[0].enters_next_view);
   REQUIRE(f.AttachAggregator(101).ok());  // A new connection alone is no news.
   CHECK_FALSE(noted());
-  // The next view includes it, whatever the view is made for.
+  // The next view includes it, whatever that view is made for.
   f.BreakAggregator(100);
   CHECK(f.EpochOf(job) == Epoch{2});
   CHECK(f.Told<view::View>(Id(0, 10)).back().aggregators.at(0).name == "a1");
   CHECK(f.core->SparesOf(f.core->jobs().at(job)).empty());
 }
 
-TEST_CASE("SchedulerCore: aggregators that are left out for their links are not called late",
+TEST_CASE("SchedulerCore: aggregators that are left out because of their links are not called late",
           "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2, 3}) {
@@ -137,7 +136,8 @@ TEST_CASE("SchedulerCore: a view weighs aggregators by the links they share", "[
     REQUIRE(f.Attach(joined.job, Id(node, 10 + node)).ok());
   }
   std::vector<uint32_t> weights;
-  // Names it, because a loop over a temporary's member would outlive the temporary.
+  // A variable holds the view, because a loop over a temporary's member would outlive the
+  // temporary.
   const view::View view = f.Told<view::View>(Id(0, 10)).at(0);
   for (const auto& each : view.aggregators) weights.push_back(each.weight);
   CHECK(weights == std::vector<uint32_t>{1, 1, 2});

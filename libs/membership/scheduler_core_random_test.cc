@@ -12,7 +12,8 @@
 namespace talweg::membership {
 namespace {
 
-// A job begins as soon as begin_members are ready; with fewer, only when it has gathered.
+// Checks that a job begins as soon as begin_members are ready, and with fewer only when it has
+// gathered.
 class BeginCheck {
  public:
   void Look(const Fixture& f) {

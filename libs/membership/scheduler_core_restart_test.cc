@@ -25,14 +25,14 @@ TEST_CASE("SchedulerCore: after a restart a quiesce is proposed again, under ano
   REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
   const QuiesceId second = f.Told<Quiesce>(Id(0, 10))[0].id;
   CHECK(second != first);
-  f.Quiesced(job, Id(0, 10), first);  // An answer from before the restart.
+  f.Quiesced(job, Id(0, 10), first);  // This answer is from before the restart.
   CHECK(f.EpochOf(job) == Epoch{1});
   f.Quiesced(job, Id(0, 10), second);
   f.QuiesceAll(job);
   CHECK(f.EpochOf(job) == Epoch{2});
 }
 
-TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]") {
+TEST_CASE("SchedulerCore: a running job does not notice a restart", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -56,7 +56,7 @@ TEST_CASE("SchedulerCore: a restart is unseen by a running job", "[membership]")
   CHECK(f.StateOf(job) == JobState::kFailed);
 }
 
-TEST_CASE("SchedulerCore: a restart while a job forms", "[membership]") {
+TEST_CASE("SchedulerCore: a job that forms survives a restart", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
@@ -95,7 +95,8 @@ TEST_CASE("SchedulerCore: a store that is older than its members raises the epoc
   CHECK(f.EpochOf(job) == Epoch{8});
   CHECK(f.Renew(job, Id(0, 10), Epoch{8}).ok());
   CHECK(f.EpochOf(job) == Epoch{8});
-  // What an aggregator says counts as well, and so do ids of jobs that this store never gave.
+  // The epoch that an aggregator names counts as well, and so do ids of jobs that this store never
+  // gave.
   CHECK(f.AttachAggregator(100, {{job, Epoch{12}}, {JobId{40}, Epoch{3}}}).ok());
   CHECK(f.EpochOf(job) == Epoch{13});
   CHECK(f.AggregatorTold<JobClosed>(100).at(0).job == JobId{40});
@@ -125,7 +126,7 @@ TEST_CASE("SchedulerCore: numbers that an older store has forgotten are not give
     f.start_unix_ns += 2'000'000;
     f.Restore(backup);
     REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
-    CHECK(f.EpochOf(job) == Epoch{1});  // A start alone does not need a view.
+    CHECK(f.EpochOf(job) == Epoch{1});  // A start alone needs no view.
     REQUIRE(f.AttachAggregator(100).ok());
     REQUIRE(f.AttachAggregator(101).ok());
     f.BreakAggregator(101);
@@ -155,13 +156,13 @@ TEST_CASE("SchedulerCore: an older store's members say what they hold before a v
   const Epoch without = f.EpochOf(job);
   REQUIRE(without > both);
   f.Restore(backup);
-  // Node 1 has not heard that it is out.
+  // Node 1 has not heard that it is out of the view.
   REQUIRE(f.Attach(job, Id(1, 11), both).ok());
   REQUIRE(f.AttachAggregator(100).ok());
   REQUIRE(f.AttachAggregator(101).ok());
   f.BreakAggregator(101);
   CHECK(f.EpochOf(job) == both);
-  SECTION("one holds a newer view: the other may have missed it") {
+  SECTION("One holds a newer view that the other may have missed") {
     REQUIRE(f.Attach(job, Id(0, 10), without).ok());
     CHECK(f.EpochOf(job) > without);
     const view::View view = f.Told<view::View>(Id(0, 10)).back();
@@ -169,12 +170,12 @@ TEST_CASE("SchedulerCore: an older store's members say what they hold before a v
     CHECK(view.members[0].id == Id(0, 10));
     CHECK(f.Renew(job, Id(1, 11), both).code == Code::kRefused);
   }
-  SECTION("all hold the same one") {
+  SECTION("All hold the same view") {
     REQUIRE(f.Attach(job, Id(0, 10), both).ok());
     CHECK(f.EpochOf(job) > both);
     CHECK(f.Told<view::View>(Id(1, 11)).back().members.size() == 2);
   }
-  SECTION("one does not come back") {
+  SECTION("One does not come back") {
     f.Pass(11 * kSecond, job, {Id(1, 11)});
     CHECK(f.EpochOf(job) > both);
     CHECK(f.Told<view::View>(Id(1, 11)).back().members.size() == 1);
@@ -217,7 +218,7 @@ TEST_CASE("SchedulerCore: a gap in time starts all leases afresh", "[membership]
   f.now_ns += 3600 * kSecond;
   f.Tick();
   CHECK(f.StateOf(job) == JobState::kRunning);
-  // Peers gave up on the paused scheduler and opened new streams; the old streams' ends may come
+  // Peers gave up on the paused scheduler and opened new streams. The old streams' ends may come
   // first.
   f.Break(Id(1, 11));
   CHECK(f.StateOf(job) == JobState::kRunning);
@@ -229,11 +230,11 @@ TEST_CASE("SchedulerCore: a gap in time starts all leases afresh", "[membership]
   CHECK(f.StateOf(job) == JobState::kFailed);
 }
 
-TEST_CASE("SchedulerCore: a newer stream replaces the older, whose end is no loss",
+TEST_CASE("SchedulerCore: a newer stream replaces the older one, whose end is no loss",
           "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
-  REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());  // Stream 2.
+  REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());  // This is stream 2.
   f.BreakStream(StreamId{1});
   f.BreakStream(StreamId{77});
   CHECK(f.StateOf(job) == JobState::kRunning);

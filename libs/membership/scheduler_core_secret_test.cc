@@ -12,7 +12,7 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for it",
+TEST_CASE("SchedulerCore: a caller without a member's secret does not speak for the member",
           "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
@@ -68,15 +68,16 @@ TEST_CASE("SchedulerCore: who does not show a member's secret does not speak for
   f.shows_secrets = true;
   CHECK(f.Renew(job, member, Epoch{1}).ok());
   CHECK(f.Join(Fixture::Request("mnist", 0, 10, Spec(2, 3))).answer.ok());
-  // What is said after its end is for the member alone, too.
+  // The member's answers after its end also need its secret.
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   f.shows_secrets = false;
   CHECK(f.Leave(job, member, LeaveReason::kFinished).code == Code::kUnproven);
 }
 
-TEST_CASE("SchedulerCore: who does not show an aggregator's secret does not speak for it",
-          "[membership]") {
+TEST_CASE(
+    "SchedulerCore: a caller without an aggregator's secret does not speak for the aggregator",
+    "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -99,7 +100,7 @@ TEST_CASE("SchedulerCore: who does not show an aggregator's secret does not spea
   CHECK(f.Deregister(100, true).answer.ok());
 }
 
-TEST_CASE("SchedulerCore: secrets are known after a restart", "[membership]") {
+TEST_CASE("SchedulerCore: secrets are still known after a restart", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 1));
@@ -112,8 +113,10 @@ TEST_CASE("SchedulerCore: secrets are known after a restart", "[membership]") {
   CHECK(f.AttachAggregator(100).ok());
 }
 
-TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused for its caller alone",
-          "[membership]") {
+TEST_CASE(
+    "SchedulerCore: an epoch that nobody can have been given is refused, and only its caller "
+    "suffers",
+    "[membership]") {
   constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;
   constexpr uint64_t kDayNs = 86'400'000'000'000;
   const LossPolicy policy = GENERATE(LossPolicy::kContinue, LossPolicy::kFailJob);
@@ -129,7 +132,7 @@ TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused fo
     CHECK(f.StateOf(job) == JobState::kRunning);
     CHECK(f.EpochOf(job) == Epoch{1});
   };
-  // All views of a job that began here are this scheduler's, and a joiner has none of them.
+  // This scheduler made all views of a job that began here, and a joiner has none of them.
   refused(f.Renew(job, Id(0, 10), Epoch{2}));
   f.Enter("mnist", 1, 11, spec);
   refused(f.Renew(job, Id(1, 11), Epoch{1}));
@@ -146,14 +149,14 @@ TEST_CASE("SchedulerCore: an epoch that nobody can have been given is refused fo
   const Epoch ahead{since + kDayNs / 2};
   CHECK(f.Attach(job, Id(0, 10), ahead).ok());
   CHECK(f.EpochOf(job) > ahead);
-  // Once told, the scheduler continues from there; that does not raise the bound.
+  // Once told an epoch, the scheduler continues from there. That does not raise the bound.
   CHECK(f.Renew(job, Id(0, 10), f.EpochOf(job)).ok());
   const Epoch given = f.EpochOf(job);
   CHECK(f.Renew(job, Id(0, 10), Epoch{given.value() + kDayNs}).code == Code::kInvalid);
   CHECK(f.EpochOf(job) == given);
 }
 
-TEST_CASE("SchedulerCore: an unknown job's caller moves no number", "[membership]") {
+TEST_CASE("SchedulerCore: a caller of an unknown job changes no number", "[membership]") {
   Fixture f;
   const Snapshot before = f.stored;
   CHECK(f.Renew(JobId{1ULL << 60}, Id(0, 10)).code == Code::kUnknown);

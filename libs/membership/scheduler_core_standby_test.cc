@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joiners that are in the view before they are in the steps.
+// Joiners that are in the view before they take part in steps.
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -34,7 +34,7 @@ struct Standbys : Fixture {
   void Ready(uint32_t node, uint64_t incarnation, bool ready = true) {
     REQUIRE(Renew(job, Id(node, incarnation), Epoch{0}, {.ready = ready}).ok());
   }
-  // All members that stop have ended the step.
+  // All members that are asked to stop end the step.
   void EndStep(uint64_t step) {
     for (int question = 0; question < 2; ++question) {
       REQUIRE(core->jobs().at(job).quiesce);
@@ -63,7 +63,7 @@ TEST_CASE("SchedulerCore: a joiner has the state when its ranks say so", "[membe
   const auto say = [&](bool have_state) {
     REQUIRE(f.Renew(f.job, Id(2, 12), Epoch{0}, {.have_state = have_state}).ok());
   };
-  CHECK(has_state(0));  // An older agent says nothing, and is taken to have it.
+  CHECK(has_state(0));  // An older agent does not say, and counts as one that has the state.
   f.Knock(2, 12);
   say(false);
   CHECK_FALSE(has_state(2));
@@ -76,7 +76,7 @@ TEST_CASE("SchedulerCore: a joiner has the state when its ranks say so", "[membe
   CHECK_FALSE(has_state(2));
   say(true);
   CHECK(has_state(2));
-  REQUIRE(f.Renew(f.job, Id(2, 12)).ok());  // A renewal that says nothing changes nothing.
+  REQUIRE(f.Renew(f.job, Id(2, 12)).ok());  // A renewal that does not say changes nothing.
   CHECK(has_state(2));
 }
 
@@ -103,7 +103,8 @@ TEST_CASE("SchedulerCore: a joiner that is not ready is a standby until it is", 
   CHECK_FALSE(f.core->jobs().at(f.job).quiesce);
 }
 
-TEST_CASE("SchedulerCore: one that is ready in time is a full member at once", "[membership]") {
+TEST_CASE("SchedulerCore: a joiner that is ready in time is a full member at once",
+          "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.Ready(2, 12);
@@ -111,7 +112,7 @@ TEST_CASE("SchedulerCore: one that is ready in time is a full member at once", "
   CHECK(f.StandbysInView() == Flags{false, false, false});
 }
 
-TEST_CASE("SchedulerCore: one view takes standbys in and makes full members of others",
+TEST_CASE("SchedulerCore: one view takes in standbys and makes full members of others",
           "[membership]") {
   Standbys f;
   f.Knock(3, 13);
@@ -122,7 +123,7 @@ TEST_CASE("SchedulerCore: one view takes standbys in and makes full members of o
   CHECK(f.StandbysInView() == Flags{false, false, true, false});
 }
 
-TEST_CASE("SchedulerCore: a standby that is not ready any more stays one", "[membership]") {
+TEST_CASE("SchedulerCore: a standby that is no longer ready stays a standby", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -133,7 +134,7 @@ TEST_CASE("SchedulerCore: a standby that is not ready any more stays one", "[mem
   CHECK(f.StandbysInView() == Flags{false, false, true});
 }
 
-TEST_CASE("SchedulerCore: the loss of a standby is a view without it", "[membership]") {
+TEST_CASE("SchedulerCore: after the loss of a standby comes a view without it", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -144,16 +145,17 @@ TEST_CASE("SchedulerCore: the loss of a standby is a view without it", "[members
   CHECK(f.StateOf(f.job) == JobState::kRunning);
 }
 
-TEST_CASE("SchedulerCore: a standby is no member that a job can go on with", "[membership]") {
+TEST_CASE("SchedulerCore: a standby does not count as a member that a job can go on with",
+          "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
-  SECTION("too few are left") {
+  SECTION("Too few full members are left") {
     f.Break(Id(1, 11));
     CHECK(f.StateOf(f.job) == JobState::kFailed);
     CHECK(f.Told<JobFailed>(Id(2, 12)).size() == 1);
   }
-  SECTION("all full members have left") {
+  SECTION("All full members have left") {
     f.Leave(f.job, Id(0, 10));
     f.Leave(f.job, Id(1, 11));
     CHECK(f.StateOf(f.job) == JobState::kFinished);
@@ -161,7 +163,7 @@ TEST_CASE("SchedulerCore: a standby is no member that a job can go on with", "[m
   }
 }
 
-TEST_CASE("SchedulerCore: a loss leaves a standby what it is", "[membership]") {
+TEST_CASE("SchedulerCore: a standby stays one when a member is lost", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);
@@ -176,21 +178,21 @@ TEST_CASE("SchedulerCore: a loss leaves a standby what it is", "[membership]") {
   CHECK(f.StandbysInView() == Flags{false, false, false});
 }
 
-TEST_CASE("SchedulerCore: where one knows no standbys a joiner enters in one stage",
+TEST_CASE("SchedulerCore: a joiner enters in one stage where one participant knows no standbys",
           "[membership]") {
-  SECTION("an aggregator") {
+  SECTION("An aggregator knows none") {
     Standbys f(false);
     f.Knock(2, 12);
     f.EndStep(4);
     CHECK(f.StandbysInView() == Flags{false, false, false});
   }
-  SECTION("a full member") {
+  SECTION("A full member knows none") {
     Standbys f(true, std::nullopt);
     f.Knock(2, 12);
     f.EndStep(4);
     CHECK(f.StandbysInView() == Flags{false, false, false});
   }
-  SECTION("the joiner") {
+  SECTION("The joiner knows none") {
     Standbys f;
     f.Enter("mnist", 2, 12, f.spec());
     f.EndStep(4);
@@ -212,7 +214,7 @@ TEST_CASE("SchedulerCore: an aggregator that knows no standbys is in no view tha
   CHECK(f.view().HasStandby() == (f.view().aggregators.size() == 1));
 }
 
-TEST_CASE("SchedulerCore: a restart of the scheduler leaves a standby what it is", "[membership]") {
+TEST_CASE("SchedulerCore: a standby stays one when the scheduler restarts", "[membership]") {
   Standbys f;
   f.Knock(2, 12);
   f.EndStep(4);

@@ -20,7 +20,7 @@ TEST_CASE("SchedulerCore: a job runs when min_members have joined and opened the
   CHECK(f.core->StateText(f.core->jobs().at(job)) == "waits for 1 more member of 2; has node 1");
   const JoinAnswer second = f.Join(Fixture::Request("mnist", 0, 10, Spec(2, 2)));
   CHECK(second.job == job);
-  CHECK(f.EpochOf(job) == Epoch{0});  // Its stream is not open: it may have died.
+  CHECK(f.EpochOf(job) == Epoch{0});  // The member's stream is not open: it may have died.
   REQUIRE(f.Attach(job, Id(0, 10)).ok());
   CHECK(f.EpochOf(job) == Epoch{1});
   const std::vector<view::View> views = f.Told<view::View>(Id(1, 11));
@@ -50,7 +50,7 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
   pass(20, {Id(0, 10), Id(1, 11)}, job);
   CHECK(f.StateOf(job) == JobState::kForming);
   CHECK(text(job) == "has nodes 0, 1 and waits for 2 more members of 4, for at most 30 s");
-  SECTION("and begins with those that there are") {
+  SECTION("It begins with those that have come") {
     f.Enter("mnist", 2, 12, spec);
     pass(9, {Id(0, 10), Id(1, 11), Id(2, 12)}, job);
     CHECK(f.StateOf(job) == JobState::kForming);
@@ -58,13 +58,13 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(f.core->jobs().at(job).view->members.size() == 3);
   }
-  SECTION("and begins at once when it is complete") {
+  SECTION("It begins at once when it is complete") {
     f.Enter("mnist", 2, 12, spec);
     f.Enter("mnist", 3, 13, spec);
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(f.core->jobs().at(job).view->members.size() == 4);
   }
-  SECTION("and begins the wait afresh when it has too few again") {
+  SECTION("It begins the wait afresh when it has too few members again") {
     f.Break(Id(1, 11));
     pass(20, {Id(0, 10)}, job);
     f.Enter("mnist", 1, 21, spec);
@@ -73,7 +73,7 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
     pass(2, {Id(0, 10), Id(1, 21)}, job);
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
-  SECTION("and begins the wait afresh when one is not ready and cannot count as lost") {
+  SECTION("It begins the wait afresh when a member is not ready and cannot count as lost") {
     f.now_ns += 3600 * kSecond;
     f.Tick();
     f.Break(Id(1, 11));
@@ -83,7 +83,7 @@ TEST_CASE("SchedulerCore: a job that has min_members waits a while for max_membe
     pass(2, {Id(0, 10), Id(1, 11)}, job);
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
-  SECTION("and does not count the time in which the scheduler was stopped") {
+  SECTION("It does not count the time in which the scheduler was stopped") {
     f.now_ns += 3600 * kSecond;
     f.Tick();
     pass(9, {Id(0, 10), Id(1, 11)}, job);
@@ -105,7 +105,7 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
         "has node 0 and waits for 1 more member of 2, for at most 60 s");
   f.Pass(59 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kForming);
-  SECTION("whichever they are") {
+  SECTION("It does not matter which members they are") {
     f.Enter("mnist", 7, 17, spec);
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(view_size(job) == 2);
@@ -115,12 +115,12 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     f.QuiesceAll(job);
     CHECK(view_size(job) == 3);
   }
-  SECTION("and without one of them when the wait is over") {
+  SECTION("It begins without one of them when the wait is over") {
     f.Pass(2 * kSecond, job, {Id(0, 10)});
     REQUIRE(f.StateOf(job) == JobState::kRunning);
     CHECK(view_size(job) == 1);
   }
-  SECTION("and with those that are there when no more come") {
+  SECTION("It begins with those that are there when no more come") {
     bool has_begun = true;
     CHECK(f.LowerBeginMembers("other", 1, has_begun).code == Code::kUnknown);
     CHECK_FALSE(has_begun);
@@ -139,13 +139,13 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     CHECK(has_begun);
     CHECK(view_size(job) == 2);
   }
-  SECTION("and not with one that has joined and not opened its stream") {
+  SECTION("It does not count one that has joined and not opened its stream") {
     REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
     CHECK(f.StateOf(job) == JobState::kForming);
     REQUIRE(f.Attach(job, Id(1, 11)).ok());
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
-  SECTION("and counts those that are left when one has gone") {
+  SECTION("It counts those that are left when one has gone") {
     REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
     f.Break(Id(0, 10));
     REQUIRE(f.Attach(job, Id(1, 11)).ok());
@@ -153,7 +153,7 @@ TEST_CASE("SchedulerCore: a job begins at once with begin_members", "[membership
     f.Enter("mnist", 0, 20, spec);
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
-  SECTION("also when the scheduler has been started again") {
+  SECTION("It begins after the scheduler has restarted") {
     f.Start();
     f.AddAggregator("a1", 101);
     REQUIRE(f.Attach(job, Id(0, 10)).ok());
@@ -188,7 +188,7 @@ TEST_CASE("SchedulerCore: a repeated Join gives the same answer", "[membership]"
   CHECK(f.stored == stored);
 }
 
-TEST_CASE("SchedulerCore: several members without an aggregator wait for one; one runs alone",
+TEST_CASE("SchedulerCore: several members wait for an aggregator, and one member runs alone",
           "[membership]") {
   Fixture f;
   const JobId alone = f.Enter("alone", 0, 1, Spec(1, 1));
@@ -203,13 +203,14 @@ TEST_CASE("SchedulerCore: several members without an aggregator wait for one; on
   CHECK(f.StateOf(job) == JobState::kRunning);
 }
 
-TEST_CASE("SchedulerCore: a spec that differs is refused naming both values", "[membership]") {
+TEST_CASE("SchedulerCore: a spec that differs is refused, and the text names both values",
+          "[membership]") {
   Fixture f;
   f.Enter("mnist", 0, 10, Spec(2, 2));
   const JoinAnswer answer = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 3)));
   CHECK(answer.answer.code == Code::kRefused);
   CHECK(Contains(answer.answer.text, "max_members is 2 in the job and 3 in the request"));
-  // No number, and the number that stands for none, are the same.
+  // Leaving out the number means the same as the number that it stands for.
   JobSpec begins = Spec(2, 2);
   begins.begin_members = 2;
   CHECK(f.Join(Fixture::Request("mnist", 1, 11, begins)).answer.ok());
@@ -231,7 +232,8 @@ TEST_CASE("SchedulerCore: a spec that differs is refused naming both values", "[
                  "dealing is striped in the job and weighted:101 in the request"));
 }
 
-TEST_CASE("SchedulerCore: what can never be right is named", "[membership]") {
+TEST_CASE("SchedulerCore: a request that can never be right is refused, and the text names why",
+          "[membership]") {
   Fixture f;
   const JoinRequest good = Fixture::Request("mnist", 0, 10, Spec(1, 1));
   const auto problem = [&](auto change) {
@@ -262,7 +264,7 @@ TEST_CASE("SchedulerCore: what can never be right is named", "[membership]") {
         Code::kInvalid);
 }
 
-TEST_CASE("SchedulerCore: a node rank is held by one live incarnation", "[membership]") {
+TEST_CASE("SchedulerCore: one live incarnation holds a node rank", "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
   const JoinAnswer other = f.Join(Fixture::Request("mnist", 0, 99, Spec(2, 2)));
@@ -299,7 +301,7 @@ TEST_CASE("SchedulerCore: a job that does not start in time fails and says what 
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "waits for 2 more members of 3"));
 }
 
-TEST_CASE("SchedulerCore: jobs beside each other do not mix", "[membership]") {
+TEST_CASE("SchedulerCore: jobs that run at once do not mix", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   const JobId first = f.Enter("first", 0, 10, Spec(1, 1));
@@ -330,16 +332,13 @@ TEST_CASE("SchedulerCore: jobs that are over are shown for a while, then forgott
   CHECK(f.Leave(jobs[0], Id(0, 10)).code == Code::kUnknown);
 }
 
-TEST_CASE("SchedulerCore: limits are refused with their figures", "[membership]") {
+TEST_CASE("SchedulerCore: a request past a limit is refused with the figures", "[membership]") {
   Fixture f(Config{.jobs_max = 1, .aggregators_max = 1});
   f.Enter("first", 0, 10, Spec(1, 1));
   CHECK(f.Join(Fixture::Request("second", 0, 11, Spec(1, 1))).answer.code == Code::kFull);
   f.AddAggregator("a0", 100);
   CHECK(f.Register(Fixture::Named("a1", 101)).code == Code::kFull);
 }
-
-// Anything in any order: the fixture checks that views are valid and are stored before they are
-// told, and that epochs never go back, not even over restarts.
 
 }  // namespace
 }  // namespace talweg::membership

@@ -27,7 +27,7 @@ TEST_CASE("Streams: a broken stream leads to its owner, once", "[membership]") {
   CHECK_FALSE(streams.Break(StreamId{99}));
 }
 
-TEST_CASE("Streams: a stream that was ended is nobody's, and its peer is told why",
+TEST_CASE("Streams: a stream that was ended has no owner, and its peer is told why",
           "[membership]") {
   Streams streams;
   std::optional<StreamId> owned;

@@ -30,8 +30,7 @@ AgentTensor Placed(const view::View& view, const TensorSpec& spec, uint32_t rank
   return tensor;
 }
 
-TEST_CASE("ActiveRound: a member gives each slice as long as it is, and gets it back",
-          "[pipeline]") {
+TEST_CASE("ActiveRound: a member gives each slice at its length, and gets it back", "[pipeline]") {
   AgentTensor tensor = Placed(MakeView(1, {1, 1}, 1), Spec("w", kCount));
   REQUIRE(tensor.slices.size() == 3);
   const ActiveRound round(tensor);
@@ -52,9 +51,9 @@ TEST_CASE("ActiveRound: a member gives each slice as long as it is, and gets it 
   CHECK(round.CostOf(kFirst) == 0);
 }
 
-TEST_CASE("ActiveRound: which slices stay on the node", "[pipeline]") {
+TEST_CASE("ActiveRound: slices of a node's own ranks stay on the node", "[pipeline]") {
   CHECK(ActiveRound(Placed(MakeView(1, {1}, 0), Spec("w", 8))).IsPrivate(kFirst));
-  // A job of one node with aggregators uses them.
+  // In a job of one node that has aggregators, the aggregators sum.
   CHECK_FALSE(ActiveRound(Placed(MakeView(1, {1}, 1), Spec("w", 8))).IsPrivate(kFirst));
   TensorSpec ours = Spec("w", 8);
   ours.ranks = {Rank{0}, Rank{1}};
@@ -65,7 +64,7 @@ TEST_CASE("ActiveRound: which slices stay on the node", "[pipeline]") {
   CHECK(ActiveRound(tensor).Source() == Memory::kSendBuffer);
 }
 
-TEST_CASE("ActiveRound: a root copies what it gives, unless it lies on a GPU", "[pipeline]") {
+TEST_CASE("ActiveRound: a root copies what it gives, unless that lies on a GPU", "[pipeline]") {
   AgentTensor root = Placed(MakeView(1, {1, 1}, 1), Spec("w", 8, DType::kF32, Op::kCopy, 0));
   CHECK(ActiveRound(root).CopiesOwn(kFirst));
   CHECK_FALSE(ActiveRound(root).WantsResult(kFirst));
@@ -86,7 +85,7 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
                  .ranks_summed = 2,
                  .lengths = {tensor.spec.bytes()}};
   const ActiveRound round(tensor);
-  SECTION("it holds the round") {
+  SECTION("The source holds the round") {
     tensor.finish = wire::Decision{.round = Round{1}, .sources = {0, 1, 0}};
     CHECK(round.FormOf(kFirst) == wire::Form::kWritten);
     CHECK(round.FormOf(SliceIndex{1}) == wire::Form::kEmpty);
@@ -94,7 +93,7 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
     CHECK(round.Source() == Memory::kResult);
     CHECK_FALSE(round.WantsResult(SliceIndex{1}));
   }
-  SECTION("it has one slice of the open round") {
+  SECTION("The source has one slice of the open round") {
     tensor.partial = {
         .ranks_summed = 2, .have_count = 1, .have = {true, false, false}, .lengths = {64 * kKiB}};
     tensor.finish = wire::Decision{.round = Round{2}, .sources = {0, 1, 1}};

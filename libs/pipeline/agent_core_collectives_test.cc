@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives other than a reduction of all to all: who sends what, what the node does itself, and
-// what ends a round whose ranks do not agree.
+// Collectives other than the reduction of all ranks: which member sends what, what the node does
+// itself, and how a round ends whose ranks disagree.
 #include <catch2/catch.hpp>
 
 #include "libs/base/signature_text.h"
@@ -37,7 +37,7 @@ Effects PushOf(Fixture& f, uint32_t rank, uint64_t round, std::vector<uint32_t> 
   });
 }
 
-// The result of a contribution, of the given length.
+// Delivers the result of a contribution, with the given length.
 Effects ResultOf(Fixture& f, const wire::Contribute& entry, uint32_t length_bytes) {
   std::vector<std::byte> payload(length_bytes, std::byte{7});
   wire::Result result{.key = entry.key,
@@ -61,7 +61,7 @@ Effects DisagreementOf(Fixture& f, const wire::Contribute& entry, const std::str
   return f.From<wire::Result>(0, wire::FrameType::kResult, {result});
 }
 
-TEST_CASE("AgentCore: all_gather copies the own part and takes the others', as long as they are",
+TEST_CASE("AgentCore: all_gather copies the own part and takes the others' parts at their lengths",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -91,7 +91,7 @@ TEST_CASE("AgentCore: all_gather copies the own part and takes the others', as l
   CHECK(complete[0].lengths == std::vector<uint64_t>{32, 16});
 }
 
-TEST_CASE("AgentCore: a result that is not as long as what was given is ignored", "[pipeline]") {
+TEST_CASE("AgentCore: a result of another length than was given is ignored", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("all_gather", 16, {0, 1}));
@@ -99,11 +99,11 @@ TEST_CASE("AgentCore: a result that is not as long as what was given is ignored"
   const auto sent = Fixture::Entries<wire::Contribute>(f.Flush());
   REQUIRE(sent.size() == 2);
   ResultOf(f, sent[0], 28);
-  ResultOf(f, sent[1], 68);  // More than the slice has.
+  ResultOf(f, sent[1], 68);  // This is more than the slice has.
   CHECK(f.member.counters().results_ignored == 2);
 }
 
-TEST_CASE("AgentCore: reduce_scatter wants its own part only", "[pipeline]") {
+TEST_CASE("AgentCore: reduce_scatter asks only for its own part", "[pipeline]") {
   Fixture f(1);
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("reduce_scatter", 16, {0, 1}));
@@ -121,7 +121,7 @@ TEST_CASE("AgentCore: reduce_scatter wants its own part only", "[pipeline]") {
   CHECK(Fixture::Of<CompleteRound>(last)[0].lengths[1] == 64);
 }
 
-TEST_CASE("AgentCore: all_to_all stays out of others' parts, and does its private one itself",
+TEST_CASE("AgentCore: all_to_all sends no part of others, and does its private part itself",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -132,7 +132,8 @@ TEST_CASE("AgentCore: all_to_all stays out of others' parts, and does its privat
   for (const auto& entry : Fixture::Entries<wire::Contribute>(out)) {
     slices.push_back(entry.slice.value());
   }
-  CHECK(slices == std::vector<uint32_t>{1, 2, 3, 6});  // From 0 to 1 and 2, from 1 and 2 to 0.
+  // These go from 0 to 1 and 2, and from 1 and 2 to 0.
+  CHECK(slices == std::vector<uint32_t>{1, 2, 3, 6});
   const auto reduces = Fixture::Of<ReduceSlice>(out);
   REQUIRE(reduces.size() == 1);
   CHECK(reduces[0].target.slice == SliceIndex{0});
@@ -160,7 +161,7 @@ TEST_CASE("AgentCore: a group on one node is reduced there", "[pipeline]") {
   CHECK(complete[0].ranks_summed == 2);
 }
 
-TEST_CASE("AgentCore: gather gives nothing to those who are not the root", "[pipeline]") {
+TEST_CASE("AgentCore: gather gives results only to the root", "[pipeline]") {
   Fixture f(1);
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("gather", 16, {0, 1}));
@@ -177,7 +178,8 @@ TEST_CASE("AgentCore: gather gives nothing to those who are not the root", "[pip
   CHECK(Fixture::Of<SliceArrived>(f.all).empty());
 }
 
-TEST_CASE("AgentCore: ranks of a node that is alone disagree for one round", "[pipeline]") {
+TEST_CASE("AgentCore: ranks that disagree on a node that is alone fail that round only",
+          "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(SpecOf("all_reduce", 16, {}));
@@ -199,7 +201,8 @@ TEST_CASE("AgentCore: ranks of a node that is alone disagree for one round", "[p
   CHECK(next[0].status == Status::kOk);
 }
 
-TEST_CASE("AgentCore: a rank that has joined fits what the others of its node give", "[pipeline]") {
+TEST_CASE("AgentCore: a rank that has joined agrees with whatever the others of its node give",
+          "[pipeline]") {
   const bool comes_first = GENERATE(true, false);
   Fixture f(0, 3);
   f.Start(MakeView(1, {3, 1}, 1));
@@ -208,7 +211,7 @@ TEST_CASE("AgentCore: a rank that has joined fits what the others of its node gi
   PushOf(f, 1, 1, {}, 7);
   if (!comes_first) PushOf(f, 0, 1, {}, kFitsAll);
 
-  SECTION("and the node says what these say") {
+  SECTION("The others agree, and the node sends what they say") {
     PushOf(f, 2, 1, {}, 7);
     const auto reduces = Fixture::Of<ReduceSlice>(f.Flush());
     REQUIRE(reduces.size() == 1);
@@ -217,7 +220,7 @@ TEST_CASE("AgentCore: a rank that has joined fits what the others of its node gi
     REQUIRE(sent.size() == 1);
     CHECK(sent[0].signature == 7);
   }
-  SECTION("which differ among themselves") {
+  SECTION("The others disagree among themselves") {
     PushOf(f, 2, 1, {}, 8);
     const Effects out = f.Flush();
     const auto sent = Fixture::Entries<wire::Contribute>(out);
@@ -230,7 +233,7 @@ TEST_CASE("AgentCore: a rank that has joined fits what the others of its node gi
   }
 }
 
-TEST_CASE("AgentCore: a round that ended on a mismatch is not said to be aborted", "[pipeline]") {
+TEST_CASE("AgentCore: a round that ended on a mismatch is not reported as aborted", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(SpecOf("all_reduce", 16, {}));
@@ -241,8 +244,9 @@ TEST_CASE("AgentCore: a round that ended on a mismatch is not said to be aborted
   CHECK(Fixture::Of<FailRank>(again).size() == 1);
 }
 
-TEST_CASE("AgentCore: owners hear that ranks of this node disagree, and what they answer ends it",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: owners hear that ranks of this node disagree, and their answer ends the round",
+    "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {}));
@@ -273,7 +277,7 @@ TEST_CASE("AgentCore: owners hear that ranks of this node disagree, and what the
   CHECK(next[0].round == Round{2});
 }
 
-TEST_CASE("AgentCore: a push with lengths that cannot be is refused", "[pipeline]") {
+TEST_CASE("AgentCore: a push with impossible lengths is refused", "[pipeline]") {
   const auto refused = [](std::vector<uint32_t> lengths) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
@@ -301,7 +305,7 @@ TEST_CASE("AgentCore: a rank outside the group may neither declare nor push", "[
   CHECK(f.member.tensors()[0]->contributed);
 }
 
-TEST_CASE("AgentCore: a tensor that lost one of its ranks stays dead when its place is taken again",
+TEST_CASE("AgentCore: a tensor that lost a rank stays dead when the rank's place is taken again",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -324,7 +328,8 @@ TEST_CASE("AgentCore: a tensor that lost one of its ranks stays dead when its pl
   CHECK(failed[0].status == Status::kAborted);
 }
 
-TEST_CASE("AgentCore: a reduction over a group goes on with those that are left", "[pipeline]") {
+TEST_CASE("AgentCore: a reduction over a group goes on with the ranks that are left",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {0, 1}));
@@ -335,7 +340,7 @@ TEST_CASE("AgentCore: a reduction over a group goes on with those that are left"
   f.OnView(left);
   f.AgreeTo(f.AnswerAll());
   f.Decide("t", wire::Verdict::kRedo, 1);
-  // Nobody else takes part in it any more.
+  // No other node takes part in it any more.
   const Effects out = f.Flush();
   CHECK(Fixture::Entries<wire::Contribute>(out).empty());
   const auto reduces = Fixture::Of<ReduceSlice>(out);
@@ -345,8 +350,7 @@ TEST_CASE("AgentCore: a reduction over a group goes on with those that are left"
   CHECK(complete[0].ranks_summed == 1);
 }
 
-TEST_CASE("AgentCore: what it has of a round whose predecessor is aborted for others is done again",
-          "[pipeline]") {
+TEST_CASE("AgentCore: a round is done again when others abort the round before it", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(SpecOf("all_to_all", 16, {0, 1}));
@@ -393,8 +397,9 @@ TEST_CASE("AgentCore: a part leaves for the aggregator beside the rank that gets
   CHECK(part_by_owner == std::vector<uint32_t>{1, 0});
 }
 
-TEST_CASE("AgentCore: a group is declared by its places, also when ranks follow a view without one",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: a group is declared by its places, even when ranks follow a view that lacks one",
+    "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1, 1}, 1));
   f.Open(SpecOf("all_reduce", 16, {0, 1, 2}));

@@ -38,7 +38,8 @@ TEST_CASE("AgentCore: one rank's round goes from its own buffer to the owner and
   CHECK(std::holds_alternative<WriteSlice>(sent[1]));
   CHECK(std::holds_alternative<Send>(sent[2]));
 
-  CHECK(f.Of<CompleteRound>(f.ResultOf(entries[1], 2)).empty());  // Not visible by halves.
+  // A half of the result is not visible.
+  CHECK(f.Of<CompleteRound>(f.ResultOf(entries[1], 2)).empty());
   const auto complete = f.Of<CompleteRound>(f.ResultOf(entries[0], 2));
   REQUIRE(complete.size() == 1);
   CHECK(complete[0].status == Status::kOk);
@@ -48,7 +49,7 @@ TEST_CASE("AgentCore: one rank's round goes from its own buffer to the owner and
   CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
 }
 
-TEST_CASE("AgentCore: a slice's result is told of when it is there, before the round is complete",
+TEST_CASE("AgentCore: a slice's result is announced when it is there, before the round is complete",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -70,7 +71,8 @@ TEST_CASE("AgentCore: a slice's result is told of when it is there, before the r
   CHECK(std::holds_alternative<CompleteRound>(first[1]));
 }
 
-TEST_CASE("AgentCore: a result that comes in a frame is told of after its copy", "[pipeline]") {
+TEST_CASE("AgentCore: a result that comes in a frame is announced after it has been copied",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 1024));
@@ -82,7 +84,7 @@ TEST_CASE("AgentCore: a result that comes in a frame is told of after its copy",
   CHECK(std::holds_alternative<CompleteRound>(result[2]));
 }
 
-TEST_CASE("AgentCore: 256 KiB of writes are announced at once, later ones after them",
+TEST_CASE("AgentCore: 256 KiB of writes are announced at once, and later writes after them",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -95,9 +97,9 @@ TEST_CASE("AgentCore: 256 KiB of writes are announced at once, later ones after 
   CHECK(f.Entries<wire::Contribute>(sent).size() == 6);
 }
 
-TEST_CASE("AgentCore: what the link carries in a millisecond is announced at once", "[pipeline]") {
-  // Slices of 64 KiB. Returns how many of them a frame announces at most, if `bytes_per_ms` arrive
-  // in each millisecond.
+TEST_CASE("AgentCore: a frame announces what the link carries in a millisecond", "[pipeline]") {
+  // Slices have 64 KiB. Returns how many of them a frame announces at most, if `bytes_per_ms`
+  // arrive in each millisecond.
   const auto announced = [](uint64_t bytes_per_ms) {
     Fixture f;
     f.Start(MakeView(1, {1}, 1));
@@ -144,10 +146,10 @@ TEST_CASE("AgentCore: several ranks are reduced when all have pushed, then sent"
   REQUIRE(f.Of<CopyInline>(result).size() == 1);
   CHECK(f.Of<CopyInline>(result)[0].target.memory == Memory::kResult);
   CHECK(f.Of<CompleteRound>(result).size() == 1);
-  CHECK(f.Of<CompleteRound>(f.Reduced(reduces[0].ticket)).empty());  // Again: nothing.
+  CHECK(f.Of<CompleteRound>(f.Reduced(reduces[0].ticket)).empty());  // A repetition has no effect.
 }
 
-TEST_CASE("AgentCore: a single rank's contribution that cannot be sent from is copied first",
+TEST_CASE("AgentCore: a single rank's contribution is copied first where it cannot be sent from",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -178,8 +180,9 @@ TEST_CASE("AgentCore: small slices of many tensors travel in one message", "[pip
   CHECK(f.Of<Send>(sent)[0].sources.size() == 50);
 }
 
-TEST_CASE("AgentCore: priority first, credit bounds what is in flight, and it comes back",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: higher priority goes first, and credit bounds what is in flight and comes back",
+    "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 128 * kKiB);
   f.Open(Spec("late layer", 64 * 1024));   // 4 slices.
@@ -192,7 +195,7 @@ TEST_CASE("AgentCore: priority first, credit bounds what is in flight, and it co
   f.From(0, wire::FrameType::kCredit, 1, 64 * kKiB);
   const auto second = f.Entries<wire::Contribute>(f.Flush());
   REQUIRE(second.size() == 1);
-  CHECK(second[0].key == Key("first layer"));  // Overtakes between slices.
+  CHECK(second[0].key == Key("first layer"));  // It overtakes the other tensor between two slices.
   f.From(0, wire::FrameType::kCredit, 1, 1 << 30);
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 2);
   CHECK(f.member.queue().InFlightBytes(AggregatorIndex{0}) == 128 * kKiB);
@@ -202,7 +205,7 @@ TEST_CASE("AgentCore: a member says whether more of its contributions wait for t
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 128 * kKiB);
-  f.Open(Spec("w", 64 * 1024));  // 4 slices, credit for two.
+  f.Open(Spec("w", 64 * 1024));  // 4 slices, with credit for two.
   f.Push(0, 0, 1);
   const auto last = [&] { return f.Of<Send>(f.Flush()).back(); };
   CHECK(last().more_wait);
@@ -212,7 +215,7 @@ TEST_CASE("AgentCore: a member says whether more of its contributions wait for t
   CHECK_FALSE(last().more_wait);
 }
 
-TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipeline]") {
+TEST_CASE("AgentCore: a broadcast's root sends bytes, and the others send none", "[pipeline]") {
   for (const uint32_t root : {0u, 2u}) {
     Fixture f(1, 2);  // Ranks 1 and 2.
     f.Start(MakeView(1, {1, 2}, 1));
@@ -240,7 +243,8 @@ TEST_CASE("AgentCore: a broadcast's root sends bytes, the others empty", "[pipel
   }
 }
 
-TEST_CASE("AgentCore: alone, the local reduction is the round", "[pipeline]") {
+TEST_CASE("AgentCore: a member that is alone reduces locally, and that is the round",
+          "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   CHECK(f.member.views().standalone());
@@ -257,7 +261,7 @@ TEST_CASE("AgentCore: alone, the local reduction is the round", "[pipeline]") {
   CHECK(complete[0].ranks_summed == 2);
 }
 
-TEST_CASE("AgentCore: the reducer gets no more than it may hold", "[pipeline]") {
+TEST_CASE("AgentCore: the reducer gets no more work than it may hold", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(Spec("w", 4 * 1024 * 1024));  // 16 MiB in 256 slices.
@@ -270,7 +274,7 @@ TEST_CASE("AgentCore: the reducer gets no more than it may hold", "[pipeline]") 
   CHECK(f.Of<ReduceSlice>(f.Flush()).size() == 1);
 }
 
-TEST_CASE("AgentCore: results that do not fit are never shown", "[pipeline]") {
+TEST_CASE("AgentCore: a result that does not fit is never shown", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(3, {1, 1}, 2));
   f.Open(Spec("w", 10));
@@ -302,7 +306,7 @@ TEST_CASE("AgentCore: results that do not fit are never shown", "[pipeline]") {
     const Effects out = f.From<wire::Result>(owner, wire::FrameType::kResult, {result});
     CHECK(out.empty());
   }
-  // A valid result, but from an aggregator that does not own the slice, of another epoch, of
+  // A valid result, but from an aggregator that does not own the slice, of another epoch, or of
   // another job.
   CHECK(f.From<wire::Result>(1 - owner, wire::FrameType::kResult, {good}).empty());
   CHECK(f.From<wire::Result>(owner, wire::FrameType::kResult, {good}, 2).empty());
@@ -316,10 +320,11 @@ TEST_CASE("AgentCore: results that do not fit are never shown", "[pipeline]") {
 
   CHECK(f.Of<CompleteRound>(f.From<wire::Result>(owner, wire::FrameType::kResult, {good})).size() ==
         1);
-  CHECK(f.From<wire::Result>(owner, wire::FrameType::kResult, {good}).empty());  // Twice.
+  // The second time it is ignored.
+  CHECK(f.From<wire::Result>(owner, wire::FrameType::kResult, {good}).empty());
 }
 
-TEST_CASE("AgentCore: a slice's result counts once, and only after its contribution left",
+TEST_CASE("AgentCore: a slice's result counts once, and only after its contribution has left",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 64 * kKiB);
@@ -329,9 +334,10 @@ TEST_CASE("AgentCore: a slice's result counts once, and only after its contribut
   REQUIRE(first.size() == 1);
   wire::Contribute second = first[0];
   second.slice = SliceIndex{1};
-  CHECK(f.ResultOf(second, 2).empty());  // It has not been sent.
+  CHECK(f.ResultOf(second, 2).empty());  // The slice has not been sent.
   CHECK(f.Of<SliceArrived>(f.ResultOf(first[0], 2)).size() == 1);
-  CHECK(f.ResultOf(first[0], 2).empty());  // Again: it is not the second slice's.
+  // The repetition is not taken for the second slice's result.
+  CHECK(f.ResultOf(first[0], 2).empty());
   CHECK(f.member.counters().results_ignored == 2);
   CHECK(f.member.counters().results_taken == 1);
   f.From(0, wire::FrameType::kCredit, 1, 64 * kKiB);
@@ -356,10 +362,10 @@ TEST_CASE("AgentCore: a rank that breaks the rules is told so, and nothing else 
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 10));
-  CHECK(f.Of<FailRank>(f.Push(0, 5, 1)).size() == 1);  // Unknown tensor.
+  CHECK(f.Of<FailRank>(f.Push(0, 5, 1)).size() == 1);  // There is no such tensor.
   CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).size() == 1);  // Round 1 is next.
   CHECK(f.Of<FailRank>(f.Push(0, 0, 0)).size() == 1);
-  CHECK(f.Push(9, 0, 1).empty());  // No such rank.
+  CHECK(f.Push(9, 0, 1).empty());  // There is no such rank.
   CHECK(f.Push(0, 0, 1).empty());
   const auto again = f.Of<FailRank>(f.Push(0, 0, 1));
   REQUIRE(again.size() == 1);
@@ -367,8 +373,9 @@ TEST_CASE("AgentCore: a rank that breaks the rules is told so, and nothing else 
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
 }
 
-TEST_CASE("AgentCore: a broken connection is replaced; what has no result goes out again",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: a broken connection is replaced, and contributions without a result go out again",
+    "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1), 1 << 20);
   f.Open(Spec("w", 64 * 1024));  // 4 slices.
@@ -380,14 +387,14 @@ TEST_CASE("AgentCore: a broken connection is replaced; what has no result goes o
   f.Broken(0);
   CHECK(f.OwnerAt(0).state == OwnerState::kBackoff);
   CHECK(f.Flush().empty());
-  CHECK(f.Tick().empty());  // Not yet.
+  CHECK(f.Tick().empty());  // It is too early to connect.
   const int64_t before_ns = f.now_ns;
   const Effects again = f.AnswerAll(1 << 20);
   CHECK(f.now_ns > before_ns);
   CHECK(f.OwnerAt(0).connection != old);
   CHECK(f.CountFrames(again, wire::FrameType::kReport) == 1);
   CHECK(f.Entries<wire::Report>(again).empty());
-  CHECK(f.Flush().empty());  // Slots first.
+  CHECK(f.Flush().empty());  // The slots have to come first.
   f.AgreeTo(again);
   const Effects sent = f.Flush();
   CHECK(f.Entries<wire::Contribute>(sent).size() == 3);
@@ -438,7 +445,7 @@ TEST_CASE("AgentCore: local ranks that are late are named at growing intervals",
   CHECK(at_ns[7] == 124'000'000'000);
 }
 
-TEST_CASE("AgentCore: an owner's word of who is late is passed on", "[pipeline]") {
+TEST_CASE("AgentCore: an owner's notice about who is late is passed on", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 10));
@@ -450,7 +457,7 @@ TEST_CASE("AgentCore: an owner's word of who is late is passed on", "[pipeline]"
   CHECK(notices[0].missing == std::vector<uint32_t>{1});
 }
 
-TEST_CASE("AgentCore: refusals end the job only when a round hangs on them", "[pipeline]") {
+TEST_CASE("AgentCore: a refusal ends the job only when a round depends on it", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 10));
@@ -467,9 +474,9 @@ TEST_CASE("AgentCore: refusals end the job only when a round hangs on them", "[p
   CHECK(f.member.counters().refused[static_cast<size_t>(wire::RefusedReason::kWrongLength)] == 1);
 }
 
-TEST_CASE("AgentCore: what goes to an aggregator on its own host does not wait for the link",
+TEST_CASE("AgentCore: contributions to an aggregator on the same host do not wait for the link",
           "[pipeline]") {
-  // 4 MiB, of which the link would get little more than 1 MiB while its speed is not known.
+  // 4 MiB. While the link's speed is unknown, the link would get little more than 1 MiB.
   const auto sent_bytes = [](const std::string& host_id) {
     Fixture f(0, 1, host_id);
     view::View view = MakeView(1, {1, 1}, 1);

@@ -34,7 +34,8 @@ struct Stepping : Fixture {
   }
 };
 
-TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pipeline]") {
+TEST_CASE("AgentCore: ranks stop where they are, and then again where all of them are",
+          "[pipeline]") {
   Stepping f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
   f.Open(Spec("w", 10));
@@ -44,7 +45,7 @@ TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pip
   const auto first = f.Of<Quiesced>(f.RanksStop({3, 2}));
   REQUIRE(first.size() == 1);
   CHECK(first[0].id == 5);
-  CHECK(first[0].step == 4);  // Rank 0 has ended 3, and may be in the next.
+  CHECK(first[0].step == 4);  // Rank 0 has ended step 3, and may be in the next one.
   CHECK(f.Of<Quiesced>(f.RanksStop({3, 2})).empty());
 
   CHECK(Stepping::StopOf(f.Quiesce(6, 4)) == 4);
@@ -59,24 +60,24 @@ TEST_CASE("AgentCore: ranks stop where they are, and again where all are", "[pip
   CHECK(second[0].id == 6);
   CHECK(second[0].step == 4);
 
-  SECTION("a view lets them go on") {
+  SECTION("A view lets the ranks go on") {
     CHECK(Stepping::StopOf(f.OnView(MakeView(2, {2, 1, 1}, 1))) == std::nullopt);
     // No rank stops any more.
     CHECK(f.Do([&](Effects& out) { f.member.OnResume(6, f.now_ns, out); }).empty());
     CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
   }
-  SECTION("so does the scheduler's word, of this quiesce") {
+  SECTION("The scheduler's word about this quiesce lets the ranks go on") {
     CHECK(f.Do([&](Effects& out) { f.member.OnResume(5, f.now_ns, out); }).empty());
     CHECK(Stepping::StopOf(f.Do([&](Effects& out) { f.member.OnResume(6, f.now_ns, out); })) ==
           std::nullopt);
     CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
   }
-  SECTION("a rank that waits pushes nothing") {
+  SECTION("A rank that waits pushes nothing") {
     const auto failed = f.Of<FailRank>(f.Push(0, 0, 2));
     REQUIRE(failed.size() == 1);
     CHECK(failed[0].text.find("while it waits at the end of step 4") != std::string::npos);
   }
-  SECTION("a rank that has left is not waited for") {
+  SECTION("A rank that has left is not waited for") {
     f.Quiesce(7, 0);
     f.RanksStop({4, 4});
     f.Quiesce(8, 5);
@@ -97,7 +98,7 @@ TEST_CASE("AgentCore: a rank that stopped too early goes on, and counts when it 
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 3)).size() == 1);
 }
 
-TEST_CASE("AgentCore: who came at a later step counts on from there", "[pipeline]") {
+TEST_CASE("AgentCore: a member that came at a later step counts on from there", "[pipeline]") {
   Stepping f;
   view::View view = MakeView(4, {1, 1}, 1);
   view.steps = 100;
@@ -115,7 +116,7 @@ TEST_CASE("AgentCore: a quiesce after a view is answered in that view", "[pipeli
   f.Start(MakeView(1, {1, 1}, 1));
   f.OnView(MakeView(2, {1, 1}, 1));
   f.Quiesce(1, 0);
-  CHECK(f.Of<Quiesced>(f.RanksStop({0})).size() == 1);  // While fencing it can say where it is.
+  CHECK(f.Of<Quiesced>(f.RanksStop({0})).size() == 1);  // While it fences, it can say where it is.
   f.Quiesce(2, 1);
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).empty());
   CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
@@ -162,7 +163,7 @@ TensorSpec Side(const std::string& name, const std::vector<uint32_t>& ranks) {
   return spec;
 }
 
-TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]") {
+TEST_CASE("AgentCore: a standby's ranks take part in side tensors only", "[pipeline]") {
   Stepping f(1);
   f.Start(WithStandby(4, 1));
   CHECK(f.member.views().GlobalRank(LocalRank{0}) == Rank{2});
@@ -171,7 +172,7 @@ TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]")
   CHECK(refused[0].status == Status::kInvalid);
   CHECK(refused[0].text.find("node 1 is a standby") != std::string::npos);
   CHECK(f.member.tensors().empty());
-  // Node 0 and this one, by their places, whatever their numbers.
+  // The group is node 0 and this node by their places, whatever their numbers.
   f.Open(Side("state", {0, 2}));
   CHECK(f.member.tensors()[0]->group ==
         view::Group{{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}});
@@ -193,7 +194,7 @@ TEST_CASE("AgentCore: a standby's ranks are in side tensors only", "[pipeline]")
   CHECK(f.member.tensors().size() == 2);
 }
 
-TEST_CASE("AgentCore: what is no side tensor is refused as one", "[pipeline]") {
+TEST_CASE("AgentCore: a declaration that is no valid side tensor is refused", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   const auto text_of = [&](const TensorSpec& spec) {
@@ -221,15 +222,14 @@ TEST_CASE("AgentCore: rounds of side tensors go on at the end of a step", "[pipe
   f.Quiesce(6, 1);
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).size() == 1);
   CHECK(f.Of<FailRank>(f.Push(0, 0, 1)).empty());
-  // And they are open when the node enters the steps.
+  // They may also be open when the node enters the steps.
   view::View full = MakeView(5, {1, 1, 1}, 1);
   full.steps = 1;
   f.OnView(full);
   CHECK_FALSE(f.member.tensors()[0]->is_dead);
 }
 
-TEST_CASE("AgentCore: a quiesce does not wait for a side tensor, and does for another",
-          "[pipeline]") {
+TEST_CASE("AgentCore: a quiesce waits for other tensors, and not for a side tensor", "[pipeline]") {
   Stepping f;
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));
@@ -243,7 +243,7 @@ TEST_CASE("AgentCore: a side tensor dies with any of its ranks", "[pipeline]") {
   f.Start(WithStandby(4, 2));
   f.Open(Side("state", {0, 2}));
   view::View again = WithStandby(5, 2);
-  again.members[2].id.incarnation = Incarnation{900};  // Another process at that place.
+  again.members[2].id.incarnation = Incarnation{900};  // Another process is at that place.
   f.OnView(again);
   f.AnswerAll();
   CHECK(f.member.tensors()[0]->is_dead);

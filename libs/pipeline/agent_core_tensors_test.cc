@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors and ranks: agreement, what is refused, who leaves.
+// Tensors and ranks: agreement, refusals, and ranks that leave.
 #include <algorithm>
 #include <vector>
 
@@ -17,7 +17,7 @@ using testing::Spec;
 
 constexpr uint64_t kSecond = 1'000'000'000;
 
-// An owner waits for node 1 in round 1 of a tensor.
+// Returns an owner's notice that it waits for node 1 in round 1 of a tensor.
 wire::Waiting WaitingFor(const std::string& tensor, bool has_left) {
   wire::Waiting waiting{.key = Key(tensor),
                         .round = Round{1},
@@ -41,7 +41,8 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
   f.Start(view);
   CHECK(f.member.views().GlobalRank(LocalRank{1}) == Rank{3});
   view.epoch = Epoch{2};
-  view.members.erase(view.members.begin());  // Node 0 is gone: others number its ranks anew.
+  // Node 0 is gone: other members now number its ranks anew.
+  view.members.erase(view.members.begin());
   f.OnView(view);
   f.AnswerAll();
   CHECK(f.member.views().GlobalRank(LocalRank{1}) == Rank{3});
@@ -56,8 +57,8 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
   CHECK(declared_root("own", 3) == 2);
   CHECK(declared_root("other's", 1) == 0);
   CHECK(declared_root("of one that is gone", 0) == wire::kNoRank);
-  // No rank has this number. The others have to hear of it, so it is a number that they do not
-  // know.
+  // No rank has this number. The others have to hear of it, so the declaration carries a number
+  // that they do not know.
   CHECK(declared_root("nobody's", 4) == 4);
   CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
   CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
@@ -70,7 +71,7 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
 TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[pipeline]") {
   Fixture f;
   f.Join(0);
-  const Effects declared = f.Declare(0, Spec("w", 256 * 1024));  // Before there is a view.
+  const Effects declared = f.Declare(0, Spec("w", 256 * 1024));  // There is no view yet.
   REQUIRE(f.Of<AllocateTensor>(declared).size() == 1);
   CHECK(f.Allocated(0).empty());
   f.OnView(MakeView(1, {1, 1}, 2));
@@ -96,7 +97,7 @@ TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[
   CHECK(OnlyReply(f.Declare(0, Spec("w", 256 * 1024))).status == Status::kOk);
 }
 
-TEST_CASE("AgentCore: what makes no sense is refused with the reason", "[pipeline]") {
+TEST_CASE("AgentCore: a declaration that makes no sense is refused with the reason", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   const auto text_of = [&](const TensorSpec& spec) {
@@ -111,10 +112,10 @@ TEST_CASE("AgentCore: what makes no sense is refused with the reason", "[pipelin
   CHECK(text_of(Spec("a", 1, DType::kF32, static_cast<Op>(77))).find("77") != std::string::npos);
   CHECK(text_of(Spec("a", ~uint64_t{0})).find("split it") != std::string::npos);
   CHECK(f.member.tensors().empty());
-  CHECK(f.Declare(5, Spec("a", 1)).empty());  // No such rank.
+  CHECK(f.Declare(5, Spec("a", 1)).empty());  // There is no such rank.
 }
 
-TEST_CASE("AgentCore: tensors are bounded", "[pipeline]") {
+TEST_CASE("AgentCore: a job may have only so many tensors", "[pipeline]") {
   AgentCore member({.self = {NodeRank{0}, Incarnation{1}}, .job_name = "j", .tensors_max = 1});
   Effects out;
   member.OnRankJoined(LocalRank{0}, 1, 0, out);
@@ -149,7 +150,7 @@ TEST_CASE("AgentCore: an owner that comes back is told of every tensor once", "[
     f.member.OnRankDeclare(LocalRank{0}, 7, Spec("new", 10), f.now_ns, effects);
     f.member.OnTensorAllocated(TensorIndex{1}, "", f.now_ns, effects);
   });
-  f.Broken(0);  // Before the flush.
+  f.Broken(0);  // The connection breaks before the flush.
   CHECK(f.Entries<wire::Declare>(f.Flush()).empty());
   const Effects back = f.AnswerAll();
   CHECK(f.Entries<wire::Declare>(back).size() == 2);
@@ -171,7 +172,7 @@ TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhe
   // Rank 0 waits for round 1, and hears of the failure.
   REQUIRE(f.Of<CompleteRound>(out).size() == 1);
   CHECK(f.Of<CompleteRound>(out)[0].status == Status::kMismatch);
-  // So does the owner, so that other nodes hear of it.
+  // The owner hears of it too, so that other nodes do.
   const auto told = f.Entries<wire::Failed>(f.Flush());
   REQUIRE(told.size() == 1);
   CHECK(told[0].key == Key("w"));
@@ -187,7 +188,7 @@ TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhe
   CHECK(f.Entries<wire::Failed>(frozen) == told);
 }
 
-TEST_CASE("AgentCore: what an owner said of a tensor is told to the owners of each later view",
+TEST_CASE("AgentCore: the owners of each later view hear what an owner said about a tensor",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 2));
@@ -216,7 +217,8 @@ TEST_CASE("AgentCore: what an owner said of a tensor is told to the owners of ea
   CHECK(f.Entries<wire::Failed>(f.AnswerAll()) == told);
 }
 
-TEST_CASE("AgentCore: an owner's disagreement reaches who declares and who waits", "[pipeline]") {
+TEST_CASE("AgentCore: ranks that declare or wait hear of a disagreement that an owner found",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));
@@ -267,14 +269,14 @@ TEST_CASE("AgentCore: an owner that gives up the job ends it here and tells the 
   CHECK(OnlyReply(f.Declare(0, Spec("x", 1))).status == Status::kJobFailed);
 }
 
-TEST_CASE("AgentCore: a root that no rank is fails the broadcast", "[pipeline]") {
+TEST_CASE("AgentCore: a broadcast fails when no rank has the root's number", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2));
   const Effects out = f.Allocated(0);
   CHECK(OnlyReply(out).status == Status::kInvalid);
   CHECK(OnlyReply(out).text.find("there is no rank 2") != std::string::npos);
-  CHECK(f.Entries<wire::Declare>(out).size() == 1);  // The others learn it from the primary.
+  CHECK(f.Entries<wire::Declare>(out).size() == 1);  // The others hear of it from the primary.
 }
 
 TEST_CASE("AgentCore: a tensor with too many slices is refused, with the size that would do",
@@ -287,7 +289,7 @@ TEST_CASE("AgentCore: a tensor with too many slices is refused, with the size th
   CHECK(reply.text.find("slice size of at least") != std::string::npos);
 }
 
-TEST_CASE("AgentCore: no memory for a tensor is an error for the whole job", "[pipeline]") {
+TEST_CASE("AgentCore: a tensor that gets no memory is an error for the whole job", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));
@@ -330,7 +332,7 @@ TEST_CASE("AgentCore: ranks that leave cleanly end nothing unless somebody needs
   g.Start(MakeView(1, {2}, 0));
   g.Open(Spec("w", 100));
   g.Push(0, 0, 1);
-  CHECK(g.Of<FailJob>(g.Leave(1, true)).size() == 1);  // It was waited for when it left.
+  CHECK(g.Of<FailJob>(g.Leave(1, true)).size() == 1);  // A round waited for it when it left.
 
   Fixture h(0, 2);
   h.Start(MakeView(1, {2}, 0));
@@ -339,7 +341,7 @@ TEST_CASE("AgentCore: ranks that leave cleanly end nothing unless somebody needs
   CHECK(h.Of<FailRank>(h.Join(0)).size() == 1);  // It cannot come back into this job.
 }
 
-TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the job",
+TEST_CASE("AgentCore: a rank that leaves a group ends the group's tensors, and not the job",
           "[pipeline]") {
   Fixture f(0, 3);
   f.Start(MakeView(1, {3}, 0));
@@ -348,7 +350,7 @@ TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the 
   f.Declare(0, spec);
   f.Declare(1, spec);
   f.Allocated(0);
-  SECTION("one that waits when the other leaves") {
+  SECTION("A rank waits when the other leaves") {
     f.Push(0, 0, 1);
     const Effects out = f.Leave(1, true);
     CHECK(f.Of<FailJob>(out).empty());
@@ -358,18 +360,17 @@ TEST_CASE("AgentCore: who leaves a group of ranks ends its tensors, and not the 
     CHECK(completed[0].text.find("rank 1 (local rank 1 of node 0") != std::string::npos);
     CHECK(completed[0].text.find("which needs it") != std::string::npos);
   }
-  SECTION("one that pushes after the other has left") {
+  SECTION("A rank pushes after the other has left") {
     CHECK(f.Leave(1, true).empty());
     const auto completed = f.Of<CompleteRound>(f.Push(0, 0, 1));
     REQUIRE(completed.size() == 1);
     CHECK(completed[0].status == Status::kAborted);
   }
-  SECTION("nobody who has left is waited for") { CHECK(f.Leave(2, true).empty()); }
+  SECTION("A rank that has left is not waited for") { CHECK(f.Leave(2, true).empty()); }
   CHECK(f.member.views().phase() == Phase::kActive);
 }
 
-TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a new view",
-          "[pipeline]") {
+TEST_CASE("AgentCore: a new view does not wait for a group's tensor that has ended", "[pipeline]") {
   Fixture f(0, 3);
   f.Start(MakeView(1, {3, 1}, 1));
   TensorSpec spec = Spec("pair", 100);
@@ -378,19 +379,19 @@ TEST_CASE("AgentCore: a tensor of some ranks that ends is not waited for in a ne
   f.Declare(1, spec);
   f.AgreeTo(f.Allocated(0));
   f.OnView(MakeView(2, {3, 1}, 1));
-  SECTION("when a rank leaves that its round needs") {
+  SECTION("A rank leaves that the round needs") {
     f.Push(0, 0, 1);
     f.AgreeTo(f.AnswerAll());
     REQUIRE(f.member.views().phase() == Phase::kReporting);
     f.Leave(1, true);
   }
-  SECTION("when a round begins that a rank needs which has left") {
+  SECTION("A round begins that needs a rank which has left") {
     f.Leave(1, true);
     f.AgreeTo(f.AnswerAll());
     REQUIRE(f.member.views().phase() == Phase::kReporting);
     f.Push(0, 0, 1);
   }
-  SECTION("when a member has left that its round needs") {
+  SECTION("A member has left that the round needs") {
     f.Push(0, 0, 1);
     f.Push(1, 0, 1);
     f.AgreeTo(f.AnswerAll());
@@ -415,18 +416,18 @@ std::vector<wire::Contribute> ContributeAndLoseNode1(Fixture& f) {
 TEST_CASE("AgentCore: a round that needs a member which has left fails the job", "[pipeline]") {
   Fixture f;
   ContributeAndLoseNode1(f);
-  CHECK(f.member.views().phase() == Phase::kActive);  // It may have contributed already.
+  CHECK(f.member.views().phase() == Phase::kActive);  // Node 1 may have contributed before it left.
   const Effects out =
       f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/true)});
   REQUIRE(f.Of<FailJob>(out).size() == 1);
   CHECK(f.Of<FailJob>(out)[0].text.find("node 1 has left") != std::string::npos);
 }
 
-TEST_CASE("AgentCore: what was said before a member gave its part and left fails nothing",
+TEST_CASE("AgentCore: an old notice does not fail a round whose member gave its part and left",
           "[pipeline]") {
   Fixture f;
   const auto sent = ContributeAndLoseNode1(f);
-  // The frame lay in the connection for long.
+  // The frame was in the connection for long.
   const Effects out =
       f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {WaitingFor("w", /*has_left=*/false)});
   CHECK(f.Of<FailJob>(out).empty());
@@ -434,7 +435,8 @@ TEST_CASE("AgentCore: what was said before a member gave its part and left fails
   CHECK(f.Of<CompleteRound>(f.ResultOf(sent[0], 2)).size() == 1);
 }
 
-TEST_CASE("AgentCore: an owner that has heard no goodbye believes a long absence", "[pipeline]") {
+TEST_CASE("AgentCore: a long absence of a member that left fails its round, even without a goodbye",
+          "[pipeline]") {
   Fixture f;
   ContributeAndLoseNode1(f);
   wire::Waiting waiting = WaitingFor("w", /*has_left=*/false);
@@ -444,7 +446,7 @@ TEST_CASE("AgentCore: an owner that has heard no goodbye believes a long absence
   CHECK(f.Of<FailJob>(f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting})).size() == 1);
 }
 
-TEST_CASE("AgentCore: a round of a group that needs a member which has left fails its tensor",
+TEST_CASE("AgentCore: a group's round that needs a member which has left fails its tensor",
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -480,7 +482,7 @@ TEST_CASE("AgentCore: a side tensor waits for the view without the member that h
   CHECK(f.Of<FailJob>(out).empty());
 }
 
-TEST_CASE("AgentCore: the scheduler's word ends every wait with its text", "[pipeline]") {
+TEST_CASE("AgentCore: the scheduler's word ends every wait, with its text", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Declare(0, Spec("w", 100));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New views: fences, reports, decisions, copy rounds (docs/protocol.md, section 6).
+// New views: fences, reports, decisions and copy rounds (docs/protocol.md, section 6).
 #include <algorithm>
 
 #include <catch2/catch.hpp>
@@ -15,8 +15,8 @@ using testing::Key;
 using testing::MakeView;
 using testing::Spec;
 
-// A member in epoch 1 of three nodes and two aggregators, with a striped tensor of four slices. It
-// has contributed. Returns the contributions.
+// Starts a member in epoch 1, with three nodes and two aggregators, and a striped tensor of four
+// slices. The member contributes. Returns the contributions.
 std::vector<wire::Contribute> BeginRound(Fixture& f) {
   f.Start(MakeView(1, {1, 1, 1}, 2));
   f.Open(Spec("w", 64 * 1024));
@@ -26,7 +26,7 @@ std::vector<wire::Contribute> BeginRound(Fixture& f) {
   return entries;
 }
 
-// A view without node 2.
+// Returns a view without node 2.
 view::View Survivors(uint64_t epoch = 2, uint32_t aggregators = 2) {
   return MakeView(epoch, {1, 1}, aggregators);
 }
@@ -37,12 +37,12 @@ wire::Report OnlyReport(const Effects& effects) {
   return reports[0];
 }
 
-TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the rest",
+TEST_CASE("AgentCore: a new view fences owners that stay, connects to new ones, and drops the rest",
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
   view::View next = Survivors();
-  next.aggregators[1].incarnation = Incarnation{299};  // Restarted.
+  next.aggregators[1].incarnation = Incarnation{299};  // The aggregator was restarted.
   const Effects out = f.OnView(next);
   CHECK(f.member.views().phase() == Phase::kFencing);
   CHECK(f.CountFrames(out, wire::FrameType::kFence) == 1);
@@ -62,7 +62,7 @@ TEST_CASE("AgentCore: a view fences survivors, connects to new ones, drops the r
   CHECK(f.member.views().present()->epoch == Epoch{2});
 }
 
-TEST_CASE("AgentCore: results that lie before the fence's answer count", "[pipeline]") {
+TEST_CASE("AgentCore: results that come before the fence's answer count", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.OnView(Survivors());
@@ -75,7 +75,7 @@ TEST_CASE("AgentCore: results that lie before the fence's answer count", "[pipel
   CHECK(report.slices.empty());
 }
 
-TEST_CASE("AgentCore: where a job has one view, another one asks in vain for what is given up",
+TEST_CASE("AgentCore: a job of one view fails when a later view asks for memory that was given up",
           "[pipeline]") {
   Fixture f(0, 1, "", /*one_view=*/true);
   const bool is_open = GENERATE(true, false);
@@ -94,8 +94,7 @@ TEST_CASE("AgentCore: where a job has one view, another one asks in vain for wha
                                  Catch::Contains("--loss_policy=continue"));
 }
 
-TEST_CASE("AgentCore: where a job has one view, another one between two rounds is well",
-          "[pipeline]") {
+TEST_CASE("AgentCore: a job of one view survives a later view between two rounds", "[pipeline]") {
   Fixture f(0, 1, "", /*one_view=*/true);
   for (const wire::Contribute& entry : BeginRound(f)) f.ResultOf(entry, 3);
   f.OnView(Survivors());
@@ -123,19 +122,20 @@ TEST_CASE("AgentCore: results after a fence's answer do not count", "[pipeline]"
   CHECK(report.slices[0] == expected);
 }
 
-TEST_CASE("AgentCore: Redo discards what came and contributes again", "[pipeline]") {
+TEST_CASE("AgentCore: Redo discards the results so far, and the member contributes again",
+          "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
   f.OnView(Survivors());
   f.AgreeTo(f.AnswerAll());
-  CHECK(f.Flush().empty());  // Undecided.
+  CHECK(f.Flush().empty());  // The tensor is undecided.
   f.Decide("w", wire::Verdict::kRedo, 1);
   CHECK(f.member.views().phase() == Phase::kActive);
   const Effects sent = f.Flush();
   REQUIRE(f.Entries<wire::Contribute>(sent).size() == 4);
   CHECK(f.Entries<wire::Contribute>(sent)[0].mode == wire::Mode::kSum);
-  // Sums of the old epoch are not results any more.
+  // Sums of the old epoch do not count as results any more.
   f.Results(sent, 2, 1);
   CHECK(f.Of<CompleteRound>(f.all).empty());
   const auto complete = f.Of<CompleteRound>(f.Results(sent, 2));
@@ -144,7 +144,8 @@ TEST_CASE("AgentCore: Redo discards what came and contributes again", "[pipeline
   CHECK(complete[0].sum_epoch == Epoch{2});
 }
 
-TEST_CASE("AgentCore: a decision waits for the slots, and slots for the decision", "[pipeline]") {
+TEST_CASE("AgentCore: a decision waits for the slots, and slots wait for the decision",
+          "[pipeline]") {
   Fixture f;
   BeginRound(f);
   f.OnView(Survivors());
@@ -155,7 +156,7 @@ TEST_CASE("AgentCore: a decision waits for the slots, and slots for the decision
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 4);
 }
 
-TEST_CASE("AgentCore: Finish from a member that holds the round", "[pipeline]") {
+TEST_CASE("AgentCore: a Finish takes the round from a member that holds it", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[1], 3);
@@ -169,7 +170,8 @@ TEST_CASE("AgentCore: Finish from a member that holds the round", "[pipeline]") 
     CHECK(copy.mode == wire::Mode::kCopy);
     CHECK(copy.form == wire::Form::kEmpty);
     CHECK(copy.sum_epoch == Epoch{1});
-    CHECK(copy.wants_result == (copy.slice != entries[1].slice));  // It has that slice already.
+    // The member already has that slice.
+    CHECK(copy.wants_result == (copy.slice != entries[1].slice));
   }
   const auto complete = f.Of<CompleteRound>(f.Results(sent, 3, 1));
   REQUIRE(complete.size() == 1);
@@ -177,7 +179,7 @@ TEST_CASE("AgentCore: Finish from a member that holds the round", "[pipeline]") 
   CHECK(complete[0].sum_epoch == Epoch{1});
 }
 
-TEST_CASE("AgentCore: Finish as the one who holds the round; the next round waits for it",
+TEST_CASE("AgentCore: a holder gives its round in a Finish, and the next round waits for that",
           "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
@@ -205,10 +207,10 @@ TEST_CASE("AgentCore: Finish as the one who holds the round; the next round wait
   REQUIRE(next.size() == 4);
   CHECK(next[0].round == Round{2});
   CHECK(next[0].mode == wire::Mode::kSum);
-  CHECK(f.Of<CompleteRound>(f.all).size() == 1);  // Round 1, once.
+  CHECK(f.Of<CompleteRound>(f.all).size() == 1);  // Round 1 completes once.
 }
 
-TEST_CASE("AgentCore: Finish from slices that the survivors have between them", "[pipeline]") {
+TEST_CASE("AgentCore: a Finish takes slices that the survivors have between them", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -263,7 +265,7 @@ TEST_CASE("AgentCore: a view that interrupts a holder's Finish leaves it as it w
   CHECK(report.partial_epoch == Epoch{0});
 }
 
-TEST_CASE("AgentCore: a still newer view starts again; older answers and decisions are ignored",
+TEST_CASE("AgentCore: a still newer view starts again, and older answers and decisions are ignored",
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
@@ -278,14 +280,15 @@ TEST_CASE("AgentCore: a still newer view starts again; older answers and decisio
                          {{.key = Key("w"), .round = Round{1}, .verdict = wire::Verdict::kRedo}},
                          2);
   CHECK(f.member.views().phase() == Phase::kReporting);
-  CHECK(f.OnView(Survivors(2)).empty());  // Older: ignored.
+  CHECK(f.OnView(Survivors(2)).empty());  // The older view is ignored.
   f.Decide("w", wire::Verdict::kRedo, 1);
   CHECK(f.member.views().phase() == Phase::kActive);
-  f.Decide("w", wire::Verdict::kRedo, 1);  // Twice: ignored.
+  f.Decide("w", wire::Verdict::kRedo, 1);  // The repetition is ignored.
   CHECK(f.member.counters().redos == 1);
 }
 
-TEST_CASE("AgentCore: a view while reporting reports the same again", "[pipeline]") {
+TEST_CASE("AgentCore: a view that comes while the member reports gets the same report again",
+          "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.ResultOf(entries[0], 3);
@@ -295,7 +298,7 @@ TEST_CASE("AgentCore: a view while reporting reports the same again", "[pipeline
   CHECK(OnlyReport(f.AnswerAll()) == first);
 }
 
-TEST_CASE("AgentCore: a connection that breaks while fencing is replaced by a greeting",
+TEST_CASE("AgentCore: a connection that breaks while fencing is replaced, and greeted anew",
           "[pipeline]") {
   Fixture f;
   BeginRound(f);
@@ -308,8 +311,7 @@ TEST_CASE("AgentCore: a connection that breaks while fencing is replaced by a gr
   CHECK(f.member.views().phase() == Phase::kReporting);
 }
 
-TEST_CASE("AgentCore: a connection that was not welcomed yet is replaced at a new view",
-          "[pipeline]") {
+TEST_CASE("AgentCore: a new view replaces a connection that was not welcomed yet", "[pipeline]") {
   Fixture f;
   f.OnView(MakeView(1, {1, 1}, 1));
   f.Connected(0);
@@ -334,8 +336,9 @@ TEST_CASE("AgentCore: after a reconnection undecided tensors are reported again"
   CHECK(f.CountFrames(again, wire::FrameType::kReport) == 1);
 }
 
-TEST_CASE("AgentCore: slices that the new view cuts otherwise are had when all their bytes are",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: a slice that the new view cuts otherwise counts as held when all its bytes are",
+    "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 2));
   f.Open(Spec("w", 48 * 1024));  // 192 KiB: two runs of 96 KiB, each in two slices of 48 KiB.
@@ -398,7 +401,7 @@ TEST_CASE("AgentCore: a broadcast that is given up still gives others the round 
   CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2)))[0].status ==
         Status::kAborted);
 
-  // Node 1 did not have all of round 1 yet when a third view came.
+  // Node 1 did not have all of round 1 when a third view came.
   f.OnView(Survivors(3, 1));
   const Effects frozen = f.AnswerAll();
   CHECK(f.Entries<wire::Failed>(frozen).empty());
@@ -413,7 +416,7 @@ TEST_CASE("AgentCore: a broadcast that is given up still gives others the round 
   CHECK(sent[0].sum_epoch == Epoch{1});
 }
 
-TEST_CASE("AgentCore: a round that was aborted before a rank came to it is over for that rank too",
+TEST_CASE("AgentCore: a round that was aborted before a rank pushed it is over for that rank too",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -428,7 +431,7 @@ TEST_CASE("AgentCore: a round that was aborted before a rank came to it is over 
   CHECK(f.Of<FailRank>(late).empty());
 }
 
-TEST_CASE("AgentCore: rounds that were aborted one after another are over for a rank that is late",
+TEST_CASE("AgentCore: several rounds that were aborted are all over for a rank that is late",
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
@@ -465,9 +468,8 @@ TEST_CASE("AgentCore: a joiner goes on with the round of the others", "[pipeline
   CHECK(entries[0].round == Round{42});
 }
 
-TEST_CASE(
-    "AgentCore: which round comes first is heard again in each view until a rank has been told",
-    "[pipeline]") {
+TEST_CASE("AgentCore: each view says again which round comes first, until a rank has been told",
+          "[pipeline]") {
   Fixture f;
   f.Start(MakeView(5, {1, 1}, 2));
   f.Declare(0, Spec("w", 64 * 1024));
@@ -477,7 +479,7 @@ TEST_CASE(
     return f.Of<DeclareReply>(f.From<wire::Declared>(owner, wire::FrameType::kDeclared,
                                                      {{.key = Key("w"), .held = Round{round}}}));
   };
-  // The other owner is gone before it agrees; meanwhile the others have round 2 aborted.
+  // The other owner is gone before it agrees. Meanwhile the others have round 2 aborted.
   CHECK(held(primary, 1).empty());
   view::View next = MakeView(6, {1, 1}, 2);
   std::erase_if(next.aggregators, [primary](const view::ViewAggregator& aggregator) {
@@ -507,7 +509,7 @@ TEST_CASE("AgentCore: a view in which nobody holds a round begins with the first
   CHECK(replies[0].held == Round{0});
 }
 
-TEST_CASE("AgentCore: decisions that contradict what is known end the job", "[pipeline]") {
+TEST_CASE("AgentCore: a decision that contradicts what is known ends the job", "[pipeline]") {
   const auto failed_after = [](auto decide) {
     Fixture f;
     const auto entries = BeginRound(f);
@@ -529,8 +531,8 @@ TEST_CASE("AgentCore: decisions that contradict what is known end the job", "[pi
   CHECK_FALSE(failed_after([](Fixture& f) { f.Decide("w", Verdict::kRedo, 1); }));
 }
 
-TEST_CASE("AgentCore: any bytes that parse are survived", "[pipeline]") {
-  // Sends frames of every type, with keys, rounds and slices around the valid ones, in every phase.
+TEST_CASE("AgentCore: an agent survives any bytes that parse", "[pipeline]") {
+  // Sends frames of every type, with keys, rounds and slices near the valid ones, in every phase.
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Random random(seed);
     Fixture f;

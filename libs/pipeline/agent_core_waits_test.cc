@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests whom a member waits for, and for how long: aggregators that refuse or do not answer, and
-// quiesces (docs/protocol.md, sections 6 and 8).
+// Whom a member waits for, and for how long: aggregators that refuse or do not answer, and quiesces
+// (docs/protocol.md, sections 6 and 8).
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ using testing::Spec;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// Node 0, which gives up on a peer that is silent for 30 s.
+// Returns the configuration of node 0, which gives up on a peer that is silent for 30 s.
 AgentCoreConfig Impatient() {
   return {.self = {NodeRank{0}, Incarnation{100}},
           .job_name = "job",
@@ -26,7 +26,7 @@ AgentCoreConfig Impatient() {
           .unreachable_ns = 30 * kSecond};
 }
 
-TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[pipeline]") {
+TEST_CASE("AgentCore: a view that cannot be used ends the job with the reason", "[pipeline]") {
   const auto text_of = [](view::View view) {
     Fixture f;
     f.Start(MakeView(1, {1, 1}, 1));
@@ -46,7 +46,7 @@ TEST_CASE("AgentCore: views that cannot be used end the job with the reason", "[
   CHECK_FALSE(text_of(unordered).empty());
 }
 
-TEST_CASE("AgentCore: refusals of a greeting are tried again, or end the job", "[pipeline]") {
+TEST_CASE("AgentCore: a greeting that is refused is tried again, or ends the job", "[pipeline]") {
   const auto refuse = [](wire::WelcomeStatus status) {
     Fixture f;
     f.OnView(MakeView(1, {1, 1}, 1));
@@ -61,7 +61,7 @@ TEST_CASE("AgentCore: refusals of a greeting are tried again, or end the job", "
         std::pair(Phase::kFencing, OwnerState::kBackoff));
   CHECK(refuse(wire::WelcomeStatus::kViewDiffers).first == Phase::kFailed);
   CHECK(refuse(wire::WelcomeStatus::kVersion).first == Phase::kFailed);
-  // Another incarnation of that aggregator answers, not the one that the view names.
+  // The aggregator that answers is another incarnation than the view names.
   CHECK(refuse(wire::WelcomeStatus::kOk) == std::pair(Phase::kFencing, OwnerState::kBackoff));
 }
 
@@ -83,18 +83,19 @@ TEST_CASE("AgentCore: aggregators that do not answer are named at growing interv
   CHECK(notices == 5);
 }
 
-TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[pipeline]") {
+TEST_CASE("AgentCore: a member does not wait without end when nobody can answer for the wait",
+          "[pipeline]") {
   const auto next_tick = [](Fixture& f) {
     f.now_ns = f.member.NextTickNs();
     return f.Tick();
   };
   Fixture f(Impatient());
   f.OnView(MakeView(1, {1, 1}, 2));
-  SECTION("an aggregator that never answered") {
+  SECTION("An aggregator never answered") {
     f.Connected(1);
     f.Welcome(1);
   }
-  SECTION("one that did, long ago") {
+  SECTION("An aggregator answered last a long time ago") {
     f.AnswerAll();
     f.now_ns += 1000 * kSecond;
     f.Tick();
@@ -108,7 +109,7 @@ TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[
         f.OwnerAt(0).state == OwnerState::kConnecting) {
       f.Broken(0);
     }
-    // It is not late, and does not wait for ever.
+    // It fails in time, and does not wait for ever.
     REQUIRE(f.now_ns <= since_ns + 30 * kSecond);
   }
   CHECK(f.now_ns == since_ns + 30 * kSecond);
@@ -117,8 +118,7 @@ TEST_CASE("AgentCore: what nobody answers for is not waited for without end", "[
   CHECK(f.Of<ReportLost>(f.all).size() == 1);
 }
 
-TEST_CASE("AgentCore: an aggregator that comes back in time has been missed by nobody",
-          "[pipeline]") {
+TEST_CASE("AgentCore: an aggregator that comes back in time causes no failure", "[pipeline]") {
   Fixture f(Impatient());
   f.OnView(MakeView(1, {1, 1}, 1));
   f.AnswerAll();
@@ -158,7 +158,7 @@ TEST_CASE("AgentCore: an aggregator that refuses for too long ends the job here,
 // One of three nodes.
 struct Patient : Fixture {
   Patient() : Fixture(Impatient()) {}
-  // Its rank waits at the end of a step for a view that admits a node.
+  // The rank waits at the end of a step for a view that admits a node.
   void Stop() {
     Do([&](Effects& out) {
       member.OnQuiesce(1, 0, now_ns, out);
@@ -168,7 +168,7 @@ struct Patient : Fixture {
   }
   void Silent() { member.OnSchedulerSilent(now_ns); }
   void Answers() { member.OnSchedulerAnswers(/*lease_ns=*/5 * kSecond, now_ns); }
-  // Ticks when ticks are due.
+  // Ticks whenever a tick is due.
   void Pass(int64_t ns) {
     const int64_t end_ns = now_ns + ns;
     while (member.NextTickNs() <= end_ns) {
@@ -187,7 +187,7 @@ struct Patient : Fixture {
                                  .missing_nodes = std::move(nodes),
                                  .absent_ns = std::move(absent_s)}});
   }
-  // Makes a round wait for the others.
+  // Makes a round wait for the other nodes.
   void Contribute() {
     Start(MakeView(1, {1, 1, 1}, 1));
     Open(Spec("w", 10));
@@ -197,7 +197,7 @@ struct Patient : Fixture {
   bool failed() const { return member.views().phase() == Phase::kFailed; }
 };
 
-TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for any more",
+TEST_CASE("AgentCore: a node that is absent as long as the scheduler is not waited for any more",
           "[pipeline]") {
   Patient f;
   f.Contribute();
@@ -216,32 +216,33 @@ TEST_CASE("AgentCore: whoever is gone as long as the scheduler is not waited for
             "connection to aggregator 'aggregator-0' for 30000 ms") != std::string::npos);
 }
 
-TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, is not given up",
-          "[pipeline]") {
+TEST_CASE(
+    "AgentCore: a node is not given up if it lives, is not needed, or the scheduler can judge",
+    "[pipeline]") {
   Patient f;
   f.Contribute();
-  SECTION("it is connected, and late") {
+  SECTION("The node is connected and late") {
     f.Silent();
     f.Pass(1000 * kSecond);
     f.Waiting("w", 1, {1, 2}, {0, 0});
   }
-  SECTION("the scheduler answers") {
+  SECTION("The scheduler answers") {
     f.Waiting("w", 1, {2}, {1000});
     f.Silent();
     f.Pass(29 * kSecond);
     f.Answers();
     f.Pass(10 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
-    f.Silent();  // Silent again, counted from the beginning.
+    f.Silent();  // This silence counts from its own beginning.
     f.Pass(29 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
   }
-  SECTION("nobody here waits for that round") {
+  SECTION("Nobody here waits for that round") {
     f.Silent();
     f.Pass(40 * kSecond);
     f.Waiting("w", 2, {2}, {40});
   }
-  SECTION("this process was stopped meanwhile") {
+  SECTION("This process was stopped meanwhile") {
     f.Silent();
     f.Pass(10 * kSecond);
     f.now_ns += 1000 * kSecond;
@@ -249,12 +250,12 @@ TEST_CASE("AgentCore: who is alive, or not needed, or the scheduler's to judge, 
     f.Tick();
     f.Waiting("w", 1, {2}, {40});
   }
-  SECTION("the aggregator does not know what absence is") {
+  SECTION("The aggregator does not report absences") {
     f.Silent();
     f.Pass(40 * kSecond);
     f.Waiting("w", 1, {2}, {});
   }
-  SECTION("it waits for ever, as it was told to") {
+  SECTION("The member is configured to wait for ever") {
     Fixture g;
     g.Start(MakeView(1, {1, 1, 1}, 1));
     g.member.OnSchedulerSilent(g.now_ns);
@@ -273,7 +274,7 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
   f.Contribute();
   f.Silent();
   f.Pass(3 * kSecond);
-  SECTION("for the whole limit") {
+  SECTION("That holds for the whole limit") {
     for (int relapses = 0; relapses < 2; ++relapses) {
       f.Answers();
       f.Pass(9 * kSecond);
@@ -285,7 +286,7 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
     f.Answers();
     f.Pass(2 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
-    CHECK_FALSE(f.failed());  // 29 s.
+    CHECK_FALSE(f.failed());  // Only 29 s have passed.
     f.Pass(kSecond);
     f.Waiting("w", 1, {2}, {29});
     CHECK_FALSE(f.failed());
@@ -294,7 +295,7 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
     CHECK(f.member.views().failed_text().find(
               "and the scheduler comes and goes, and does not say") != std::string::npos);
   }
-  SECTION("until it has answered for two leases") {
+  SECTION("That holds until it has answered for two leases") {
     f.Answers();
     f.Pass(9 * kSecond);
     f.Silent();
@@ -310,14 +311,14 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
   }
 }
 
-TEST_CASE("AgentCore: what nobody but the scheduler gives it may give while it answers",
+TEST_CASE("AgentCore: a scheduler that answers may still give a word that only it has",
           "[pipeline]") {
   Patient f;
-  SECTION("the end of a quiesce") {
+  SECTION("The word is the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
     f.Stop();
   }
-  SECTION("a first view") {}
+  SECTION("The word is a first view") {}
   f.Silent();
   f.Pass(20 * kSecond);
   f.Answers();
@@ -326,13 +327,13 @@ TEST_CASE("AgentCore: what nobody but the scheduler gives it may give while it a
   f.Pass(kSecond / 2);
   f.Answers();
   f.Pass(9 * kSecond);
-  CHECK_FALSE(f.failed());  // 38 s since the scheduler first went; but it answers.
+  CHECK_FALSE(f.failed());  // The scheduler first went 38 s ago, but it answers.
   f.Silent();
   f.Pass(kSecond);
   CHECK(f.member.views().failed_text().ends_with(", and the scheduler comes and goes"));
 }
 
-TEST_CASE("AgentCore: a scheduler that has answered for two leases has all the time again",
+TEST_CASE("AgentCore: a scheduler that has answered for two leases has the whole limit again",
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -349,7 +350,7 @@ TEST_CASE("AgentCore: a scheduler that has answered for two leases has all the t
   CHECK(f.failed());
 }
 
-TEST_CASE("AgentCore: an epoch that the dead are needed for is not waited for without end",
+TEST_CASE("AgentCore: an epoch that needs a dead node is not waited for without end",
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
@@ -361,25 +362,25 @@ TEST_CASE("AgentCore: an epoch that the dead are needed for is not waited for wi
   CHECK(notices[0].what == LogWaiting::For::kEpoch);
   CHECK(notices[0].absent_ns == std::vector<uint64_t>{0, 5 * kSecond});
   f.Pass(30 * kSecond);
-  SECTION("of a node that is dead") {
+  SECTION("The text names the dead node") {
     f.Waiting("", 0, {1, 2}, {0, 35});
     CHECK(f.member.views().failed_text().find("epoch 1 of job 'job' needs node 2") !=
           std::string::npos);
   }
-  SECTION("of a newer view that did not reach this node") {
+  SECTION("The text names a newer view that did not reach this node") {
     f.Waiting("", 0, {0}, {35});
     CHECK(f.member.views().failed_text().find(
               "node 0 waits in epoch 1 of job 'job' for aggregator "
               "'aggregator-0', which has had a newer view for 36000 ms") != std::string::npos);
   }
-  SECTION("but steps go on where nothing hangs on that aggregator") {
+  SECTION("Steps go on where nothing depends on that aggregator") {
     f.From<wire::Declared>(0, wire::FrameType::kDeclared, {{.key = Key("w"), .slot = {1, 2}}});
     f.Waiting("", 0, {0, 1}, {35, 35});
     f.Waiting("", 0, {1}, {35});
     CHECK(f.member.views().phase() == Phase::kActive);
     return;
   }
-  SECTION("but not while it has heard of a newer one") {
+  SECTION("A member that has heard of a newer view does not give up") {
     f.OnView(MakeView(2, {1, 1, 1}, 1));
     f.From<wire::Waiting>(0, wire::FrameType::kWaiting,
                           {{.missing_nodes = {0}, .absent_ns = {35 * kSecond}}}, 1);
@@ -393,8 +394,8 @@ TEST_CASE("AgentCore: a word that only the scheduler has is waited for no longer
           "[pipeline]") {
   Patient f;
   std::string text;
-  SECTION("a first view") { text = "job 'job' has not begun"; }
-  SECTION("the end of a quiesce") {
+  SECTION("The word is a first view") { text = "job 'job' has not begun"; }
+  SECTION("The word is the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
     f.Pass(1000 * kSecond);
     f.Stop();
@@ -417,7 +418,7 @@ TEST_CASE("AgentCore: running steps do not need the scheduler", "[pipeline]") {
 }
 
 TEST_CASE(
-    "AgentCore: what owners say of the late again and again is passed on at growing intervals",
+    "AgentCore: an owner's repeated notices of who is late are passed on at growing intervals",
     "[pipeline]") {
   Patient f;
   f.Contribute();

@@ -54,20 +54,22 @@ TEST_CASE("OwnerLinks: an owner is connected, greeted and ready", "[pipeline]") 
   l.Enter(MakeView(1, {1, 1}, 2));
   CHECK(Fixture::Of<Connect>(l.out).size() == 2);
   CHECK(l.StateOf(0) == OwnerState::kConnecting);
-  CHECK(l.Welcome(0) == OwnerLinks::Answer::kIgnored);  // The agent has not greeted it.
+  CHECK(l.Welcome(0) == OwnerLinks::Answer::kIgnored);  // The agent has not greeted this owner.
   l.links.OnConnected(l.ConnectionTo(0), l.out);
   CHECK(l.StateOf(0) == OwnerState::kGreeting);
   CHECK(l.CountOf(wire::FrameType::kHello) == 1);
   CHECK(l.Welcome(0) == OwnerLinks::Answer::kReady);
   CHECK(l.StateOf(0) == OwnerState::kReady);
-  CHECK(l.links.At(AggregatorIndex{0}).credit_bytes == 1 * kMiB);  // The limit of this agent.
+  // This is the limit of this agent.
+  CHECK(l.links.At(AggregatorIndex{0}).credit_bytes == 1 * kMiB);
   CHECK_FALSE(l.links.AreReady());
   l.MakeReady(1);
   CHECK(l.links.AreReady());
   l.links.CheckInvariants();
 }
 
-TEST_CASE("OwnerLinks: a new view fences those that go on, and closes the others", "[pipeline]") {
+TEST_CASE("OwnerLinks: a new view fences the owners that stay, and closes the others",
+          "[pipeline]") {
   Linked l;
   l.Enter(MakeView(1, {1, 1}, 3));
   l.MakeReady(0);
@@ -84,7 +86,8 @@ TEST_CASE("OwnerLinks: a new view fences those that go on, and closes the others
   CHECK(l.ConnectionTo(0) == kept);
   CHECK(l.StateOf(0) == OwnerState::kFencing);
   CHECK(l.CountOf(wire::FrameType::kFence) == 1);
-  CHECK(l.StateOf(1) == OwnerState::kConnecting);  // Not welcomed yet: a new connection.
+  // This one was not welcomed yet, so it gets a new connection.
+  CHECK(l.StateOf(1) == OwnerState::kConnecting);
   CHECK(l.links.Find(gone) == nullptr);
   CHECK(l.links.Find(greeting) == nullptr);
   CHECK(Fixture::Of<Close>(l.out).size() == 2);
@@ -110,12 +113,12 @@ TEST_CASE("OwnerLinks: a broken connection is made again, later each time", "[pi
     CHECK(l.timer.next_ns() == l.now_ns + 1);
     l.links.Reconnect(++l.now_ns, l.out);
     CHECK(l.StateOf(0) == OwnerState::kConnecting);
-    // It was not ready, so nothing was lost with it.
+    // The link was not ready, so nothing was lost with it.
     CHECK_FALSE(l.links.OnDisconnected(l.ConnectionTo(0), "reset", l.now_ns, l.out).has_value());
   }
 }
 
-TEST_CASE("OwnerLinks: a refusal is for now or for ever", "[pipeline]") {
+TEST_CASE("OwnerLinks: a refusal is temporary or final", "[pipeline]") {
   Linked l;
   l.Enter(MakeView(1, {1, 1}, 2));
   l.links.OnConnected(l.ConnectionTo(0), l.out);
@@ -126,7 +129,7 @@ TEST_CASE("OwnerLinks: a refusal is for now or for ever", "[pipeline]") {
   CHECK(l.Welcome(1, wire::WelcomeStatus::kVersion) == OwnerLinks::Answer::kNever);
 }
 
-TEST_CASE("OwnerLinks: an owner is unreachable when it has not been ready for so long",
+TEST_CASE("OwnerLinks: an owner is unreachable when it has not been ready for too long",
           "[pipeline]") {
   Linked l;
   l.Enter(MakeView(1, {1, 1}, 2));
@@ -140,7 +143,7 @@ TEST_CASE("OwnerLinks: an owner is unreachable when it has not been ready for so
   CHECK(l.links.FindUnreachable(9000 * kMillisecond) == nullptr);
 }
 
-TEST_CASE("OwnerLinks: only those that are ready are told of tensors", "[pipeline]") {
+TEST_CASE("OwnerLinks: only owners that are ready are told of tensors", "[pipeline]") {
   Linked l;
   l.Enter(MakeView(1, {1, 1}, 2));
   l.MakeReady(0);
@@ -154,15 +157,15 @@ TEST_CASE("OwnerLinks: only those that are ready are told of tensors", "[pipelin
   CHECK(l.links.TakeUndeclared(AggregatorIndex{1}).empty());
 }
 
-TEST_CASE("OwnerLinks: the end closes what is connected, or says goodbye to it", "[pipeline]") {
+TEST_CASE("OwnerLinks: the end closes each connection, or says goodbye on it", "[pipeline]") {
   Linked l;
   l.Enter(MakeView(1, {1, 1}, 2));
   l.MakeReady(0);
-  SECTION("closes") {
+  SECTION("A connection is closed") {
     l.links.CloseAll("why", l.out);
     CHECK(Fixture::Of<Close>(l.out).size() == 2);
   }
-  SECTION("goodbye, where it has been let in") {
+  SECTION("An owner that has welcomed the agent gets a goodbye") {
     l.links.SayGoodbye(l.out);
     CHECK(l.CountOf(wire::FrameType::kGoodbye) == 1);
     CHECK(Fixture::Of<Close>(l.out).empty());

@@ -25,7 +25,7 @@ TEST_CASE("Reductions: a ticket is given back once", "[pipeline]") {
   CHECK(reductions.is_idle());
 }
 
-TEST_CASE("Reductions: those of a broken connection are not wanted", "[pipeline]") {
+TEST_CASE("Reductions: the reductions of a broken connection are not wanted", "[pipeline]") {
   Reductions reductions;
   const uint64_t lost = reductions.Begin(Of(0, 0, 100));
   const uint64_t kept = reductions.Begin(Of(1, 1, 20));
@@ -42,7 +42,7 @@ TEST_CASE("Reductions: those of a broken connection are not wanted", "[pipeline]
   CHECK(reductions.TakeReady().empty());
 }
 
-TEST_CASE("Reductions: tickets are not given again", "[pipeline]") {
+TEST_CASE("Reductions: a ticket is never given twice", "[pipeline]") {
   Reductions reductions;
   const uint64_t before = reductions.Begin(Of(0, 0, 100));
   reductions.Clear();

@@ -38,7 +38,8 @@ TEST_CASE("SchedulerSilence: a silence is too long at the limit, and over with a
   CHECK_FALSE(c.silence.CannotDecide());
 }
 
-TEST_CASE("SchedulerSilence: one that comes and goes is silent since it first was", "[pipeline]") {
+TEST_CASE("SchedulerSilence: a scheduler that comes and goes is silent since it first was",
+          "[pipeline]") {
   Clocked c;
   c.silence.OnSilent(c.now_ns);
   c.Wait(12);
@@ -52,7 +53,7 @@ TEST_CASE("SchedulerSilence: one that comes and goes is silent since it first wa
   CHECK(c.silence.CannotDecide());
   CHECK_FALSE(c.silence.IsTooLong());  // This silence by itself is short.
 
-  SECTION("also while it answers, until it has for two leases") {
+  SECTION("That holds while it answers, until it has for two leases") {
     c.silence.OnAnswers(kLease, c.now_ns);
     CHECK(c.silence.CannotDecide());
     c.Wait(19);
@@ -61,7 +62,7 @@ TEST_CASE("SchedulerSilence: one that comes and goes is silent since it first wa
     CHECK_FALSE(c.silence.has_relapsed());
     CHECK_FALSE(c.silence.CannotDecide());
   }
-  SECTION("and over the silences that follow") {
+  SECTION("That holds over the silences that follow") {
     c.silence.OnAnswers(kLease, c.now_ns);
     c.Wait(5);
     c.silence.OnSilent(c.now_ns);
@@ -69,7 +70,8 @@ TEST_CASE("SchedulerSilence: one that comes and goes is silent since it first wa
   }
 }
 
-TEST_CASE("SchedulerSilence: one that has answered for two leases begins anew", "[pipeline]") {
+TEST_CASE("SchedulerSilence: a scheduler that has answered for two leases begins anew",
+          "[pipeline]") {
   Clocked c;
   c.silence.OnSilent(c.now_ns);
   c.Wait(29);
@@ -83,8 +85,7 @@ TEST_CASE("SchedulerSilence: one that has answered for two leases begins anew", 
   CHECK(c.silence.CannotDecide());
 }
 
-TEST_CASE("SchedulerSilence: what passes while the process is stopped does not count",
-          "[pipeline]") {
+TEST_CASE("SchedulerSilence: time in which the process is stopped does not count", "[pipeline]") {
   Clocked c;
   c.silence.OnSilent(c.now_ns);
   c.silence.Count(c.now_ns += 3600 * kSecond);
@@ -93,7 +94,7 @@ TEST_CASE("SchedulerSilence: what passes while the process is stopped does not c
   CHECK(c.silence.IsTooLong());
 }
 
-TEST_CASE("SchedulerSilence: a silence that is told twice is one", "[pipeline]") {
+TEST_CASE("SchedulerSilence: a silence that is reported twice counts once", "[pipeline]") {
   Clocked c;
   c.silence.OnSilent(c.now_ns);
   c.Wait(29);
@@ -102,7 +103,7 @@ TEST_CASE("SchedulerSilence: a silence that is told twice is one", "[pipeline]")
   CHECK(c.silence.IsTooLong());
 }
 
-TEST_CASE("SchedulerSilence: without a limit nothing is too long", "[pipeline]") {
+TEST_CASE("SchedulerSilence: without a limit no silence is too long", "[pipeline]") {
   TickTimer timer;
   SchedulerSilence silence(0, &timer);
   silence.OnSilent(kSecond);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds that wait for ranks which are alive.
+// Rounds that wait for ranks that are alive.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -68,7 +68,7 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
   f.Open(Spec("w", 10));
   f.Push(0, 0, 1);
   f.Flush();
-  SECTION("whom the owner names") {
+  SECTION("The owner names those ranks") {
     CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) == "");
     f.Waiting(1, {1, 2});
     CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) ==
@@ -79,7 +79,7 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
     CHECK_THAT(f.failure(),
                Contains("tensor 'w' has waited for ranks 1, 2 of node 1, rank 3 of node 2"));
   }
-  SECTION("but not while its bytes are on their way, and nobody is missing") {
+  SECTION("Bytes are on their way and nobody is missing: the job goes on") {
     f.Pass(60);
     CHECK(f.failure() == "");
     f.Waiting(1, {2});
@@ -88,7 +88,7 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
   }
 }
 
-TEST_CASE("Stalls: what nobody waits for may wait", "[pipeline]") {
+TEST_CASE("Stalls: a round that nobody waits for may stay open", "[pipeline]") {
   Impatient f(2);
   f.Start(MakeView(1, {2}, 0));
   f.Open(Spec("w", 10));
@@ -101,8 +101,8 @@ TEST_CASE("Stalls: what nobody waits for may wait", "[pipeline]") {
   CHECK_THAT(f.failure(), Contains("tensor 'x'"));
 }
 
-TEST_CASE("Stalls: rounds that end in time, and agents that are not told", "[pipeline]") {
-  SECTION("each round has the time anew") {
+TEST_CASE("Stalls: rounds that end in time, and agents without a limit, end no job", "[pipeline]") {
+  SECTION("Each round has the whole time") {
     Impatient f(2);
     f.Start(MakeView(1, {2}, 0));
     f.Open(Spec("w", 10));
@@ -114,7 +114,7 @@ TEST_CASE("Stalls: rounds that end in time, and agents that are not told", "[pip
     }
     CHECK(f.failure() == "");
   }
-  SECTION("without a limit") {
+  SECTION("There is no limit") {
     Impatient f(2, 0);
     f.Start(MakeView(1, {2}, 0));
     f.Open(Spec("w", 10));

@@ -33,17 +33,17 @@ struct Quiescing {
   Effects out;
 };
 
-TEST_CASE("StepQuiesce: answers when all ranks have ended the step", "[pipeline]") {
+TEST_CASE("StepQuiesce: it answers when all ranks have ended the step", "[pipeline]") {
   Quiescing q;
   q.quiesce.Ask(7, 105, q.out);
-  CHECK(Fixture::Of<StopRanks>(q.out).front().steps == 5);  // By the ranks' own count.
+  CHECK(Fixture::Of<StopRanks>(q.out).front().steps == 5);  // This is in the ranks' own count.
   q.AtBoundary(0, 5);
   CHECK(q.quiesce.StepEndedBy(LocalRank{0}) == 105);
   CHECK(q.answers().empty());
   q.AtBoundary(1, 4);
   CHECK(q.answers().empty());
-  SECTION("whoever ends it last") { q.AtBoundary(1, 5); }
-  SECTION("whoever has left is not waited for") {
+  SECTION("It does not matter which rank ends the step last") { q.AtBoundary(1, 5); }
+  SECTION("A rank that has left is not waited for") {
     q.ranks.Leave(LocalRank{1});
     q.quiesce.TryAnswer(q.out);
   }
@@ -54,7 +54,7 @@ TEST_CASE("StepQuiesce: answers when all ranks have ended the step", "[pipeline]
   CHECK(q.answers().size() == 1);
 }
 
-TEST_CASE("StepQuiesce: waits for open rounds, but for those of side tensors", "[pipeline]") {
+TEST_CASE("StepQuiesce: it waits for open rounds, except for those of side tensors", "[pipeline]") {
   Quiescing q;
   AgentTensor& tensor = q.tensors.Add(Spec("w", 8), LocalRank{0});
   tensor.pushed_count = 1;
@@ -62,8 +62,8 @@ TEST_CASE("StepQuiesce: waits for open rounds, but for those of side tensors", "
   q.AtBoundary(0, 1);
   q.AtBoundary(1, 1);
   CHECK(q.answers().empty());
-  SECTION("the round ends") { tensor.pushed_count = 0; }
-  SECTION("it is beside the steps") { tensor.spec.collective.side = true; }
+  SECTION("The round ends") { tensor.pushed_count = 0; }
+  SECTION("The round belongs to a side tensor") { tensor.spec.collective.side = true; }
   q.quiesce.TryAnswer(q.out);
   CHECK(q.answers().size() == 1);
 }

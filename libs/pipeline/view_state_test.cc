@@ -30,7 +30,7 @@ TEST_CASE("ViewState: a view is present when all its aggregators have answered",
 
   views.Enter(MakeView(2, {1, 2, 1}, 1));
   CHECK_FALSE(views.is_past_fences());
-  CHECK(views.present()->epoch == Epoch{1});  // Its data still counts.
+  CHECK(views.present()->epoch == Epoch{1});  // The data of the present view still counts.
   CHECK(views.newest()->epoch == Epoch{2});
   CHECK_FALSE(views.IsNewer(MakeView(2, {1, 2, 1}, 1)));
   CHECK(views.IsNewer(MakeView(3, {1, 2, 1}, 1)));
@@ -81,7 +81,7 @@ TEST_CASE("ViewState: a standby counts its steps from where it enters them", "[p
   CHECK(views.steps_base() == 30);
 }
 
-TEST_CASE("ViewState: says why a view cannot be used", "[pipeline]") {
+TEST_CASE("ViewState: it says why a view cannot be used", "[pipeline]") {
   ViewState views(kSelf, 2);
   CHECK(views.Problem(MakeView(1, {1, 2}, 1)).empty());
   CHECK(views.Problem(MakeView(1, {1, 2}, 0)).find("no aggregator") != std::string::npos);

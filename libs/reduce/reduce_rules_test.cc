@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of docs/arithmetic.md, one by one, with numbers for which a kernel that broke them
-// would give another result.
+// Checks the rules of docs/arithmetic.md one by one, with numbers for which a kernel that breaks
+// the rule gives another result.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -27,7 +27,7 @@ using testing::Encode;
 using testing::kBFloat16;
 using testing::kBinary16;
 
-// One element through Reduce.
+// Reduces one element of each input.
 uint64_t ReduceOne(ReduceSpec spec, std::initializer_list<uint64_t> bits, Isa isa,
                    std::initializer_list<float> weights = {}) {
   std::vector<const std::byte*> inputs;
@@ -47,7 +47,7 @@ TEST_CASE("Reduce: all 65536 numbers of 16 bits are widened and narrowed", "[red
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
     const std::byte* const bytes = reinterpret_cast<const std::byte*>(all.data());
     for (const Isa isa : SupportedIsas()) {
-      // Times 1 / 4 (another binade, and denormals), a third, and the lesser of a number and
+      // Divides by 4 (another binade, and denormals) and by 3, and takes the lesser of a number and
       // itself.
       std::vector<uint16_t> quarter(all.size());
       std::vector<uint16_t> third(all.size());
@@ -91,7 +91,7 @@ TEST_CASE("Reduce: float32 is rounded to 16 bits at every tie and beside it", "[
     size_t wrong = 0;
     for (const float value : values) {
       for (const float weight : {value, -value}) {
-        if (weight == 1.0f) continue;  // A copy.
+        if (weight == 1.0f) continue;  // One input with weight 1 is a copy.
         const uint16_t want = Encode(format, weight);
         for (const Isa isa : SupportedIsas()) {
           const uint64_t got =
@@ -104,7 +104,7 @@ TEST_CASE("Reduce: float32 is rounded to 16 bits at every tie and beside it", "[
   }
 }
 
-TEST_CASE("Reduce: all 65536 numbers of 16 bits lie in order", "[reduce]") {
+TEST_CASE("Reduce: all 65536 numbers of 16 bits have an order", "[reduce]") {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     const uint16_t infinity = dtype == DType::kF16 ? 0x7c00 : 0x7f80;
     const std::initializer_list<uint16_t> others = {
@@ -158,7 +158,7 @@ constexpr uint32_t kDivisors[] = {
     3,   5,   6,    7,    9,     10,    12,    24,    31,    33,        64,      100,
     127, 129, 1000, 4095, 65521, 65535, 65536, 65537, 99999, 123456789, 1 << 24, 0xffffffff};
 
-// Arbitrary numbers, and numbers whose quotient is next to a tie.
+// Returns arbitrary numbers, and numbers whose quotient is next to a tie.
 template <class T, class Bits>
 std::vector<T> Dividends(uint32_t divisor, size_t count, Random& random) {
   constexpr int kDigits = std::numeric_limits<T>::digits;
@@ -176,12 +176,12 @@ std::vector<T> Dividends(uint32_t divisor, size_t count, Random& random) {
   return numbers;
 }
 
-// Adds floats whose quotient is as near to a tie as possible without being one: a power of two
+// Adds floats whose quotient is as near to a tie as possible without being one. A power of two
 // times the number, and an odd number of halves times the divisor, differ by 1.
 void AddHardest(uint32_t divisor, Random& random, std::vector<float>& numbers) {
   uint64_t odd = static_cast<uint64_t>(static_cast<float>(divisor));
   odd >>= std::countr_zero(odd);
-  uint64_t inverse = odd;  // Modulo 2^64, by Newton's iteration.
+  uint64_t inverse = odd;  // The inverse modulo 2^64, by Newton's iteration.
   for (int i = 0; i < 5; ++i) inverse *= 2 - odd * inverse;
   for (int i = 0; i < 20000; ++i) {
     const uint64_t mask = (uint64_t{2} << random.Below(25)) - 1;
@@ -193,7 +193,7 @@ void AddHardest(uint32_t divisor, Random& random, std::vector<float>& numbers) {
   }
 }
 
-TEST_CASE("Reduce: an average's quotient is rounded as a division's", "[reduce]") {
+TEST_CASE("Reduce: an average's quotient is rounded as a division's is", "[reduce]") {
   Random random(7);
   for (const uint32_t divisor : kDivisors) {
     auto floats = Dividends<float, uint32_t>(divisor, 20000, random);
@@ -218,7 +218,7 @@ TEST_CASE("Reduce: every float of a binade is divided", "[reduce]") {
   }
 }
 
-TEST_CASE("Reduce: sums are made from the left", "[reduce]") {
+TEST_CASE("Reduce: sums go from left to right", "[reduce]") {
   const auto bits = [](float f) { return uint64_t{std::bit_cast<uint32_t>(f)}; };
   for (const Isa isa : SupportedIsas()) {
     const ReduceSpec spec = {.dtype = DType::kF32, .op = Op::kSum};
@@ -231,10 +231,10 @@ TEST_CASE("Reduce: sums are made from the left", "[reduce]") {
 
 TEST_CASE("Reduce: 16-bit types are rounded once, after the last input", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
-    // 2048 + 1 is a tie in binary16: with rounding at each step the sum would stay 2048.
+    // 2048 + 1 is a tie in binary16. With rounding at each step the sum would stay 2048.
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum},
                     {0x6800, 0x3c00, 0x3c00, 0x3c00, 0x3c00}, isa) == 0x6802);
-    // 65504 + 65504 - 65504: there is no infinity on the way.
+    // 65504 + 65504 - 65504 passes no infinity on the way.
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff, 0xfbff}, isa) ==
           0x7bff);
     CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff}, isa) == 0x7c00);
@@ -245,7 +245,7 @@ TEST_CASE("Reduce: 16-bit types are rounded once, after the last input", "[reduc
   }
 }
 
-TEST_CASE("Reduce: NaN and zeros in minima and maxima", "[reduce]") {
+TEST_CASE("Reduce: minima and maxima treat NaN and zeros by the rules", "[reduce]") {
   const uint64_t zero = 0;
   const uint64_t minus_zero = 0x80000000;
   const uint64_t one = 0x3f800000;
@@ -266,7 +266,7 @@ TEST_CASE("Reduce: NaN and zeros in minima and maxima", "[reduce]") {
   }
 }
 
-TEST_CASE("Reduce: one input is copied untouched, a NaN's payload too", "[reduce]") {
+TEST_CASE("Reduce: one input is copied untouched, and so is a NaN's payload", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
     for (const Op op : {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct}) {
       CHECK(ReduceOne({.dtype = DType::kF32, .op = op}, {0xff812345}, isa) == 0xff812345);
@@ -299,7 +299,7 @@ TEST_CASE("Reduce: integers wrap in their own type", "[reduce]") {
   }
 }
 
-TEST_CASE("Reduce: bitwise operations know no numbers", "[reduce]") {
+TEST_CASE("Reduce: bitwise operations treat all bits alike", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
     const auto reduce = [&](DType dtype, Op op, std::initializer_list<uint64_t> bits) {
       return ReduceOne({.dtype = dtype, .op = op}, bits, isa);
@@ -310,7 +310,7 @@ TEST_CASE("Reduce: bitwise operations know no numbers", "[reduce]") {
   }
 }
 
-TEST_CASE("Reduce: bools are bytes, also where they are neither 0 nor 1", "[reduce]") {
+TEST_CASE("Reduce: bools are bytes, even where they are neither 0 nor 1", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
     const auto reduce = [&](Op op, std::initializer_list<uint64_t> bits) {
       return ReduceOne({.dtype = DType::kBool, .op = op}, bits, isa);
@@ -326,7 +326,7 @@ TEST_CASE("Reduce: bools are bytes, also where they are neither 0 nor 1", "[redu
   }
 }
 
-// One element through Scale.
+// Scales one element.
 uint64_t ScaleOne(DType dtype, double factor, uint64_t bits, Isa isa) {
   std::byte element[8] = {};
   StoreBits(dtype, bits, element);
@@ -336,24 +336,25 @@ uint64_t ScaleOne(DType dtype, double factor, uint64_t bits, Isa isa) {
 
 TEST_CASE("Scale: 16-bit floats are multiplied in float32 and rounded once", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
-    // 1 + 2^-10 times 1 + 2^-11 is a little more than a tie; a factor rounded to binary16 would be
+    // 1 + 2^-10 times 1 + 2^-11 is a little more than a tie. A factor rounded to binary16 would be
     // 1.
     CHECK(ScaleOne(DType::kF16, 1 + 0x1p-11, 0x3c01, isa) == 0x3c02);
-    // 65504 times 1 / 65504: the factor is not a binary16 number.
+    // 65504 times 1 / 65504 is 1, though the factor is no binary16 number.
     CHECK(ScaleOne(DType::kF16, 1.0 / 65504, 0x7bff, isa) == 0x3c00);
     CHECK(ScaleOne(DType::kF16, 2, 0x7bff, isa) == 0x7c00);
-    // 1 times 1 + 2^-8 is a tie in bfloat16: to even. A little more goes up.
+    // 1 times 1 + 2^-8 is a tie in bfloat16 and rounds to even. A little more rounds up.
     CHECK(ScaleOne(DType::kBF16, 1 + 0x1p-8, 0x3f80, isa) == 0x3f80);
     CHECK(ScaleOne(DType::kBF16, 1 + 0x1p-8 + 0x1p-23, 0x3f80, isa) == 0x3f81);
     CHECK(ScaleOne(DType::kBF16, 3, 0xffff, isa) == 0x7fc0);
   }
 }
 
-TEST_CASE("Scale: a factor is rounded to f32, not to another type, and kept in f64", "[reduce]") {
+TEST_CASE("Scale: a factor is rounded to f32, to no other type, and kept in f64", "[reduce]") {
   for (const Isa isa : SupportedIsas()) {
     CHECK(ScaleOne(DType::kF32, 0.1, 0x3f800000, isa) == 0x3dcccccd);
     CHECK(ScaleOne(DType::kF64, 0.1, 0x3ff0000000000000, isa) == 0x3fb999999999999a);
-    CHECK(ScaleOne(DType::kF32, 0.5, 1, isa) == 0);  // Half the least denormal: to even.
+    // Half the least denormal is a tie, and rounds to even.
+    CHECK(ScaleOne(DType::kF32, 0.5, 1, isa) == 0);
     CHECK(ScaleOne(DType::kF32, 0.5, 3, isa) == 2);
   }
 }
@@ -369,7 +370,7 @@ TEST_CASE("Scale: integers are rounded toward zero, and stop at their type's bou
     CHECK(ScaleOne(DType::kU16, 0.1, 0xffff, isa) == 6553);
     CHECK(ScaleOne(DType::kU32, 0.5, 0xffffffff, isa) == 0x7fffffff);
     CHECK(ScaleOne(DType::kI32, 2, 0x7fffffff, isa) == 0x7fffffff);
-    // In double, 2^63 - 1 is 2^63.
+    // In double, 2^63 - 1 becomes 2^63.
     const uint64_t most = ~uint64_t{0} >> 1;
     CHECK(ScaleOne(DType::kI64, 0.5, most, isa) == uint64_t{1} << 62);
     CHECK(ScaleOne(DType::kI64, 2, most, isa) == most);
@@ -403,14 +404,14 @@ TEST_CASE("Reduce: denormals are kept, whatever the calling thread has set", "[r
       const unsigned after = _mm_getcsr();
       _mm_setcsr(saved);
       CHECK(denormal == 3);
-      CHECK(rounded == 0x3f800001);  // 1 + 0.75 units of its last place.
+      CHECK(rounded == 0x3f800001);  // 1 + 0.75 units in the last place, rounded up.
       CHECK((after & ~0x3fu) == ((saved & ~0x3fu) | mode));
     }
   }
 }
 #endif
 
-// Ranks of agents, reduced in two hops and in one: what FirstHop and LastHop promise.
+// Reduces the ranks of several agents in two hops and in one, as FirstHop and LastHop promise.
 TEST_CASE("Reduce: an average over two hops counts every rank once", "[reduce]") {
   const auto reduce_f32 = [](const ReduceSpec& spec, const std::vector<float>& values) {
     std::vector<const std::byte*> inputs;
@@ -439,7 +440,7 @@ TEST_CASE("Reduce: an average over two hops counts every rank once", "[reduce]")
     CHECK(ReduceOne(LastHop(DType::kF16, Op::kAverage, both.first(1), 3), {node0}, BestIsa()) ==
           large);
   }
-  // Other operations are the same on every hop.
+  // Other operations have the same spec on every hop.
   for (const ReduceSpec& spec :
        {FirstHop(DType::kI8, Op::kMax, 3), LastHop(DType::kI8, Op::kMax, both, 4),
         OnlyHop(DType::kI8, Op::kMax, 4)}) {
@@ -449,7 +450,7 @@ TEST_CASE("Reduce: an average over two hops counts every rank once", "[reduce]")
   }
 }
 
-TEST_CASE("Reduce: one hop gives the bits of two with a single contribution", "[reduce]") {
+TEST_CASE("Reduce: one hop gives the bits of two hops with a single contribution", "[reduce]") {
   Random random(6);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     for (int i = 0; i < 500; ++i) {
@@ -465,7 +466,7 @@ TEST_CASE("Reduce: one hop gives the bits of two with a single contribution", "[
   }
 }
 
-TEST_CASE("IsReduction: what OpDefined says, and no broadcasts", "[reduce]") {
+TEST_CASE("IsReduction: it is true where OpDefined is, except for broadcasts", "[reduce]") {
   for (const DType dtype : kAllDTypes) {
     CHECK(IsReduction(dtype, Op::kSum) == (dtype != DType::kBool));
     CHECK(IsReduction(dtype, Op::kAverage) == IsFloat(dtype));
@@ -477,7 +478,7 @@ TEST_CASE("IsReduction: what OpDefined says, and no broadcasts", "[reduce]") {
   CHECK_FALSE(IsReduction(static_cast<DType>(99), Op::kSum));
 }
 
-TEST_CASE("Isa: the portable kernels run anywhere, and the best is supported", "[reduce]") {
+TEST_CASE("Isa: the portable kernels run anywhere, and the best one is supported", "[reduce]") {
   CHECK(IsSupported(Isa::kPortable));
   CHECK(IsSupported(BestIsa()));
   WARN("tested: " << SupportedIsas().size() << " of 3 instruction sets; best "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel over everything that it may get, against the reference.
+// Compares every kernel, on everything that it may get, with the reference.
 #include "libs/reduce/reduce.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ Case MakeCase(DType dtype, Op op, size_t input_count, std::vector<float> weights
 constexpr std::byte kGuard{0xa5};
 constexpr size_t kGuardBytes = 64;
 
-// Memory in which bytes lie at a chosen distance from an address divisible by 64, between guards.
+// Memory between guards. Its bytes begin at a chosen distance from an address divisible by 64.
 class Placed {
  public:
   Placed(size_t offset, size_t bytes)
@@ -139,7 +139,7 @@ std::string Try(const Case& tried, Isa isa, Stores stores, Layout layout, bool i
   return kNothing;
 }
 
-// All lengths around the widths of vectors and blocks, and some irregular ones.
+// Lengths around the widths of vectors and blocks, and some irregular ones.
 constexpr size_t kLengths[] = {0,  1,  2,  3,  7,  8,   9,   15,  16,  17,  31,  32,   33,
                                47, 63, 64, 65, 96, 127, 128, 129, 255, 257, 511, 1023, 4099};
 constexpr size_t kLengthMax = 4099;
@@ -149,14 +149,17 @@ constexpr std::pair<Layout, bool> kPlacements[] = {{Layout::kAligned, false},
                                                    {Layout::kOddBytes, false},
                                                    {Layout::kOddElements, true}};
 
-TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs", "[reduce]") {
+TEST_CASE(
+    "Reduce: the result is right for every dtype, op, ISA, length, alignment and number of inputs",
+    "[reduce]") {
   Random random(1);
   for (const DType dtype : kAllDTypes) {
     for (const Op op : kAllOps) {
       if (!IsReduction(dtype, op)) continue;
       for (size_t inputs = 1; inputs <= 9; ++inputs) {
         const uint32_t divisor = op == Op::kAverage ? static_cast<uint32_t>(inputs) : 1;
-        // Long inputs only for the counts that have a loop of their own; the reference is slow.
+        // Inputs are long only for the counts that have a loop of their own, because the reference
+        // is slow.
         const size_t length_max = inputs <= 5 && inputs != 1 ? kLengthMax : 600;
         const Case made = MakeCase(dtype, op, inputs, {}, divisor, length_max, random);
         for (const Isa isa : SupportedIsas()) {
@@ -176,10 +179,10 @@ TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs"
   SUCCEED();
 }
 
-TEST_CASE("Reduce: more inputs than are read at a time", "[reduce]") {
+TEST_CASE("Reduce: the result is right for more inputs than are read at a time", "[reduce]") {
   Random random(2);
   for (const DType dtype : kAllDTypes) {
-    // Two tiles, some blocks of a third, and a rest.
+    // Two tiles, some blocks of a third one, and a rest.
     const size_t length = (2 * 4096 + 1600) / DTypeSize(dtype) + 3;
     for (const Op op : kAllOps) {
       if (!IsReduction(dtype, op)) continue;
@@ -204,7 +207,7 @@ TEST_CASE("Reduce: more inputs than are read at a time", "[reduce]") {
   SUCCEED();
 }
 
-TEST_CASE("Reduce: averages by any divisor, with and without weights", "[reduce]") {
+TEST_CASE("Reduce: averages are right by any divisor, with and without weights", "[reduce]") {
   Random random(3);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     for (size_t inputs = 1; inputs <= 9; ++inputs) {
@@ -227,7 +230,7 @@ TEST_CASE("Reduce: averages by any divisor, with and without weights", "[reduce]
   }
 }
 
-TEST_CASE("Reduce: weights of 1 are no weights", "[reduce]") {
+TEST_CASE("Reduce: weights of 1 mean the same as no weights", "[reduce]") {
   Random random(4);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     Case made = MakeCase(dtype, Op::kAverage, 3, {}, 5, 100, random);
@@ -294,7 +297,7 @@ constexpr double kFactors[] = {0.5,
                                1.0 / 3,
                                0,
                                -0.0,
-                               1 + 0x1p-52,  // 1 in float32.
+                               1 + 0x1p-52,  // This is 1 in float32.
                                255.99,
                                65536,
                                -1e9,
@@ -306,7 +309,8 @@ constexpr double kFactors[] = {0.5,
                                -std::numeric_limits<double>::infinity(),
                                std::numeric_limits<double>::quiet_NaN()};
 
-TEST_CASE("Scale: every dtype, ISA, factor, length and alignment", "[reduce]") {
+TEST_CASE("Scale: the result is right for every dtype, ISA, factor, length and alignment",
+          "[reduce]") {
   Random random(8);
   for (const DType dtype : kAllDTypes) {
     if (!IsScalable(dtype)) continue;

@@ -30,13 +30,14 @@ int Admitted(CallLimits& limits, const CallPeer& peer, int calls, int64_t now_ns
   return admitted;
 }
 
-TEST_CASE("CallLimits: a peer makes so many calls a second, twice as many at once", "[rpc]") {
+TEST_CASE("CallLimits: a peer may make so many calls a second, and twice as many at once",
+          "[rpc]") {
   CallLimits limits({.per_second_max = 10, .open_max = 0});
   CHECK(Admitted(limits, Of("a"), 100, 0) == 20);
   CHECK(Admitted(limits, Of("a"), 100, kSecond / 2) == 5);
   CHECK(Admitted(limits, Of("a"), 100, kSecond) == 5);
   CHECK(Admitted(limits, Of("a"), 100, 100 * kSecond) == 20);
-  // Others are not touched by that.
+  // That does not affect other peers.
   CHECK(Admitted(limits, Of("b"), 100, 100 * kSecond) == 20);
   CHECK(limits.refused_count() == 80 + 95 + 95 + 80 + 80);
   CHECK(Refusal(limits, Of("a"), 100 * kSecond) ==
@@ -44,7 +45,7 @@ TEST_CASE("CallLimits: a peer makes so many calls a second, twice as many at onc
         "ask less often, or raise that option of this daemon");
 }
 
-TEST_CASE("CallLimits: a peer has so many calls open", "[rpc]") {
+TEST_CASE("CallLimits: a peer may have so many calls open", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 3});
   CHECK(Admitted(limits, Of("a"), 5, 0, false) == 3);
   CHECK(Refusal(limits, Of("a"), 0) ==
@@ -55,7 +56,7 @@ TEST_CASE("CallLimits: a peer has so many calls open", "[rpc]") {
   CHECK(Admitted(limits, Of("a"), 5, 0, false) == 1);
 }
 
-TEST_CASE("CallLimits: a peer has so many questions open", "[rpc]") {
+TEST_CASE("CallLimits: a peer may have so many questions open", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 0, .questions_open_max = 2});
   const CallPeer a = limits.Begin(Of("a"), 0).peer;
   CHECK(limits.BeginQuestion(a).empty());
@@ -64,19 +65,20 @@ TEST_CASE("CallLimits: a peer has so many questions open", "[rpc]") {
         "a has 2 questions open (AdminService), which is as many as one peer may have here: ask "
         "again when one is answered, and read the answers");
   CHECK(limits.refused_count() == 1);
-  CHECK(Refusal(limits, Of("a"), 0).empty());  // Other calls.
+  CHECK(Refusal(limits, Of("a"), 0).empty());  // Other calls are not affected.
   const CallPeer b = limits.Begin(Of("b"), 0).peer;
   CHECK(limits.BeginQuestion(b).empty());
   limits.EndQuestion(a);
   CHECK(limits.BeginQuestion(a).empty());
 }
 
-TEST_CASE("CallLimits: a question counts until it is answered, also after its call", "[rpc]") {
+TEST_CASE("CallLimits: a question counts until it is answered, even after its call has ended",
+          "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 0, .questions_open_max = 1});
   const CallPeer a = limits.Begin(Of("a"), 0).peer;
   REQUIRE(limits.BeginQuestion(a).empty());
   limits.End(a);
-  // Many others come, and whoever is idle is forgotten.
+  // Many other peers come, and idle ones are forgotten.
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
     limits.Begin(Of(std::to_string(i)), 100 * kSecond);
   }
@@ -85,12 +87,12 @@ TEST_CASE("CallLimits: a question counts until it is answered, also after its ca
   CHECK(limits.BeginQuestion(a).empty());
 }
 
-TEST_CASE("CallLimits: a long answer is several calls", "[rpc]") {
+TEST_CASE("CallLimits: a long answer counts as several calls", "[rpc]") {
   CallLimits limits({.per_second_max = 10, .open_max = 0});
   const CallPeer a = limits.Begin(Of("a"), 0).peer;
   limits.Charge(a, CallLimits::kAnswerBytesOfCall - 1);
   CHECK(Admitted(limits, Of("a"), 100, 0) == 19);
-  // 49 more than there are, in nearly five seconds.
+  // This charges 49 calls more than there are, in nearly five seconds.
   limits.Charge(a, 49 * CallLimits::kAnswerBytesOfCall);
   CHECK(Refusal(limits, Of("a"), 4 * kSecond) ==
         "a has made the peer_calls_per_second_max=10 calls a second, long answers counted as "
@@ -100,7 +102,7 @@ TEST_CASE("CallLimits: a long answer is several calls", "[rpc]") {
   CHECK(Admitted(limits, Of("b"), 100, 0) == 20);
 }
 
-TEST_CASE("CallLimits: without limits all may call", "[rpc]") {
+TEST_CASE("CallLimits: without limits every peer may call", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 0, .questions_open_max = 0});
   CHECK(Admitted(limits, Of("a"), 10'000, 0, false) == 10'000);
   const CallPeer a = limits.Begin(Of("a"), 0).peer;
@@ -109,7 +111,7 @@ TEST_CASE("CallLimits: without limits all may call", "[rpc]") {
   CHECK(Refusal(limits, Of("a"), 0).empty());
 }
 
-TEST_CASE("CallLimits: a call that is another peer's is given back", "[rpc]") {
+TEST_CASE("CallLimits: a call that belongs to another peer is given back", "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 1});
   for (int i = 0; i < 10; ++i) {
     REQUIRE(Refusal(limits, Of("a"), 0).empty());
@@ -117,7 +119,7 @@ TEST_CASE("CallLimits: a call that is another peer's is given back", "[rpc]") {
   }
 }
 
-TEST_CASE("CallLimits: of a name that several have, each place is a peer", "[rpc]") {
+TEST_CASE("CallLimits: each address of a shared name is a peer of its own", "[rpc]") {
   CallLimits limits({.per_second_max = 10, .open_max = 0});
   CHECK(Admitted(limits, Of("node", "10.0.0.1"), 100, 0) == 20);
   CHECK(Admitted(limits, Of("node", "10.0.0.2"), 100, 0) == 20);
@@ -126,7 +128,7 @@ TEST_CASE("CallLimits: of a name that several have, each place is a peer", "[rpc
             .starts_with("node (10.0.0.1) has made the peer_calls_per_second_max=10 calls"));
 }
 
-TEST_CASE("CallLimits: who has a name and many addresses leaves room for other names", "[rpc]") {
+TEST_CASE("CallLimits: a name with many addresses leaves room for other names", "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 1});
   const auto place = [](size_t i) { return Of("node", std::to_string(i)); };
   for (size_t i = 0; i < CallLimits::kPlacesMax; ++i) {
@@ -138,14 +140,15 @@ TEST_CASE("CallLimits: who has a name and many addresses leaves room for other n
             .starts_with("node (other addresses) has the peer_calls_open_max=1"));
   CHECK(limits.peer_count() == CallLimits::kPlacesMax + 1);
   CHECK(Refusal(limits, Of("viewer", "a"), 0).empty());
-  // When they are idle, they are forgotten, and there are places again.
+  // Idle addresses are forgotten, and then there is room again.
   for (size_t i = 0; i < CallLimits::kPlacesMax; ++i) limits.End(place(i));
   CHECK(Refusal(limits, Of("node", "b"), 10 * kSecond).empty());
   CHECK(Refusal(limits, Of("node", "c"), 10 * kSecond).empty());
-  CHECK(limits.peer_count() == 4);  // With the one, and the viewer, which are open.
+  // Two of them are the first one and the viewer, whose calls are open.
+  CHECK(limits.peer_count() == 4);
 }
 
-TEST_CASE("CallLimits: a call that began among the others ends there", "[rpc]") {
+TEST_CASE("CallLimits: a call that began in the group of the others ends there", "[rpc]") {
   CallLimits limits({.per_second_max = 0, .open_max = 1});
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
     REQUIRE(Refusal(limits, Of(std::to_string(i)), 0).empty());
@@ -158,19 +161,19 @@ TEST_CASE("CallLimits: a call that began among the others ends there", "[rpc]") 
   CHECK_FALSE(Refusal(limits, Of("a"), 10 * kSecond).empty());
 }
 
-TEST_CASE("CallLimits: what is remembered is bounded", "[rpc]") {
+TEST_CASE("CallLimits: only so many peers are remembered", "[rpc]") {
   CallLimits limits({.per_second_max = 1, .open_max = 1});
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) {
     REQUIRE(Refusal(limits, Of(std::to_string(i)), 0).empty());
   }
-  // All others are one peer together.
+  // All further peers count as one.
   const CallLimits::Begun other = limits.Begin(Of("a"), 0);
   CHECK(other.refusal.empty());
   CHECK(Refusal(limits, Of("b"), 0).starts_with("other peers has the peer_calls_open_max=1"));
   limits.End(other.peer);
   CHECK(Refusal(limits, Of("b"), 0).empty());
   CHECK(limits.peer_count() == CallLimits::kPeersMax + 1);
-  // When the first are idle, they are forgotten.
+  // When the first ones are idle, they are forgotten.
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) limits.End(Of(std::to_string(i)));
   CHECK(Refusal(limits, Of("c"), 10 * kSecond).empty());
   CHECK(limits.peer_count() < 3);
@@ -181,7 +184,7 @@ TEST_CASE("CallLimits: what is remembered is bounded", "[rpc]") {
     limits.Prove(hash, i);
     if (i == 0) CHECK(limits.IsProven(hash));
   }
-  CHECK_FALSE(limits.IsProven(membership::SecretHash{}));  // The oldest.
+  CHECK_FALSE(limits.IsProven(membership::SecretHash{}));  // The oldest one is forgotten.
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// What the process writes to stderr, until End.
+// Captures what the process writes to stderr, until End().
 class StderrInFile {
  public:
   explicit StderrInFile(const std::string& path) : path_(path), stderr_(dup(STDERR_FILENO)) {
@@ -80,14 +80,14 @@ class StderrInFile {
   int stderr_;
 };
 
-// An authority, and directories with certificates of it.
+// An authority, and directories with certificates that it has signed.
 class Authority {
  public:
   Authority() { REQUIRE(MakeAuthority(path("ca"), "example.org", 2).ok()); }
 
   std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
 
-  // Makes a certificate; returns its directory.
+  // Makes a certificate. Returns its directory.
   std::string Certify(const Identity& identity, const std::string& name = "tls") {
     const absl::Status made =
         MakeCertificate(path("ca"), path(name), {.identity = identity, .life_s = kSecondsADay});
@@ -124,7 +124,7 @@ TEST_CASE("MakeCertificate: others may write to none of its directories", "[rpc]
   }
 }
 
-TEST_CASE("Identity: text and certificate name come back as they went", "[credentials]") {
+TEST_CASE("Identity: its text and its certificate's name are read back", "[credentials]") {
   for (const Identity& identity : std::initializer_list<Identity>{{Role::kScheduler},
                                                                   {Role::kAggregator, "agg-0"},
                                                                   {Role::kNode, "a job/50 %ä"},
@@ -140,7 +140,7 @@ TEST_CASE("Identity: text and certificate name come back as they went", "[creden
   CHECK(UriOf({Role::kNode, "a/b"}, "x") == "spiffe://x/talweg/node/a%2Fb");
 }
 
-TEST_CASE("Identity: what is no name of ours is none", "[credentials]") {
+TEST_CASE("Identity: any other name is refused", "[credentials]") {
   for (const char* uri :
        {"", "spiffe://", "spiffe:///talweg/operator", "https://x/talweg/operator",
         "spiffe://x/other/operator", "spiffe://x/talweg/", "spiffe://x/talweg/root",
@@ -164,7 +164,8 @@ TEST_CASE("Authorization: a call without a row is refused, whoever makes it", "[
   for (const Rule& rule : Rules()) CHECK(methods.insert(rule.method).second);
 }
 
-TEST_CASE("Authorization: the error names the call, the caller and who may", "[credentials]") {
+TEST_CASE("Authorization: the error names the call, the caller and who may make it",
+          "[credentials]") {
   const std::string method = "/talweg.agent.v1.AdminService/SetTrace";
   const absl::Status denied = MayCall(method, Identity{Role::kViewer});
   CHECK(absl::IsPermissionDenied(denied));
@@ -176,7 +177,7 @@ TEST_CASE("Authorization: the error names the call, the caller and who may", "[c
   CHECK(MayCall("/grpc.health.v1.Health/Check", std::nullopt).ok());
 }
 
-TEST_CASE("Authorization: nobody acts as another", "[credentials]") {
+TEST_CASE("Authorization: nobody may act as another", "[credentials]") {
   const Identity own{Role::kNode, "a"};
   CHECK(MayActAs(own, own).ok());
   CHECK(MayActAs(own, std::nullopt).ok());
@@ -186,14 +187,14 @@ TEST_CASE("Authorization: nobody acts as another", "[credentials]") {
   CHECK(absl::IsPermissionDenied(other));
   CHECK(Contains(Message(other), "the caller is node of job 'a'"));
   CHECK_FALSE(MayActAs({Role::kNode, "a"}, Identity{Role::kAggregator, "a"}).ok());
-  // An aggregator's lanes, and nobody else's.
+  // An aggregator's certificate covers its lanes, and no other aggregator's.
   CHECK(MayActAs({Role::kAggregator, "a/1"}, Identity{Role::kAggregator, "a"}).ok());
   CHECK_FALSE(MayActAs({Role::kAggregator, "ab/1"}, Identity{Role::kAggregator, "a"}).ok());
   CHECK_FALSE(MayActAs({Role::kAggregator, "a"}, Identity{Role::kAggregator, "a/1"}).ok());
   CHECK_FALSE(MayActAs({Role::kNode, "a/1"}, Identity{Role::kNode, "a"}).ok());
 }
 
-// What signs service-account tokens in a cluster.
+// Signs service-account tokens as a cluster does.
 class Signer {
  public:
   explicit Signer(const char* type) : type_(type) {
@@ -201,7 +202,7 @@ class Signer {
     REQUIRE(key_ != nullptr);
   }
 
-  // A JSON Web Key Set with the public key.
+  // Returns a JSON Web Key Set with the public key.
   std::string KeySet(const std::string& id = "k1") const {
     if (is_rsa()) {
       return R"({"keys":[{"kty":"RSA","kid":")" + id + R"(","n":")" +
@@ -251,7 +252,7 @@ class Signer {
     BN_bn2bin(number, reinterpret_cast<unsigned char*>(bytes.data()));
     return bytes;
   }
-  // r and s one after the other, out of DER.
+  // Takes r and s out of DER, and returns them one after the other.
   static std::string Plain(const std::string& der) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(der.data());
     const Owned<ECDSA_SIG, ECDSA_SIG_free> parts(
@@ -275,7 +276,7 @@ constexpr char kClaims[] =
 
 const std::optional<Identity> kSelf = Identity{Role::kNode, "resnet"};
 
-TEST_CASE("Tokens: texts and service accounts stand for their identities", "[credentials]") {
+TEST_CASE("Tokens: bearer texts and service accounts stand for their identities", "[credentials]") {
   for (const char* type : {"RSA", "EC"}) {
     INFO(type);
     const Signer cluster(type);
@@ -290,7 +291,7 @@ TEST_CASE("Tokens: texts and service accounts stand for their identities", "[cre
   }
 }
 
-TEST_CASE("Tokens: what a daemon is shown is accepted by daemons of its identity alone",
+TEST_CASE("Tokens: only daemons of one identity accept what a daemon of that identity was shown",
           "[credentials]") {
   const std::string text = "0123456789abcdef0123456789abcdef";
   const Signer cluster("EC");
@@ -307,7 +308,7 @@ TEST_CASE("Tokens: what a daemon is shown is accepted by daemons of its identity
            other, aggregator, Identity{Role::kScheduler}, std::nullopt}) {
     CHECK(absl::IsUnauthenticated(tokens->Check(shown, each, 1500).status()));
   }
-  // Nor can what it was shown be made into another's.
+  // Nobody can turn what a daemon was shown into a token for another identity.
   CHECK(absl::IsUnauthenticated(
       tokens->Check(TokenFor(other, shown).value_or(""), other, 1500).status()));
   CHECK(TokenFor(Identity{Role::kScheduler}, text) == text);
@@ -317,7 +318,8 @@ TEST_CASE("Tokens: what a daemon is shown is accepted by daemons of its identity
   CHECK_FALSE(TokenFor(agent, account).has_value());
 }
 
-TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", "[credentials]") {
+TEST_CASE("Tokens: a token that is forged, late, early or meant for others is refused",
+          "[credentials]") {
   const Signer cluster("EC");
   const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
   REQUIRE(tokens.ok());
@@ -332,7 +334,7 @@ TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", 
   CHECK(Contains(why(Signer("EC").Sign(kClaims)), "no key of token_keys_file"));
   CHECK(Contains(why(cluster.Sign(kClaims, "none")), "no key of token_keys_file"));
   CHECK(Contains(why(cluster.Sign(kClaims, "", "other")), "no key of token_keys_file"));
-  // The claims of one, the signature of another.
+  // This combines the claims of one token with the signature of another.
   const std::string viewer =
       cluster.Sign(R"({"sub":"system:serviceaccount:monitoring:eyes","aud":"talweg","exp":2000})");
   CHECK(tokens->Check(viewer, kSelf, 1500).ok());
@@ -349,7 +351,7 @@ TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", 
   for (const char* junk : {"", ".", "..", "a.b.c", "e30.e30.", "not a token"}) why(junk);
 }
 
-TEST_CASE("Tokens: a wrong line is named", "[credentials]") {
+TEST_CASE("Tokens: the error names a wrong line", "[credentials]") {
   const std::string keys = Signer("EC").KeySet();
   const auto why = [&](const std::string& table) {
     return Message(Tokens::Parse(table, keys, "talweg").status());
@@ -365,7 +367,7 @@ TEST_CASE("Tokens: a wrong line is named", "[credentials]") {
   CHECK_FALSE(Tokens::Parse("", R"({"keys":[{"kty":"oct","k":"AA"}]})", "").ok());
 }
 
-TEST_CASE("TLS files: each defect is named with its file", "[credentials]") {
+TEST_CASE("TLS files: the error names the file of each defect", "[credentials]") {
   Authority authority;
   const std::string directory = authority.Certify({Role::kOperator});
   const absl::StatusOr<TlsFiles> good = CheckTlsFiles(directory);
@@ -375,41 +377,41 @@ TEST_CASE("TLS files: each defect is named with its file", "[credentials]") {
   CHECK(good->expires_unix_s > std::time(nullptr));
   CHECK(good->expires_unix_s < std::time(nullptr) + 90'000);
 
-  SECTION("a key for everybody") {
+  SECTION("Everybody may read the key") {
     REQUIRE(chmod((directory + "/tls.key").c_str(), 0644) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "tls.key is a private key that"));
   }
-  SECTION("another's key") {
+  SECTION("The key belongs to another certificate") {
     const std::string other = authority.Certify({Role::kViewer}, "other");
     REQUIRE(rename((other + "/tls.key").c_str(), (directory + "/tls.key").c_str()) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "is not the private key of"));
   }
-  SECTION("no key") {
+  SECTION("There is no key") {
     REQUIRE(unlink((directory + "/tls.key").c_str()) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()),
                    "/tls.key: No such file or directory; put the private key of tls.crt there"));
   }
-  SECTION("another authority") {
+  SECTION("The certificate is of another authority") {
     Authority stranger;
     REQUIRE(rename(stranger.path("ca/ca.crt").c_str(), (directory + "/ca.crt").c_str()) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "is not trusted by"));
   }
-  SECTION("no certificate") {
+  SECTION("There is no certificate") {
     std::ofstream(directory + "/tls.crt") << "nothing\n";
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "tls.crt holds no certificate"));
   }
-  SECTION("a certificate that names nobody") {
+  SECTION("The certificate names nobody") {
     REQUIRE(rename(authority.path("ca/ca.crt").c_str(), (directory + "/tls.crt").c_str()) == 0);
     REQUIRE(rename(authority.path("ca/ca.key").c_str(), (directory + "/tls.key").c_str()) == 0);
     CHECK(Contains(Message(CheckTlsFiles(directory).status()), "names no identity of Talweg"));
   }
-  SECTION("an authority alone serves who only asks") {
+  SECTION("An authority is enough for a process that only makes calls") {
     REQUIRE(unlink((directory + "/tls.crt").c_str()) == 0);
     const absl::StatusOr<TlsFiles> files = CheckTlsFiles(directory);
     REQUIRE(files.ok());
     CHECK_FALSE(files->identity);
   }
-  SECTION("nothing there") {
+  SECTION("There are no files") {
     const std::string none = authority.path("none");
     CHECK(Contains(Message(CheckTlsFiles(none).status()), "tls_dir '" + none + "': open " + none +
                                                               "/ca.crt: No such file or directory; "
@@ -433,7 +435,7 @@ TEST_CASE("TLS: callers are admitted by their certificates", "[credentials]") {
                           authority.Load({Role::kOperator}, "operator"));
   CHECK(person.SetTrace({}).ok());
 
-  // Signed by the same authority, but without a certificate of its own.
+  // This caller trusts the same authority, and has no certificate of its own.
   const std::string bare = authority.Certify({Role::kViewer}, "bare");
   REQUIRE(unlink((bare + "/tls.crt").c_str()) == 0);
   const auto asks = Credentials::Load({.tls_directory = bare});
@@ -443,26 +445,27 @@ TEST_CASE("TLS: callers are admitted by their certificates", "[credentials]") {
   CHECK(CheckHealth(daemon.address(), "", kTimeoutNs, *asks).ok());
 }
 
-TEST_CASE("TLS: strangers and impostors do not get through", "[credentials]") {
+TEST_CASE("TLS: strangers and impostors are not let in", "[credentials]") {
   Authority authority;
   Authority other;
   AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
   const int64_t short_ns = 3'000'000'000;
 
-  // Without TLS, and with another authority's certificate.
+  // One stranger has no TLS, and one has another authority's certificate.
   AgentAdminClient plain(daemon.address(), short_ns);
   CHECK(Contains(Message(plain.GetStatus({}).status()), "do both ends have TLS (tls_dir)"));
   AgentAdminClient stranger(daemon.address(), short_ns, other.Load({Role::kOperator}));
   CHECK(Contains(Message(stranger.GetStatus({}).status()), "of an authority in ca.crt here?"));
 
-  // An agent's certificate does not make a scheduler.
+  // An agent's certificate does not pass for a scheduler's.
   SchedulerAdminClient misled(daemon.address(), short_ns, authority.Load({Role::kViewer}, "v"));
   const absl::Status refused = misled.ListJobs().status();
   CHECK(Contains(Message(refused), "is its certificate of its role"));
 }
 
 TEST_CASE("TLS: gRPC writes no lines about handshakes to stderr", "[credentials]") {
-  // It would: the certificate has no host name, and the second client no certificate of ours.
+  // gRPC would write them: the certificate has no host name, and the second client has no
+  // certificate of ours.
   Authority authority;
   Authority other;
   AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
@@ -488,12 +491,12 @@ TEST_CASE("TLS: a token stands for its identity", "[credentials]") {
   const absl::Status set = client.SetTrace({});
   INFO(set);
   CHECK(set.ok());
-  // The daemon has not seen the token itself: this one would not know it.
+  // The daemon has not seen the token itself, and this one does not know it.
   const std::string shown = TokenFor({Role::kNode, "job"}, token).value_or("");
   AdminDaemon reader(authority.Load({Role::kNode, "job"}, "reader", "operator token " + shown));
   CHECK(AgentAdminClient(reader.address(), kTimeoutNs, *credentials).SetTrace({}).ok());
 
-  // The file is read for each call.
+  // The file is read anew for each call.
   std::ofstream(file) << "another token of thirty-two bytes\n";
   const absl::Status refused = client.SetTrace({});
   CHECK(absl::IsUnauthenticated(refused));
@@ -501,11 +504,11 @@ TEST_CASE("TLS: a token stands for its identity", "[credentials]") {
   CHECK_FALSE(Credentials::Load({.tls_directory = "", .token_file = file}).ok());
 }
 
-TEST_CASE("TLS: a new certificate is taken up", "[credentials]") {
+TEST_CASE("TLS: a new certificate is taken up while the daemon runs", "[credentials]") {
   Authority authority;
   AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
   const auto viewer = authority.Load({Role::kViewer}, "viewer");
-  // The daemon's certificate becomes one that viewers do not take for an agent's.
+  // The daemon gets a certificate that viewers do not accept as an agent's.
   authority.Certify({Role::kAggregator, "agg"}, "daemon");
   const std::time_t end = std::time(nullptr) + 60;
   absl::Status status;
@@ -521,7 +524,7 @@ TEST_CASE("TLS: a new certificate is taken up", "[credentials]") {
   CHECK(status.ok());
 }
 
-TEST_CASE("TLS: while new certificates are defective, those before are used", "[credentials]") {
+TEST_CASE("TLS: the old certificates stay in use while new ones are defective", "[credentials]") {
   Authority authority;
   Authority other;
   const std::string directory = authority.Certify({Role::kNode, "job"}, "daemon");
@@ -549,7 +552,7 @@ TEST_CASE("TLS: while new certificates are defective, those before are used", "[
       const std::lock_guard lock(mutex);
       refused.clear();
     }
-    // Not by another file in its place.
+    // This writes into the file itself. No other file takes its place.
     std::ofstream(directory + "/tls.crt") << text;
     {
       std::unique_lock lock(mutex);
@@ -557,7 +560,7 @@ TEST_CASE("TLS: while new certificates are defective, those before are used", "[
       CHECK(Contains(refused, why));
       CHECK_FALSE(Contains(refused, "PRIVATE KEY"));
     }
-    // A connection of its own.
+    // This client makes a connection of its own.
     const absl::Status status =
         AgentAdminClient(daemon.address(), kTimeoutNs, viewer).GetStatus({}).status();
     INFO(status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames come from whoever reaches a gRPC port.
+// Whoever reaches a gRPC port may send frames.
 #include "libs/rpc/frame_guard.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using talweg::rpc::HalfBytes;
 
 namespace {
 
-// The same bytes in pieces of that size: what is said of them, and how much they would keep.
+// Feeds the bytes in pieces of one size. Holds the verdict, and how much the guard would keep.
 struct Outcome {
   FrameGuard::Verdict verdict = FrameGuard::Verdict::kGood;
   uint64_t half_bytes = 0;

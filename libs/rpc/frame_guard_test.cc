@@ -39,7 +39,7 @@ Bytes Frame(uint8_t type, uint8_t flags, uint32_t stream, size_t payload_bytes) 
   return frame;
 }
 
-// A client, and the guard before its server.
+// A client, and the guard in front of its server.
 class Client {
  public:
   Client(const FrameLimits* limits, HalfBytes* of_all) : guard_(limits, of_all) {
@@ -49,7 +49,7 @@ class Client {
                int64_t now_ns = 0) {
     return guard_.OnBytes(Frame(type, flags, stream, payload_bytes), now_ns);
   }
-  // Calls whose requests do not end, on new streams. The first other verdict.
+  // Begins calls whose requests do not end, on new streams. Returns the first other verdict.
   Verdict BeginHalf(size_t count) {
     Verdict verdict = Verdict::kGood;
     for (size_t i = 0; i < count && verdict == Verdict::kGood; ++i, stream_ += 2) {
@@ -64,7 +64,7 @@ class Client {
   uint32_t stream_ = 1;
 };
 
-TEST_CASE("FrameGuard: whole requests go through, however the bytes are cut", "[rpc]") {
+TEST_CASE("FrameGuard: whole requests pass, however their bytes are cut", "[rpc]") {
   const FrameLimits limits;
   for (const size_t piece : {size_t{1}, size_t{7}, size_t{100'000'000}}) {
     HalfBytes of_all = 0;
@@ -122,7 +122,7 @@ TEST_CASE("FrameGuard: requests that do not end are bounded in number and in byt
     const uint64_t kept = client.half_bytes();
     CHECK(client.Send(kData, 0, 1, 1 << 20) == Verdict::kGood);
     CHECK(client.half_bytes() == kept + (1 << 20));
-    // Neither what ends nor what is reset is kept.
+    // A request that ends, and one that is reset, is no longer kept.
     CHECK(client.Send(kData, kEndStream, 1, 0) == Verdict::kGood);
     CHECK(client.Send(kReset, 0, 3, 4) == Verdict::kGood);
     CHECK(client.half_bytes() == kept / 100 * 98);
@@ -132,12 +132,13 @@ TEST_CASE("FrameGuard: requests that do not end are bounded in number and in byt
   }
 }
 
-TEST_CASE("FrameGuard: a request ends in time, however busy its connection is", "[rpc]") {
+TEST_CASE("FrameGuard: a request has to end in time, however busy its connection is", "[rpc]") {
   const FrameLimits limits;
   HalfBytes of_all = 0;
   Client slow(&limits, &of_all);
   Client good(&limits, &of_all);
-  // Each lets its first request wait, and goes on with others; then the good one ends it.
+  // Each connection lets its first request wait, and goes on with others. The good one then ends
+  // it.
   for (int64_t second = 0; second <= 60; ++second) {
     const int64_t now_ns = second * kSecondNs;
     const auto stream = static_cast<uint32_t>(2 * second + 1);
@@ -148,7 +149,7 @@ TEST_CASE("FrameGuard: a request ends in time, however busy its connection is", 
     }
   }
   CHECK(good.Send(kData, kEndStream, 1, 1, 60 * kSecondNs) == Verdict::kGood);
-  // What the server's PING is answered with is enough.
+  // An answer to the server's PING is enough.
   CHECK(good.Send(kPing, 1, 0, 8, 62 * kSecondNs) == Verdict::kGood);
   CHECK(slow.Send(kPing, 1, 0, 8, 62 * kSecondNs) == Verdict::kSlowRequest);
 }
@@ -165,7 +166,7 @@ TEST_CASE("FrameGuard: while others keep much, each connection may keep little",
       others.back()->Send(kHeaders, kEndHeaders, 1, 100);
       others.back()->Send(kData, 0, 1, 8 << 20);
     }
-    // Whoever sends whole requests goes on.
+    // A connection that sends whole requests goes on.
     Client beside(&limits, &of_all);
     for (uint32_t stream = 1; stream < 100; stream += 2) {
       CHECK(beside.Send(kHeaders, kEndHeaders, stream, 300) == Verdict::kGood);
@@ -177,8 +178,7 @@ TEST_CASE("FrameGuard: while others keep much, each connection may keep little",
   CHECK(of_all == client.half_bytes());
 }
 
-TEST_CASE("FrameGuard: resets and frames that carry nothing are bounded at once and in time",
-          "[rpc]") {
+TEST_CASE("FrameGuard: resets and empty frames are bounded, at once and over time", "[rpc]") {
   const FrameLimits limits;
   HalfBytes of_all = 0;
   {

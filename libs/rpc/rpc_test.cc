@@ -55,7 +55,7 @@ view::View SomeView() {
                            .admin_address = "x:2"}}};
 }
 
-TEST_CASE("Conversion: a view comes back as it went", "[rpc]") {
+TEST_CASE("Conversion: a view is read back unchanged", "[rpc]") {
   const view::View view = SomeView();
   const absl::StatusOr<view::View> back = FromProto(ToProto(view));
   INFO(back.status().ToString());
@@ -63,7 +63,8 @@ TEST_CASE("Conversion: a view comes back as it went", "[rpc]") {
   CHECK(*back == view);
 }
 
-TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refused", "[rpc]") {
+TEST_CASE("Conversion: a view that is invalid, or was computed by other rules, is refused",
+          "[rpc]") {
   scheduler::v1::View message = ToProto(SomeView());
   message.mutable_members(0)->set_rank_count(4);
   CHECK(Contains(Message(FromProto(message).status()), "another digest"));
@@ -73,8 +74,8 @@ TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refuse
   CHECK_FALSE(FromProto(scheduler::v1::View()).ok());
 }
 
-// What the change from `base` to `view` makes of `base`. `whole`: with all aggregators, as a
-// receiver gets them that takes no changes of them.
+// Returns what the change from `base` to `view` makes of `base`. `whole`: the change carries all
+// aggregators, for a receiver that takes no changes of them.
 absl::StatusOr<view::View> After(const view::View& base, const view::View& view, bool whole) {
   scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
   if (whole) {
@@ -93,7 +94,7 @@ view::ViewAggregator Summing(uint64_t incarnation, const std::string& name, uint
           .data_address = "fi:tcp://" + name};
 }
 
-TEST_CASE("Conversion: a view comes back from what it changes of the one before", "[rpc]") {
+TEST_CASE("Conversion: a view is rebuilt from what it changes of the one before", "[rpc]") {
   view::View base = SomeView();
   base.members.insert(base.members.begin() + 1,
                       {.id = {NodeRank{7}, Incarnation{70}}, .rank_count = 2, .name = "seven"});
@@ -102,40 +103,46 @@ TEST_CASE("Conversion: a view comes back from what it changes of the one before"
   view.epoch = Epoch{base.epoch.value() + 1};
   view.steps = 12;
 
-  SECTION("the members stay") {}
-  SECTION("one is lost") { view.members.erase(view.members.begin() + 1); }
-  SECTION("one enters between others") {
+  SECTION("The members stay") {}
+  SECTION("A member is lost") { view.members.erase(view.members.begin() + 1); }
+  SECTION("A member enters between others") {
     view.members.insert(view.members.begin() + 1,
                         {.id = {NodeRank{3}, Incarnation{30}}, .rank_count = 1});
   }
-  SECTION("one has come back as another") {
+  SECTION("A member has come back as another incarnation") {
     view.members[1].id.incarnation = Incarnation{71};
     view.members[1].name = "another";
   }
-  SECTION("one says something else of itself") { view.members[1].name = "8"; }
-  SECTION("a standby becomes a full member") {
+  SECTION("A member reports another name") { view.members[1].name = "8"; }
+  SECTION("A standby becomes a full member") {
     base.members[1].standby = true;
     view.members[1].standby = false;
   }
-  SECTION("all are others") {
+  SECTION("All members are new") {
     view.members = {{.id = {NodeRank{1}, Incarnation{1}}, .rank_count = 1}};
     view.aggregators.clear();
   }
-  SECTION("an aggregator is lost") { view.aggregators.erase(view.aggregators.begin()); }
-  SECTION("one enters between others") {
+  SECTION("An aggregator is lost") { view.aggregators.erase(view.aggregators.begin()); }
+  SECTION("An aggregator enters between others") {
     view.aggregators.insert(view.aggregators.begin() + 1, Summing(9, "aa", 4));
   }
-  SECTION("one has come back as another") { view.aggregators[1].incarnation = Incarnation{20}; }
-  SECTION("one has another address") { view.aggregators[1].data_address = "fi:tcp://elsewhere"; }
-  SECTION("two are lost, and all others have other weights") {
+  SECTION("An aggregator has come back as another incarnation") {
+    view.aggregators[1].incarnation = Incarnation{20};
+  }
+  SECTION("An aggregator has another address") {
+    view.aggregators[1].data_address = "fi:tcp://elsewhere";
+  }
+  SECTION("Two aggregators are lost, and all others have other weights") {
     base.aggregators.push_back(Summing(4, "d", 6));
     view.aggregators = {Summing(2, "b", 6), Summing(4, "d", 4)};
   }
-  SECTION("of two with one weight each has another now") {
+  SECTION("One of two aggregators with one weight each now has another") {
     view.aggregators[0].weight = 7;
     view.aggregators[1].weight = 8;
   }
-  SECTION("of two with one weight the second has another now") { view.aggregators[1].weight = 8; }
+  SECTION("The second of two aggregators with one weight now has another") {
+    view.aggregators[1].weight = 8;
+  }
   for (const bool whole : {false, true}) {
     const absl::StatusOr<view::View> back = After(base, view, whole);
     INFO(back.status().ToString());
@@ -144,7 +151,7 @@ TEST_CASE("Conversion: a view comes back from what it changes of the one before"
   }
 }
 
-TEST_CASE("Conversion: a change names nobody who stays", "[rpc]") {
+TEST_CASE("Conversion: a change does not name members that stay", "[rpc]") {
   view::View base = SomeView();
   base.aggregators = {Summing(1, "a", 4), Summing(2, "b", 4), Summing(3, "c", 4)};
   view::View view = base;
@@ -179,13 +186,13 @@ TEST_CASE("Conversion: a change of another view is refused", "[rpc]") {
   other = base;
   other.members[0].rank_count = 9;
   CHECK(Contains(Message(Changed(other, change).status()), "another digest"));
-  // The node is there already.
+  // This node is in the view already.
   scheduler::v1::WatchViewsResponse::ViewChange twice = change;
   *twice.add_entered() = ToProto(base.members[0]);
   CHECK(Contains(Message(Changed(base, twice).status()), "ascending"));
 }
 
-TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc]") {
+TEST_CASE("Conversion: a spec is read back, and is refused without a policy", "[rpc]") {
   for (const auto policy : {membership::LossPolicy::kFailJob, membership::LossPolicy::kContinue}) {
     const membership::JobSpec spec{.min_members = 2,
                                    .max_members = 9,
@@ -200,7 +207,7 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
     CHECK(*back == spec);
   }
   scheduler::v1::JobSpec message = ToProto(membership::JobSpec{});
-  message.clear_dealing();  // As a release does that knows of one way only.
+  message.clear_dealing();  // A release that knows only one way of dealing leaves it out.
   CHECK(FromProto(message)->dealing == Dealing{});
   for (const int none : {-1, 7, 256 + 1}) {
     message.mutable_dealing()->set_rule(static_cast<scheduler::v1::DealingRule>(none));
@@ -218,7 +225,7 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
   CHECK(Contains(Message(FromProto(message).status()), "loss_policy is 77"));
 }
 
-TEST_CASE("Conversion: durations that are too long saturate", "[rpc]") {
+TEST_CASE("Conversion: durations that are too long are cut to the longest", "[rpc]") {
   for (const int64_t ns : {int64_t{0}, int64_t{1}, -kSecond - 5, kSecond * 3 / 2}) {
     CHECK(NsFromDuration(DurationFromNs(ns)) == ns);
   }
@@ -229,12 +236,12 @@ TEST_CASE("Conversion: durations that are too long saturate", "[rpc]") {
   CHECK(NsFromDuration(duration) == -std::numeric_limits<int64_t>::max());
 }
 
-TEST_CASE("Conversion: UTF-8", "[rpc]") {
+TEST_CASE("Conversion: text that is not UTF-8 is refused", "[rpc]") {
   for (const char* good : {"", "abc", "\xc3\xbc", "\xe6\xbc\xa2", "\xf0\x9f\x98\x80"}) {
     CHECK(IsUtf8(good));
     CHECK(CleanUtf8(good) == good);
   }
-  // Cut short, a lone continuation, too long a form, a surrogate, past the last code point.
+  // Cut short, a lone continuation, a form that is too long, a surrogate, past the last code point.
   for (const char* bad : {"\xc3", "\x80", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
                           "\xf4\x90\x80\x80", "\xff", "\xe6\xbc"}) {
     CHECK_FALSE(IsUtf8(bad));
@@ -246,7 +253,7 @@ TEST_CASE("Conversion: UTF-8", "[rpc]") {
         "b");
 }
 
-TEST_CASE("Conversion: what AdminService shows lets nobody in", "[rpc]") {
+TEST_CASE("Conversion: nothing that AdminService shows lets anybody in", "[rpc]") {
   view::View view{.job = JobId{1}, .epoch = Epoch{2}, .slice_bytes_max = 65536};
   view.members.push_back({.id = {NodeRank{3}, Incarnation{77}}, .rank_count = 2, .name = "n"});
   view.aggregators.push_back({.incarnation = Incarnation{78},
@@ -262,10 +269,10 @@ TEST_CASE("Conversion: what AdminService shows lets nobody in", "[rpc]") {
   CHECK(shown.aggregators(0).data_address() == "fi:tcp://10.0.0.3:7001,local");
 }
 
-TEST_CASE("Secret: drawn anew each time, and hashed with SHA-256", "[rpc]") {
+TEST_CASE("Secret: each one is drawn anew, and hashed with SHA-256", "[rpc]") {
   CHECK(NewSecret().size() == kSecretBytes);
   CHECK(NewSecret() != NewSecret());
-  // FIPS 180-2's example.
+  // The example of FIPS 180-2.
   const membership::SecretHash hash = HashOf("abc");
   CHECK(hash.bytes[0] == 0xba);
   CHECK(hash.bytes[1] == 0x78);
@@ -276,14 +283,14 @@ TEST_CASE("Secret: drawn anew each time, and hashed with SHA-256", "[rpc]") {
   CHECK_FALSE(membership::SameSecret(hash, other));
 }
 
-TEST_CASE("Version: the major number must be the same, the minor may differ", "[rpc]") {
+TEST_CASE("Version: the major number must be the same, and the minor may differ", "[rpc]") {
   CHECK(VersionProblem({1, 0, "a"}, {1, 9, "b"}, "x") == "");
   const std::string problem = VersionProblem({1, 0, "0.1.0"}, {2, 5, ""}, "the agent of node 3");
   CHECK(Contains(problem, "the agent of node 3 speaks version 2.5 (build unknown)"));
   CHECK(Contains(problem, "this process 1.0 (build 0.1.0)"));
 }
 
-// A daemon's side that answers when it is told to.
+// A daemon that answers when the test tells it to.
 struct Held {
   void Keep(Done<agent::v1::GetStatusResponse> done) {
     const std::lock_guard lock(mutex);
@@ -293,7 +300,7 @@ struct Held {
   std::vector<Done<agent::v1::GetStatusResponse>> waiting;
 };
 
-TEST_CASE("Admin service: answers come back, errors with their words", "[rpc]") {
+TEST_CASE("Admin service: answers and errors come back with their words", "[rpc]") {
   AgentAdminHandlers handlers;
   handlers.get_status = [](const agent::v1::GetStatusRequest& request,
                            const Done<agent::v1::GetStatusResponse>& done) {
@@ -333,12 +340,12 @@ TEST_CASE("Admin service: answers come back, errors with their words", "[rpc]") 
   CHECK(trace->events(9'999).round() == 10'002);
   CHECK(pieces == 11);
   CHECK(client.SetTrace({}).code() == absl::StatusCode::kUnimplemented);
-  // Another daemon at this address.
+  // Another daemon serves at this address.
   SchedulerAdminClient other((*server)->address(), 30 * kSecond);
   CHECK(Contains(Message(other.ListJobs().status()), "is it another daemon"));
 }
 
-TEST_CASE("Admin service: an owner that does not answer costs the caller its deadline, no more",
+TEST_CASE("Admin service: an owner that does not answer costs its caller no more than the deadline",
           "[rpc]") {
   Held held;
   AgentAdminHandlers handlers;
@@ -355,7 +362,7 @@ TEST_CASE("Admin service: an owner that does not answer costs the caller its dea
   CHECK(Contains(Message(status), "agent at 127.0.0.1:"));
   server->reset();
   service.reset();
-  // Too late, and harmless.
+  // The answer comes too late, and does no harm.
   const std::lock_guard lock(held.mutex);
   REQUIRE(held.waiting.size() == 1);
   held.waiting[0](agent::v1::GetStatusResponse());
@@ -390,7 +397,7 @@ TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
   for (const auto& done : waiting) done(last);
   CHECK(one.get().ok());
   CHECK(other.get().ok());
-  // The server notices the end of a call a little after its client has.
+  // The server notices the end of a call a little after its client.
   auto after = std::async(std::launch::async, [&] {
     absl::Status status = read();
     while (status.code() == absl::StatusCode::kResourceExhausted) status = read();
@@ -402,7 +409,8 @@ TEST_CASE("Admin service: only so many timelines are read at a time", "[rpc]") {
   CHECK(after.get().ok());
 }
 
-TEST_CASE("Server: a peer that calls too often is refused, on a port, and every service", "[rpc]") {
+TEST_CASE("Server: a peer that calls too often is refused, on each port and by every service",
+          "[rpc]") {
   const auto gate = std::make_shared<CallGate>(CallLimitOptions{.per_second_max = 3});
   AgentAdminHandlers handlers;
   handlers.get_status = [](const agent::v1::GetStatusRequest&,
@@ -434,7 +442,8 @@ TEST_CASE("Server: a peer that calls too often is refused, on a port, and every 
   for (int i = 0; i < 100; ++i) CHECK(client.GetStatus({}).ok());
 }
 
-TEST_CASE("Admin service: a question whose caller has gone counts until it is answered", "[rpc]") {
+TEST_CASE("Admin service: a question counts until it is answered, even if its caller has gone",
+          "[rpc]") {
   Held held;
   AgentAdminHandlers handlers;
   handlers.get_status = [&held](const agent::v1::GetStatusRequest&,
@@ -466,7 +475,8 @@ TEST_CASE("Admin service: a question whose caller has gone counts until it is an
   CHECK(Contains(Message(third), "long answers counted as several"));
 }
 
-TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
+TEST_CASE("Admin client: an error says that nobody is there, or that there is no address",
+          "[rpc]") {
   std::string address;
   {
     const auto server = Server::Start({}, {});
@@ -482,7 +492,7 @@ TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
   CHECK(CheckHealth("nonsense", "", kSecond).code() == absl::StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("Server: a Unix socket that its user alone may open", "[rpc]") {
+TEST_CASE("Server: only its user may open its Unix socket", "[rpc]") {
   const TestDirectory directory;
   const ServerOptions options{.unix_path = directory.Path("daemon.sock")};
   AgentAdminHandlers handlers;
@@ -506,7 +516,7 @@ TEST_CASE("Server: a Unix socket that its user alone may open", "[rpc]") {
   CHECK((status.st_mode & 07777) == 0600);
   CHECK(AgentAdminClient((*server)->address(), 30 * kSecond).GetStatus({})->job_name() == "mnist");
   CHECK(CheckHealth((*server)->address(), "", 30 * kSecond).ok());
-  // Whoever serves is not pushed aside.
+  // A second server does not push the first one aside.
   const auto second = Server::Start(options, {});
   CHECK(second.status().code() == absl::StatusCode::kAlreadyExists);
   CHECK(Contains(Message(second.status()), options.unix_path));
@@ -515,10 +525,10 @@ TEST_CASE("Server: a Unix socket that its user alone may open", "[rpc]") {
   CHECK(stat(options.unix_path.c_str(), &status) != 0);
 }
 
-TEST_CASE("Server: what lies at a Unix socket's path", "[rpc]") {
+TEST_CASE("Server: what lies at a Unix socket's path is replaced, or refused", "[rpc]") {
   const TestDirectory directory;
   ServerOptions options{.unix_path = directory.Path("daemon.sock")};
-  SECTION("the socket of a process that was killed") {
+  SECTION("The socket of a killed process is replaced") {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     options.unix_path.copy(address.sun_path, sizeof address.sun_path - 1);
@@ -526,26 +536,27 @@ TEST_CASE("Server: what lies at a Unix socket's path", "[rpc]") {
     REQUIRE(bind(dead.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
     CHECK(Server::Start(options, {}).ok());
   }
-  SECTION("a file stays") {
+  SECTION("A file stays") {
     std::ofstream(options.unix_path) << "text";
     CHECK_FALSE(Server::Start(options, {}).ok());
     CHECK(std::ifstream(options.unix_path).peek() == 't');
   }
-  SECTION("no directory") {
+  SECTION("There is no directory") {
     options.unix_path = directory.Path("none/daemon.sock");
     const absl::Status status = Server::Start(options, {}).status();
     CHECK(Contains(Message(status), options.unix_path));
   }
-  SECTION("too long a path") {
+  SECTION("The path is too long") {
     options.unix_path = "/tmp/" + std::string(110, 'x');
     CHECK_FALSE(Server::Start(options, {}).ok());
   }
 }
 
-TEST_CASE("Server: a full table of descriptors is called so, not a port that is taken", "[rpc]") {
+TEST_CASE("Server: the error names a full table of descriptors, not a port that is taken",
+          "[rpc]") {
   rlimit before;
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
-  // Enough to try whether the port is free, too few for gRPC.
+  // This is enough to try whether the port is free, and too few for gRPC.
   const Descriptor lowest(dup(0));
   const rlimit few{static_cast<rlim_t>(lowest.get()) + 3, before.rlim_max};
   REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);

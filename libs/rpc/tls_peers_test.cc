@@ -42,7 +42,7 @@ namespace {
 using End = TlsPeers::End;
 
 constexpr int64_t kTimeoutNs = 30'000'000'000;
-// Ends a hang.
+// Only ends a hang.
 constexpr std::chrono::seconds kPatience{120};
 
 std::string TextOf(const std::string& path) {
@@ -60,7 +60,7 @@ void CheckText(const absl::Status& status, const std::string& part) {
   CHECK(status.message().find(part) != std::string::npos);
 }
 
-// An authority, and directories with certificates of it.
+// An authority, and directories with certificates that it has signed.
 class Pki {
  public:
   Pki() { Check(MakeAuthority(path("ca"), "example.org", 2)); }
@@ -72,7 +72,7 @@ class Pki {
     Check(MakeCertificate(path("ca"), path(name), {.identity = identity, .life_s = life_s}));
     return path(name);
   }
-  // Revokes the certificate that is in the directory now; it stays there.
+  // Revokes the certificate that is in the directory now. The certificate stays there.
   void Revoke(const std::string& name) const {
     Check(RevokeCertificate(path("ca"), path(name) + "/tls.crt"));
   }
@@ -120,7 +120,7 @@ class Pki {
   TestDirectory directory_;
 };
 
-// Two ends of a connection.
+// The two ends of a connection.
 struct Pair {
   Pair() {
     std::array<int, 2> sockets{};
@@ -159,18 +159,18 @@ TEST_CASE("TLS peers: a connection ends with its peer's certificate", "[credenti
              Catch::StartsWith("a connection ends: the certificate of viewer (number ") &&
                  Catch::EndsWith("certificate has expired"));
 
-  // As with a session of TLS that is taken up again.
+  // A resumed TLS session may add a connection this late.
   const Pair late;
   peers.Add(&late, late.ours.get(), End::kServer, pki.Shown("short"), now_s + 120);
   CHECK(late.HasEnded());
-  CHECK(peers.TakeReasons().empty());  // It has been said.
-  // Nor does it matter to those that are over by themselves.
+  CHECK(peers.TakeReasons().empty());  // The reason has been reported already.
+  // Connections that have ended by themselves are not affected.
   peers.Remove(&second);
   peers.EndOld(now_s + 2000);
   CHECK_FALSE(second.HasEnded());
 }
 
-TEST_CASE("TLS peers: the authority's list ends connections, and keeps new ones out",
+TEST_CASE("TLS peers: the authority's list ends connections, and keeps out new ones",
           "[credentials]") {
   const Pki pki;
   pki.Certify("bad", {Role::kNode, "job"});
@@ -199,7 +199,7 @@ TEST_CASE("TLS peers: the authority's list ends connections, and keeps new ones 
   peers.Add(&again, again.ours.get(), End::kServer, pki.Shown("bad"), now_s);
   CHECK(again.HasEnded());
 
-  // Another one joins it on the list.
+  // A second certificate joins the list.
   pki.Revoke("good");
   peers.SetTrust(pki.Texts(), now_s);
   peers.EndOld(now_s);
@@ -207,7 +207,7 @@ TEST_CASE("TLS peers: the authority's list ends connections, and keeps new ones 
   CHECK(absl::IsPermissionDenied(peers.Check(pki.Shown("bad"), now_s)));
 }
 
-TEST_CASE("TLS peers: a client ends connections with revoked servers alone", "[credentials]") {
+TEST_CASE("TLS peers: a client ends connections with revoked servers only", "[credentials]") {
   const Pki pki;
   pki.Certify("server", {Role::kScheduler}, 100);
   pki.Certify("bad", {Role::kScheduler}, 100);
@@ -217,7 +217,7 @@ TEST_CASE("TLS peers: a client ends connections with revoked servers alone", "[c
   const Pair bad;
   peers.Add(&good, good.ours.get(), End::kClient, pki.Shown("server"), now_s);
   peers.Add(&bad, bad.ours.get(), End::kClient, pki.Shown("bad"), now_s);
-  // They are over, and then of nobody's authority.
+  // The certificates lapse, and then the authority is another one.
   peers.EndOld(now_s + 200);
   const Pki other;
   peers.SetTrust(other.Texts(), now_s);
@@ -257,7 +257,7 @@ TEST_CASE("TLS peers: a new certificate of its own ends a server's connections",
   CHECK_FALSE(late.HasEnded());
   CHECK_FALSE(to_server.HasEnded());
   CHECK_FALSE(peers.MayBeOfOldCertificate(now_s + 10));
-  // The same one again is none.
+  // Reading the same certificate again changes nothing.
   peers.SetTrust(pki.TextsOf("own"), now_s + 20);
   peers.EndOld(now_s + 40);
   CHECK_FALSE(late.HasEnded());
@@ -282,7 +282,7 @@ TEST_CASE("TLS peers: another authority in its place ends the old one's connecti
   CHECK(pair.HasEnded());
 }
 
-TEST_CASE("TLS peers: each of two authorities of one name has its list", "[credentials]") {
+TEST_CASE("TLS peers: each of two authorities of one name has a list of its own", "[credentials]") {
   const Pki before;
   const Pki after;
   TlsTexts both;
@@ -302,7 +302,7 @@ TEST_CASE("TLS peers: each of two authorities of one name has its list", "[crede
   }
 }
 
-TEST_CASE("TLS peers: a list that is overdue goes on to revoke", "[credentials]") {
+TEST_CASE("TLS peers: a list that is overdue still revokes", "[credentials]") {
   const Pki pki;
   const std::string directory = pki.Certify("bad", {Role::kViewer});
   pki.Certify("good", {Role::kViewer});
@@ -315,14 +315,14 @@ TEST_CASE("TLS peers: a list that is overdue goes on to revoke", "[credentials]"
   const TlsPeers peers(pki.Texts());
   CHECK(absl::IsPermissionDenied(peers.Check(pki.Shown("bad"), now_s)));
   Check(peers.Check(pki.Shown("good"), now_s));
-  // The files are good: a daemon starts with them, and the doctor says it.
+  // The files are valid: a daemon starts with them, and the doctor reports the list.
   pki.CopyList("bad");
   const absl::StatusOr<TlsFiles> files = CheckTlsFiles(directory);
   Check(files.status());
   CHECK(files->revoked_until_unix_s < now_s);
 }
 
-TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
+TEST_CASE("TLS files: the error names each defect of a list", "[credentials]") {
   const Pki pki;
   const std::string directory = pki.Certify("tls", {Role::kOperator});
   const std::string list = directory + "/ca.crl";
@@ -336,16 +336,16 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
   CHECK(files->revoked_until_unix_s > std::time(nullptr));
   CHECK(CheckNotRevoked(*files).ok());
 
-  SECTION("no list") {
+  SECTION("There is no list") {
     std::ofstream(list) << "nothing\n";
     CheckText(CheckTlsFiles(directory).status(), "ca.crl holds no list of revoked certificates");
   }
-  SECTION("half of a list after a whole one") {
+  SECTION("There is half a list after a whole one") {
     const std::string text = TextOf(list);
     std::ofstream(list) << text << text.substr(0, text.size() / 2);
     CheckText(CheckTlsFiles(directory).status(), "or half of one");
   }
-  SECTION("another authority's") {
+  SECTION("The list is another authority's") {
     const Pki other;
     other.Certify("bad", {Role::kViewer});
     other.Revoke("bad");
@@ -356,7 +356,7 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
     CheckText(RevokeCertificate(pki.path("ca"), pki.path("ca/ca.crt")),
               "is the authority itself, which cannot be on its own list");
   }
-  SECTION("of some changes alone") {
+  SECTION("The list has only changes") {
     pki.SignList([](X509_CRL* crl) {
       const Owned<ASN1_INTEGER, ASN1_INTEGER_free> base(ASN1_INTEGER_new());
       REQUIRE(X509_CRL_add1_ext_i2d(crl, NID_delta_crl, base.get(), 1, 0) == 1);
@@ -364,7 +364,7 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
     pki.CopyList("tls");
     CheckText(CheckTlsFiles(directory).status(), "has a list of some certificates or changes");
   }
-  SECTION("of an authority that may sign certificates alone") {
+  SECTION("The list is of an authority that may only sign certificates") {
     pki.SignAuthority([](X509* authority) {
       const int usage = X509_get_ext_by_NID(authority, NID_key_usage, -1);
       X509_EXTENSION_free(X509_delete_ext(authority, usage));
@@ -377,12 +377,12 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
                                std::filesystem::copy_options::overwrite_existing);
     CheckText(CheckTlsFiles(directory).status(), "must have cRLSign");
   }
-  SECTION("nobody may read it") {
+  SECTION("Nobody may read the list") {
     REQUIRE(unlink(list.c_str()) == 0);
     REQUIRE(mkdir(list.c_str(), 0700) == 0);
     CheckText(CheckTlsFiles(directory).status(), "ca.crl");
   }
-  SECTION("it revokes its own certificate") {
+  SECTION("The list revokes the process's own certificate") {
     pki.Revoke("tls");
     pki.CopyList("tls");
     const absl::StatusOr<TlsFiles> own = CheckTlsFiles(directory);
@@ -394,7 +394,7 @@ TEST_CASE("TLS files: each defect of a list is named", "[credentials]") {
   }
 }
 
-// Collects what credentials say.
+// Collects the warnings of credentials.
 class Warnings {
  public:
   std::function<void(const std::string&)> Collector() {
@@ -424,7 +424,7 @@ std::shared_ptr<const Credentials> Load(const std::string& directory, Warnings& 
   return *loaded;
 }
 
-// Where gRPC is a shared library nobody watches its connections (guarded_reads.cc).
+// Where gRPC is a shared library, nothing watches its connections (guarded_reads.cc).
 bool IsWatched() {
   const char* const sanitizer = std::getenv("TALWEG_SANITIZER");
   if (sanitizer == nullptr || std::string(sanitizer) != "tsan") return true;
@@ -432,7 +432,7 @@ bool IsWatched() {
   return false;
 }
 
-// Asks until the answer is an error with that text; "": until it is good.
+// Asks until the answer is an error with that text, or is good if the text is "".
 void AskUntil(AgentAdminClient& client, const std::string& error) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (true) {
@@ -459,14 +459,14 @@ TEST_CASE("TLS: a server ends connections of revoked certificates", "[credential
   pki.CopyList("daemon");
   said.WaitFor("a connection ends: the certificate of viewer (number ");
   AskUntil(client, "does not answer");
-  // The one who has it is told by its own list.
+  // The holder of the certificate learns it from its own list.
   pki.CopyList("viewer");
   said_by_client.WaitFor("others end connections with this process: ");
   Check(other.GetStatus({}).status());
-  // Another certificate lets it in again, with no new start.
+  // Another certificate lets it in again without a restart.
   pki.Certify("viewer", {Role::kViewer});
   AskUntil(client, "");
-  // What a list has revoked stays so without it.
+  // What a list has revoked stays revoked without the list.
   REQUIRE(unlink((pki.path("daemon") + "/ca.crl").c_str()) == 0);
   said.WaitFor("ca.crl is not there any more");
 }
@@ -483,13 +483,13 @@ TEST_CASE("TLS: a client ends connections with a revoked server", "[credentials]
   pki.Revoke("daemon");
   pki.CopyList("viewer");
   said_by_client.WaitFor("a connection ends: the certificate of node of job 'job' (number ");
-  // The first answer may be of the connection that has ended.
+  // The first answer may be about the connection that has ended.
   AskUntil(client, "is revoked: ca.crl names it");
   pki.Certify("daemon", {Role::kNode, "job"});
   AskUntil(client, "");
 }
 
-TEST_CASE("TLS: a connection ends with its certificate, and whoever has a new one goes on",
+TEST_CASE("TLS: a connection ends with its certificate, and a peer with a new one goes on",
           "[credentials]") {
   if (!IsWatched()) return;
   const Pki pki;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of certificates and bearer tokens come from whoever connects, tables and keys from files.
+// Whoever connects sends names of certificates and bearer tokens. Tables and keys come from files.
 #include "libs/rpc/tokens.h"
 
 #include <cstddef>
@@ -22,13 +22,13 @@ constexpr char kKeys[] = R"({"keys":[{"kty":"EC","crv":"P-256","kid":"k1",)"
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   if (const auto identity = talweg::rpc::IdentityOfUri(text)) {
-    // What is a name stays that name.
+    // A name that is read stays the same name.
     if (talweg::rpc::IdentityOfUri(UriOf(*identity, "x")) != identity) std::abort();
   }
   static const auto* const kTokens =
       new auto(Tokens::Parse("node:a service-account a:b", kKeys, "talweg"));
   if (!kTokens->ok()) std::abort();
-  // Nobody has signed anything.
+  // Nobody has signed any token.
   if ((*kTokens)->Check(text, talweg::rpc::Identity{talweg::rpc::Role::kNode, "a"}, 1500).ok())
     std::abort();
   (void)Tokens::Parse(text, "", "");

@@ -11,7 +11,7 @@
 namespace talweg::runtime {
 namespace {
 
-TEST_CASE("RunOnCpu: the calling thread is on that CPU, and no other thread is moved",
+TEST_CASE("RunOnCpu: the calling thread runs on that CPU, and no other thread is moved",
           "[runtime]") {
   cpu_set_t before;
   REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
@@ -29,7 +29,7 @@ TEST_CASE("RunOnCpu: the calling thread is on that CPU, and no other thread is m
   CHECK(CPU_EQUAL(&before, &after));
 }
 
-TEST_CASE("RunOnCpu: a CPU that is not there is named", "[runtime]") {
+TEST_CASE("RunOnCpu: the error names a CPU that is not there", "[runtime]") {
   CHECK(std::string(RunOnCpu(4095).message()).find("CPU 4095") != std::string::npos);
   CHECK(std::string(RunOnCpu(1023).message()).find("CPU 1023") != std::string::npos);
 }

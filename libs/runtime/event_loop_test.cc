@@ -44,7 +44,7 @@ int64_t ThreadCpuNs() {
   return static_cast<int64_t>(used.tv_sec) * 1'000'000'000 + used.tv_nsec;
 }
 
-// Whether epoll_pwait2 exists (Linux 5.11) and no filter of system calls forbids it.
+// Returns whether epoll_pwait2 exists (Linux 5.11) and no filter of system calls forbids it.
 bool HasShortSleeps() {
   const Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   epoll_event none;
@@ -69,7 +69,7 @@ class CountingPoller final : public Poller {
   std::function<int()> on_poll;
 };
 
-TEST_CASE("EventLoop: timers run in the order of their deadlines, not before", "[runtime]") {
+TEST_CASE("EventLoop: timers run in the order of their deadlines, and not before", "[runtime]") {
   ManualClock clock(1000);
   const auto loop = NewLoop(&clock);
   std::vector<int> order;
@@ -91,7 +91,7 @@ TEST_CASE("EventLoop: timers run in the order of their deadlines, not before", "
   CHECK(order == std::vector{1, 2, 3});
 }
 
-TEST_CASE("EventLoop: periodic timers keep their beat and skip what was missed", "[runtime]") {
+TEST_CASE("EventLoop: periodic timers keep their beat and skip what they missed", "[runtime]") {
   ManualClock clock;
   const auto loop = NewLoop(&clock);
   int runs = 0;
@@ -105,11 +105,11 @@ TEST_CASE("EventLoop: periodic timers keep their beat and skip what was missed",
   loop->RunOnce();
   loop->RunOnce();
   CHECK(runs == 1);
-  clock.Advance(35);  // Due at 20, 30 and 40: once.
+  clock.Advance(35);  // It was due at 20, 30 and 40, and runs once.
   loop->RunOnce();
   loop->RunOnce();
   CHECK(runs == 2);
-  clock.Advance(5);  // At 50, on the beat.
+  clock.Advance(5);  // At 50 it is on the beat.
   loop->RunOnce();
   CHECK(runs == 3);
   clock.Advance(10);
@@ -140,7 +140,7 @@ TEST_CASE("EventLoop: descriptors are served until they are removed", "[runtime]
   const Descriptor first = NewEvent();
   const Descriptor second = NewEvent();
   int served = 0;
-  // Each removes the other: whichever comes first, the second must not be served any more.
+  // Each removes the other. Whichever comes first, the second one must not be served any more.
   const auto serve = [&](const Descriptor& other) {
     return [&](uint32_t events) {
       CHECK((events & EPOLLIN) != 0);
@@ -157,7 +157,7 @@ TEST_CASE("EventLoop: descriptors are served until they are removed", "[runtime]
   loop->RunOnce();
   CHECK(served == 1);
   loop->RunOnce();
-  CHECK(served == 2);  // Level-triggered: the remaining one is served.
+  CHECK(served == 2);  // The remaining one is level-triggered, so it is served again.
 }
 
 TEST_CASE("EventLoop: a callback may replace its own descriptor by one of the same number",
@@ -216,7 +216,7 @@ TEST_CASE("EventLoop: it does not sleep while a poller says that it has work", "
     return 0;
   };
   loop->AddPoller(&poller);
-  loop->Run();  // Returns: each pass polls again.
+  loop->Run();  // It returns, because each pass polls again.
   CHECK(poller.polls >= 1000);
   CHECK(poller.preparations > 0);
 }
@@ -229,7 +229,7 @@ TEST_CASE("EventLoop: an idle loop sleeps instead of spinning", "[runtime]") {
   loop->AddTimer(clock.NowNs() + 200 * kMs, [&] { loop->Stop(); });
   const int64_t cpu_before_ns = ThreadCpuNs();
   loop->Run();
-  // A fifth of a second of spinning would be 200 ms of CPU time, however slow the machine.
+  // Spinning for a fifth of a second would take 200 ms of CPU time on any machine.
   CHECK(ThreadCpuNs() - cpu_before_ns < 50 * kMs);
   CHECK(poller.preparations >= 1);
 }
@@ -241,7 +241,7 @@ TEST_CASE("EventLoop: a sleep may be shorter than a millisecond", "[runtime]") {
   int64_t begin_ns = 0;
   int64_t shortest_ns = INT64_MAX;
   int sleeps = 0;
-  // On a busy machine most sleeps are longer; one that is not is enough.
+  // On a busy machine most sleeps are longer. One that is not is enough.
   std::function<void()> sleep_again = [&] {
     if (begin_ns != 0) shortest_ns = std::min(shortest_ns, clock.NowNs() - begin_ns);
     if (shortest_ns < kMs || ++sleeps > 3'000) return loop->Stop();
@@ -258,7 +258,7 @@ TEST_CASE("EventLoop: a sleep may be shorter than a millisecond", "[runtime]") {
   CHECK(shortest_ns < kMs);
 }
 
-TEST_CASE("EventLoop: Stop before Run, and from another thread", "[runtime]") {
+TEST_CASE("EventLoop: Stop works before Run, and from another thread", "[runtime]") {
   MonotonicClock clock;
   {
     const auto loop = NewLoop(&clock);
@@ -271,9 +271,9 @@ TEST_CASE("EventLoop: Stop before Run, and from another thread", "[runtime]") {
   stopper.join();
 }
 
-// Two loops send a number to and fro; a lost wake-up leaves both asleep for ever, and the watchdog
-// timers find that out.
-TEST_CASE("Mailbox: no post is lost on a loop that goes to sleep", "[runtime]") {
+// Two loops send a number back and forth. A lost wake-up leaves both asleep for ever, and the
+// watchdog timers notice that.
+TEST_CASE("Mailbox: no message is lost when a loop goes to sleep", "[runtime]") {
   MonotonicClock clock;
   const int64_t spin_ns = GENERATE(0, 20'000);
   const auto left = NewLoop(&clock, spin_ns);
@@ -341,7 +341,7 @@ TEST_CASE("Mailbox: messages of one thread stay in order, and none is lost", "[r
   CHECK(mailbox.size() == 0);
 }
 
-TEST_CASE("Mailbox: what is posted while draining is drained next time", "[runtime]") {
+TEST_CASE("Mailbox: a message posted while draining is drained next time", "[runtime]") {
   Mailbox<int> mailbox(nullptr);
   mailbox.Post(1);
   std::vector<int> seen;
@@ -357,7 +357,7 @@ TEST_CASE("Mailbox: what is posted while draining is drained next time", "[runti
   CHECK(seen == std::vector{1, 2, 3});
 }
 
-TEST_CASE("ShutdownSignal: signals arrive as events, each", "[runtime]") {
+TEST_CASE("ShutdownSignal: each signal arrives as an event", "[runtime]") {
   MonotonicClock clock;
   const auto loop = NewLoop(&clock, 0);
   auto signals = ShutdownSignal::Create();
@@ -382,18 +382,19 @@ TEST_CASE("ShutdownSignal: signals arrive as events, each", "[runtime]") {
   (*signals)->Unwatch(loop.get());
 }
 
-TEST_CASE("ShutdownSignal: one that came too late to be an event ends nothing", "[runtime]") {
+TEST_CASE("ShutdownSignal: a signal that comes too late to be an event ends nothing", "[runtime]") {
   auto signals = ShutdownSignal::Create();
   REQUIRE(signals.ok());
   raise(SIGTERM);
   raise(SIGINT);
   signals->reset();
-  // Static objects go now, and files are closed: a daemon that has obeyed has its exit status.
+  // Static objects are destroyed now, and files are closed. A daemon that has obeyed keeps its exit
+  // status.
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) raise(number);
-  REQUIRE(ShutdownSignal::Create().ok());  // Forgotten, for the tests that follow.
+  REQUIRE(ShutdownSignal::Create().ok());  // Forgets the signals, for the tests that follow.
 }
 
-TEST_CASE("HostId: the same for every process here, and never empty on Linux", "[runtime]") {
+TEST_CASE("HostId: it is the same for every process here, and never empty on Linux", "[runtime]") {
   CHECK_FALSE(HostId().empty());
   CHECK(HostId() == HostId());
   CHECK(HostId().find('/') != std::string::npos);

@@ -18,14 +18,14 @@ TEST_CASE("HostLookup: names become literal addresses", "[runtime]") {
   CHECK((*localhost == "127.0.0.1" || *localhost == "::1"));
 }
 
-TEST_CASE("HostLookup: a name that does not resolve is named", "[runtime]") {
+TEST_CASE("HostLookup: the error names a name that does not resolve", "[runtime]") {
   const auto nobody = LookUpHost("no-such-host.invalid");
   REQUIRE(absl::IsNotFound(nobody.status()));
   CHECK(std::string(nobody.status().message()).find("'no-such-host.invalid' does not resolve") !=
         std::string::npos);
 }
 
-TEST_CASE("HostLookup: what needs no lookup", "[runtime]") {
+TEST_CASE("HostLookup: a literal address needs no lookup", "[runtime]") {
   for (const char* literal : {"127.0.0.1", "::1", "fe80::1%lo", "2001:db8::7"}) {
     CHECK(IsLiteralAddress(literal));
   }
@@ -34,7 +34,7 @@ TEST_CASE("HostLookup: what needs no lookup", "[runtime]") {
   }
 }
 
-TEST_CASE("HostLookup: one after the other, while the caller goes on", "[runtime]") {
+TEST_CASE("HostLookup: lookups run one after the other, while the caller goes on", "[runtime]") {
   std::promise<void> let_go;
   const std::shared_future<void> released = let_go.get_future().share();
   HostLookup lookup([released](const std::string& host) -> absl::StatusOr<std::string> {
@@ -48,12 +48,13 @@ TEST_CASE("HostLookup: one after the other, while the caller goes on", "[runtime
     found.push_back(*literal);
     both.set_value();
   });
-  let_go.set_value();  // Only now: Start has returned although the lookup has not.
+  let_go.set_value();  // Start() has returned before the lookup could.
   both.get_future().wait();
   CHECK(found == std::vector<std::string>{"a!", "b!"});
 }
 
-TEST_CASE("HostLookup: whoever ends waits for no name server, and hears of none", "[runtime]") {
+TEST_CASE("HostLookup: its destruction waits for no name server, and no callback follows",
+          "[runtime]") {
   auto begun = std::make_shared<std::promise<void>>();
   auto let_go = std::make_shared<std::promise<void>>();
   auto over = std::make_shared<std::promise<void>>();
@@ -64,7 +65,7 @@ TEST_CASE("HostLookup: whoever ends waits for no name server, and hears of none"
       let_go->get_future().wait();
       return std::string("late");
     });
-    // Destroyed when the thread has let go of it, and of whatever it would have called.
+    // Runs when the thread has dropped the lookup and its callback.
     const std::shared_ptr<void> last(nullptr, [over](void*) { over->set_value(); });
     lookup.Start("slow", [&told, last](const auto&) { told = true; });
     begun->get_future().wait();

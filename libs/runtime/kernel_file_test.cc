@@ -10,15 +10,15 @@
 namespace talweg::runtime {
 namespace {
 
-TEST_CASE("ReadKernelFile: the whole text, of several lines, too") {
+TEST_CASE("ReadKernelFile: it reads the whole text, even of several lines") {
   CHECK(ReadKernelFile("/proc/self/stat").rfind(std::to_string(getpid()) + " (", 0) == 0);
   const std::string status = ReadKernelFile("/proc/self/status");
   CHECK(status.find("\nPid:\t" + std::to_string(getpid()) + "\n") != std::string::npos);
 }
 
-TEST_CASE("ReadKernelFile: nothing of a file that is not there, or cannot be read") {
+TEST_CASE("ReadKernelFile: a file that is not there, or cannot be read, gives no text") {
   CHECK(ReadKernelFile("/proc/self/no such file").empty());
-  // It can be opened, but reading it fails, as for a process that has ended meanwhile.
+  // This file can be opened. Reading it fails, as for a process that has ended meanwhile.
   CHECK(ReadKernelFile("/proc/self/mem").empty());
   CHECK(ReadKernelFile("/proc").empty());
 }

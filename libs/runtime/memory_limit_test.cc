@@ -28,13 +28,13 @@ class FakeMount {
   TestDirectory directory_;
 };
 
-TEST_CASE("MemoryLimit: never more than the machine has", "[runtime]") {
+TEST_CASE("MemoryLimit: it is never more than the machine has", "[runtime]") {
   CHECK(MemoryLimitBytes() > 0);
   CHECK(MemoryLimitBytes() <=
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(getpagesize()));
 }
 
-TEST_CASE("MemoryLimit: the lowest of a group and those above it", "[runtime]") {
+TEST_CASE("MemoryLimit: it is the lowest of a group and the groups above it", "[runtime]") {
   const FakeMount mount;
   mount.Write("batch/job/memory.max", "max");
   mount.Write("batch/memory.max", "2000000");
@@ -52,7 +52,7 @@ TEST_CASE("MemoryLimit: a container sees its own group at the top", "[runtime]")
   CHECK(ControlGroupLimitBytes("0::/../../elsewhere\n", mount.path()) == 750'000);
 }
 
-TEST_CASE("MemoryLimit: version 1, by its memory controller alone", "[runtime]") {
+TEST_CASE("MemoryLimit: in version 1 only the memory controller counts", "[runtime]") {
   const FakeMount mount;
   mount.Write("memory/docker/5f/memory.limit_in_bytes", "300000");
   mount.Write("memory/memory.limit_in_bytes", "9223372036854771712");
@@ -60,7 +60,7 @@ TEST_CASE("MemoryLimit: version 1, by its memory controller alone", "[runtime]")
   CHECK(ControlGroupLimitBytes(groups, mount.path()) == 300'000);
 }
 
-TEST_CASE("MemoryLimit: no limit, no files, and nonsense are no limit", "[runtime]") {
+TEST_CASE("MemoryLimit: a missing limit, missing files and nonsense mean no limit", "[runtime]") {
   const FakeMount mount;
   CHECK(ControlGroupLimitBytes("0::/nowhere\n", mount.path()) == kNone);
   mount.Write("memory.max", "max");

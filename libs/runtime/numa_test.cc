@@ -15,7 +15,7 @@ int Policy() {
   return syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 ? mode : -1;
 }
 
-TEST_CASE("PreferNumaNode: a node is preferred, and then no more", "[runtime]") {
+TEST_CASE("PreferNumaNode: a node is preferred until the object is gone", "[runtime]") {
   const int before = Policy();
   if (before < 0) {
     WARN("skipped: this kernel, or container, has no memory policies");
@@ -28,7 +28,7 @@ TEST_CASE("PreferNumaNode: a node is preferred, and then no more", "[runtime]") 
   CHECK(Policy() == before);
 }
 
-TEST_CASE("PreferNumaNode: no node, or none that exists, changes nothing", "[runtime]") {
+TEST_CASE("PreferNumaNode: no node, or a node that does not exist, changes nothing", "[runtime]") {
   const int before = Policy();
   const auto node = GENERATE(std::optional<uint32_t>(), std::optional<uint32_t>(1023),
                              std::optional<uint32_t>(~0u));

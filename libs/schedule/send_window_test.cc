@@ -21,7 +21,7 @@ std::vector<int64_t> Owners(size_t count, int64_t round_trip_ms) {
   return std::vector<int64_t>(count, round_trip_ms * kMs + kMs / 10);
 }
 
-// The part of the link that the credits let through.
+// Returns the part of the link that the credits let through.
 double CreditShare(const LinkShape& shape) {
   const double bytes_per_ns = shape.gigabits_per_s / 8;
   const auto credit_bytes = static_cast<double>(shape.credit_bytes * shape.round_trips_ns.size());
@@ -30,14 +30,14 @@ double CreditShare(const LinkShape& shape) {
   return std::min(1.0, credit_bytes / trip_ns / bytes_per_ns);
 }
 
-TEST_CASE("SendWindow: begins with little, and a slice for each way", "[schedule]") {
+TEST_CASE("SendWindow: it begins with little, and a slice for each way", "[schedule]") {
   SendWindow window;
   std::vector<SendWindow::Way> ways(4);
   window.Open(ways[0]);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes);
   window.OnSent(ways[0], kSliceBytes, 5);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
-  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // A part of a slice is not a sample.
+  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // A part of a slice does not count as a sample.
   CHECK(window.BytesPerMs() == 0);
   window.OnReceived(ways[0], 0, 10);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
@@ -45,7 +45,7 @@ TEST_CASE("SendWindow: begins with little, and a slice for each way", "[schedule
   CHECK(window.Bytes() == kMiB + 4 * kKeptBackBytes + 6 * kSliceBytes);
 }
 
-TEST_CASE("SendWindow: what was on a way that is closed is not in flight", "[schedule]") {
+TEST_CASE("SendWindow: bytes on a way that is closed are not in flight", "[schedule]") {
   SendWindow window;
   SendWindow::Way way;
   SendWindow::Way other;
@@ -59,12 +59,12 @@ TEST_CASE("SendWindow: what was on a way that is closed is not in flight", "[sch
   CHECK(window.InFlightBytes() == kSliceBytes);
   CHECK(window.way_count() == 1);
   window.Close(way);
-  window.Open(other);  // Opened again: nothing is under way.
+  window.Open(other);  // The way is open again, and nothing is under way on it.
   CHECK(window.InFlightBytes() == 0);
   CHECK(window.way_count() == 1);
 }
 
-TEST_CASE("SendWindow: keeps short links of any speed full, and no fuller", "[schedule]") {
+TEST_CASE("SendWindow: short links of any speed are kept full, and no fuller", "[schedule]") {
   for (const double gigabits : {0.1, 0.5, 1.0, 10.0, 100.0}) {
     CAPTURE(gigabits);
     LinkShape shape{.gigabits_per_s = gigabits, .round_trips_ns = Owners(1, 0)};
@@ -78,7 +78,7 @@ TEST_CASE("SendWindow: keeps short links of any speed full, and no fuller", "[sc
   }
 }
 
-TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
+TEST_CASE("SendWindow: long links are kept full", "[schedule]") {
   for (const bool slow_start : {false, true}) {
     for (const size_t owner_count : {1, 2, 8}) {
       for (const int64_t round_trip_ms : {5, 20, 80, 200}) {
@@ -93,7 +93,7 @@ TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
           CHECK(figures.busy > 0.93 * CreditShare(shape));
           LinkShape twice = shape;
           twice.credit_bytes /= 2;
-          if (CreditShare(twice) < 1) continue;  // Then it waits for credit.
+          if (CreditShare(twice) < 1) continue;  // Otherwise the slice waits for credit.
           // The bytes that fill the way do not hold up an urgent slice.
           const double slices_ms =
               static_cast<double>((10 + owner_count) * kSliceBytes) * 8 / gigabits / 1e6;
@@ -104,7 +104,7 @@ TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
   }
 }
 
-TEST_CASE("SendWindow: a window of few slices grows", "[schedule]") {
+TEST_CASE("SendWindow: a window of a few slices grows", "[schedule]") {
   SimulatedLink link(
       {.gigabits_per_s = 1, .round_trips_ns = Owners(1, 200), .slice_bytes = 128 * kKiB});
   // The window begins small, after a time with less to send.
@@ -113,21 +113,23 @@ TEST_CASE("SendWindow: a window of few slices grows", "[schedule]") {
     link.Rest(100 * kMs);
   }
   link.Run(10'000 * kMs);
-  CHECK(link.Run(10'000 * kMs).busy > 0.3);  // Credits allow 0.33.
+  CHECK(link.Run(10'000 * kMs).busy > 0.3);  // The credits allow 0.33.
 }
 
-TEST_CASE("SendWindow: owners near and far", "[schedule]") {
+TEST_CASE("SendWindow: the way to far owners does not hold up near owners", "[schedule]") {
   SimulatedLink link(
       {.gigabits_per_s = 1, .round_trips_ns = {kMs / 2, 40 * kMs, kMs / 2, 40 * kMs}});
   link.Run(2000 * kMs);
   const SimulatedLink::Figures figures = link.Run(20'000 * kMs);
   CHECK(figures.busy > 0.93);
-  // The far owners' whole way would take 40 ms more of the link than the near owners' slices need.
+  // Filling the far owners' whole way would take 40 ms more of the link than the near owners'
+  // slices need.
   CHECK(figures.urgent_ms < 35);
 }
 
-TEST_CASE("SendWindow: receipts that come late, and together, make no link faster", "[schedule]") {
-  // Slices of the near owner return before the process hears of earlier ones of the far owner.
+TEST_CASE("SendWindow: receipts that come late and together make no link seem faster",
+          "[schedule]") {
+  // Slices of the near owner return before the process hears of earlier slices of the far owner.
   for (const int64_t cpu_period_ms : {4, 10, 40}) {
     CAPTURE(cpu_period_ms);
     SimulatedLink link({.gigabits_per_s = 1,
@@ -144,7 +146,7 @@ TEST_CASE("SendWindow: receipts that come late, and together, make no link faste
   }
 }
 
-TEST_CASE("SendWindow: a burst that a shaper lets pass makes no link faster", "[schedule]") {
+TEST_CASE("SendWindow: a burst that a shaper lets pass makes no link seem faster", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 1,
                       .round_trips_ns = Owners(4, 0),
                       .slice_bytes = 64 * kKiB,
@@ -158,7 +160,7 @@ TEST_CASE("SendWindow: a burst that a shaper lets pass makes no link faster", "[
   CHECK(link.queue().LinkBytesPerMs() > 110'000);
 }
 
-TEST_CASE("SendWindow: follows a link that gets slower, and faster", "[schedule]") {
+TEST_CASE("SendWindow: it follows a link that gets slower, and faster", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 10, .round_trips_ns = Owners(1, 0)});
   link.Run(1000 * kMs);
   CHECK(link.queue().WindowBytes() > 12 * kMiB);
@@ -170,7 +172,7 @@ TEST_CASE("SendWindow: follows a link that gets slower, and faster", "[schedule]
   CHECK(link.queue().WindowBytes() > 12 * kMiB);
 }
 
-TEST_CASE("SendWindow: follows a way that gets longer, and shorter", "[schedule]") {
+TEST_CASE("SendWindow: it follows a way that gets longer, and shorter", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(1, 10)});
   CHECK(link.Run(5000 * kMs).busy > 0.95);
   link.set_round_trip(0, 45 * kMs);
@@ -181,15 +183,17 @@ TEST_CASE("SendWindow: follows a way that gets longer, and shorter", "[schedule]
   CHECK(link.Run(10'000 * kMs).urgent_ms_most < 25);
 }
 
-TEST_CASE("SendWindow: a link that is always full tells how long the way is", "[schedule]") {
+TEST_CASE("SendWindow: a link that is always full shows how long the way is", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(1, 20)});
   link.Run(60'000 * kMs);
-  CHECK(link.queue().RoundTripNs() < 32 * kMs);  // Without the queues before it.
+  // The time does not count the queues before the way.
+  CHECK(link.queue().RoundTripNs() < 32 * kMs);
   CHECK(link.Run(60'000 * kMs).urgent_ms < 20);
 }
 
-TEST_CASE("SendWindow: rounds with rests between them", "[schedule]") {
-  // Connections that have rested are slow at first. That does not make the way longer.
+TEST_CASE("SendWindow: rounds with rests between them do not make the way seem longer",
+          "[schedule]") {
+  // Connections are slow at first after a rest. That does not make the way seem longer.
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(2, 40), .slow_start = true});
   for (int round = 0; round < 30; ++round) {
     link.Round(250 * kMiB);
@@ -197,7 +201,7 @@ TEST_CASE("SendWindow: rounds with rests between them", "[schedule]") {
   }
   CHECK(link.queue().RoundTripNs() < 60 * kMs);
   CHECK(link.queue().RoundTripNs() > 40 * kMs);
-  CHECK(link.queue().WindowBytes() > 5'000'000);  // The link carries this much meanwhile.
+  CHECK(link.queue().WindowBytes() > 5'000'000);  // The link carries this much in that time.
 }
 
 TEST_CASE("SendWindow: small rounds after long rests hold nothing up", "[schedule]") {
@@ -209,7 +213,7 @@ TEST_CASE("SendWindow: small rounds after long rests hold nothing up", "[schedul
   CHECK(link.Run(5000 * kMs).busy > 0.85);
 }
 
-TEST_CASE("SendWindow: figures of a peer that make no sense harm nothing", "[schedule]") {
+TEST_CASE("SendWindow: figures of a peer that make no sense do no harm", "[schedule]") {
   SendWindow window;
   SendWindow::Way way;
   window.Open(way);
@@ -234,7 +238,7 @@ TEST_CASE("SendWindow: figures of a peer that make no sense harm nothing", "[sch
   CHECK(patient.Bytes() >= 2 * kSliceBytes);
 }
 
-// The table in docs/benchmarks/studies/network.md: send_window_test '[.table]'.
+// Prints the table in docs/benchmarks/studies/network.md: send_window_test '[.table]'.
 TEST_CASE("SendWindow: a table of links", "[.table]") {
   for (const size_t owner_count : {1, 2, 8}) {
     for (const double gigabits : {0.01, 0.1, 1.0, 10.0, 25.0}) {

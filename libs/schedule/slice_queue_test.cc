@@ -24,7 +24,8 @@ QueuedSlice Make(AggregatorIndex owner, int32_t priority, uint64_t order, uint32
           .cost_bytes = bytes};
 }
 
-TEST_CASE("SliceQueue: priority first, then readiness, then slice", "[schedule]") {
+TEST_CASE("SliceQueue: priority counts first, then readiness, then the slice's number",
+          "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, 1 << 20);
   const std::vector<QueuedSlice> expected = {Make(kA, 9, 7, 0), Make(kA, 5, 1, 0),
@@ -45,14 +46,12 @@ TEST_CASE("SliceQueue: a more urgent tensor overtakes between slices", "[schedul
   CHECK(queue.Take(0)->slice == SliceIndex{1});
 }
 
-TEST_CASE(
-    "SliceQueue: slices of one tensor leave to all its owners alike, "
-    "each by its part",
-    "[schedule]") {
+TEST_CASE("SliceQueue: slices of one tensor leave for all its owners in proportion to their parts",
+          "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, 1 << 20);
   queue.Open(kB, 1 << 20);
-  // The first two thirds of the tensor are kA's.
+  // kA has the first two thirds of the tensor.
   for (uint32_t s = 0; s < 6; ++s) {
     QueuedSlice slice = Make(s < 4 ? kA : kB, 0, 1, s);
     slice.position = s < 4 ? s * QueuedSlice::kWhole / 4 : (s - 4) * QueuedSlice::kWhole / 2;
@@ -63,10 +62,8 @@ TEST_CASE(
   CHECK(left == std::vector<uint32_t>{0, 4, 1, 2, 5, 3});
 }
 
-TEST_CASE(
-    "SliceQueue: over a slow link less is in flight than was granted, to "
-    "all owners together",
-    "[schedule]") {
+TEST_CASE("SliceQueue: over a slow link, less is in flight to all owners together than was granted",
+          "[schedule]") {
   SliceQueue queue;
   constexpr uint64_t kGranted = 8'000'000;
   queue.Open(kA, kGranted);
@@ -77,12 +74,13 @@ TEST_CASE(
     }
     return queue.InFlightBytes(kA) + queue.InFlightBytes(kB);
   };
-  CHECK(take_all(0) < 2'000'000);  // Nothing is known yet.
-  // A slice arrives each millisecond, from each owner in turn.
+  CHECK(take_all(0) < 2'000'000);  // The speed is not known yet.
+  // A slice arrives each millisecond, and the owners take turns.
   for (int64_t ms = 1; ms <= 300; ++ms) {
     queue.ReturnCredit(ms % 2 == 0 ? kA : kB, 10'000, ms * 1'000'000);
     const uint64_t in_flight = take_all(ms * 1'000'000);
-    if (ms < 200) continue;  // What left before the speed was known has arrived by then.
+    // By then, everything that left before the speed was known has arrived.
+    if (ms < 200) continue;
     CHECK(in_flight <= queue.WindowBytes());
     CHECK(in_flight + 10'000 > queue.WindowBytes());
   }
@@ -93,7 +91,7 @@ TEST_CASE(
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
 }
 
-TEST_CASE("SliceQueue: an owner on this host neither fills the link nor tells its speed",
+TEST_CASE("SliceQueue: an owner on this host neither fills the link nor shows its speed",
           "[schedule]") {
   SliceQueue queue;
   constexpr uint64_t kGranted = 8'000'000;
@@ -109,7 +107,7 @@ TEST_CASE("SliceQueue: an owner on this host neither fills the link nor tells it
   CHECK(queue.InFlightBytes(kB) == 3'000'000);
   CHECK(queue.InFlightBytes(kA) <= queue.WindowBytes());
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
-  // All of them arrive at once, while the link takes a slice each millisecond.
+  // All of that owner's slices arrive at once, while the link takes a slice each millisecond.
   for (int64_t ms = 1; ms <= 300; ++ms) {
     queue.ReturnCredit(kB, 10'000, ms * 1'000'000);
     queue.ReturnCredit(kB, 10'000, ms * 1'000'000 + 1000);
@@ -126,7 +124,7 @@ TEST_CASE("SliceQueue: an owner on this host does not wait for the link", "[sche
   constexpr uint64_t kGranted = 8'000'000;
   queue.Open(kA, kGranted);
   queue.Open(kB, kGranted, Reach::kMemory);
-  // Two owners of one tensor: the window is full long before the link's part of the tensor has
+  // Two owners share one tensor. The window is full long before the link's part of the tensor has
   // left.
   for (uint32_t s = 0; s < 1000; ++s) {
     for (const AggregatorIndex owner : {kA, kB}) {
@@ -151,7 +149,7 @@ TEST_CASE("SliceQueue: an owner on this host does not wait for the link", "[sche
   CHECK(take_all() == std::vector<AggregatorIndex>{kB, kB});
 }
 
-TEST_CASE("SliceQueue: where no bound is granted there is none", "[schedule]") {
+TEST_CASE("SliceQueue: there is no bound where none is granted", "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, UINT64_MAX);
   for (uint32_t s = 0; s < 100; ++s) queue.Push(Make(kA, 0, 1, s, 1'000'000'000));
@@ -170,7 +168,7 @@ TEST_CASE("SliceQueue: credit bounds what is in flight to each owner", "[schedul
     queue.Push(Make(kA, 5, 1, s));
     queue.Push(Make(kB, 0, 2, s));
   }
-  // The urgent tensor's owner runs out of credit; the other owner's slices continue.
+  // The urgent tensor's owner runs out of credit. The other owner's slices continue.
   CHECK(queue.Take(0)->owner == kA);
   CHECK(queue.Take(0)->owner == kA);
   CHECK(queue.Take(0)->owner == kB);
@@ -197,8 +195,7 @@ TEST_CASE("SliceQueue: a slice larger than the credit leaves alone", "[schedule]
 }
 
 TEST_CASE(
-    "SliceQueue: a slice larger than the credit does not wait for what "
-    "may be kept back",
+    "SliceQueue: a slice larger than the credit does not wait for credit that may be kept back",
     "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, 2'000'000);
@@ -211,10 +208,8 @@ TEST_CASE(
   CHECK(queue.Take(2).has_value());
 }
 
-TEST_CASE(
-    "SliceQueue: an owner that is closed loses its slices, one not open "
-    "yet keeps them",
-    "[schedule]") {
+TEST_CASE("SliceQueue: a closed owner loses its slices, and one that is not open yet keeps them",
+          "[schedule]") {
   SliceQueue queue;
   queue.Push(Make(kA, 0, 1, 0));
   CHECK(queue.Take(0) == std::nullopt);
@@ -229,7 +224,8 @@ TEST_CASE(
   queue.ReturnCredit(kB, 5, 0);  // An unknown owner is ignored.
 }
 
-TEST_CASE("SliceQueue: what nobody wants any more is dropped without a charge", "[schedule]") {
+TEST_CASE("SliceQueue: slices that nobody wants any more are dropped, and charge nothing",
+          "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, 100);
   queue.Push(Make(kA, 9, 1, 0));
@@ -241,7 +237,8 @@ TEST_CASE("SliceQueue: what nobody wants any more is dropped without a charge", 
   CHECK(queue.waiting_count() == 0);
 }
 
-TEST_CASE("SliceQueue: any order of pushes leaves in the same order", "[schedule]") {
+TEST_CASE("SliceQueue: slices leave in the same order, in whatever order they were pushed",
+          "[schedule]") {
   std::vector<QueuedSlice> slices;
   for (uint64_t order = 0; order < 40; ++order) {
     for (uint32_t s = 0; s < 5; ++s) {

@@ -135,7 +135,7 @@ StoreWrite RandomWrite(Random& random) {
                             .state = AggregatorState{static_cast<uint8_t>(1 + random.Below(3))},
                             .text = RandomText(random),
                             .secret = RandomHash(random)};
-    // Few numbers, so that some are replaced and removed; some with the highest bit.
+    // There are few numbers, so that some are replaced and removed. Some have the highest bit.
     record.aggregator.incarnation = Incarnation{random.Below(3) - 1};
     write.aggregators.push_back(record);
   }
@@ -143,7 +143,7 @@ StoreWrite RandomWrite(Random& random) {
   return write;
 }
 
-TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "[store]") {
+TEST_CASE("Store: SQLite gives back what memory does, even after it is opened again", "[store]") {
   const TestDirectory directory;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     CAPTURE(seed);
@@ -165,9 +165,9 @@ TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "
   }
 }
 
-// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored. The
-// child is killed at a random moment. Afterwards the store has the last acknowledged epoch, or the
-// one after it.
+// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored. It is
+// killed at a random moment. Afterwards the store has the last acknowledged epoch, or the one after
+// it.
 TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
@@ -198,7 +198,7 @@ TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged
     close(channel[1]);
     uint64_t acknowledged = epoch;
     uint64_t got = 0;
-    // Waits for `left` writes, then some microseconds: anywhere within the next write.
+    // Waits for `left` writes and then for some microseconds, to hit any point of the next write.
     for (uint64_t left = random.Below(6); left > 0; --left) {
       if (read(channel[0], &got, sizeof got) != sizeof got) break;
       acknowledged = got;
@@ -217,14 +217,16 @@ TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged
     const uint64_t found = snapshot.jobs.empty() ? 0 : snapshot.jobs[0].epoch_floor.value();
     CHECK(found >= acknowledged);
     CHECK(found <= acknowledged + 1);
-    if (found > 0) CHECK(snapshot.job_next == JobId{found});  // All of a change or nothing.
+    // All of a change is stored, or nothing.
+    if (found > 0) CHECK(snapshot.job_next == JobId{found});
     acknowledged_total += acknowledged - epoch;
     epoch = found;
   }
   CHECK(acknowledged_total > 5);
 }
 
-TEST_CASE("Store: a second writer is refused, naming the first and the file", "[store]") {
+TEST_CASE("Store: a second writer is refused, and the text names the first one and the file",
+          "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
   std::unique_ptr<Store> first = Open(path);
@@ -237,7 +239,8 @@ TEST_CASE("Store: a second writer is refused, naming the first and the file", "[
   CHECK(OpenSqliteStore(path).ok());
 }
 
-TEST_CASE("Store: missing directories are made; what cannot be opened is named", "[store]") {
+TEST_CASE("Store: missing directories are made, and the error names what cannot be opened",
+          "[store]") {
   const TestDirectory directory;
   CHECK(OpenSqliteStore(directory.Path("a/b/store")).ok());
   std::ofstream(directory.Path("file")) << "text";
@@ -253,7 +256,7 @@ TEST_CASE("Store: missing directories are made; what cannot be opened is named",
   CHECK_FALSE(std::filesystem::exists(directory.Path("a.lock")));
 }
 
-TEST_CASE("Store: it is its user's alone", "[store]") {
+TEST_CASE("Store: only its user may read or write it", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
   umask(0);
@@ -279,7 +282,7 @@ void Execute(const std::string& path, const std::string& sql) {
   sqlite3_close(database);
 }
 
-// A file that schema 1's scheduler wrote, with a running job.
+// A file that a scheduler with schema 1 wrote, with a running job.
 constexpr char kSchema1[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
@@ -314,7 +317,7 @@ PRAGMA application_id = 0x54616c77;
 PRAGMA user_version = 1;
 )sql";
 
-TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
+TEST_CASE("Store: a store of schema 1 is taken over", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
   Execute(path, kSchema1);
@@ -349,14 +352,14 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
                                               .members = {member},
                                               .aggregators = {aggregator}},
                            .members = {{.member = member, .state = MemberState::kJoined}}});
-  // The members' own words at their join are kept; the view that they hold does not have them.
+  // Members keep what they said when they joined. The view that they hold does not have that.
   expected.jobs[0].members[0].member.host_id = "b";
   expected.aggregators.push_back({.aggregator = aggregator, .state = AggregatorState::kLive});
   Random random(1);
   for (uint64_t life = 1; life <= 3; ++life) {
     const std::unique_ptr<Store> store = Open(path);
     CHECK(LoadOf(*store) == expected);
-    // New records have the fields that schema 1 did not.
+    // New records have the fields that schema 1 did not have.
     StoreWrite write;
     write.jobs.push_back(RandomJob(random, JobId{life}));
     MustWrite(*store, write);
@@ -373,22 +376,22 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     if (!store.ok()) return store.status();
     return (*store)->Load().status();
   };
-  SECTION("no database") {
+  SECTION("The file is no database") {
     std::ofstream(path) << std::string(8192, 'x');
     CHECK(error().code() == absl::StatusCode::kDataLoss);
   }
-  SECTION("another program's") {
+  SECTION("The database is another program's") {
     Execute(path, "CREATE TABLE t (x)");
     CHECK(error().code() == absl::StatusCode::kDataLoss);
     CHECK(std::string(error().message()).find("another program") != std::string::npos);
   }
-  SECTION("a newer schema") {
+  SECTION("The schema is newer") {
     Open(path).reset();
     Execute(path, "PRAGMA user_version = 9");
     CHECK(error().code() == absl::StatusCode::kFailedPrecondition);
     CHECK(std::string(error().message()).find("schema 9") != std::string::npos);
   }
-  SECTION("a state that is none") {
+  SECTION("A state does not exist") {
     std::unique_ptr<Store> store = Open(path);
     StoreWrite write;
     write.jobs.push_back({.id = JobId{1}, .name = "job"});
@@ -397,7 +400,7 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     Execute(path, "UPDATE jobs SET state = 77");
     CHECK(error().code() == absl::StatusCode::kDataLoss);
   }
-  SECTION("a dealing that is none") {
+  SECTION("A dealing does not exist") {
     std::unique_ptr<Store> store = Open(path);
     StoreWrite write;
     write.jobs.push_back({.id = JobId{1}, .name = "job"});
@@ -407,7 +410,7 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     CHECK(error().code() == absl::StatusCode::kDataLoss);
     CHECK(std::string(error().message()).find("'cards'") != std::string::npos);
   }
-  SECTION("a secret's hash that is none") {
+  SECTION("A secret's hash is invalid") {
     std::unique_ptr<Store> store = Open(path);
     StoreWrite write;
     write.aggregators.push_back({.aggregator = {.incarnation = Incarnation{1}, .name = "a0"}});
@@ -416,12 +419,12 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     Execute(path, "UPDATE aggregators SET secret_hash = 'x'");
     CHECK(error().code() == absl::StatusCode::kDataLoss);
   }
-  SECTION("torn pages") {
+  SECTION("Pages are torn") {
     std::unique_ptr<Store> store = Open(path);
     Random random(3);
     for (int i = 0; i < 20; ++i) MustWrite(*store, RandomWrite(random));
     store.reset();
-    // All pages except the first.
+    // Tears all pages except the first.
     const auto bytes = std::filesystem::file_size(path);
     REQUIRE(bytes > 4096);
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

@@ -72,7 +72,7 @@ TEST_CASE("CounterSet: a snapshot is sorted by name", "[telemetry]") {
   CHECK(set.Snapshot() == std::vector<CounterValue>{{"a", "first", 1}, {"b", "second", 5}});
 }
 
-TEST_CASE("Log: a line has the beginning of a long text", "[telemetry]") {
+TEST_CASE("Log: a long text is cut to its beginning", "[telemetry]") {
   CapturedStderr captured;
   StartLog("talweg-agent", 1, LogLevel::kInfo);
   Log(LogLevel::kInfo, std::string(kLineBytesMax - 1, 'x'), "\u00e4", std::string(100'000, 'y'));
@@ -81,7 +81,7 @@ TEST_CASE("Log: a line has the beginning of a long text", "[telemetry]") {
   CHECK(text.find("xx... (108193 bytes)\n") != std::string::npos);
 }
 
-TEST_CASE("BoundedLog: some lines at once, then one a second", "[telemetry]") {
+TEST_CASE("BoundedLog: it takes some lines at once, then one a second", "[telemetry]") {
   constexpr int64_t kSecond = 1'000'000'000;
   std::vector<std::string> lines;
   SetLogSink([&](LogLevel, const std::string& line) { lines.push_back(line); });
@@ -100,7 +100,7 @@ TEST_CASE("BoundedLog: some lines at once, then one a second", "[telemetry]") {
   SetLogSink(nullptr);
 }
 
-TEST_CASE("Log: time, level, process and incarnation, text; one line whatever the text",
+TEST_CASE("Log: a line has time, level, process, incarnation and text, and never breaks",
           "[telemetry]") {
   CapturedStderr captured;
   StartLog("talweg-agent", 0x7f3a21, LogLevel::kInfo);
@@ -117,7 +117,7 @@ TEST_CASE("Log: time, level, process and incarnation, text; one line whatever th
   CHECK(std::regex_match(text, expected));
 }
 
-TEST_CASE("Log: levels by name", "[telemetry]") {
+TEST_CASE("Log: levels have names", "[telemetry]") {
   LogLevel level = LogLevel::kInfo;
   CHECK(ParseLogLevel("error", &level));
   CHECK(level == LogLevel::kError);

@@ -14,7 +14,7 @@
 namespace talweg::topology {
 namespace {
 
-// The size of the largest cache of that level.
+// Returns the size of the largest cache of that level.
 uint64_t CacheBytes(const Topology& topology, uint32_t level) {
   uint64_t bytes = 0;
   for (const Cache& cache : topology.caches) {
@@ -23,7 +23,7 @@ uint64_t CacheBytes(const Topology& topology, uint32_t level) {
   return bytes;
 }
 
-TEST_CASE("ParseTopology: two sockets with a NIC each", "[topology]") {
+TEST_CASE("ParseTopology: it finds two sockets with a NIC each", "[topology]") {
   std::ifstream file("libs/topology/testdata/two_sockets_two_nics.xml");
   REQUIRE(file);
   const std::string xml(std::istreambuf_iterator<char>(file), {});
@@ -50,7 +50,7 @@ TEST_CASE("ParseTopology: two sockets with a NIC each", "[topology]") {
   CHECK(topology.ToString() == "2 sockets, 8 cores, 16 cpus, 2 NUMA nodes, 256 GiB");
 }
 
-TEST_CASE("ParseTopology: two switches with two GPUs each", "[topology]") {
+TEST_CASE("ParseTopology: it finds two switches with two GPUs each", "[topology]") {
   std::ifstream file("libs/topology/testdata/two_switches_four_gpus.xml");
   REQUIRE(file);
   const std::string xml(std::istreambuf_iterator<char>(file), {});
@@ -64,13 +64,13 @@ TEST_CASE("ParseTopology: two switches with two GPUs each", "[topology]") {
   CHECK(topology.nics.empty());
 }
 
-TEST_CASE("ParseTopology: what is no topology is an error", "[topology]") {
+TEST_CASE("ParseTopology: a text that is no topology is an error", "[topology]") {
   CHECK(ParseTopology("").status().code() == absl::StatusCode::kInvalidArgument);
   CHECK(ParseTopology("<topology version=\"2.0\">").status().code() ==
         absl::StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("ReadTopology: this machine has what the kernel says", "[topology]") {
+TEST_CASE("ReadTopology: it finds on this machine what the kernel reports", "[topology]") {
   const Topology topology = ReadTopology().value();
   CHECK(topology.CpuCount() >= 1);
   CHECK(topology.cores.size() >= 1);

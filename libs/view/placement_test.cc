@@ -26,12 +26,12 @@ using testing::CollectiveOf;
 using testing::MakeView;
 using testing::OnHosts;
 
-// A tensor of one part.
+// Places a tensor of one part.
 Placement PlaceBytes(const View& view, TensorKey key, uint64_t bytes) {
   return Placement(view, key, Collective::Of(DType::kU8, Op::kSum, bytes), {});
 }
 
-// One of a few hosts, or an unknown one.
+// Returns one of a few hosts, or an unknown one.
 std::string SomeHost(Random& random) {
   const uint64_t host = random.Below(4);
   return host == 0 ? "" : std::to_string(host);
@@ -72,7 +72,7 @@ TEST_CASE("Placement: slices cover every tensor once, aligned and bounded", "[vi
   }
 }
 
-TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[view]") {
+TEST_CASE("Placement: no aggregator carries more than 5 % above its share of a model", "[view]") {
   // The tensor sizes of ResNet-50 in f32, by kind: convolutions, batch norms, the classifier.
   std::vector<uint64_t> sizes = {4 * 9408, 4 * 2048000, 4 * 1000};
   const struct {
@@ -113,7 +113,7 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
           "[view]") {
   View view = MakeView({1}, {1, 9, 1});
   view.slice_bytes_max = 64 * kKiB;
-  // Tensor 3's slices have the keys 196608 to 196617; naive deals them to the owners in turn,
+  // Tensor 3's slices have the keys 196608 to 196617. naive deals them to the owners in turn,
   // beginning with 3 x 9973 modulo 3.
   view.dealing = ParseDealing("naive").value();
   const Placement naive = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
@@ -124,7 +124,7 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
                                      .owner = AggregatorIndex{i % 3},
                                      .slot_offset_bytes = i / 3 * 64 * kKiB});
   }
-  // Slice 2, with the key 196610, as computed in slice_hash_test.
+  // Slice 2 has the key 196610. slice_hash_test computes the hashes.
   for (const auto& [text, hash] : {std::pair<const char*, uint64_t>{"djb2", 6951376374012},
                                    {"sdbm", 17050440749492477447u},
                                    {"fingerprint:7", 9967622192103435511u}}) {
@@ -133,14 +133,14 @@ TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each b
     const Placement placement = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
     CHECK(placement.slices()[2].owner.value() == hash % 3);
   }
-  // Point 59 of 101; the second owner has points 9 to 90.
+  // The slice's point is 59 of 101. The second owner has points 9 to 90.
   view.dealing = ParseDealing("weighted").value();
   CHECK(PlaceBytes(view, TensorKey{3}, 640 * kKiB).slices()[2].owner == AggregatorIndex{1});
-  // The primary owner is the same.
+  // The primary owner does not depend on the dealing.
   const AggregatorIndex primary = PrimaryOwner(view, TensorKey{3});
   view.dealing = {};
   CHECK(PrimaryOwner(view, TensorKey{3}) == primary);
-  // A small tensor is one slice, and dealt like any other.
+  // A small tensor is one slice, and is dealt like any other.
   view.dealing = ParseDealing("naive").value();
   for (uint32_t number = 0; number < 6; ++number) {
     const Placement small = PlaceBytes(view, TensorKey{number}, 100);
@@ -165,7 +165,7 @@ TEST_CASE("Placement: under a hash, parts are still summed beside their ranks", 
   CHECK(slices_of_y[1] > 16);
 }
 
-TEST_CASE("Placement: every hash shares a model's bytes", "[view]") {
+TEST_CASE("Placement: every hash divides a model's bytes evenly", "[view]") {
   const struct {
     const char* dealing;
     double tolerance;
@@ -194,7 +194,7 @@ TEST_CASE("Placement: every hash shares a model's bytes", "[view]") {
   }
 }
 
-TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view]") {
+TEST_CASE("Placement: a run has many slices, but none of only a few bytes", "[view]") {
   const auto longest = [](const View& view, uint64_t bytes) {
     uint32_t length = 0;
     const Placement placement = PlaceBytes(view, TensorKey{7}, bytes);
@@ -226,7 +226,7 @@ TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view
   CHECK(longest(view, 8 * kMiB) == kMiB);
 }
 
-TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
+TEST_CASE("Placement: it depends only on the view and the tensor", "[view]") {
   const View view = MakeView({1, 1}, {1, 1, 1});
   View later = view;
   later.epoch = Epoch{9};
@@ -235,7 +235,7 @@ TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
   CHECK(PrimaryOwner(view, key) == PrimaryOwner(later, key));
 }
 
-TEST_CASE("Placement: another placement is another version", "[view]") {
+TEST_CASE("Placement: a change of the placement needs a new version", "[view]") {
   uint64_t fingerprint = 0;
   const auto add = [&](const View& view, TensorKey key, const Placement& placement) {
     fingerprint = Fingerprint64(fingerprint, PrimaryOwner(view, key).value());
@@ -254,7 +254,7 @@ TEST_CASE("Placement: another placement is another version", "[view]") {
       add(view, key, PlaceBytes(view, key, bytes));
     }
   }
-  // If one of them differs, increase kPlacementVersion, and put the new value here.
+  // If one of these checks fails, increase kPlacementVersion and put the new value here.
   CHECK(kPlacementVersion == 3);
   CHECK(fingerprint == 0x5f42cc8d129af77d);
   for (const uint32_t rank_count : {1u, 2u}) {
@@ -271,7 +271,7 @@ TEST_CASE("Placement: another placement is another version", "[view]") {
   CHECK(PlacementDigest(MakeView({1}, {1})) != MakeView({1}, {1}).Digest());
 }
 
-TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[view]") {
+TEST_CASE("Placement: slices cover each part once, and each lies in one part", "[view]") {
   Random random(3);
   for (int repetition = 0; repetition < 300; ++repetition) {
     std::vector<uint32_t> rank_counts(1 + random.Below(4));
@@ -305,7 +305,7 @@ TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[
     for (size_t part = 0; part < covered.size(); ++part) {
       CAPTURE(part, part_bytes, collective.name());
       CHECK(covered[part] == part_bytes);
-      CHECK(seen[part]);  // Also for parts without bytes.
+      CHECK(seen[part]);  // That holds for parts without bytes too.
     }
   }
 }
@@ -318,7 +318,7 @@ TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {
 
 // --- Parts that are summed beside the rank that they belong to.
 
-// The host that sums each part, if only one does; "?" if several do.
+// Returns the host that sums each part, or "?" if several hosts do.
 std::vector<std::string> HostsOfParts(const View& view, const Collective& collective,
                                       const Group& group) {
   const Placement placement(view, TensorKey{7}, collective, group);
@@ -335,7 +335,7 @@ using Names = std::vector<std::string>;
 
 TEST_CASE("Placement: a part is summed on the host of the rank that gets it", "[view]") {
   const View view = OnHosts(MakeView({1, 2, 1}, {1, 1, 1}), {"x", "y", "z"}, {"y", "z", "x"});
-  // Ranks: 0 on x, 1 and 2 on y, 3 on z. Half of the parts are y's, which is one in (hosts - 1).
+  // Ranks: 0 on x, 1 and 2 on y, 3 on z. y has half of the parts, which is one in (hosts - 1).
   const Group group = AllRanks(view);
   CHECK(HostsOfParts(view, CollectiveOf("reduce_scatter", kMiB), group) ==
         Names{"x", "y", "y", "z"});
@@ -383,20 +383,21 @@ TEST_CASE("Placement: the aggregators of a host share its parts by weight", "[vi
   CHECK(whole.Owns(AggregatorIndex{2}));
 }
 
-TEST_CASE("Placement: ranks are found by their node, whichever member has its place", "[view]") {
+TEST_CASE("Placement: a rank is found by its node, whichever member holds the node's place",
+          "[view]") {
   View view = OnHosts(MakeView({1, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"x", "y", "z"});
   const Collective collective = CollectiveOf("reduce_scatter", kMiB);
   const Group group = {{NodeRank{1}, LocalRank{0}}, {NodeRank{2}, LocalRank{0}}};
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
   view.members.erase(view.members.begin());  // Node 2 is now member 1.
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
-  view.members[1].host_id = "x";  // Its agent was started again on another host.
+  view.members[1].host_id = "x";  // The node's agent was started again on another host.
   CHECK(HostsOfParts(view, collective, group) == Names{"y", "x"});
   view.members.erase(view.members.begin());  // Node 1 is gone.
   CHECK(HostsOfParts(view, collective, group) == Names{"?", "x"});
 }
 
-TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody knew them",
+TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if they were unknown",
           "[view]") {
   const auto same = [](const View& view, const Collective& collective) {
     const View unknown = OnHosts(view, Names(view.members.size()), Names(view.aggregators.size()));
@@ -405,19 +406,19 @@ TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody
   };
   const View view = OnHosts(MakeView({1, 1}, {1, 1}), {"x", "y"}, {"x", "y"});
   CHECK_FALSE(same(view, CollectiveOf("reduce_scatter", kMiB)));
-  // One part for all ranks.
+  // The collective has one part for all ranks.
   for (const char* const name : {"all_reduce", "reduce", "broadcast"}) {
     CHECK(same(view, CollectiveOf(name, 8 * kMiB)));
   }
-  // All ranks get all of it.
+  // All ranks get every part.
   CHECK(same(view, CollectiveOf("all_gather", kMiB)));
   // One host has more than half of the parts, and there are two others.
   const View uneven = OnHosts(MakeView({3, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"x", "y", "z"});
   CHECK(same(uneven, CollectiveOf("reduce_scatter", kMiB)));
   CHECK_FALSE(same(uneven, CollectiveOf("scatter", kMiB)));
-  // Too small to be striped.
+  // These parts are too small to be striped.
   CHECK(same(view, CollectiveOf("reduce_scatter", 60 * kKiB)));
-  // All aggregators on one host, on hosts of their own, or on unknown hosts.
+  // All aggregators are on one host, on hosts of their own, or on unknown hosts.
   for (const Names& hosts : {Names{"x", "x"}, Names{"u", "v"}, Names{"", ""}}) {
     CHECK(same(OnHosts(view, {"x", "y"}, hosts), CollectiveOf("reduce_scatter", kMiB)));
   }
@@ -425,7 +426,7 @@ TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody
   CHECK(same(OnHosts(MakeView({1, 1}, {}), {"x", "y"}, {}), CollectiveOf("reduce_scatter", kMiB)));
 }
 
-TEST_CASE("Placement: one tensor never has many more slices than its parts and runs ask for",
+TEST_CASE("Placement: a tensor has not many more slices than its parts and runs ask for",
           "[view]") {
   std::vector<uint32_t> ones(32, 1);
   Names hosts;
@@ -456,8 +457,8 @@ struct Traffic {
   }
 };
 
-// As docs/protocol.md says: a member sends what its ranks give, once, and receives what they get,
-// except for what it has given itself. `placed`: the view that the tensor is placed by.
+// Counts as docs/protocol.md says: a member sends once what its ranks give, and receives what they
+// get, except for what it has given itself. `placed`: the view that places the tensor.
 Traffic TrafficOf(const View& view, const View& placed, const Collective& collective,
                   std::optional<Place> root) {
   const Group group = AllRanks(view);
@@ -484,7 +485,7 @@ Traffic TrafficOf(const View& view, const View& placed, const Collective& collec
   return traffic;
 }
 
-TEST_CASE("Placement: what a host gets crosses its link once, with an aggregator on each",
+TEST_CASE("Placement: what a host gets crosses its link once if each host has an aggregator",
           "[view]") {
   for (const uint32_t n : {2u, 3u, 4u, 8u}) {
     View view = MakeView(std::vector<uint32_t>(n, 2), std::vector<uint32_t>(n, 1));
@@ -497,7 +498,8 @@ TEST_CASE("Placement: what a host gets crosses its link once, with an aggregator
          {"reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"}) {
       CAPTURE(n, name);
       const bool is_all_to_all = std::string_view(name) == "all_to_all";
-      const uint64_t parts = is_all_to_all ? rank_count : 1;  // That one rank gives to all.
+      // How many parts one rank gives to all.
+      const uint64_t parts = is_all_to_all ? rank_count : 1;
       const Collective collective = CollectiveOf(name, kMiB / parts);
       CHECK(TrafficOf(view, view, collective, root).Busiest() <=
             collective.stride_bytes() * parts * (rank_count - rank_count / n));

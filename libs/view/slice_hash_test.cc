@@ -12,15 +12,15 @@ namespace {
 
 Dealing Rule(const char* text) { return ParseDealing(text).value(); }
 
-TEST_CASE("SliceKey: the tensor's number, then the slice's place", "[view]") {
+TEST_CASE("SliceKey: it is the tensor's number, then the slice's place", "[view]") {
   CHECK(SliceKey(TensorKey{3}, 2) == 196610);
   CHECK(SliceKey(TensorKey{(uint64_t{77} << 32) + 3}, 2) == 196610);
   CHECK(SliceKey(TensorKey{~uint64_t{0}}, 65535) == 281474976710655);
 }
 
-TEST_CASE("HashOf: every hash gives what its definition does", "[view]") {
-  // Computed outside this code, from the definitions in docs/protocol.md. Key 196610 is slice 2 of
-  // tensor 3: naive has (3 + 2) x 9973.
+TEST_CASE("HashOf: every hash gives what its definition gives", "[view]") {
+  // Computed outside this code from the definitions in docs/protocol.md. Key 196610 is slice 2 of
+  // tensor 3: naive gives (3 + 2) x 9973.
   CHECK(HashOf(Rule("naive"), 0) == 0);
   CHECK(HashOf(Rule("naive"), 196610) == 49865);
   CHECK(HashOf(Rule("naive"), 281474976710655) == 42834362413590);
@@ -44,7 +44,7 @@ TEST_CASE("OwnerOf: a hash counts owners, whatever their weights", "[view]") {
   CHECK(OwnerOf(Rule("djb2"), 196610, std::array<uint32_t, 1>{9}) == 0);
 }
 
-TEST_CASE("OwnerOf: by turns, naive deals a tensor's slices round the owners", "[view]") {
+TEST_CASE("OwnerOf: naive deals a tensor's slices to the owners in turn", "[view]") {
   const std::vector<uint32_t> weights = {1, 1, 1};
   std::vector<size_t> owners;
   for (uint64_t i = 0; i < 6; ++i) {
@@ -67,7 +67,7 @@ TEST_CASE("OwnerOf: weighted owners share the points by their weights", "[view]"
   for (size_t i = 0; i < weights.size(); ++i) {
     CHECK(counts[i] / static_cast<double>(kKeys) == Approx(weights[i] / 8.0).margin(0.01));
   }
-  // One point has one owner: the last whose run is not empty.
+  // A single point belongs to the last owner whose run is not empty.
   CHECK(OwnerOf(Rule("weighted:1"), 0, weights) == 2);
 }
 

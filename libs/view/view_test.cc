@@ -41,7 +41,7 @@ TEST_CASE("View: ranks of standbys have the numbers after all others", "[view]")
   CHECK(view.MemberOfRank(Rank{7}) == std::nullopt);
 }
 
-TEST_CASE("Participation: a standby is in side tensors only", "[view]") {
+TEST_CASE("Participation: a standby takes part in side tensors only", "[view]") {
   View view = MakeView({1, 1}, {1});
   view.members[1].standby = true;
   const Group both = {{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}};
@@ -56,12 +56,12 @@ TEST_CASE("Participation: a standby is in side tensors only", "[view]") {
   CHECK_FALSE(gathered.IsPossible());
   sum.side = true;
   CHECK(Participation(view, sum, both, std::nullopt).Includes(MemberIndex{1}));
-  // The collective fails without any of its ranks.
+  // The collective is impossible without any of its ranks.
   view.members.pop_back();
   CHECK_FALSE(Participation(view, sum, both, std::nullopt).IsPossible());
 }
 
-TEST_CASE("View: another life of a node is not the member", "[view]") {
+TEST_CASE("View: another incarnation of a node is not the member", "[view]") {
   const View view = MakeView({1, 1}, {1});
   CHECK(view.IndexOf(MemberIdentity{NodeRank{1}, Incarnation{101}}) == MemberIndex{1});
   CHECK(view.IndexOf(MemberIdentity{NodeRank{1}, Incarnation{7}}) == std::nullopt);
@@ -84,7 +84,7 @@ TEST_CASE("View: the digest tells views of one epoch apart", "[view]") {
   CHECK(other.Digest() != view.Digest());
 }
 
-TEST_CASE("View: what is no view is named", "[view]") {
+TEST_CASE("View: the error says why a view is invalid", "[view]") {
   View view = MakeView({1, 2}, {1, 1});
   CHECK(view.Problem() == "");
   std::swap(view.members[0], view.members[1]);
@@ -93,7 +93,7 @@ TEST_CASE("View: what is no view is named", "[view]") {
   CHECK(view.Problem() == "node 0 has no ranks");
 }
 
-TEST_CASE("Participation: all ranks of the view by default", "[view]") {
+TEST_CASE("Participation: without a group, all ranks of the view take part", "[view]") {
   const View view = MakeView({2, 1}, {1});
   const Participation sum(view, CollectiveOf("all_reduce", 4), {}, std::nullopt);
   CHECK(sum.IsPossible());
@@ -111,7 +111,7 @@ TEST_CASE("Participation: all ranks of the view by default", "[view]") {
   CHECK_FALSE(Participation(view, CollectiveOf("broadcast", 4), {}, std::nullopt).IsPossible());
 }
 
-TEST_CASE("View: the digest has the dealing, and that of a striped view is what it was", "[view]") {
+TEST_CASE("View: the digest covers the dealing, and does not change for a striped view", "[view]") {
   View view = MakeView({2, 1}, {1, 3});
   CHECK(view.Digest() == 0x29b380750042e34c);
   std::set<uint64_t> digests = {view.Digest()};

@@ -10,7 +10,7 @@
 namespace talweg::wire {
 namespace {
 
-// Writes parsed entries again: entries that were read from any bytes must come back unchanged.
+// Writes parsed entries again. Entries that were read from any bytes must come back unchanged.
 template <typename Entry>
 void WriteAgain(const Header& header, const std::vector<Entry>& entries) {
   FrameWriter writer(header.type, header.job, header.epoch, header.flags);

@@ -21,7 +21,7 @@ Frame RoundTrip(FrameType type, const std::vector<Entry>& entries, uint64_t cred
   return std::get<Frame>(parsed);
 }
 
-TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
+TEST_CASE("Frames: every type is read back as it was written", "[wire]") {
   const std::vector<Hello> hello = {{{NodeRank{1}, Incarnation{2}}, 3, 4, "job", "node-b"}};
   CHECK(std::get<std::vector<Hello>>(RoundTrip(FrameType::kHello, hello).entries) == hello);
   const std::vector<Welcome> welcome = {{WelcomeStatus::kNotInView, Incarnation{9}, 7, "no"}};
@@ -133,7 +133,7 @@ std::string ErrorOf(std::span<const std::byte> bytes) {
   return error ? error->text : "";
 }
 
-TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
+TEST_CASE("ParseFrame: the error says why bytes are no frame", "[wire]") {
   FrameWriter writer(FrameType::kHello, JobId{1}, Epoch{1});
   REQUIRE(writer.Add(Hello{.job_name = "job"}));
   const std::vector<std::byte> good = writer.Take();
@@ -154,7 +154,7 @@ TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
   const uint32_t huge = 0xffffffff;
   std::memcpy(bad.data() + 28, &huge, 4);  // entry_count
   CHECK(ErrorOf(bad) != "");
-  std::memcpy(bad.data() + 24, &huge, 4);  // body_bytes: a gigabyte's length field
+  std::memcpy(bad.data() + 24, &huge, 4);  // This is the field body_bytes.
   CHECK(ErrorOf(bad) != "");
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("ParseFrame: a newer minor version may append to entries", "[wire]") {
   CHECK(ErrorOf(bytes) == "");
 }
 
-TEST_CASE("ParseFrame: a group is refused that is not in order", "[wire]") {
+TEST_CASE("ParseFrame: a group that is not in order is refused", "[wire]") {
   FrameWriter writer(FrameType::kDeclare, JobId{1}, Epoch{1});
   REQUIRE(writer.Add(Declare{.name = "w",
                              .collective = Collective::Of(DType::kF32, Op::kSum, 4),
@@ -181,7 +181,7 @@ TEST_CASE("ParseFrame: a group is refused that is not in order", "[wire]") {
   CHECK(ErrorOf(writer.Take()) != "");
 }
 
-TEST_CASE("ParseFrame: random damage is refused or parsed, never more", "[wire]") {
+TEST_CASE("ParseFrame: random damage is refused or parsed, and does nothing else", "[wire]") {
   Random random(3);
   FrameWriter writer(FrameType::kDeclare, JobId{1}, Epoch{1});
   REQUIRE(writer.Add(

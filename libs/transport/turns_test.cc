@@ -9,7 +9,7 @@
 namespace talweg::transport {
 namespace {
 
-// Peers by name, each with so many events that it still has.
+// Peers by name, and how many events each still has.
 struct Site {
   std::map<char, int> events;
   std::vector<char> due;
@@ -35,13 +35,13 @@ TEST_CASE("Turns: a peer that sends without end gets its turn, and no more", "[t
   CHECK(site.events == std::map<char, int>{{'a', 1000 - Turns::kEventsMax}, {'b', 0}});
 }
 
-TEST_CASE("Turns: a peer alone gets all that may be delivered", "[transport]") {
+TEST_CASE("Turns: a peer that is alone gets all that may be delivered", "[transport]") {
   Site site{.events = {{'a', 1000}}, .due = {'a'}};
   site.Take(64);
   CHECK(site.events['a'] == 1000 - 64);
 }
 
-TEST_CASE("Turns: another one is first each time, and all come when there is no room for all",
+TEST_CASE("Turns: another peer is first each time, and all come when there is no room for all",
           "[transport]") {
   Site site{.events = {{'a', 100}, {'b', 100}, {'c', 100}}, .due = {'a', 'b', 'c'}};
   for (const char first : {'a', 'b', 'c', 'a'}) {
@@ -51,7 +51,7 @@ TEST_CASE("Turns: another one is first each time, and all come when there is no 
   CHECK(site.events['b'] == 100 - Turns::kEventsMax);
 }
 
-TEST_CASE("Turns: nobody is due", "[transport]") {
+TEST_CASE("Turns: nothing happens when nobody is due", "[transport]") {
   Site site;
   site.Take(64);
   CHECK(site.order.empty());

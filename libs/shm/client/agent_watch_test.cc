@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-TEST_CASE("An agent whose word stands still for the limit is silent") {
+TEST_CASE("An agent whose count stands still for the limit is silent") {
   AgentWatch watch;
   watch.Begin(6'000);
   int64_t now_ns = 100 * kSecond;
@@ -19,7 +19,7 @@ TEST_CASE("An agent whose word stands still for the limit is silent") {
   CHECK(watch.IsSilent(7, now_ns += kSecond));
 }
 
-TEST_CASE("Each time that it is counted up the limit begins anew") {
+TEST_CASE("The limit begins anew each time that the agent counts") {
   AgentWatch watch;
   watch.Begin(6'000);
   int64_t now_ns = 0;
@@ -28,7 +28,7 @@ TEST_CASE("Each time that it is counted up the limit begins anew") {
   }
 }
 
-TEST_CASE("What the rank was not awake for is nobody's silence") {
+TEST_CASE("Time in which the rank was not awake does not count as silence") {
   AgentWatch watch;
   watch.Begin(6'000);
   int64_t now_ns = 0;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kSlice = 256 * kKiB;
 
-// The memory of one tensor that agent and rank share; each has its own mapping.
+// The memory of one tensor that agent and rank share. Each has its own mapping.
 class SharedTensor {
  public:
   explicit SharedTensor(uint64_t bytes) : bytes_(bytes) {
@@ -46,7 +46,7 @@ class SharedTensor {
   ArrivingResult Take(uint64_t round) {
     return {views_[1] + line_offset(), bytes_, round, views_[1], out.data(), false};
   }
-  // Sets the slice's bytes to `value`, and tells ranks.
+  // Sets the slice's bytes to `value`, and announces them to ranks.
   uint64_t Arrive(uint64_t round, uint64_t slice, int value) {
     const uint64_t offset = slice * kSlice;
     const uint64_t length = std::min(kSlice, bytes_ - offset);
@@ -72,12 +72,12 @@ class SharedTensor {
   std::byte* views_[2];
 };
 
-TEST_CASE("What has come is copied while the rest is on its way") {
+TEST_CASE("What has arrived is copied while the rest is on its way") {
   SharedTensor tensor(4 * kMiB + 100);
   ArrivingResult taking = tensor.Take(1);
   CHECK(taking.awaited_bytes() == kMiB);
   CHECK_FALSE(taking.Ready());
-  // In any order.
+  // Slices may arrive in any order.
   CHECK(tensor.Arrive(1, 5, 7) == kSlice);
   CHECK(tensor.Arrive(1, 0, 7) == 2 * kSlice);
   CHECK(tensor.Arrive(1, 1, 7) == 3 * kSlice);
@@ -102,7 +102,7 @@ TEST_CASE("What has come is copied while the rest is on its way") {
   CHECK(tensor.OutIs(0, 17, 7));
 }
 
-TEST_CASE("A later wait goes on where one has ended") {
+TEST_CASE("A later wait goes on where an earlier one ended") {
   SharedTensor tensor(4 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 6; ++slice) tensor.Arrive(1, slice, 1);
@@ -135,12 +135,12 @@ TEST_CASE("Nobody is woken for the little that is left") {
   CHECK(taking.awaited_bytes() == 0);
   tensor.Arrive(1, 4, 1);
   CHECK_FALSE(taking.Ready());
-  // Large tensors by sixteenths.
+  // A large tensor wakes a waiter for each sixteenth.
   SharedTensor large(64 * kMiB);
   CHECK(large.Take(1).awaited_bytes() == 4 * kMiB);
 }
 
-TEST_CASE("Only arrivals of the round count") {
+TEST_CASE("Only arrivals of the awaited round count") {
   SharedTensor tensor(kMiB * 2);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 1);
   ArrivingResult taking = tensor.Take(2);
@@ -153,20 +153,20 @@ TEST_CASE("Only arrivals of the round count") {
   CHECK(tensor.OutIs(0, 8, 2));
 }
 
-TEST_CASE("What comes twice is copied again") {
+TEST_CASE("A slice that arrives twice is copied again") {
   SharedTensor tensor(2 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 5; ++slice) tensor.Arrive(1, slice, 1);
   taking.CopyNew();
-  SECTION("all of it") {
+  SECTION("All slices arrive again") {
     for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 2);
     CHECK_FALSE(taking.Finish());
   }
-  SECTION("one slice") {
+  SECTION("One slice arrives again") {
     for (const uint64_t slice : {5, 6, 7, 0}) tensor.Arrive(1, slice, 2);
     CHECK_FALSE(taking.Finish());
   }
-  SECTION("and not all has come yet, nor is anybody woken for ever") {
+  SECTION("Slices arrive again before all have come, and nobody is woken for ever") {
     for (uint64_t slice = 0; slice < 7; ++slice) {
       tensor.Arrive(1, slice, 2);
       taking.CopyNew();
@@ -183,7 +183,7 @@ TEST_CASE("What comes twice is copied again") {
   CHECK(tensor.OutIs(0, 8, 3));
 }
 
-TEST_CASE("A look copies a bounded part of what has come") {
+TEST_CASE("A look copies a bounded part of what has arrived") {
   SharedTensor tensor(16 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 60; ++slice) tensor.Arrive(1, slice, 1);
@@ -199,7 +199,7 @@ TEST_CASE("A look copies a bounded part of what has come") {
   CHECK(tensor.OutIs(0, 64, 1));
 }
 
-TEST_CASE("What has come is caught up with, however large the steps are") {
+TEST_CASE("The copy catches up with what has arrived, however large the steps are") {
   SharedTensor tensor(128 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   CHECK(taking.awaited_bytes() == 8 * kMiB);
@@ -214,7 +214,7 @@ TEST_CASE("What has come is caught up with, however large the steps are") {
   CHECK(taking.awaited_bytes() == 16 * kMiB);
 }
 
-TEST_CASE("What came twice is not copied before all of it is copied once more") {
+TEST_CASE("A slice that arrived twice is copied again only when the whole result is") {
   SharedTensor tensor(4 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 1);
@@ -225,7 +225,7 @@ TEST_CASE("What came twice is not copied before all of it is copied once more") 
   CHECK(tensor.OutIs(0, 8, 1));
 }
 
-TEST_CASE("Bytes that no arrival tells of are not looked for again and again") {
+TEST_CASE("Bytes that no arrival names are not looked for again and again") {
   SharedTensor tensor(4 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   tensor.RawLine().round.store(1);
@@ -237,7 +237,7 @@ TEST_CASE("Bytes that no arrival tells of are not looked for again and again") {
   CHECK_FALSE(taking.Finish());
 }
 
-TEST_CASE("What the next round is told of is not this one's") {
+TEST_CASE("An arrival of the next round does not count for this one") {
   SharedTensor tensor(4 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 1);
@@ -250,7 +250,7 @@ TEST_CASE("What the next round is told of is not this one's") {
   CHECK_FALSE(taking.Finish());
 }
 
-TEST_CASE("A wait that has copied nothing leaves it all to the end") {
+TEST_CASE("A wait that has copied nothing leaves everything to the end") {
   SharedTensor tensor(2 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 1);
@@ -261,12 +261,12 @@ TEST_CASE("A wait that has copied nothing leaves it all to the end") {
   CHECK_FALSE(none.Finish());
 }
 
-TEST_CASE("A log that is full tells no more, and nothing of the whole") {
+TEST_CASE("A full log announces no more, and does not vouch for the whole") {
   SharedTensor tensor(kMiB);
   const uint64_t last = ArrivalsCapacity(kMiB) - 1;
   for (uint64_t i = 0; i < last; ++i) CHECK(tensor.log.Add(Round{1}, i, 1) == i + 1);
   CHECK(tensor.log.Add(Round{1}, last, kMiB - last) == kMiB);
-  // Bytes that the full log cannot tell of may have come twice.
+  // Bytes that the full log cannot name may have arrived twice.
   CHECK(tensor.log.Add(Round{1}, 0, kSlice) == kMiB);
   ArrivingResult taking = tensor.Take(1);
   taking.CopyNew();
@@ -279,7 +279,7 @@ TEST_CASE("A log that is full tells no more, and nothing of the whole") {
   CHECK(next.Finish());
 }
 
-TEST_CASE("An arrival that cannot be is not copied") {
+TEST_CASE("An arrival with impossible bounds is not copied") {
   SharedTensor tensor(2 * kMiB);
   ArrivingResult taking = tensor.Take(1);
   for (uint64_t slice = 0; slice < 8; ++slice) tensor.Arrive(1, slice, 1);
@@ -292,7 +292,7 @@ TEST_CASE("An arrival that cannot be is not copied") {
   CHECK_FALSE(taking.Finish());
 }
 
-TEST_CASE("Tensors that are small have no log") {
+TEST_CASE("A small tensor has no log") {
   CHECK(ArrivalsBytes(kMiB - 1) == 0);
   ArrivalLog none{std::span<std::byte>{}};
   CHECK_FALSE(none.valid());

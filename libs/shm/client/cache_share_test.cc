@@ -12,12 +12,12 @@
 namespace talweg::shm {
 namespace {
 
-TEST_CASE("Ranks count on half of the last cache, and on none that is others'") {
+TEST_CASE("A rank counts on half of the last cache, and on none that belongs to others") {
   CHECK(CacheShare(36 * kMiB, 2) == 18 * kMiB);
   CHECK(CacheShare(256 * kMiB, 64) == 128 * kMiB);
   CHECK(CacheShare(480 * kMiB, 2) == 128 * kMiB);
   CHECK(CacheShare(480 * kMiB, 1) == 64 * kMiB);
-  // If the system does not say.
+  // The system may not know the cache or the CPUs.
   CHECK(CacheShare(0, 4) == kUnknownCacheBytes);
   CHECK(CacheShare(480 * kMiB, 0) == 64 * kMiB);
 }
@@ -41,14 +41,14 @@ class CacheDirectory {
   int count_ = 0;
 };
 
-TEST_CASE("CPUs have their share of the last cache") {
+TEST_CASE("CPUs share the last cache equally") {
   CacheDirectory caches;
   CHECK(caches.LastBytes(2) == 0);  // Nothing is known.
   caches.Add("1", "32K", "0,64");
   caches.Add("1", "32K", "0,64");
   caches.Add("2", "1024K", "0,64");
   CHECK(caches.LastBytes(2) == kMiB);
-  // One cache for eight cores of two threads each, and others like it.
+  // One cache serves eight cores of two threads each. There are others like it.
   caches.Add("3", "32768K", "0-7,64-71");
   CHECK(caches.LastBytes(16) == 32 * kMiB);
   CHECK(caches.LastBytes(4) == 8 * kMiB);
@@ -63,7 +63,7 @@ TEST_CASE("CPUs have their share of the last cache") {
   CHECK(caches.LastBytes(16) == 48 * kMiB);
 }
 
-TEST_CASE("The kernel says something of this machine, or nothing") {
+TEST_CASE("The kernel reports a cache of this machine, or none") {
   const uint64_t bytes = LastCacheBytes("/sys/devices/system/cpu/cpu0/cache", 1);
   CHECK((bytes == 0 || (bytes >= 16 * kKiB && bytes <= 4 * kGiB)));
 }

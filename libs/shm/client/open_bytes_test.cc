@@ -25,7 +25,7 @@ TEST_CASE("Rounds that are open together count together") {
   CHECK(bytes.AtOnce() == 10 * kMiB);
 }
 
-TEST_CASE("Rounds one after the other do not") {
+TEST_CASE("Rounds one after the other do not count together") {
   OpenBytes bytes;
   for (int i = 0; i < 100; ++i) {
     Alone(bytes, kMiB);
@@ -33,7 +33,7 @@ TEST_CASE("Rounds one after the other do not") {
   }
 }
 
-TEST_CASE("The next step is taken for as large as the last, from its first round on") {
+TEST_CASE("The next step counts as large as the last one, from its first round on") {
   OpenBytes bytes;
   for (int step = 0; step < 5; ++step) {
     for (int i = 0; i < 100; ++i) {
@@ -41,13 +41,13 @@ TEST_CASE("The next step is taken for as large as the last, from its first round
       CHECK((step == 0 || bytes.AtOnce() == 100 * kMiB));
     }
     for (int i = 0; i < 100; ++i) bytes.End(kMiB);
-    // Single values, such as losses.
+    // Single values, such as losses, come in between.
     for (int i = 0; i < 20; ++i) Alone(bytes, 4);
     CHECK(bytes.AtOnce() == 100 * kMiB);
   }
 }
 
-TEST_CASE("Of bursts that take turns the largest but one counts at least") {
+TEST_CASE("Of bursts that take turns, at least the second largest counts") {
   OpenBytes bytes;
   for (int turn = 0; turn < 5; ++turn) {
     for (const uint64_t burst : {100, 70, 30}) {
@@ -58,7 +58,7 @@ TEST_CASE("Of bursts that take turns the largest but one counts at least") {
   }
 }
 
-TEST_CASE("What was large once is forgotten after as many bytes") {
+TEST_CASE("A large burst is forgotten after as many bytes") {
   OpenBytes bytes;
   Alone(bytes, 100 * kMiB);
   for (int i = 0; i < 50; ++i) {

@@ -89,7 +89,8 @@ TEST_CASE_METHOD(ConnectionsFixture, "Connections: memory is kept until it is re
   CHECK(connections.Find(id) == nullptr);
 }
 
-TEST_CASE_METHOD(ConnectionsFixture, "Connections: the oldest that says no hello makes room") {
+TEST_CASE_METHOD(ConnectionsFixture,
+                 "Connections: the oldest connection that says no hello makes room") {
   Connection& oldest = Add();
   for (int i = 0; i < 63; ++i) Add();
   CHECK_FALSE(oldest.over());
@@ -98,7 +99,8 @@ TEST_CASE_METHOD(ConnectionsFixture, "Connections: the oldest that says no hello
   CHECK(counters.ranks_refused == 1);
 }
 
-TEST_CASE_METHOD(ConnectionsFixture, "Connections: garbage and a goodbye end a rank, each told") {
+TEST_CASE_METHOD(ConnectionsFixture,
+                 "Connections: garbage and a goodbye each end a rank, and each is reported") {
   Connection& first = Join();
   Connection& second = Join();
   connections.Garbage(first, "noise", sink);
@@ -113,7 +115,7 @@ TEST_CASE_METHOD(ConnectionsFixture, "Connections: garbage and a goodbye end a r
   CHECK(counters.ranks_gone_unclean == 1);
 }
 
-TEST_CASE_METHOD(ConnectionsFixture, "Connections: a failed job refuses those who ask") {
+TEST_CASE_METHOD(ConnectionsFixture, "Connections: a failed job refuses ranks that ask") {
   Connection& active = Join();
   Connection& asking = Add();
   REQUIRE(connections.TakeLocalRank(asking, kAnyLocalRank));

@@ -13,7 +13,7 @@ const RankServerConfig kConfig{.local_rank_count = 2,
                                .result_bytes_max = kMiB,
                                .segment_bytes_min = kPageBytes};
 
-TEST_CASE("NodeMemory: who is gone gets no memory") {
+TEST_CASE("NodeMemory: a rank that is gone gets no memory") {
   NodeMemory memory(kConfig);
   Connection connection;
   CHECK(memory.AllocateContribution(nullptr, 64).failure().status == RankStatus::kClosed);
@@ -23,7 +23,7 @@ TEST_CASE("NodeMemory: who is gone gets no memory") {
   CHECK(memory.AllocateOnePlace(&connection, 64).ok());
 }
 
-TEST_CASE("NodeMemory: each segment of the node has an id of its own, and a kind") {
+TEST_CASE("NodeMemory: each segment of the node has a kind, and an id of its own") {
   NodeMemory memory(kConfig);
   Connection first;
   Connection second;
@@ -44,7 +44,7 @@ TEST_CASE("NodeMemory: each segment of the node has an id of its own, and a kind
   CHECK(memory.FindSegment(first, result.segment, &kind) == nullptr);
 }
 
-TEST_CASE("NodeMemory: the ranks' contributions to a tensor that they sum lie alike") {
+TEST_CASE("NodeMemory: contributions to a tensor that ranks sum lie alike") {
   NodeMemory memory(kConfig);
   Connection first;
   Connection second;
@@ -61,14 +61,14 @@ TEST_CASE("NodeMemory: the ranks' contributions to a tensor that they sum lie al
   CHECK_FALSE(is_new);
 }
 
-TEST_CASE("NodeMemory: a tensor's contribution is found where it lies") {
+TEST_CASE("NodeMemory: a tensor's contribution is found in its segment") {
   NodeMemory memory(kConfig);
   Connection connection;
   memory.MakeArenas(connection);
   TensorOfRank tensor;
   tensor.given.shape = BufferShape::Of(Collective::Of(DType::kF32, Op::kSum, 16), 2);
   memory.FindContribution(connection, tensor);
-  CHECK(tensor.contribution == nullptr);  // It is pushed from a GPU.
+  CHECK(tensor.contribution == nullptr);  // This tensor is pushed from a GPU.
   const ContributionBuffer buffer =
       memory.AllocateContribution(&connection, tensor.given.shape.total_bytes()).value();
   tensor.data.contribution = buffer.location;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A rank that does anything: bytes on its socket, entries and tails in its ring, bytes anywhere in
-// its control segment. The server must neither crash nor deliver a push that the rules forbid.
+// A rank does anything: it writes bytes to its socket, entries and tails into its ring, and bytes
+// anywhere in its control segment. The server must not crash, nor deliver a push that the rules
+// forbid.
 
 #include "libs/shm/daemon/rank_server.h"
 
@@ -84,7 +85,7 @@ class Agent final : public RankEventSink {
       server_->RefuseDeclaration(connection, request, RankStatus::kMismatch, "another shape");
       return;
     }
-    if (tensor % 2 == 1) {  // The ranks sum it.
+    if (tensor % 2 == 1) {  // The ranks sum these tensors.
       auto place = shared_.find(tensor);
       if (place == shared_.end()) {
         place =
@@ -155,7 +156,7 @@ class Agent final : public RankEventSink {
   std::map<uint32_t, uint64_t> completed_;
 };
 
-// One connection, which has said hello.
+// A connection that has said hello.
 class BadRank {
  public:
   explicit BadRank(Agent& agent)
@@ -194,7 +195,7 @@ class BadRank {
           std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
           const Descriptor owned(fd);
           if (control_.valid()) {
-            // Contributions; if that fails, results.
+            // Maps contributions. If that fails, these are results.
             Mapping mapping = Mapping::Map(fd, kPageBytes, Mapping::Access::kReadWrite);
             if (mapping.valid()) contribution_ = std::move(mapping);
             continue;
@@ -206,7 +207,7 @@ class BadRank {
   }
   ControlView& view() { return view_; }
   const Mapping& control() const { return control_; }
-  // The beginning of a segment of contributions, if the rank has got one.
+  // Returns the beginning of a segment of contributions, if the rank has got one.
   const Mapping& contribution() const { return contribution_; }
 
  private:
@@ -269,7 +270,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           submitted.store(tail);
           break;
         }
-        case 4: {  // Anywhere in the control segment.
+        case 4: {  // Writes anywhere in the control segment.
           if (count < 3) break;
           const size_t offset = (bytes[0] | bytes[1] << 8) % (rank.control().bytes() - 256);
           std::memcpy(rank.control().data() + offset, bytes + 2, count - 2);

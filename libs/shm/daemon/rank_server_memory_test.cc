@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The memory that the agent and its ranks share, on hosts and on GPUs.
+// The memory that an agent shares with its ranks, on hosts and on GPUs.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// How much of a mapping the kernel shows as mapped by huge pages, in kB.
+// Returns how much of a mapping huge pages back, in kB.
 uint64_t HugeKb(const std::byte* address) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
@@ -63,7 +63,7 @@ TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
   }
 }
 
-TEST_CASE("Arenas of one owner share what it may have, and what is in one place has own pages") {
+TEST_CASE("Arenas of one owner share its limit, and a tensor in one place has pages of its own") {
   uint32_t next_segment = 1;
   ArenaBudget budget{.bytes_max = 5 * kPageBytes};
   const auto config = [](SegmentUse use) {
@@ -90,11 +90,11 @@ TEST_CASE("Arenas of one owner share what it may have, and what is in one place 
   CHECK(places.Allocate(2 * kPageBytes).ok());
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution and result") {
+TEST_CASE_METHOD(RankServerFixture, "Control, contribution and result segments are sealed") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");
-  REQUIRE(rank.fds().size() == 3);  // Control, contributions, results.
+  REQUIRE(rank.fds().size() == 3);  // The descriptors are for control, contributions and results.
   for (const Descriptor& fd : rank.fds()) {
     const int seals = ::fcntl(fd.get(), F_GET_SEALS);
     CHECK((seals & F_SEAL_SHRINK) != 0);
@@ -105,7 +105,7 @@ TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution 
   const int result = rank.fds()[2].get();
   CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, result, 0) == MAP_FAILED);
   CHECK(::pwrite(result, "x", 1, 0) == -1);
-  // Opening it anew does not help either.
+  // Opening the file anew does not help either.
   const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(result)).c_str(), O_RDWR));
   CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
   // Another tensor fits into the segments that the rank has.
@@ -132,7 +132,7 @@ TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's 
     REQUIRE(std::holds_alternative<Peer>(message->body));
     CHECK(Mapping::Map(rank.fds().back().get(), 4096, Mapping::Access::kReadWrite).valid());
   }
-  // A rank that would misread it gets an error.
+  // A rank that would misread the tensor gets an error.
   RawRank older(*this);
   older.Join(kInPlaceMinor - 1);
   older.Send(
@@ -146,7 +146,7 @@ TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's 
   CHECK_THAT(std::string(declared->text), Contains("in place") && Contains("release"));
 }
 
-TEST_CASE_METHOD(RankServerFixture, "A rank that keeps all parts is told that the others do not") {
+TEST_CASE_METHOD(RankServerFixture, "A rank that keeps all parts hears that the others do not") {
   const Collective gather = {DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 1};
   sink.shared["t"] = server->PlanContribution(BufferShape::Of(gather, 4), false).value();
   for (const uint16_t minor : {kOwnPartsMinor, uint16_t{kOwnPartsMinor - 1}}) {
@@ -171,7 +171,7 @@ TEST_CASE_METHOD(RankServerFixture, "A rank that keeps all parts is told that th
 }
 
 TEST_CASE_METHOD(RankServerFixture,
-                 "Ranks that sum get each other's contributions, to be read only") {
+                 "Ranks that sum get each other's contributions, and can only read them") {
   sink.shared["t"] =
       server->PlanContribution(BufferShape::Of(kOneFloat, 4), /*in_place=*/false).value();
   std::vector<std::unique_ptr<RawRank>> ranks;
@@ -179,9 +179,10 @@ TEST_CASE_METHOD(RankServerFixture,
     ranks.push_back(std::make_unique<RawRank>(*this));
     ranks.back()->Join();
     ranks.back()->Declare("t");
-    REQUIRE(ranks.back()->fds().size() == 2);  // Control, contributions: no results.
+    // The descriptors are for control and contributions. There are none for results.
+    REQUIRE(ranks.back()->fds().size() == 2);
   }
-  // As a client does before it pushes.
+  // Maps its own contribution, as a client does before it pushes.
   std::vector<Mapping> own;
   for (const auto& rank : ranks) {
     own.push_back(Mapping::Map(rank->fds()[1].get(), 4096, Mapping::Access::kReadWrite));
@@ -236,7 +237,7 @@ constexpr uint64_t OnDevice(uint32_t buffer) {
   return kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
 }
 
-TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
+TEST_CASE("An agent offers memory of GPUs, finds it in pushes, and takes it back") {
   RankServerFixture fixture(true);
   RawRank rank(fixture);
   rank.Join();
@@ -269,31 +270,31 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   CHECK(fixture.sink.places[1].again);
   CHECK(fixture.server->counters().pushes == 1);
   fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);  // Too late: nobody needs the push.
+  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);  // This comes too late: nobody needs the push.
   fixture.Settle();
   CHECK(fixture.sink.places.size() == 2);
   std::string text;
-  SECTION("again, of a round that is not the last") {
+  SECTION("A rank pushes again for a round that is not the last") {
     rank.Push(0, 2, OnDevice(7) | kPushAgain);
     text = "a push of round 2 of tensor 0, whose last round is 1";
   }
-  SECTION("again, from host memory") {
+  SECTION("A rank pushes again from host memory") {
     rank.Push(0, 1, kPushAgain);
     text = "unknown flags 2";
   }
-  SECTION("from host memory, of which it has none") {
+  SECTION("A rank pushes from host memory where it has none") {
     rank.Push(0, 2);
     text = "a push from host memory of tensor 0, which it has declared on a GPU";
   }
-  SECTION("from a buffer that the agent does not know") {
+  SECTION("A rank pushes from a buffer that the agent does not know") {
     rank.Push(0, 2, OnDevice(9));
     text = "there is no buffer 9";
   }
-  SECTION("a buffer without the flag") {
+  SECTION("A rank names a buffer without the flag") {
     rank.Push(0, 2, uint64_t{7} << kPushBufferShift);
     text = "unknown flags";
   }
-  SECTION("a place for a tensor that it has not declared") {
+  SECTION("A rank asks for a place for a tensor that it has not declared") {
     rank.Send({.request = 77, .body = Place{1, 5}});
     text = "a place for tensor 1, which it has not declared";
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pushes that come before the agent has completed the open round, from ranks that have already seen
-// it complete (docs/shared_memory.md, "Rounds that the ranks see complete").
+// Early pushes: they come before the agent has completed the open round, from ranks that have
+// already seen it complete (docs/shared_memory.md, "Rounds that the ranks see complete").
 
 #include <array>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 using Catch::Matchers::Contains;
 using Pushes = std::vector<std::pair<uint32_t, uint64_t>>;
 
-// Two ranks that sum tensors "a" (0) and "b" (1).
+// Two ranks sum tensors "a" (0) and "b" (1).
 struct SummingFixture : RankServerFixture {
   SummingFixture() {
     for (const char* name : {"a", "b"}) {
@@ -63,7 +63,7 @@ TEST_CASE_METHOD(SummingFixture,
   CHECK(server->counters().protocol_errors == 0);
 }
 
-TEST_CASE_METHOD(SummingFixture, "A push in parts may be early as well") {
+TEST_CASE_METHOD(SummingFixture, "A push in parts may also be early") {
   for (RawRank* rank : {&zero, &one}) {
     rank->Push(0, 1, kPushInParts, 7);
     rank->Push(0, 2, kPushInParts, 8);
@@ -76,8 +76,7 @@ TEST_CASE_METHOD(SummingFixture, "A push in parts may be early as well") {
   CHECK(server->counters().protocol_errors == 0);
 }
 
-TEST_CASE_METHOD(SummingFixture,
-                 "A rank may be many rounds ahead of what the agent has looked at") {
+TEST_CASE_METHOD(SummingFixture, "A rank may be many rounds ahead of what the agent has read") {
   for (uint64_t round = 1; round <= 4; ++round) {
     for (RawRank* rank : {&zero, &one}) {
       rank->Push(0, round);
@@ -97,13 +96,13 @@ TEST_CASE_METHOD(SummingFixture,
   CHECK(server->counters().protocol_errors == 0);
 }
 
-TEST_CASE_METHOD(SummingFixture, "Early pushes that nobody can have made in good faith") {
-  SECTION("of a round that another rank has not pushed") {
+TEST_CASE_METHOD(SummingFixture, "An early push that no honest rank can have made ends its rank") {
+  SECTION("Another rank has not pushed the round") {
     zero.Push(0, 1);
     zero.Push(0, 2);
     one.Push(1, 1);
   }
-  SECTION("of two ranks, each of which would have to come first") {
+  SECTION("Each of two ranks would have to come first") {
     zero.Push(0, 1);
     zero.Push(0, 2);
     zero.Push(1, 1);
@@ -111,7 +110,7 @@ TEST_CASE_METHOD(SummingFixture, "Early pushes that nobody can have made in good
     one.Push(1, 2);
     one.Push(0, 1);
   }
-  SECTION("of the round after the next") {
+  SECTION("The push is for the round after the next") {
     zero.Push(0, 1);
     zero.Push(0, 3);
   }
@@ -130,8 +129,8 @@ TEST_CASE_METHOD(SummingFixture, "A goodbye counts after the early pushes before
     rank->Push(0, 2);
   }
   zero.Send({.body = Goodbye{}});
-  SECTION("of a rank that waits for the answer") {}
-  SECTION("of a rank that does not") { zero.Close(); }
+  SECTION("The rank waits for the answer") {}
+  SECTION("The rank does not wait") { zero.Close(); }
   Settle();
   CHECK(sink.gone.empty());
   Complete(0, 1);
@@ -142,7 +141,7 @@ TEST_CASE_METHOD(SummingFixture, "A goodbye counts after the early pushes before
   CHECK(sink.gone[0].local_rank == LocalRank(0));
 }
 
-TEST_CASE_METHOD(SummingFixture, "A rank that ends without a goodbye ends with its early pushes") {
+TEST_CASE_METHOD(SummingFixture, "A rank that ends without a goodbye loses its early pushes") {
   zero.Push(0, 1);
   one.Push(0, 1);
   zero.Push(0, 2);
@@ -153,7 +152,7 @@ TEST_CASE_METHOD(SummingFixture, "A rank that ends without a goodbye ends with i
   CHECK(sink.pushes == Pushes{{0, 1}, {0, 1}});
 }
 
-TEST_CASE_METHOD(SummingFixture, "When the job has failed pushes mean nothing, early or not") {
+TEST_CASE_METHOD(SummingFixture, "After the job has failed, pushes mean nothing, early or not") {
   zero.Push(0, 1);
   Settle();
   server->FailAll(RankStatus::kJobFailed, "node 1 is gone");
@@ -167,7 +166,7 @@ TEST_CASE_METHOD(SummingFixture, "When the job has failed pushes mean nothing, e
   CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Where the agent sums no push is early") {
+TEST_CASE_METHOD(RankServerFixture, "No push is early where the agent sums") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");

@@ -13,7 +13,7 @@ namespace talweg::shm {
 namespace {
 
 TEST_CASE_METHOD(RankServerFixture,
-                 "The doorbell: a push before the sleep forbids it, one after it rings") {
+                 "The doorbell: a push before the sleep forbids it, and a push after it rings") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");
@@ -36,7 +36,7 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
 }
 
-TEST_CASE_METHOD(RankServerFixture, "A sleep that lasts until somebody waits") {
+TEST_CASE_METHOD(RankServerFixture, "A sleep may last until somebody waits") {
   using Until = RankServer::Until;
   RawRank pusher(*this);
   pusher.Join();
@@ -48,20 +48,21 @@ TEST_CASE_METHOD(RankServerFixture, "A sleep that lasts until somebody waits") {
   };
   CHECK(server->PrepareToSleep(Until::kAwaited));
   CHECK(lasts_until_awaited());
-  SECTION("is over with the next poll, and need not be the next") {
+  SECTION("The sleep ends with the next poll, and the next sleep may be another kind") {
     CHECK(server->PollRings(sink) == 0);
     CHECK_FALSE(lasts_until_awaited());
     CHECK(server->PrepareToSleep(Until::kPushed));
     CHECK_FALSE(lasts_until_awaited());
   }
-  SECTION("is for ranks alone that ring when they wait") {
+  SECTION("The sleep needs ranks that ring when they wait") {
     RawRank older(*this);
     older.Join(kRingsToAwaitMinor - 1);
     Settle();
     CHECK(server->PrepareToSleep(Until::kAwaited));
     CHECK_FALSE(lasts_until_awaited());
   }
-  SECTION("is not begun over a push, nor while a thread waits for a round or for room") {
+  SECTION(
+      "The sleep does not begin over a push, nor while a thread waits for a round or for room") {
     pusher.Push(0, 1);
     CHECK_FALSE(server->PrepareToSleep(Until::kAwaited));
     CHECK(server->PollRings(sink) == 1);
@@ -78,8 +79,7 @@ TEST_CASE_METHOD(RankServerFixture, "A sleep that lasts until somebody waits") {
   }
 }
 
-TEST_CASE_METHOD(RankServerFixture,
-                 "One Wake is under way at a time, and none when nobody sleeps") {
+TEST_CASE_METHOD(RankServerFixture, "At most one Wake is under way, and none when nobody sleeps") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("a");
@@ -95,7 +95,7 @@ TEST_CASE_METHOD(RankServerFixture,
   rank.Push(0, 2);
   Settle();
   server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(2)});
-  CHECK(server->counters().wakes_sent == 1);  // The rank has not read the first one.
+  CHECK(server->counters().wakes_sent == 1);  // The rank has not read the first Wake.
   rank.control().rank_line().wakes_seen.store(1);
   rank.Push(0, 3);
   Settle();
@@ -103,7 +103,8 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(server->counters().wakes_sent == 2);
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Who says what it sleeps for is not woken for other tensors") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "A rank that names the tensor it sleeps for is not woken for others") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("a");
@@ -119,12 +120,12 @@ TEST_CASE_METHOD(RankServerFixture, "Who says what it sleeps for is not woken fo
   CHECK(server->counters().wakes_sent == 1);
 }
 
-TEST_CASE_METHOD(RankServerFixture,
-                 "What is told to all ranks passes by one that was disconnected") {
+TEST_CASE_METHOD(RankServerFixture, "A message to all ranks skips one that was disconnected") {
   RawRank rank(*this);
   rank.Join();
   CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
-  // The rank's memory is no longer mapped here, but it stays in the list until the next Sweep.
+  // The rank's memory is no longer mapped here, but the rank stays in the list until the next
+  // Sweep().
   server->Disconnect(sink.connections[0], RankStatus::kJobFailed, "it is over");
   server->Beat();
   CHECK(server->PollRings(sink) == 0);

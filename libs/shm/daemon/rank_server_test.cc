@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The agent's side against ranks that break the protocol; the tests write their bytes.
+// The agent's side against ranks that break the protocol. The tests write their bytes.
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// While one lives, the process gets no more descriptors.
+// As long as one lives, the process gets no more descriptors.
 class NoDescriptorsLeft {
  public:
   NoDescriptorsLeft() {
@@ -49,7 +49,7 @@ class NoDescriptorsLeft {
 };
 
 TEST_CASE_METHOD(RankServerFixture,
-                 "The socket is the owner's alone, and its file goes with the server") {
+                 "Only its owner may use the socket, and the socket's file goes with the server") {
   struct stat status {};
   REQUIRE(::stat(directory.Path("a.sock").c_str(), &status) == 0);
   CHECK(S_ISSOCK(status.st_mode));
@@ -59,7 +59,7 @@ TEST_CASE_METHOD(RankServerFixture,
 }
 
 TEST_CASE_METHOD(RankServerFixture,
-                 "A living agent's socket is not taken over, and its pid is named") {
+                 "The socket of a living agent is not taken over, and the error names its pid") {
   RankServerConfig config = server->config();
   const auto second = RankServer::Create(config);
   REQUIRE_FALSE(second.ok());
@@ -77,11 +77,11 @@ TEST_CASE_METHOD(RankServerFixture, "A server leaves a successor's socket alone"
   CHECK(::access(directory.Path("a.sock").c_str(), F_OK) == 0);
 }
 
-TEST_CASE("What lies at the socket's path") {
+TEST_CASE("What lies at the socket's path is replaced, or the server refuses to start") {
   const TestDirectory directory;
   RankServerConfig config;
   config.socket_path = directory.Path("a.sock");
-  SECTION("a dead agent's socket is replaced") {
+  SECTION("A dead agent's socket is replaced") {
     Descriptor dead(::socket(AF_UNIX, SOCK_STREAM, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -90,20 +90,20 @@ TEST_CASE("What lies at the socket's path") {
     dead.Reset();
     CHECK(RankServer::Create(config).ok());
   }
-  SECTION("a file is not") {
+  SECTION("A file is not replaced") {
     std::ofstream(config.socket_path) << "precious";
     const auto server = RankServer::Create(config);
     REQUIRE_FALSE(server.ok());
     CHECK_THAT(server.failure().text, Contains("no socket is there"));
     CHECK(::access(config.socket_path.c_str(), R_OK) == 0);
   }
-  SECTION("nothing, nor a directory") {
+  SECTION("The path's directory does not exist") {
     config.socket_path = directory.Path("a.sock") + "/no/such/a.sock";
     const auto server = RankServer::Create(config);
     REQUIRE_FALSE(server.ok());
     CHECK_THAT(server.failure().text, Contains("create the directory"));
   }
-  SECTION("a path that is too long") {
+  SECTION("The path is too long") {
     config.socket_path = "/tmp/" + std::string(150, 'x');
     const auto server = RankServer::Create(config);
     REQUIRE_FALSE(server.ok());
@@ -111,48 +111,48 @@ TEST_CASE("What lies at the socket's path") {
   }
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks go on") {
+TEST_CASE_METHOD(RankServerFixture, "A stranger hears why it is dropped, and ranks go on") {
   RawRank good(*this);
   good.Join();
   RawRank bad(*this);
   std::string expected;
-  SECTION("other bytes") {
+  SECTION("It sends other bytes") {
     bad.SendBytes("GET / HTTP/1.1\r\n\r\n", 18);
     CHECK_THAT(LastWords(bad, RankStatus::kProtocol), Contains("magic"));
   }
-  SECTION("a gigabyte's length") {
+  SECTION("It sends the length of a gigabyte") {
     std::array<uint32_t, 4> header = {kMessageMagic, 1, 1u << 30, 0};
     bad.SendBytes(header.data(), sizeof(header));
     CHECK_THAT(LastWords(bad, RankStatus::kProtocol), Contains("64 KiB"));
   }
-  SECTION("an unknown type") {
+  SECTION("It sends an unknown type") {
     std::array<uint32_t, 4> header = {kMessageMagic, 999, 0, 0};
     bad.SendBytes(header.data(), sizeof(header));
     CHECK_THAT(LastWords(bad, RankStatus::kProtocol), Contains("unknown type"));
   }
-  SECTION("a declaration before hello") {
+  SECTION("It declares before its hello") {
     bad.Send({.body = shm::Declare{
                   .dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = "x"}});
     CHECK_THAT(LastWords(bad, RankStatus::kProtocol), Contains("Declare message out of place"));
   }
-  SECTION("an agent's message") {
+  SECTION("It sends an agent's message") {
     bad.Send({.body = Wake{}});
     CHECK_THAT(LastWords(bad, RankStatus::kProtocol), Contains("Wake message out of place"));
   }
-  SECTION("another major version, and what it brings") {
+  SECTION("It has another major version, and sends what that brings") {
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
     CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.10"));
   }
-  SECTION("half a message, then the end") {
+  SECTION("It sends half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
     Settle();
     bad.Close();
     Settle();
   }
-  SECTION("descriptors, which are not wanted") {
-    // The kernel drops them: all there is to see is that the server goes on.
+  SECTION("It sends descriptors, which are not wanted") {
+    // The kernel drops the descriptors. The test sees only that the server goes on.
     std::array<std::byte, 300> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.client_name = "x"}}, bytes);
     iovec part{bytes.data(), count};
@@ -187,7 +187,7 @@ TEST_CASE_METHOD(RankServerFixture, "A rank of another minor version is served l
   CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
 }
 
-TEST_CASE_METHOD(RankServerFixture, "A rank that knows no tensors in one place is given none") {
+TEST_CASE_METHOD(RankServerFixture, "A rank that knows no tensors in one place gets none") {
   const uint16_t minor = GENERATE(uint16_t{kOnePlaceMinor - 1}, kOnePlaceMinor);
   RawRank rank(*this);
   rank.Join(minor);
@@ -199,7 +199,7 @@ TEST_CASE_METHOD(RankServerFixture, "A rank that knows no tensors in one place i
   CHECK(sink.declarations[1].one_place == (minor == kOnePlaceMinor));
 }
 
-// An all_gather of three floats from each of ranks 0 and 2.
+// Returns an all_gather of three floats from each of ranks 0 and 2.
 constexpr std::array<uint32_t, 2> kSomeRanks = {0, 2};
 Declare SomeGather() {
   Declare declare =
@@ -208,7 +208,8 @@ Declare SomeGather() {
   return declare;
 }
 
-TEST_CASE_METHOD(RankServerFixture, "A push in parts is delivered with lengths and signature") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "A push in parts is delivered with its lengths and its signature") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare(SomeGather());
@@ -228,29 +229,29 @@ TEST_CASE_METHOD(RankServerFixture, "A push in parts is delivered with lengths a
   rank.Push(0, 1);
   complete(1);
   table[0] = 8;
-  table[1] = 99;  // Not its own part.
+  table[1] = 99;  // This part is not its own.
   rank.Push(0, 2, kPushInParts, 0x1234);
   complete(2);
   table[0] = 0;
   rank.Push(0, 3, kPushInParts);
   complete(3);
-  table[0] = 12;  // Full.
+  table[0] = 12;  // The part is full.
   rank.Push(0, 4, kPushInParts, 0x1235);
   complete(4);
   CHECK(sink.signatures == std::vector<RoundSignature>{0, 0x1234, 0, 0x1235});
   CHECK(sink.lengths == std::vector<std::vector<uint32_t>>{{}, {8, 0}, {0, 0}, {}});
   std::string text;
-  SECTION("a length past a full part") {
+  SECTION("A length is past a full part") {
     table[0] = 16;
     rank.Push(0, 5, kPushInParts);
     text = "16 bytes as its part 0";
   }
-  SECTION("a length of no whole elements") {
+  SECTION("A length is not a number of whole elements") {
     table[0] = 6;
     rank.Push(0, 5, kPushInParts);
     text = "6 bytes as its part 0";
   }
-  SECTION("parts in a buffer on a GPU") {
+  SECTION("Parts come in a buffer on a GPU") {
     rank.Push(0, 5, kPushInParts | kPushOnDevice);
     text = "unknown flags 5";
   }
@@ -258,47 +259,47 @@ TEST_CASE_METHOD(RankServerFixture, "A push in parts is delivered with lengths a
   CHECK(sink.pushes.size() == 4);
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Declarations of collectives that cannot be are refused") {
+TEST_CASE_METHOD(RankServerFixture, "A declaration of an impossible collective is refused") {
   RawRank rank(*this);
   rank.Join();
   Declare declare = SomeGather();
   std::vector<uint32_t> ranks = {0, 2};
   std::string text;
-  SECTION("a combination that is none") {
+  SECTION("There is no such combination") {
     declare.gets = Share::kColumn;
     text = "there is no collective that gives 3 and gets 5";
   }
-  SECTION("a copy that sums") {
+  SECTION("A collective that copies has a sum") {
     declare.op = Op::kSum;
     text = "all_gather copies, and has no sum";
   }
-  SECTION("only one of the two shares") {
+  SECTION("Only one of the two shares is given") {
     declare.gives = Share::kUnspecified;
     text = "there is no collective";
   }
-  SECTION("a rank that is none") {
+  SECTION("There is no such rank") {
     ranks = {0, 4};
     text = "rank 4 of its group does not exist: the job has 4 ranks";
   }
-  SECTION("a rank twice") {
+  SECTION("A rank is named twice") {
     ranks = {0, 2, 2};
     text = "ascending order";
   }
-  SECTION("a group without the rank") {
+  SECTION("The group lacks the rank itself") {
     ranks = {1, 2};
     text = "rank 0 declares it, and is not in its group of 2 ranks";
   }
-  SECTION("a root out of the group") {
+  SECTION("The root is outside the group") {
     declare.gets = Share::kRoot;
     declare.root_rank = 3;
     text = "root rank 3 is not in its group of 2 ranks";
   }
-  SECTION("a root out of the job") {
+  SECTION("The root is outside the job") {
     declare.gets = Share::kRoot;
     declare.root_rank = 4;
     text = "root rank 4 does not exist: the job has 4 ranks";
   }
-  SECTION("too much of it") {
+  SECTION("The tensor is too large") {
     declare.element_count = uint64_t{3} << 30;
     text = "of 2 ranks passes the limit of 16 GiB";
   }
@@ -313,28 +314,31 @@ TEST_CASE_METHOD(RankServerFixture, "Declarations of collectives that cannot be 
   CHECK(sink.declarations.empty());
 }
 
-TEST_CASE_METHOD(RankServerFixture, "A group of all ranks is no group; a root is one's own") {
+TEST_CASE_METHOD(
+    RankServerFixture,
+    "A group of all ranks counts as no group, and a root only where the collective has one") {
   RawRank rank(*this);
   rank.Join();
   const std::vector<uint32_t> all = {0, 1, 2, 3};
   Declare declare = Declare::Of({DType::kI8, Op::kMax, Share::kWhole, Share::kOwn, 0}, "t");
   declare.ranks = RankList(all);
-  declare.root_rank = 3;  // The collective has no root.
+  declare.root_rank = 3;  // This collective has no root.
   rank.Declare(declare);
   CHECK(sink.declarations[0].ranks.empty());
   CHECK(sink.declarations[0].rank_count == 4);
   CHECK(sink.declarations[0].root_rank == 0);
-  CHECK(sink.declarations[0].bytes() == 4 * kCacheLineBytes);  // A cache line for each empty part.
+  // Each empty part takes a cache line.
+  CHECK(sink.declarations[0].bytes() == 4 * kCacheLineBytes);
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Who asks is answered after what all ranks have pushed") {
+TEST_CASE_METHOD(RankServerFixture, "A question is answered after all pushes so far") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");
   RawRank other(*this);
   other.Join();
-  other.Declare("t");  // Tensor 1.
-  SECTION("about a tensor of its own") {
+  other.Declare("t");  // It is tensor 1.
+  SECTION("The question is about a tensor of its own") {
     rank.Push(0, 1);
     other.Push(1, 1);
     rank.Send({.request = 9, .body = Ask{.tensor = 0, .round = 1}});
@@ -344,7 +348,7 @@ TEST_CASE_METHOD(RankServerFixture, "Who asks is answered after what all ranks h
     REQUIRE(std::holds_alternative<Told>(message->body));
     CHECK(std::get<Told>(message->body).text == "2 pushes, round 1 of tensor 0");
   }
-  SECTION("about another rank's") {
+  SECTION("The question is about another rank's tensor") {
     rank.Send({.request = 9, .body = Ask{.tensor = 1, .round = 1}});
     CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("tensor 1, which it has not"));
   }
@@ -361,44 +365,45 @@ TEST_CASE_METHOD(RankServerFixture, "Two declarations with one number are garbag
   CHECK(sink.declarations.size() == 2);
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Garbage in a ring ends that rank only, and says what it was") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "Garbage in a ring ends only its rank, and the text says what it was") {
   RawRank good(*this);
   good.Join();
   good.Declare("t");
   RawRank bad(*this);
   bad.Join();
-  bad.Declare("t");  // Tensor 1.
+  bad.Declare("t");  // It is tensor 1.
   std::string text;
-  SECTION("a tensor that is none") {
+  SECTION("There is no such tensor") {
     bad.Push(63, 1);
     text = "tensor 63, which it has not declared";
   }
-  SECTION("a tensor far away") {
+  SECTION("The tensor's number is far too large") {
     bad.Push(0xffffffff, 1);
     text = "tensor 4294967295, which it has not declared";
   }
-  SECTION("another rank's tensor") {
+  SECTION("The tensor is another rank's") {
     bad.Push(0, 1);
     text = "tensor 0, which it has not declared";
   }
-  SECTION("a round to come") {
+  SECTION("The round has not come yet") {
     bad.Push(1, 2);
     text = "round 2 of tensor 1, whose next round is 1";
   }
-  SECTION("a second open round") {
+  SECTION("A second round would be open") {
     bad.Push(1, 1);
     bad.Push(1, 2);
     text = "while its round 1 is open";
   }
-  SECTION("flags of another version") {
+  SECTION("The flags are of another version") {
     bad.Push(1, 1, 8);
     text = "unknown flags 8";
   }
-  SECTION("a tail beyond the ring") {
+  SECTION("The tail is beyond the ring") {
     bad.control().rank_line().submitted.store(9);
     text = "beyond the ring";
   }
-  SECTION("a tail that goes back") {
+  SECTION("The tail goes back") {
     bad.control().rank_line().submitted.store(uint64_t(-1));
     text = "beyond the ring";
   }
@@ -433,9 +438,8 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(bad.control().consumed_line().consumed.load() == 1);
 }
 
-TEST_CASE_METHOD(
-    RankServerFixture,
-    "A round that is said to be over again, for a rank that is late, opens none again") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "A round that is reported over again, for a late rank, opens no round again") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");
@@ -458,8 +462,9 @@ TEST_CASE_METHOD(
   CHECK(sink.pushes.size() == 3);
 }
 
-TEST_CASE_METHOD(RankServerFixture,
-                 "A goodbye is answered after the pushes before it; a silent end is not clean") {
+TEST_CASE_METHOD(
+    RankServerFixture,
+    "A goodbye is answered after the pushes before it, and a silent end is not clean") {
   RawRank polite(*this);
   polite.Join();
   polite.Declare("t");
@@ -491,7 +496,7 @@ TEST_CASE_METHOD(RankServerFixture, "Connections that say nothing do not pile up
 }
 
 TEST_CASE_METHOD(RankServerFixture,
-                 "Without descriptors left a rank is told so, and the server does not spin") {
+                 "Without a free descriptor a rank hears so, and the server does not spin") {
   RawRank unlucky(*this);
   int first = -1;
   int second = -1;
@@ -506,7 +511,8 @@ TEST_CASE_METHOD(RankServerFixture,
   RawRank(*this).Join();
 }
 
-TEST_CASE_METHOD(RankServerFixture, "Without descriptors left a turn refuses some, and ends") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "Without a free descriptor a turn refuses some ranks, and ends") {
   std::vector<std::unique_ptr<RawRank>> ranks;
   for (int i = 0; i < 100; ++i) ranks.push_back(std::make_unique<RawRank>(*this));
   const auto answered = [&ranks] {

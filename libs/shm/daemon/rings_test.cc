@@ -29,11 +29,11 @@ class PushSink final : public RankEventSink {
     gone.push_back(rank.text);
   }
 
-  std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Rank, round.
+  std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Each is a rank and a round.
   std::vector<std::string> gone;
 };
 
-// Two ranks that have declared tensor 0, which the agent sums.
+// Two ranks have declared tensor 0, which the agent sums.
 struct RingsFixture {
   struct Rank {
     Connection* connection = nullptr;
@@ -95,13 +95,15 @@ TEST_CASE_METHOD(RingsFixture, "Rings: a push is delivered, and its round may be
 }
 
 TEST_CASE_METHOD(RingsFixture, "Rings: a push that makes no sense ends its rank") {
-  SECTION("a tensor that it has not declared") { ranks[0].Push(1, 1); }
-  SECTION("a round that is not the next") { ranks[0].Push(0, 2); }
-  SECTION("while its round is open") {
+  SECTION("The rank has not declared the tensor") { ranks[0].Push(1, 1); }
+  SECTION("The round is not the next one") { ranks[0].Push(0, 2); }
+  SECTION("The round before is still open") {
     ranks[0].Push(0, 1);
     ranks[0].Push(0, 2);
   }
-  SECTION("more than the ring holds") { ranks[0].control.rank_line().submitted.store(5); }
+  SECTION("The ring holds fewer entries than that") {
+    ranks[0].control.rank_line().submitted.store(5);
+  }
   rings.Poll(sink);
   CHECK(sink.gone.size() == 1);
   CHECK(ranks[0].connection->over());
@@ -121,7 +123,7 @@ TEST_CASE_METHOD(RingsFixture, "Rings: an early push waits for the open round of
   CHECK(sink.pushes.back() == std::pair<uint32_t, uint64_t>{0, 2});
 }
 
-TEST_CASE_METHOD(RingsFixture, "Rings: an early push that nobody else can complete is made up") {
+TEST_CASE_METHOD(RingsFixture, "Rings: an early push that no other rank can complete is garbage") {
   for (Rank& rank : ranks) rank.connection->tensors[0].data.shared = SharedPlace{};
   ranks[0].Push(0, 1);
   ranks[0].Push(0, 2);
@@ -140,7 +142,7 @@ TEST_CASE_METHOD(RingsFixture, "Rings: the agent sleeps only while all rings are
   CHECK((rings.sleep_sequence() & 1) == 0);
 }
 
-TEST_CASE_METHOD(RingsFixture, "Rings: all that a rank has pushed is taken at once if asked for") {
+TEST_CASE_METHOD(RingsFixture, "Rings: all pushes of a rank are taken at once if asked for") {
   ranks[0].Push(0, 1);
   ranks[1].Push(0, 1);
   CHECK(rings.Drain(*ranks[1].connection, sink) == 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Any bytes on the socket are a message, the beginning of one, or an error; and a message comes
-// back unchanged from its own encoding.
+// Any bytes on the socket are a message, the beginning of one, or an error. A message is read back
+// unchanged from its own encoding.
 
 #include "libs/shm/layout/messages.h"
 

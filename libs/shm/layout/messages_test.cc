@@ -84,7 +84,7 @@ std::vector<Message> Samples() {
   };
 }
 
-TEST_CASE("Every message survives the way through bytes") {
+TEST_CASE("Every message is read back from its bytes") {
   for (const Message& message : Samples()) {
     const std::vector<std::byte> bytes = Encode(message);
     CAPTURE(message.body.index());
@@ -97,7 +97,7 @@ TEST_CASE("Every message survives the way through bytes") {
   }
 }
 
-TEST_CASE("A beginning asks for more, never for less than is needed") {
+TEST_CASE("The beginning of a message asks for more bytes, and never for too few") {
   for (const Message& message : Samples()) {
     const std::vector<std::byte> bytes = Encode(message);
     for (size_t cut = 0; cut < bytes.size(); cut += cut < 4096 ? 1 : 997) {
@@ -109,7 +109,7 @@ TEST_CASE("A beginning asks for more, never for less than is needed") {
   }
 }
 
-TEST_CASE("What a newer minor version has appended is skipped") {
+TEST_CASE("Fields that a newer minor version has appended are skipped") {
   std::vector<std::byte> bytes = Encode({.body = Hello{.pid = 1, .client_name = "x"}});
   uint32_t body_bytes;
   std::memcpy(&body_bytes, bytes.data() + 8, 4);
@@ -122,7 +122,7 @@ TEST_CASE("What a newer minor version has appended is skipped") {
   CHECK(std::get<Hello>(result.message.body).client_name == "x");
 }
 
-// Declare's last fields, for an empty group.
+// The last fields of Declare, for an empty group.
 constexpr size_t kShareFieldsBytes = 8;
 
 TEST_CASE("A Declare of an earlier version is an all_reduce or a broadcast of all ranks") {
@@ -139,7 +139,7 @@ TEST_CASE("A Declare of an earlier version is an all_reduce or a broadcast of al
   CHECK(declare.ranks.empty());
 }
 
-TEST_CASE("Groups of ranks: found in ascending order, and not longer than a message") {
+TEST_CASE("A group of ranks is found in ascending order, and fits into a message") {
   const std::vector<uint32_t> ranks = {2, 3, 7, 1000};
   std::vector<std::byte> unaligned(1 + ranks.size() * sizeof(uint32_t));
   std::memcpy(unaligned.data() + 1, ranks.data(), unaligned.size() - 1);
@@ -151,7 +151,7 @@ TEST_CASE("Groups of ranks: found in ascending order, and not longer than a mess
   const std::vector<uint32_t> many(kGroupRanksMax + 1);
   std::array<std::byte, 2 * kEncodedBytesMax> out;
   CHECK(EncodeMessage({.body = Declare{.name = "t", .ranks = RankList(many)}}, out) == 0);
-  // A count that promises more than there is, or than is allowed.
+  // The count promises more ranks than there are, or than are allowed.
   std::vector<std::byte> bytes = Encode({.body = Declare{.name = "t", .ranks = RankList(ranks)}});
   for (const uint32_t count : {5u, kGroupRanksMax, kGroupRanksMax + 1, 0xffffffffu}) {
     std::memcpy(bytes.data() + bytes.size() - 20, &count, 4);
@@ -159,18 +159,19 @@ TEST_CASE("Groups of ranks: found in ascending order, and not longer than a mess
   }
 }
 
-// Declared's last field.
+// The last field of Declared.
 constexpr size_t kArrivalsFieldBytes = 16;
 
-TEST_CASE("A part of an arena that cannot be is refused") {
+TEST_CASE("An impossible part of an arena is refused") {
   std::vector<std::byte> bytes =
       Encode({.body = Declared{.tensor = 1, .summed_by = SummedBy::kRanks, .part = kPartsMax - 1}});
   REQUIRE(ParseMessage(bytes).outcome == ParseOutcome::kMessage);
   bytes[bytes.size() - kArrivalsFieldBytes - 1] = std::byte{1};
-  CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);  // Part 1 << 24 and more.
+  // The part would be 1 << 24 or more.
+  CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);
 }
 
-TEST_CASE("A Declared of an earlier version tells of no arrivals") {
+TEST_CASE("A Declared of an earlier version announces no arrivals") {
   std::vector<std::byte> bytes = Encode({.body = Declared{.tensor = 1, .arrivals = {5, 64}}});
   REQUIRE(std::get<Declared>(ParseMessage(bytes).message.body).arrivals == Location{5, 64});
   const auto body = static_cast<uint32_t>(bytes.size() - kMessageHeaderBytes - kArrivalsFieldBytes);
@@ -180,7 +181,7 @@ TEST_CASE("A Declared of an earlier version tells of no arrivals") {
   CHECK(std::get<Declared>(older.message.body).arrivals == Location{});
 }
 
-TEST_CASE("A way of summing that is not known is refused") {
+TEST_CASE("An unknown way of summing is refused") {
   for (const auto& [by, outcome] : {std::pair(SummedBy::kRanksInPlace, ParseOutcome::kMessage),
                                     std::pair(static_cast<SummedBy>(3), ParseOutcome::kInvalid)}) {
     CHECK(ParseMessage(Encode({.body = Declared{.summed_by = by}})).outcome == outcome);
@@ -202,7 +203,7 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
             ? sizeof(Welcome::flags) + sizeof(Welcome::number)
             : 0;
     for (uint32_t shorter = 0; shorter < body; shorter += shorter < 4096 ? 1 : 997) {
-      // The body of a minor version before 3, 5, 8 or 10.
+      // The body is one of a minor version before 3, 5, 8 or 10.
       if (newer_bytes != 0 && shorter == body - newer_bytes) continue;
       std::memcpy(bytes.data() + 8, &shorter, 4);
       const ParseResult result = ParseMessage(bytes);
@@ -216,7 +217,7 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
   }
 }
 
-TEST_CASE("Headers that are none are found out at once") {
+TEST_CASE("An invalid header is noticed at once") {
   std::vector<std::byte> bytes = Encode({.body = Goodbye{}});
   const auto with = [&](size_t offset, uint32_t value) {
     std::vector<std::byte> changed = bytes;
@@ -224,8 +225,8 @@ TEST_CASE("Headers that are none are found out at once") {
     return ParseMessage(changed).outcome;
   };
   CHECK(with(0, 0x47574c54) == ParseOutcome::kInvalid);
-  CHECK(with(4, 10) == ParseOutcome::kInvalid);           // Type.
-  CHECK(with(4, 5 | 9 << 16) == ParseOutcome::kInvalid);  // Descriptors.
+  CHECK(with(4, 10) == ParseOutcome::kInvalid);           // The type is wrong.
+  CHECK(with(4, 5 | 9 << 16) == ParseOutcome::kInvalid);  // The number of descriptors is wrong.
   CHECK(with(8, kBodyBytesMax + 1) == ParseOutcome::kInvalid);
   CHECK(with(8, kBodyBytesMax) == ParseOutcome::kNeedMore);
   const std::array<std::byte, 4> other{};
@@ -242,7 +243,7 @@ TEST_CASE("Another major version's Hello and Welcome are read as far as they are
   CHECK(std::get<Hello>(result.message.body).major == 2);
 }
 
-TEST_CASE("Texts are cut between characters, names are refused") {
+TEST_CASE("A text that is too long is cut between characters, and a name is refused") {
   const std::string euros = [] {
     std::string text;
     for (size_t i = 0; i < kTextBytesMax; ++i) text += "\xe2\x82\xac";

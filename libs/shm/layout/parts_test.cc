@@ -61,7 +61,7 @@ TEST_CASE("A buffer's table lies after its parts, on a cache line of its own") {
   CHECK(empty.total_bytes() == 4);
 }
 
-TEST_CASE("What is too large for a buffer does not fit, and overflows nothing") {
+TEST_CASE("A shape that is too large for a buffer does not fit, and overflows nothing") {
   const auto fits = [](Share gives, Share gets, uint64_t count, uint32_t ranks) {
     return BufferShape::Fits({DType::kF32, Op::kCopy, gives, gets, count}, ranks);
   };
@@ -80,7 +80,7 @@ TEST_CASE("What is too large for a buffer does not fit, and overflows nothing") 
   CHECK_FALSE(BufferShape::Of(Collective::Of(DType::kF32, Op::kSum, 1 << 30), 1).has_lengths());
 }
 
-TEST_CASE("Where ranks sum older versions find everything where it was") {
+TEST_CASE("Where ranks sum, older versions find everything at its old place") {
   const BufferShape shape = BufferShape::Of(Collective::Of(DType::kU8, Op::kSum, 3'000'000), 3);
   const bool in_place = GENERATE(false, true);
   const RankSumShape now = RankSumShape::Of(shape, 3, in_place);
@@ -96,7 +96,7 @@ TEST_CASE("Where ranks sum older versions find everything where it was") {
   CHECK(now.table_offset(0) + shape.table_bytes() <= now.table_offset(1));
 }
 
-TEST_CASE("Where ranks sum a buffer has room for the parts that its rank gives") {
+TEST_CASE("Where ranks sum, a buffer has room for the parts that its rank gives") {
   constexpr uint32_t kRanks = 3;
   const auto shape_of = [](Share gives, Share gets, uint16_t minor) {
     const Op op = gives == Share::kWhole ? Op::kSum : Op::kCopy;

@@ -74,9 +74,8 @@ TEST_CASE("Composite: one region is written to over the network and on the host"
   CHECK(IsPattern(std::span(target).last(4096), 1));
 }
 
-TEST_CASE(
-    "Composite: a member proves who it is over both, and writes to its own region on the host",
-    "[transport]") {
+TEST_CASE("Composite: a member proves itself over both, and writes to its own region on the host",
+          "[transport]") {
   CompositeHarness harness;
   Endpoint server{harness.NewTransport()};
   const std::string addresses = *server.transport->Listen({});
@@ -100,7 +99,7 @@ TEST_CASE(
       REQUIRE(PollUntil({&server}, [&] {
         return server.transport->ProvenIdentity(server.sink.accepted.back()) == writer;
       }));
-      if (!on_host) continue;  // libfabric does not ask who writes.
+      if (!on_host) continue;  // libfabric does not check who writes.
       const size_t frames = server.sink.frames.size();
       const size_t ends = server.sink.disconnected.size();
       client.transport->PostWrite(*connection, from->Slice(0, source.size()), to->Ref(), 1);
@@ -114,7 +113,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("SelectAddress: the host's own memory only for its own processes", "[transport]") {
+TEST_CASE("SelectAddress: only processes of a host use that host's own memory", "[transport]") {
   CHECK(SelectAddress("fi:tcp://a:1,local:@b", true) == "local:@b");
   CHECK(SelectAddress("fi:tcp://a:1,local:@b", false) == "fi:tcp://a:1");
   CHECK(SelectAddress("local:@b,fi:tcp://a:1,fi:tcp://c:2", false) == "fi:tcp://a:1");

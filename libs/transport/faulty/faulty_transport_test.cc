@@ -11,7 +11,7 @@
 namespace talweg::transport {
 namespace {
 
-// With delays a transport keeps all its promises.
+// A transport with delays keeps all its promises.
 class FaultyHarness final : public Harness {
  public:
   std::unique_ptr<Transport> NewTransport() override {

@@ -25,7 +25,7 @@
 namespace talweg::transport {
 namespace {
 
-// Memory of fake GPUs: the host's.
+// Memory of fake GPUs, which is the host's.
 class HostDevice final : public TestDevice {
  public:
   DeviceMemory Allocate(size_t bytes) override {
@@ -95,7 +95,8 @@ bool Contains(const absl::Status& status, const std::string& part) {
   return std::string(status.message()).find(part) != std::string::npos;
 }
 
-TEST_CASE("Fabric: an unknown provider is refused, and those that exist are named", "[transport]") {
+TEST_CASE("Fabric: an unknown provider is refused, and the text names those that exist",
+          "[transport]") {
   runtime::MonotonicClock clock;
   const auto transport = NewFabricTransport({.provider = "carrier-pigeon"}, &clock, nullptr);
   REQUIRE_FALSE(transport.ok());
@@ -103,7 +104,7 @@ TEST_CASE("Fabric: an unknown provider is refused, and those that exist are name
   CHECK(Contains(transport.status(), "tcp"));
 }
 
-TEST_CASE("Fabric: tcp takes no GPU's memory, and works all the same", "[transport]") {
+TEST_CASE("Fabric: tcp takes no GPU's memory, and works without", "[transport]") {
   runtime::MonotonicClock clock;
   const auto transport = NewTcp(&clock, {.devices = FabricOptions::Devices::kCuda});
   const absl::Status takes = transport->TakesDeviceMemory();
@@ -115,7 +116,7 @@ TEST_CASE("Fabric: tcp takes no GPU's memory, and works all the same", "[transpo
   CHECK(transport->Listen({}).ok());
 }
 
-TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {
+TEST_CASE("Fabric: it works over IPv6, where the host has that", "[transport]") {
   runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const auto address = server.transport->Listen({.bind_address = "::1"});
@@ -131,10 +132,10 @@ TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {
   REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
 }
 
-TEST_CASE("Fabric: where to listen", "[transport]") {
+TEST_CASE("Fabric: the options say where to listen", "[transport]") {
   runtime::MonotonicClock clock;
   const auto transport = NewTcp(&clock);
-  SECTION("a port that is taken") {
+  SECTION("The port is taken") {
     const auto first = transport->Listen({});
     REQUIRE(first.ok());
     const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));
@@ -142,7 +143,7 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
     CHECK(absl::IsAlreadyExists(second.status()));
     CHECK(Contains(second.status(), "127.0.0.1:" + std::to_string(port)));
   }
-  SECTION("a range: the first free port of it") {
+  SECTION("Of a range, the first free port is taken") {
     const auto first = transport->Listen({});
     REQUIRE(first.ok());
     const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));
@@ -154,18 +155,18 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
     CHECK(chosen > port);
     CHECK(chosen <= last);
   }
-  SECTION("an interface") {
+  SECTION("It listens on an interface") {
     const auto address = transport->Listen({.bind_interface = "lo"});
     REQUIRE(address.ok());
     CHECK(address->starts_with("fi:tcp://127."));
   }
-  SECTION("an interface that does not exist") {
+  SECTION("The interface does not exist") {
     const auto address = transport->Listen({.bind_interface = "eth99"});
     REQUIRE_FALSE(address.ok());
     CHECK(Contains(address.status(), "eth99"));
     CHECK(Contains(address.status(), "lo"));
   }
-  SECTION("all addresses: peers are told one that they can use") {
+  SECTION("It listens on all addresses, and tells peers one that they can use") {
     const auto address = transport->Listen({.bind_address = ""});
     REQUIRE(address.ok());
     CHECK(address->find("0.0.0.0") == std::string::npos);
@@ -173,7 +174,7 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
     Endpoint server{std::unique_ptr<Transport>()};
     REQUIRE(client.transport->Connect(*address).ok());
   }
-  SECTION("all addresses, at the port that is asked for") {
+  SECTION("It listens on all addresses, at the given port") {
     const auto port = [](const absl::StatusOr<std::string>& address) {
       return static_cast<uint16_t>(std::stoi(address->substr(address->rfind(':') + 1)));
     };
@@ -192,27 +193,27 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
       CHECK(port(third) <= last);
     }
   }
-  SECTION("an advertised host") {
+  SECTION("The host is advertised") {
     const auto address = transport->Listen({.advertise_host = "gateway.example"});
     REQUIRE(address.ok());
     CHECK(address->starts_with("fi:tcp://gateway.example:"));
   }
-  SECTION("an address of another host") {
+  SECTION("The address belongs to another host") {
     const auto address = transport->Listen({.bind_address = "192.0.2.77"});
     REQUIRE_FALSE(address.ok());
     CHECK(Contains(address.status(), "192.0.2.77"));
   }
 }
 
-TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transport]") {
-  // It listens, and its kernel accepts. Nobody says anything.
+TEST_CASE("Fabric: a peer that accepts and never answers is given up", "[transport]") {
+  // It listens, and its kernel accepts. Nobody answers.
   TestPort mute;
   mute.Listen();
   runtime::MonotonicClock clock;
   Endpoint client{NewTcp(&clock, {.connect_timeout_ns = 50'000'000})};
   const std::string address = "fi:tcp://127.0.0.1:" + std::to_string(mute.port());
   REQUIRE(client.transport->Connect(address).ok());
-  // The client sleeps on the descriptor alone, so the time limit must wake it.
+  // The client sleeps only on the descriptor, so the time limit must wake it.
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   CHECK(client.sink.disconnected[0].second.find(address) != std::string::npos);
   CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
@@ -226,7 +227,7 @@ TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[t
   REQUIRE(address.ok());
   const auto connection = client.transport->Connect(*address);
   REQUIRE(connection.ok());
-  // Past the 64 MiB that one transfer carries.
+  // This is past the 64 MiB that one transfer carries.
   std::vector<std::byte> source = Pattern(3, 80 * 1000 * 1000 + 1);
   std::vector<std::byte> target(source.size());
   const auto from = client.transport->Register(source);
@@ -243,7 +244,8 @@ const PeerIdentity kMember = {
 const PeerIdentity kOther = {
     .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(0), .incarnation = Incarnation(0x1111)};
 
-// What a client says to connect, so that a stranger can say the same. It has the key of `address`.
+// Returns what a client sends to connect, so that a stranger can send the same. It has the key of
+// `address`.
 std::vector<std::byte> RecordConnectRequest(const std::string& address = "") {
   TestPort port;
   port.Listen();
@@ -263,8 +265,7 @@ std::vector<std::byte> RecordConnectRequest(const std::string& address = "") {
   return request;
 }
 
-TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no harm",
-          "[transport]") {
+TEST_CASE("Fabric: a stranger who can connect but has no key does no harm", "[transport]") {
   const std::vector<std::byte> request = RecordConnectRequest();
   FabricHarness harness;
   telemetry::CounterSet counters;
@@ -278,7 +279,7 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no 
   for (uint64_t i = 0; i < 100; ++i) {
     const Descriptor stranger(harness.ConnectRaw(*address));
     std::vector<std::byte> noise = request;
-    // The request as it is, or with its length field or token changed, or cut. Noise follows it.
+    // The request is whole, or has another length field or token, or is cut. Noise follows it.
     if (i % 3 != 0) noise[random.Below(noise.size())] = std::byte(random.Below(256));
     if (i % 5 == 0) noise.resize(random.Below(noise.size()) + 1);
     const std::vector<std::byte> more = Pattern(i, random.Below(200));
@@ -298,7 +299,7 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no 
   REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
 }
 
-// Says it, and reads what the server answers, or until that hangs up.
+// Sends the bytes, and reads the server's answer, until the server hangs up.
 std::vector<std::byte> Say(Endpoint& server, int socket, std::span<const std::byte> said) {
   REQUIRE(send(socket, said.data(), said.size(), MSG_NOSIGNAL) ==
           static_cast<ssize_t>(said.size()));
@@ -317,7 +318,7 @@ TEST_CASE("Fabric: a member proves who it is", "[transport]") {
   Endpoint server{NewTcp(&clock)};
   const std::string address = *server.transport->Listen({});
   Endpoint client{NewTcp(&clock)};
-  for (size_t i = 0; i < 2; ++i) {  // Also when it connects again.
+  for (size_t i = 0; i < 2; ++i) {  // It can connect again.
     REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
     REQUIRE(PollUntil({&client, &server}, [&] {
       return server.sink.accepted.size() == i + 1 && client.sink.connected.size() == i + 1;
@@ -327,7 +328,7 @@ TEST_CASE("Fabric: a member proves who it is", "[transport]") {
   }
 }
 
-TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport]") {
+TEST_CASE("Fabric: a member's key lets in nobody as another member", "[transport]") {
   runtime::MonotonicClock clock;
   telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
@@ -343,16 +344,16 @@ TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport
   CHECK(counters.Get("transport_connections_refused").value() == 1);
 }
 
-TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport]") {
+TEST_CASE("Fabric: a recorded token is accepted once", "[transport]") {
   FabricHarness harness;
   runtime::MonotonicClock clock;
   telemetry::CounterSet counters;
   Endpoint server{*NewFabricTransport({}, &clock, &counters)};
   const std::string address = *server.transport->Listen({});
   const std::vector<std::byte> request = RecordConnectRequest(AddressForMember(address, kMember));
-  // Off the path nobody gets more parsed than this.
+  // A stranger who is not on the path gets no more bytes than this parsed.
   CHECK(request.size() == 32 + kConnectTokenBytes);
-  // Whoever kept it from its listener may say it in its place; so it is on the path.
+  // Whoever kept the token from its listener may send it first. So that needs somebody on the path.
   const Descriptor first(harness.ConnectRaw(address));
   CHECK(Say(server, first.get(), request).size() == 32 + kConnectAnswerBytes);
   CHECK(server.sink.accepted.size() == 1);
@@ -365,7 +366,8 @@ TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport
   CHECK(server.sink.accepted.size() == 1);
 }
 
-TEST_CASE("Fabric: whoever has a listener's port, and not its key, is found out", "[transport]") {
+TEST_CASE("Fabric: a process with a listener's port, but not its key, is found out",
+          "[transport]") {
   FabricHarness harness;
   runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
@@ -388,16 +390,16 @@ TEST_CASE("Fabric: whoever has a listener's port, and not its key, is found out"
   std::vector<std::byte> got(4096);
   REQUIRE(PollUntil(
       {&client}, [&] { return recv(accepted.get(), got.data(), got.size(), MSG_DONTWAIT) > 0; }));
-  // What a listener with the key has said to somebody else.
+  // A listener with the key has sent this answer to somebody else.
   REQUIRE(send(accepted.get(), answer.data(), answer.size(), MSG_NOSIGNAL) > 0);
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   CHECK(client.sink.connected.empty());
   CHECK(client.sink.disconnected[0].second.find("does not hold its key") != std::string::npos);
-  // It was sent nothing.
+  // The stranger was sent nothing.
   CHECK(recv(accepted.get(), got.data(), got.size(), MSG_DONTWAIT) <= 0);
 }
 
-TEST_CASE("Fabric: whom the admission refuses hears why", "[transport]") {
+TEST_CASE("Fabric: a member that the admission refuses hears why", "[transport]") {
   runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   const std::string address = *server.transport->Listen({});
@@ -426,8 +428,7 @@ TEST_CASE("Fabric: the key of another release is refused with the remedy", "[tra
   CHECK_FALSE(Contains(status, "0123456789abcdef"));
 }
 
-TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let go of",
-          "[transport]") {
+TEST_CASE("Fabric: a stranger who hangs up before he has named himself is dropped", "[transport]") {
   FabricHarness harness;
   runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
@@ -443,7 +444,7 @@ TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let 
       char byte;
       const ssize_t got = recv(stranger.get(), &byte, 1, MSG_DONTWAIT);
       const bool is_over = got == 0 || (got < 0 && errno == ECONNRESET);
-      errno = EAGAIN;  // As any other socket of the thread may leave it.
+      errno = EAGAIN;  // Another socket of the thread may leave it like this.
       return is_over;
     }));
   }
@@ -455,7 +456,7 @@ bool IsOver(int socket) {
   return got == 0 || (got < 0 && errno != EAGAIN);
 }
 
-TEST_CASE("Fabric: whoever does not say who he is in time is let go of", "[transport]") {
+TEST_CASE("Fabric: a stranger who does not name himself in time is dropped", "[transport]") {
   FabricHarness harness;
   runtime::ManualClock clock{1'000'000'000};
   telemetry::CounterSet counters;
@@ -475,13 +476,13 @@ TEST_CASE("Fabric: whoever does not say who he is in time is let go of", "[trans
   clock.Advance(200'000'000);
   CHECK(PollUntil({&server}, [&] { return IsOver(silent.get()); }));
   CHECK(counters.Get("transport_connections_refused").value() == 1);
-  // The member's connection stands.
+  // The member's connection goes on.
   member.transport->PostFrame(ConnectionId(1), FrameOf(1));
   REQUIRE(PollUntil({&member, &server}, [&] { return server.sink.frames.size() == 1; }));
   CHECK(member.sink.disconnected.empty());
 }
 
-TEST_CASE("Fabric: strangers who hold on take nobody else's place", "[transport]") {
+TEST_CASE("Fabric: strangers who stay connected take nobody else's place", "[transport]") {
   FabricHarness harness;
   runtime::ManualClock clock{1'000'000'000};
   Endpoint server{NewTcp(&clock, {.unproven_of_host_max = 8})};
@@ -497,18 +498,18 @@ TEST_CASE("Fabric: strangers who hold on take nobody else's place", "[transport]
     server.Poll();
     clock.Advance(HalfOpen::kLookNs / 4);
   }
-  CHECK(count() < 40);  // Already.
+  CHECK(count() < 40);  // Some have gone already.
   CHECK(PollUntil({&server}, [&] {
     clock.Advance(HalfOpen::kLookNs);
     return count() == 8;
   }));
-  CHECK_FALSE(IsOver(strangers.back().get()));  // The oldest have gone.
+  CHECK_FALSE(IsOver(strangers.back().get()));  // The oldest ones have gone.
   Endpoint client{harness.NewTransport()};
   REQUIRE(client.transport->Connect(*address).ok());
   REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
 }
 
-TEST_CASE("Fabric: a burst of strangers leaves descriptors, though no time goes by",
+TEST_CASE("Fabric: a burst of strangers leaves descriptors free, even if no time passes",
           "[transport]") {
   FabricHarness harness;
   runtime::ManualClock clock{1'000'000'000};
@@ -530,13 +531,13 @@ TEST_CASE("Fabric: a burst of strangers leaves descriptors, though no time goes 
   REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
 }
 
-TEST_CASE("Fabric: the address of the process that had this port before is refused at once",
+TEST_CASE("Fabric: an address of the process that had this port before is refused at once",
           "[transport]") {
   runtime::MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   std::string address = *server.transport->Listen({});
-  SECTION("another key") { address.back() = address.back() == '0' ? '1' : '0'; }
-  SECTION("none") { address.resize(address.rfind('/')); }
+  SECTION("The key is another one") { address.back() = address.back() == '0' ? '1' : '0'; }
+  SECTION("There is no key") { address.resize(address.rfind('/')); }
   Endpoint client{NewTcp(&clock)};
   REQUIRE(client.transport->Connect(address).ok());
   REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.disconnected.empty(); }));
@@ -547,7 +548,7 @@ TEST_CASE("Fabric: the address of the process that had this port before is refus
   CHECK(reason.find(address.substr(0, address.rfind(':'))) != std::string::npos);
 }
 
-TEST_CASE("Transport: the host of an address", "[transport]") {
+TEST_CASE("Transport: the host of an address is found", "[transport]") {
   CHECK(HostOf("fi:tcp://node-3.example:20000/abc") == "node-3.example");
   CHECK(HostOf("fi:tcp://[fe80::1%eth0]:20000") == "fe80::1%eth0");
   for (const char* other : {"local:/tmp/x", "", "fi:tcp://", "fi:tcp://[::1", "fi:tcp://host"}) {

@@ -62,7 +62,7 @@ TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[
   REQUIRE(ring.ok());
   const int fd = ring->memory_descriptor();
   const size_t bytes = kRingDataOffset + kRingBytesMin;
-  // What a peer holds, and what it gets when it opens that anew.
+  // Tests what a peer holds, and what it gets when it opens that anew.
   const Descriptor anew(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
   REQUIRE(anew.valid());
   for (const int handed_over : {fd, anew.get()}) {
@@ -77,12 +77,12 @@ TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[
   CHECK(mprotect(peers_view->control(), kRingDataOffset, PROT_READ | PROT_WRITE) == -1);
 }
 
-TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
+TEST_CASE("Local: a ring is refused if its peer could cut it", "[transport]") {
   const auto ring = RingMapping::Create(kRingBytesMin);
   REQUIRE(ring.ok());
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW}) {
     CAPTURE(seals);
-    // The same bytes as those of a ring that Open takes.
+    // These are the bytes of a ring that Open() accepts.
     const Descriptor copy(memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     REQUIRE(copy.valid());
     REQUIRE(ftruncate(copy.get(), static_cast<off_t>(kRingDataOffset + kRingBytesMin)) == 0);
@@ -95,7 +95,7 @@ TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
   }
 }
 
-TEST_CASE("Local: a key is one region's for as long as that lives", "[transport]") {
+TEST_CASE("Local: a key belongs to one region as long as the region lives", "[transport]") {
   const runtime::MonotonicClock clock;
   const auto transport = NewLocalTransport({}, &clock, nullptr);
   REQUIRE(transport.ok());
@@ -116,7 +116,7 @@ const PeerIdentity kMember = {
 const PeerIdentity kOther = {
     .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(0), .incarnation = Incarnation(0x1111)};
 
-// A token that its member would show at this listener.
+// Returns a token that its member would show at this listener.
 ConnectToken TokenFor(const std::string& address, const PeerIdentity& member, uint32_t count) {
   const std::string own = AddressForMember(address, member);
   const auto key = ParseAddressKey(own.substr(own.rfind('#') + 1));
@@ -124,7 +124,7 @@ ConnectToken TokenFor(const std::string& address, const PeerIdentity& member, ui
   return MakeConnectToken(key->key, {.identity = member, .count = count});
 }
 
-// Says by hand what a peer says, and returns what the server makes of it: "", or its refusal.
+// Sends by hand what a peer sends. Returns how the server answers: "", or its refusal.
 std::string SayByHand(Endpoint& server, const std::string& address,
                       std::span<const std::byte> proof) {
   LocalHarness harness;
@@ -147,7 +147,7 @@ TEST_CASE("Local: a member proves who it is", "[transport]") {
   Endpoint server{harness.NewTransport()};
   const std::string address = *server.transport->Listen({});
   Endpoint client{harness.NewTransport()};
-  for (size_t i = 0; i < 2; ++i) {  // Also when it connects again.
+  for (size_t i = 0; i < 2; ++i) {  // It can connect again.
     REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
     REQUIRE(PollUntil({&client, &server}, [&] {
       return server.sink.accepted.size() == i + 1 && client.sink.connected.size() == i + 1;
@@ -157,8 +157,9 @@ TEST_CASE("Local: a member proves who it is", "[transport]") {
   }
 }
 
-TEST_CASE("Local: who has no key, another member's, or a token that was used, is refused",
-          "[transport]") {
+TEST_CASE(
+    "Local: a peer without a key, with another member's key, or with a used token, is refused",
+    "[transport]") {
   LocalHarness harness;
   Endpoint server{harness.NewTransport()};
   const std::string address = *server.transport->Listen({});
@@ -166,7 +167,7 @@ TEST_CASE("Local: who has no key, another member's, or a token that was used, is
   CHECK(SayByHand(server, address, {}).find("not made with a key") != std::string::npos);
   ConnectToken forged = MakeConnectToken(MemberKey(NewDataKey(), kMember), {.identity = kMember});
   CHECK(SayByHand(server, address, forged).find("not made with a key") != std::string::npos);
-  // Another's name, and its own key.
+  // It sends another's name and its own key.
   const std::string own = AddressForMember(address, kMember);
   const auto key = ParseAddressKey(own.substr(own.rfind('#') + 1));
   forged = MakeConnectToken(key->key, {.identity = kOther, .count = 1});
@@ -183,7 +184,7 @@ TEST_CASE("Local: who has no key, another member's, or a token that was used, is
   CHECK(SayByHand(server, address, TokenFor(address, kMember, 6)).empty());
 }
 
-TEST_CASE("Local: whoever has a listener's name, and not its key, is found out", "[transport]") {
+TEST_CASE("Local: a process with a listener's name, but not its key, is found out", "[transport]") {
   LocalHarness harness;
   const std::string name = "@talweg-test-" + std::to_string(getpid());
   const auto listener = ListenUnix(name);
@@ -202,7 +203,7 @@ TEST_CASE("Local: whoever has a listener's name, and not its key, is found out",
   CHECK(reason == "connect to local:" + name + ": whoever answered does not hold its key");
 }
 
-TEST_CASE("Local: a process of an older release is told to be upgraded", "[transport]") {
+TEST_CASE("Local: a process of an older release is told to upgrade", "[transport]") {
   LocalHarness harness;
   Endpoint server{harness.NewTransport()};
   const std::string address = *server.transport->Listen({});
@@ -215,7 +216,7 @@ TEST_CASE("Local: a process of an older release is told to be upgraded", "[trans
   }));
   CHECK(answer.refused == 1);
   CHECK(std::string(answer.text).find("version 1 of the local transport") != std::string::npos);
-  // Its address has no key.
+  // The older release's address has no key.
   const auto status = harness.NewTransport()->Connect("local:@x").status();
   CHECK(std::string(status.message()).find("install the same release") != std::string::npos);
 }
@@ -249,7 +250,7 @@ TEST_CASE("Local: a peer without heartbeats is not watched", "[transport]") {
 
 std::unique_ptr<Harness> NewHarness() { return std::make_unique<LocalHarness>(); }
 
-TEST_CASE("Local: whoever connects when there is no descriptor left is told so", "[transport]") {
+TEST_CASE("Local: a peer that connects when no descriptor is left hears so", "[transport]") {
   LocalHarness harness;
   Endpoint server{harness.NewTransport()};
   const Descriptor unlucky(harness.ConnectRaw(*server.transport->Listen({})));
@@ -261,7 +262,7 @@ TEST_CASE("Local: whoever connects when there is no descriptor left is told so",
   CHECK(std::string(answer.text).find("ulimit -n") != std::string::npos);
 }
 
-TEST_CASE("Local: of many who connect at once, some wait for the next turn", "[transport]") {
+TEST_CASE("Local: of many peers that connect at once, some wait for the next turn", "[transport]") {
   LocalHarness harness;
   Endpoint server{harness.NewTransport()};
   const std::string address = *server.transport->Listen({});
@@ -274,7 +275,7 @@ TEST_CASE("Local: of many who connect at once, some wait for the next turn", "[t
   CHECK_FALSE(IsReadable(server.transport->WaitDescriptor()));
 }
 
-TEST_CASE("Local: a full table of descriptors is called so", "[transport]") {
+TEST_CASE("Local: the error names a full table of descriptors", "[transport]") {
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const Descriptor ours(ends[0]);

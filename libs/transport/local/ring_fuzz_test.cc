@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A peer of a local connection may write anything into its ring, control page included, at any
-// time. Reading it touches only what was given to the peer.
+// A peer of a local connection may write anything into its ring and its control page, at any time.
+// Reading touches only memory that was given to the peer.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   handed.doorbell = talweg::Descriptor(dup(sockets[1]));
   TALWEG_CHECK(connection.Establish(std::move(handed)).ok());
 
-  // Bytes that nobody gave away lie around the target.
+  // The bytes around the target were given to nobody.
   constexpr size_t kGuard = 4096;
   static std::vector<std::byte> memory(3 * kGuard);
   std::fill(memory.begin(), memory.end(), std::byte{0x5a});

@@ -12,7 +12,7 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("Network: the options choose the transport, and its address says them", "[transport]") {
+TEST_CASE("Network: the options choose the transport, and its address names them", "[transport]") {
   const runtime::MonotonicClock clock;
   struct Case {
     std::string security;
@@ -53,7 +53,7 @@ TEST_CASE("Network: libfabric cannot do what keyed and tls promise", "[transport
   CHECK(Contains(NetworkWarning({}), "--data_security=tls"));
 }
 
-TEST_CASE("Network: a provider is not left unused", "[transport]") {
+TEST_CASE("Network: a provider that the other options leave unused is refused", "[transport]") {
   const runtime::MonotonicClock clock;
   for (const NetworkOptions& options :
        {NetworkOptions{.data_security = "tls", .fabric = {.provider = "verbs"}},

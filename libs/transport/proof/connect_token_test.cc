@@ -23,20 +23,21 @@ TokenClaim Claim(uint32_t count, uint64_t epoch = 7) {
 
 const Admission kEverybody;
 
-TEST_CASE("ConnectToken: a listener knows whose it is, from its own key alone", "[transport]") {
+TEST_CASE("ConnectToken: a listener finds out whose token it is from its own key alone",
+          "[transport]") {
   const DataKey listener = NewDataKey();
   const ConnectToken token = MakeConnectToken(MemberKey(listener, kMember), Claim(41));
   const auto claim = CheckConnectToken(listener, token);
   REQUIRE(claim);
   CHECK(claim->identity == kMember);
   CHECK(claim->count == 41);
-  // As a provider hands it over that fills its message up.
+  // A provider that fills its message up hands it over like this.
   std::vector<std::byte> padded(token.begin(), token.end());
   padded.resize(64);
   CHECK(CheckConnectToken(listener, padded));
 }
 
-TEST_CASE("ConnectToken: any byte that is changed or left out makes it nobody's", "[transport]") {
+TEST_CASE("ConnectToken: a token with any byte changed or left out is nobody's", "[transport]") {
   const DataKey listener = NewDataKey();
   const ConnectToken token = MakeConnectToken(MemberKey(listener, kMember), Claim(1));
   for (size_t i = 0; i < token.size(); ++i) {
@@ -49,14 +50,14 @@ TEST_CASE("ConnectToken: any byte that is changed or left out makes it nobody's"
   CHECK_FALSE(CheckConnectToken(NewDataKey(), token));
 }
 
-TEST_CASE("ConnectToken: a member's key makes no other member's token", "[transport]") {
+TEST_CASE("ConnectToken: a member's key makes no token for another member", "[transport]") {
   const DataKey listener = NewDataKey();
   const DataKey own = MemberKey(listener, kMember);
   TokenClaim other = Claim(1);
-  SECTION("another node") { other.identity.node = NodeRank(0); }
-  SECTION("another incarnation") { other.identity.incarnation = Incarnation(0x7f3b); }
-  SECTION("another job") { other.identity.job = JobId(4); }
-  SECTION("another epoch") { other.identity.epoch = Epoch(8); }
+  SECTION("The node is another one") { other.identity.node = NodeRank(0); }
+  SECTION("The incarnation is another one") { other.identity.incarnation = Incarnation(0x7f3b); }
+  SECTION("The job is another one") { other.identity.job = JobId(4); }
+  SECTION("The epoch is another one") { other.identity.epoch = Epoch(8); }
   CHECK_FALSE(CheckConnectToken(listener, MakeConnectToken(own, other)));
 }
 
@@ -68,12 +69,12 @@ TEST_CASE("ConnectToken: a listener shows that it has the key, for this token al
   CHECK(AnswerTo(key, first) == AnswerTo(key, first));
   CHECK(AnswerTo(key, first) != AnswerTo(key, second));
   CHECK(AnswerTo(key, first) != AnswerTo(MemberKey(NewDataKey(), kMember), first));
-  // What a listener says is no part of a token, nor the other way round.
+  // A listener's answer is no part of a token, and a token has no part of it.
   const ConnectAnswer answer = AnswerTo(key, first);
   CHECK_FALSE(std::equal(answer.begin(), answer.end(), first.end() - kConnectAnswerBytes));
 }
 
-TEST_CASE("TokenBook: each token is good once, in whatever order they come", "[transport]") {
+TEST_CASE("TokenBook: each token is accepted once, in whatever order tokens come", "[transport]") {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     TokenBook book;
     Random random(seed);
@@ -95,7 +96,7 @@ TEST_CASE("TokenBook: each token is good once, in whatever order they come", "[t
   }
 }
 
-TEST_CASE("TokenBook: the last count of all, and the first", "[transport]") {
+TEST_CASE("TokenBook: the highest count and the first one are accepted", "[transport]") {
   TokenBook book;
   CHECK(book.Take(Claim(0), kEverybody));
   CHECK_FALSE(book.Take(Claim(0), kEverybody));
@@ -114,21 +115,21 @@ TEST_CASE("TokenBook: a token of an older epoch than the latest is late", "[tran
   CHECK(book.Take(Claim(2, 8), kEverybody));
 }
 
-TEST_CASE("TokenBook: members have nothing to do with each other", "[transport]") {
+TEST_CASE("TokenBook: one member's tokens do not affect another's", "[transport]") {
   TokenBook book;
   TokenClaim other = Claim(1);
   CHECK(book.Take(Claim(1000), kEverybody));
-  SECTION("another node") { other.identity.node = NodeRank(0); }
-  SECTION("another incarnation") { other.identity.incarnation = Incarnation(0x7f3b); }
-  SECTION("another job") { other.identity.job = JobId(4); }
+  SECTION("The node is another one") { other.identity.node = NodeRank(0); }
+  SECTION("The incarnation is another one") { other.identity.incarnation = Incarnation(0x7f3b); }
+  SECTION("The job is another one") { other.identity.job = JobId(4); }
   CHECK(book.Take(other, kEverybody));
   CHECK_FALSE(book.Take(other, kEverybody));
 }
 
-TEST_CASE("TokenBook: those who may not come any more are forgotten, the others never",
+TEST_CASE("TokenBook: members that may not come any more are forgotten, and no others",
           "[transport]") {
   TokenBook book;
-  uint64_t gone = 0;  // Members up to this node.
+  uint64_t gone = 0;  // The members up to this node have gone.
   const Admission admission = [&gone](const PeerIdentity& peer) {
     return std::string(peer.node.value() >= gone ? "" : "it is gone");
   };
@@ -168,7 +169,8 @@ TEST_CASE("TokenGate: a member is let in with each of its tokens once", "[transp
   CHECK(absl::IsPermissionDenied(gate.Enter(maker.Next(own).token).status()));
 }
 
-TEST_CASE("TokenGate: whom it does not let in hears why, if it is a member", "[transport]") {
+TEST_CASE("TokenGate: a member that is not let in hears why, and a stranger does not",
+          "[transport]") {
   const DataKey listener = NewDataKey();
   TokenGate gate(listener);
   TokenMaker maker;
@@ -178,7 +180,7 @@ TEST_CASE("TokenGate: whom it does not let in hears why, if it is a member", "[t
   gate.SetAdmission(
       [](const PeerIdentity& peer) { return std::string(peer == kMember ? "it has left" : ""); });
   CHECK(gate.Enter(maker.Next(own).token).status() == absl::FailedPreconditionError("it has left"));
-  // Who has the listener's own key is nobody, and always the same.
+  // The listener's own key names no member. Each of its makers has one anonymous identity.
   const auto nobody = gate.Enter(maker.Next({.key = listener}).token);
   REQUIRE(nobody.ok());
   CHECK(nobody->identity.job == JobId(0));

@@ -26,7 +26,7 @@ std::array<std::byte, kSize> ArrayOf(std::string_view hex) {
   return array;
 }
 
-// AesCodes(), and aloud what is not among them.
+// Returns AesCodes(), and prints which code is missing.
 std::vector<AesCode> Codes() {
   if (FastestAesCode() == AesCode::kOpenSsl) {
     WARN("skipped: libipsec-mb is not installed, or this CPU has no VAES");
@@ -58,7 +58,7 @@ Published Case16() {
           ArrayOf<16>("76fc6ece0f4e1768cddf8853bb2d551b")};
 }
 
-TEST_CASE("AES-GCM: the published bytes", "[transport]") {
+TEST_CASE("AES-GCM: it makes the published bytes", "[transport]") {
   const Published published = GENERATE(Case4(), Case16());
   const Bytes& key = published.key;
   const Bytes& expected = published.sealed;
@@ -97,7 +97,7 @@ TEST_CASE("AES-GCM: the published bytes", "[transport]") {
   CHECK(fits(kHeader, expected, tag));
 }
 
-TEST_CASE("AES-GCM: all code makes the same of the same pieces", "[transport]") {
+TEST_CASE("AES-GCM: all code makes the same bytes of the same pieces", "[transport]") {
   const std::vector<AesCode> codes = Codes();
   std::mt19937 random(GENERATE(range(0, 50)));
   const auto draw = [&](size_t most) {
@@ -106,7 +106,7 @@ TEST_CASE("AES-GCM: all code makes the same of the same pieces", "[transport]") 
   Bytes key(GENERATE(16, 32));
   AesNonce nonce;
   Bytes plain(draw(20'000));
-  // With a long header and nothing else it is GMAC.
+  // A long header and nothing else is GMAC.
   Bytes header(draw(1) == 0 ? 5 : draw(70'000));
   if (draw(3) == 0) plain.clear();
   for (const std::span<std::byte> bytes :
@@ -118,7 +118,7 @@ TEST_CASE("AES-GCM: all code makes the same of the same pieces", "[transport]") 
     for (size_t at = 0; at < bytes.size();) {
       const size_t size = std::min(bytes.size() - at, draw(draw(1) == 0 ? 40 : 9000));
       const std::span<std::byte> piece(bytes.data() + at, size);
-      aes.Crypt(piece, piece.data());  // In place.
+      aes.Crypt(piece, piece.data());  // This works in place.
       at += size;
     }
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever reaches the port may send anything; whoever has proven itself may send any records. They
-// touch only what was given to the peer, and what is no record ends the connection.
+// Whoever reaches the port may send anything, and a peer that has proven itself may send any
+// records. They touch only memory that was given to the peer. Bytes that are no record end the
+// connection.
 #include "libs/transport/tcp/connection.h"
 
 #include <sys/socket.h>
@@ -41,8 +42,8 @@ void ReadAll(TcpConnection& connection, const RegionTable& regions) {
 }  // namespace
 }  // namespace talweg::transport
 
-// The first byte chooses: bytes of a stranger to a listener of one of three settings, or records of
-// a peer that has proven itself.
+// The first byte chooses: a stranger's bytes to a listener with one of three settings, or records
+// of a peer that has proven itself.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace talweg::transport;
   if (size < 1) return 0;
@@ -58,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TcpConnection ours(talweg::ConnectionId(2), talweg::Descriptor(sockets[1]), key, security, &tls,
                      "a fuzzed peer");
 
-  // Bytes that nobody gave away lie around the target.
+  // The bytes around the target were given to nobody.
   static std::vector<std::byte> memory(3 * kGuard);
   std::fill(memory.begin(), memory.end(), std::byte{0x5a});
   const FixedRegistration region(std::span(memory).subspan(kGuard, kGuard),

@@ -17,7 +17,7 @@ namespace {
 const PeerIdentity kMember = {
     .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(1), .incarnation = Incarnation(0x7f3a)};
 
-// A listener, and a member that has its key from the scheduler.
+// A listener, and a member that has the listener's key from the scheduler.
 struct Ends {
   explicit Ends(DataSecurity security = DataSecurity::kKeyed)
       : listening(listener, security), connecting(AddressOf(kMember, security)) {}
@@ -50,7 +50,7 @@ TEST_CASE("Handshake: both ends hold the key, and know who connects", "[transpor
   CHECK(ends.connecting.PreSharedKey() != ours.connecting.key);
 }
 
-TEST_CASE("Handshake: any byte of any message that is changed is refused", "[transport]") {
+TEST_CASE("Handshake: a message with any byte changed is refused", "[transport]") {
   Ends ends;
   for (size_t i = 0; i < kHelloBytes; ++i) {
     HelloMessage hello = ends.connecting.hello();
@@ -79,10 +79,10 @@ TEST_CASE("Handshake: any byte of any message that is changed is refused", "[tra
 TEST_CASE("Handshake: a member's key opens nothing for another identity", "[transport]") {
   Ends ends;
   PeerIdentity other = kMember;
-  SECTION("another node") { other.node = NodeRank(0); }
-  SECTION("another incarnation") { other.incarnation = Incarnation(0x7f3b); }
-  SECTION("another job") { other.job = JobId(4); }
-  SECTION("another epoch") { other.epoch = Epoch(8); }
+  SECTION("The node is another one") { other.node = NodeRank(0); }
+  SECTION("The incarnation is another one") { other.incarnation = Incarnation(0x7f3b); }
+  SECTION("The job is another one") { other.job = JobId(4); }
+  SECTION("The epoch is another one") { other.epoch = Epoch(8); }
   TcpAddress forged = ends.AddressOf(kMember, DataSecurity::kKeyed);
   forged.key.identity = other;
   CHECK_FALSE(ends.listening.OnHello(ConnectingHandshake(forged).hello()));
@@ -98,7 +98,7 @@ TEST_CASE("Handshake: another listener's key, and another setting, are refused",
   CHECK_FALSE(none.OnHello(ends.connecting.hello()));
 }
 
-TEST_CASE("Handshake: a Hello that is sent again is of no use without the key", "[transport]") {
+TEST_CASE("Handshake: a Hello that is sent again is useless without the key", "[transport]") {
   Ends ends;
   const HelloMessage recorded = ends.connecting.hello();
   const auto answer = ends.listening.OnHello(recorded);
@@ -110,7 +110,7 @@ TEST_CASE("Handshake: a Hello that is sent again is of no use without the key", 
   CHECK_FALSE(again.OnProof(*proof));
 }
 
-TEST_CASE("Handshake: what its maker gets back proves nothing to it", "[transport]") {
+TEST_CASE("Handshake: a message that is sent back to its maker proves nothing", "[transport]") {
   Ends ends;
   AnswerMessage reflected{};
   const HelloMessage& hello = ends.connecting.hello();
@@ -129,29 +129,31 @@ TEST_CASE("Seal: pieces fit once, in their order and their direction", "[transpo
   const SessionSeals keys = ends.connecting.Seals();
   std::vector<std::byte> first(100, std::byte{1});
   const std::vector<std::byte> second(65536, std::byte{2});
-  // Whatever code each end has.
+  // The two ends may use different code.
   const AesCode ours = GENERATE(from_range(AesCodes()));
   const AesCode theirs = GENERATE(from_range(AesCodes()));
   Seal sender(keys.connecting, ours);
   const Tag first_tag = sender.Next(first);
   const Tag second_tag = sender.Next(second);
   Seal receiver(keys.connecting, theirs);
-  SECTION("in order") {
+  SECTION("The pieces are in order") {
     CHECK(receiver.Check(first, first_tag));
     CHECK(receiver.Check(second, second_tag));
     CHECK(receiver.Check({}, sender.Next({})));
   }
-  SECTION("repeated") {
+  SECTION("A piece is repeated") {
     CHECK(receiver.Check(first, first_tag));
     CHECK_FALSE(receiver.Check(first, first_tag));
   }
-  SECTION("left out") { CHECK_FALSE(receiver.Check(second, second_tag)); }
-  SECTION("changed") {
+  SECTION("A piece is left out") { CHECK_FALSE(receiver.Check(second, second_tag)); }
+  SECTION("A piece is changed") {
     first[50] ^= std::byte{1};
     CHECK_FALSE(receiver.Check(first, first_tag));
   }
-  SECTION("cut") { CHECK_FALSE(receiver.Check(std::span(first).first(99), first_tag)); }
-  SECTION("turned around") { CHECK_FALSE(Seal(keys.listening, theirs).Check(first, first_tag)); }
+  SECTION("A piece is cut") { CHECK_FALSE(receiver.Check(std::span(first).first(99), first_tag)); }
+  SECTION("A piece is sent back") {
+    CHECK_FALSE(Seal(keys.listening, theirs).Check(first, first_tag));
+  }
 }
 
 AddressKey ListenerKey(const DataKey& key) {
@@ -160,13 +162,13 @@ AddressKey ListenerKey(const DataKey& key) {
 
 std::string OfListener(const DataKey& key) { return ListenerKey(key).ToString(); }
 
-TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]") {
+TEST_CASE("TcpAddress: the address that Listen returns becomes a member's own", "[transport]") {
   const Ends ends;
   const TcpAddress listening = {.host_port = "[fe80::1%eth0]:20000",
                                 .security = DataSecurity::kTls,
                                 .key = ListenerKey(ends.listener)};
   const std::string told = listening.ToString();
-  // The last is of an older release, and stays as it is.
+  // The last address is of an older release, and stays as it is.
   const std::string both = told + ",local:@talweg-1,fi:tcp://a:1/0123456789abcdef";
   const std::string for_member = AddressForMember(both, kMember);
   CHECK(for_member.ends_with(",local:@talweg-1,fi:tcp://a:1/0123456789abcdef"));
@@ -176,7 +178,7 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
   CHECK(parsed->security == DataSecurity::kTls);
   CHECK(parsed->key.identity == kMember);
   CHECK(parsed->key.key == MemberKey(ends.listener, kMember));
-  // Nothing of the listener's key is left, and a member's own becomes nobody else's.
+  // Nothing of the listener's key is left, and a member's own address becomes nobody else's.
   CHECK(for_member.find(told.substr(told.rfind('/') + 1)) == std::string::npos);
   CHECK(AddressForMember(for_member.substr(0, for_member.find(',')), kMember) ==
         "tcp://[fe80::1%eth0]:20000");
@@ -188,7 +190,7 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
   CHECK(AddressForMember("fi:tcp://a:1", kMember) == "fi:tcp://a:1");
 }
 
-TEST_CASE("Data addresses: a member makes its keys of a seed, in each epoch", "[transport]") {
+TEST_CASE("Data addresses: a member makes its keys from a seed in each epoch", "[transport]") {
   const DataKey listener = NewDataKey();
   const std::string both =
       "fi:tcp://a:1/" + OfListener(listener) + ",local:@talweg-1#" + OfListener(listener);
@@ -199,7 +201,7 @@ TEST_CASE("Data addresses: a member makes its keys of a seed, in each epoch", "[
   for (const PeerIdentity& identity : {kMember, later}) {
     CHECK(AddressInEpoch(seeds, identity.epoch) == AddressForMember(both, identity));
   }
-  // The seed is one for all epochs, and no key.
+  // The seed is the same in all epochs, and is no key.
   CHECK(MemberSeed(listener, kMember) == MemberSeed(listener, later));
   CHECK(MemberSeed(listener, kMember) != MemberKey(listener, kMember));
   CHECK(MemberKey(listener, kMember) != MemberKey(listener, later));
@@ -219,7 +221,7 @@ TEST_CASE("Data addresses: a listener of an older release has no seeds", "[trans
   const std::string own = SeedAddressForMember(address, kMember);
   CHECK(own == AddressForMember(address, kMember));
   CHECK(AddressInEpoch(own, Epoch(99)) == own);
-  // As that release makes the key of one epoch.
+  // That release makes the key of one epoch like this.
   ByteWriter claim;
   claim.Text("talweg data key");
   WriteIdentity(kMember, &claim);
@@ -227,7 +229,7 @@ TEST_CASE("Data addresses: a listener of an older release has no seeds", "[trans
   CHECK(own == "fi:tcp://a:1/" + AddressKey{kMember, key}.ToString());
 }
 
-TEST_CASE("TcpAddress: what is none is refused without showing its key", "[transport]") {
+TEST_CASE("TcpAddress: an invalid address is refused, and its key is not shown", "[transport]") {
   const std::string key(64, 'a');
   for (const std::string& address : std::vector<std::string>{
            "tcp://", "tcp://h:1", "tcp://h:1/keyed", "tcp://h:1/" + key,

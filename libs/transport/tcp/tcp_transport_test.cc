@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is particular to Talweg's own TCP: who is let in, and what somebody on the path can do.
+// What only Talweg's own TCP does: who is let in, and what somebody on the path can do.
 #include "libs/transport/tcp/tcp_transport.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The same address, with another port of loopback.
+// Returns the same address with another port of loopback.
 std::string WithPort(const std::string& address, uint16_t port) {
   TcpAddress parsed = *ParseTcpAddress(address);
   parsed.host_port = "127.0.0.1:" + std::to_string(port);
@@ -69,7 +69,7 @@ TEST_CASE("Tcp: the listener knows which member has connected", "[transport]") {
   CHECK(client.transport->ProvenIdentity(*connection) == std::nullopt);
 }
 
-TEST_CASE("Tcp: a region takes writes of its own member alone", "[transport]") {
+TEST_CASE("Tcp: only its own member may write to a region", "[transport]") {
   TcpHarness harness(DataSecurity::kKeyed);
   Server server(harness, {.security = DataSecurity::kKeyed});
   PeerIdentity other = kMember;
@@ -90,7 +90,7 @@ TEST_CASE("Tcp: a region takes writes of its own member alone", "[transport]") {
                     [&] { return !server.endpoint.sink.disconnected.empty(); }));
   CHECK(Contains(server.endpoint.sink.disconnected[0].second, "not given to it"));
   CHECK(std::count(memory.begin(), memory.end(), std::byte{1}) == 0);
-  // A later epoch of the same member is the same member.
+  // The member is the same in a later epoch.
   PeerIdentity later = kMember;
   later.epoch = Epoch(8);
   write_as(later);
@@ -99,7 +99,7 @@ TEST_CASE("Tcp: a region takes writes of its own member alone", "[transport]") {
   CHECK(memory == source);
 }
 
-TEST_CASE("Tcp: peers of different settings are told both", "[transport]") {
+TEST_CASE("Tcp: peers of different settings hear both settings", "[transport]") {
   TcpHarness harness(DataSecurity::kTls);
   Server server(harness, {.security = DataSecurity::kKeyed});
   Endpoint client{harness.NewTransport()};
@@ -115,13 +115,13 @@ TEST_CASE("Tcp: peers of different settings are told both", "[transport]") {
   CHECK(Contains(std::string(fabric.status().message()), "data_security=tls"));
 }
 
-TEST_CASE("Tcp: a wrong key is refused at once, and no event tells of it", "[transport]") {
+TEST_CASE("Tcp: a wrong key is refused at once, and no event reports it", "[transport]") {
   const auto security = GENERATE(DataSecurity::kNone, DataSecurity::kKeyed, DataSecurity::kTls);
   TcpHarness harness(security);
   Server server(harness, {.security = security});
   TcpAddress address = *ParseTcpAddress(AddressForMember(server.address, kMember));
-  SECTION("another key") { address.key.key[5] ^= std::byte{1}; }
-  SECTION("another identity than the key's") { address.key.identity->node = NodeRank(0); }
+  SECTION("The key is another one") { address.key.key[5] ^= std::byte{1}; }
+  SECTION("The identity is not the key's") { address.key.identity->node = NodeRank(0); }
   Endpoint client{harness.NewTransport()};
   REQUIRE(client.transport->Connect(address.ToString()).ok());
   REQUIRE(
@@ -134,7 +134,7 @@ TEST_CASE("Tcp: a wrong key is refused at once, and no event tells of it", "[tra
   CHECK(server.refused() == 1);
 }
 
-TEST_CASE("Tcp: a listener that has no key gets nothing", "[transport]") {
+TEST_CASE("Tcp: a listener without the key gets nothing", "[transport]") {
   const auto security = GENERATE(DataSecurity::kNone, DataSecurity::kKeyed);
   // Somebody listens where an aggregator did. He answers with what he has seen others answer.
   TestPort port;
@@ -149,12 +149,12 @@ TEST_CASE("Tcp: a listener that has no key gets nothing", "[transport]") {
   REQUIRE(send(stranger.get(), answer.data(), answer.size(), MSG_NOSIGNAL) > 0);
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   CHECK(Contains(client.sink.disconnected[0].second, "did not prove"));
-  // All that he has got is the Hello.
+  // The Hello is all that he has got.
   std::vector<std::byte> got(1000);
   CHECK(recv(stranger.get(), got.data(), got.size(), MSG_DONTWAIT) == kHelloBytes);
 }
 
-TEST_CASE("Tcp: whoever does not say what is due in time is let go of", "[transport]") {
+TEST_CASE("Tcp: a peer that does not send what is due in time is dropped", "[transport]") {
   const auto security = GENERATE(DataSecurity::kKeyed, DataSecurity::kTls);
   TcpHarness harness(security);
   runtime::ManualClock clock{1'000'000'000};
@@ -162,7 +162,7 @@ TEST_CASE("Tcp: whoever does not say what is due in time is let go of", "[transp
   const Descriptor silent(ConnectToPort(PortOf(server.address)));
   const Descriptor slow(ConnectToPort(PortOf(server.address)));
   const ConnectingHandshake handshake(*ParseTcpAddress(AddressForMember(server.address, kMember)));
-  // A Hello that is right, but for its last byte that does not come.
+  // The Hello is right, except that its last byte does not come.
   REQUIRE(send(slow.get(), handshake.hello().data(), kHelloBytes - 1, MSG_NOSIGNAL) > 0);
   const Descriptor unproven(ConnectToPort(PortOf(server.address)));
   REQUIRE(send(unproven.get(), handshake.hello().data(), kHelloBytes, MSG_NOSIGNAL) > 0);
@@ -182,7 +182,7 @@ TEST_CASE("Tcp: whoever does not say what is due in time is let go of", "[transp
   CHECK(server.refused() == 3);
 }
 
-TEST_CASE("Tcp: strangers who hold on take nobody else's place", "[transport]") {
+TEST_CASE("Tcp: strangers who stay connected take nobody else's place", "[transport]") {
   TcpHarness harness(DataSecurity::kKeyed);
   Server server(harness, {.security = DataSecurity::kKeyed, .unproven_of_host_max = 8});
   std::vector<Descriptor> strangers;
@@ -198,7 +198,7 @@ TEST_CASE("Tcp: strangers who hold on take nobody else's place", "[transport]") 
   REQUIRE(PollUntil({&client, &server.endpoint}, [&] { return !client.sink.connected.empty(); }));
 }
 
-TEST_CASE("Tcp: whoever connects when there is no descriptor left does not wait", "[transport]") {
+TEST_CASE("Tcp: a peer that connects when no descriptor is left does not wait", "[transport]") {
   TcpHarness harness(DataSecurity::kKeyed);
   Server server(harness, {.security = DataSecurity::kKeyed});
   const Descriptor unlucky(ConnectToPort(PortOf(server.address)));
@@ -209,11 +209,11 @@ TEST_CASE("Tcp: whoever connects when there is no descriptor left does not wait"
   CHECK(server.refused() == 1);
 }
 
-TEST_CASE("Tcp: a Hello and a Proof that were recorded let nobody in", "[transport]") {
+TEST_CASE("Tcp: a recorded Hello and a recorded Proof let nobody in", "[transport]") {
   const auto security = GENERATE(DataSecurity::kNone, DataSecurity::kKeyed, DataSecurity::kTls);
   TcpHarness harness(security);
   Server server(harness, {.security = security});
-  // Records what a member says, and passes it on.
+  // Records what a member sends, and passes it on.
   TestPort port;
   port.Listen();
   Endpoint client{harness.NewTransport()};
@@ -242,7 +242,7 @@ TEST_CASE("Tcp: a Hello and a Proof that were recorded let nobody in", "[transpo
   CHECK(server.endpoint.sink.frames.size() == 1);
 }
 
-// Somebody on the path between a client and a server: bytes go through him, and he changes them.
+// Somebody on the path between a client and a server. Bytes go through him, and he changes them.
 class OnPath {
  public:
   OnPath(TcpHarness& harness, DataSecurity security)
@@ -254,7 +254,7 @@ class OnPath {
     right_ = Descriptor(ConnectToPort(PortOf(server.address)));
     connected = Until(
         [&] { return !client.sink.connected.empty() && !server.endpoint.sink.accepted.empty(); });
-    // Nothing is under way, so what comes next begins a piece.
+    // Nothing is under way, so the next byte begins a piece.
     PollUntilIdle({&client, &server.endpoint});
     Until([&] { return true; });
   }
@@ -319,32 +319,32 @@ TEST_CASE("Tcp: somebody on the path who touches bytes ends the connection", "[t
       return std::exchange(once, false) ? change(std::move(bytes)) : bytes;
     };
   };
-  SECTION("a byte of a header") {
+  SECTION("He changes a byte of a header") {
     touch([](std::vector<std::byte> bytes) {
       bytes[9] ^= std::byte{1};
       return bytes;
     });
   }
-  SECTION("a byte of what follows") {
+  SECTION("He changes a byte after a header") {
     touch([](std::vector<std::byte> bytes) {
       bytes[2000] ^= std::byte{1};
       return bytes;
     });
   }
-  SECTION("bytes put before") {
+  SECTION("He puts bytes before a piece") {
     touch([](std::vector<std::byte> bytes) {
       bytes.insert(bytes.begin(), 40, std::byte{0});
       return bytes;
     });
   }
-  SECTION("everything twice") {
+  SECTION("He sends everything twice") {
     touch([](std::vector<std::byte> bytes) {
       const std::vector<std::byte> again = bytes;
       bytes.insert(bytes.end(), again.begin(), again.end());
       return bytes;
     });
   }
-  SECTION("the beginning left out") {
+  SECTION("He leaves out the beginning") {
     touch([](std::vector<std::byte> bytes) {
       bytes.erase(bytes.begin(), bytes.begin() + 40);
       return bytes;
@@ -358,7 +358,7 @@ TEST_CASE("Tcp: somebody on the path who touches bytes ends the connection", "[t
   CHECK(path.server.endpoint.sink.frames.size() == 1);
 }
 
-TEST_CASE("Tcp: what is sent back to its sender ends the connection", "[transport]") {
+TEST_CASE("Tcp: bytes that are sent back to their sender end the connection", "[transport]") {
   const auto security = GENERATE(DataSecurity::kKeyed, DataSecurity::kTls);
   TcpHarness harness(security);
   OnPath path(harness, security);
@@ -394,10 +394,10 @@ TEST_CASE("Tcp: only tls hides what is sent", "[transport]") {
   CHECK(is_seen == (security == DataSecurity::kKeyed));
 }
 
-TEST_CASE("Tcp: where to listen", "[transport]") {
+TEST_CASE("Tcp: the options say where to listen", "[transport]") {
   TcpHarness harness(DataSecurity::kKeyed);
   const auto transport = harness.NewTransport();
-  SECTION("a port that is taken, and a range") {
+  SECTION("A port is taken, and a range has a free one") {
     const auto first = transport->Listen({});
     REQUIRE(first.ok());
     const uint16_t port = PortOf(*first);
@@ -408,19 +408,19 @@ TEST_CASE("Tcp: where to listen", "[transport]") {
     REQUIRE(third.ok());
     CHECK(PortOf(*third) > port);
   }
-  SECTION("an advertised host") {
+  SECTION("The host is advertised") {
     const auto address = transport->Listen({.advertise_host = "gateway.example"});
     REQUIRE(address.ok());
     CHECK(address->starts_with("tcp://gateway.example:"));
     CHECK(HostOf(*address) == "gateway.example");
     CHECK(WithHost(*address, "10.0.0.1").starts_with("tcp://10.0.0.1:"));
   }
-  SECTION("an address of another host") {
+  SECTION("The address belongs to another host") {
     const auto address = transport->Listen({.bind_address = "192.0.2.77"});
     REQUIRE_FALSE(address.ok());
     CHECK(Contains(std::string(address.status().message()), "192.0.2.77"));
   }
-  SECTION("IPv6, where the host has it") {
+  SECTION("It listens on IPv6, where the host has it") {
     const auto address = transport->Listen({.bind_address = "::1"});
     if (address.ok()) CHECK(address->starts_with("tcp://[::1]:"));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A peer that has the keys may send any records, and somebody on the path any bytes. Only what is
-// due is written to, and the channel either goes on or ends.
+// A peer that has the keys may send any records, and somebody on the path any bytes. Only memory
+// that is due is written, and the channel either goes on or ends.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kGuard = 64;
 constexpr size_t kUnitMax = 40'000;
 
-// Takes numbers and bytes from the input while there are some.
+// Takes numbers and bytes from the input, as long as there are some.
 class Input {
  public:
   explicit Input(std::span<const std::byte> bytes) : left_(bytes) {}
@@ -47,7 +47,7 @@ TrafficSecret SecretOf(std::byte byte) {
   return secret;
 }
 
-// Receives a unit of that size. Around its place lie bytes that nobody gave away.
+// Receives a unit of that size. The bytes around its place were given to nobody.
 absl::StatusOr<bool> ReceiveUnit(Channel& channel, size_t unit) {
   static std::vector<std::byte> memory(2 * kGuard + kUnitMax);
   const auto before = std::span(memory).first(kGuard);
@@ -85,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       send(theirs.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     } else {
       const auto type = kind < 5 ? TlsContent::kData : static_cast<TlsContent>(input.Number(255));
-      // Much content takes few bytes of input.
+      // A few bytes of input make long content.
       std::vector<std::byte> content(input.Number(kTlsContentBytesMax));
       const auto given = input.Bytes(std::min<size_t>(content.size(), input.Number(20)));
       std::copy(given.begin(), given.end(), content.begin());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS connections beside a peer that is plain OpenSSL, and beside one that breaks the rules.
+// TLS connections to a peer that is plain OpenSSL, and to one that breaks the rules.
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <string.h>
@@ -66,7 +66,7 @@ unsigned int FindKey(SSL*, const char* identity, unsigned char* key, unsigned in
   return kKey.size();
 }
 
-// Nothing but OpenSSL with a pre-shared key, as any program may use it.
+// OpenSSL with a pre-shared key and nothing else, as any program may use it.
 class OpensslPeer {
  public:
   OpensslPeer(int socket, bool connects) : context_(SSL_CTX_new(TLS_method())) {
@@ -98,7 +98,7 @@ class OpensslPeer {
     ERR_clear_error();
     return SSL_do_handshake(ssl_) == 1;
   }
-  // Sends what the socket takes.
+  // Sends as much as the socket takes.
   size_t Write(std::span<const std::byte> bytes) {
     size_t taken = 0;
     ERR_clear_error();
@@ -113,7 +113,7 @@ class OpensslPeer {
     }
   }
   bool failed() { return SSL_get_error(ssl_, -1) == SSL_ERROR_SSL; }
-  // How many new keys our side has announced.
+  // Returns how many new keys our side has announced.
   int updates() const { return updates_; }
 
  private:
@@ -130,7 +130,7 @@ class OpensslPeer {
   int updates_ = 0;
 };
 
-// Goes on until `done`, or fails: nothing here takes that many turns.
+// Goes on until `done`. Fails after more turns than anything here takes.
 bool Until(const std::function<bool()>& done) {
   for (int i = 0; i < 100'000; ++i) {
     if (done()) return true;
@@ -138,13 +138,13 @@ bool Until(const std::function<bool()>& done) {
   return false;
 }
 
-// Goes on with one channel: sends, and reads units of the sizes that are due.
+// Drives one channel: it sends, and reads units of the sizes that are due.
 class Reader {
  public:
   explicit Reader(Channel* channel) : channel_(channel) {}
 
   void Expect(size_t bytes) { units_.emplace_back(bytes); }
-  // False once the connection is over.
+  // Returns false once the connection is over.
   bool Turn() {
     channel_->OnReadable(false);
     while (status.ok() && whole_ < units_.size()) {
@@ -197,7 +197,7 @@ struct Ends {
   std::optional<Reader> reader;
 };
 
-// What OpenSSL gets of `units`, in this order.
+// Sends `units` in this order, and checks what OpenSSL gets.
 void SendToPeer(Ends& ends, const std::vector<std::vector<std::byte>>& units) {
   std::vector<std::byte> all;
   const uint64_t before = ends.channel->sent();
@@ -219,7 +219,7 @@ void SendToPeer(Ends& ends, const std::vector<std::vector<std::byte>>& units) {
   CHECK(ends.channel->unsent_bytes() == 0);
 }
 
-// What we get of OpenSSL's bytes, as units of those sizes.
+// Checks what we get of OpenSSL's bytes, as units of those sizes.
 void ReceiveFromPeer(Ends& ends, const std::vector<size_t>& sizes, uint32_t seed) {
   size_t total = 0;
   Reader reader(ends.channel.get());
@@ -238,7 +238,7 @@ void ReceiveFromPeer(Ends& ends, const std::vector<size_t>& sizes, uint32_t seed
   CHECK(reader.All() == all);
 }
 
-TEST_CASE("Tls: OpenSSL reads what we write, and we what it writes", "[transport]") {
+TEST_CASE("Tls: OpenSSL reads what we write, and we read what it writes", "[transport]") {
   const bool we_connect = GENERATE(true, false);
   const bool openssl_seals = GENERATE(false, true);
   CAPTURE(we_connect, openssl_seals);
@@ -248,12 +248,12 @@ TEST_CASE("Tls: OpenSSL reads what we write, and we what it writes", "[transport
              Pattern(16 * 1024, 6), Pattern(16 * 1024 + 1, 7), Pattern(4096, 8), Pattern(4095, 9)});
   SendToPeer(ends, std::vector<std::vector<std::byte>>(1000, Pattern(100, 10)));
   ReceiveFromPeer(ends, {24, 1, 128, 1'000'000, 24, 16 * 1024, 16 * 1024 + 1, 4096}, 11);
-  // Records that carry zeros after their content.
+  // These records carry zeros after their content.
   REQUIRE(SSL_set_block_padding(ends.peer.ssl(), 4096) == 1);
   ReceiveFromPeer(ends, {24, 100'000, 24, 5000, 1}, 12);
 }
 
-TEST_CASE("Tls: OpenSSL changes its key, and may ask for one of ours", "[transport]") {
+TEST_CASE("Tls: OpenSSL changes its key, and may ask us to change ours", "[transport]") {
   const bool we_connect = GENERATE(true, false);
   const bool asks = GENERATE(true, false);
   Ends ends(we_connect);
@@ -266,7 +266,7 @@ TEST_CASE("Tls: OpenSSL changes its key, and may ask for one of ours", "[transpo
   CHECK(ends.peer.updates() == (asks ? 3 : 0));
 }
 
-TEST_CASE("Tls: a key that has sealed enough is followed by another", "[transport]") {
+TEST_CASE("Tls: a key that has sealed enough is replaced by another", "[transport]") {
   Ends ends(true, {.records = {.records_of_key_max = 3}});
   SendToPeer(ends, {Pattern(10 * 16 * 1024, 1)});
   CHECK(ends.peer.updates() == 3);
@@ -285,7 +285,7 @@ TEST_CASE("Tls: where OpenSSL seals, the connection ends with its key", "[transp
   CHECK(absl::IsResourceExhausted(status));
 }
 
-TEST_CASE("Tls: where OpenSSL seals, a peer may change its own key alone", "[transport]") {
+TEST_CASE("Tls: where OpenSSL seals, a peer may change only its own key", "[transport]") {
   Ends ends(true, {.openssl_seals = true});
   REQUIRE(SSL_key_update(ends.peer.ssl(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1);
   ReceiveFromPeer(ends, {100'000}, 1);
@@ -299,12 +299,12 @@ TEST_CASE("Tls: where OpenSSL seals, a peer may change its own key alone", "[tra
 TEST_CASE("Tls: OpenSSL ends the connection", "[transport]") {
   Ends ends;
   ends.reader->Expect(10);
-  SECTION("by a word") {
+  SECTION("It sends a close_notify") {
     SSL_shutdown(ends.peer.ssl());
     CHECK_FALSE(ends.reader->Turn());
     CHECK(Contains(std::string(ends.reader->status.message()), "closed the connection"));
   }
-  SECTION("as it has got what is no record") {
+  SECTION("It has got bytes that are no record") {
     const std::vector<std::byte> wrong(100, std::byte{3});
     std::vector<std::byte> record = {std::byte{23}, std::byte{3}, std::byte{3}, std::byte{0},
                                      std::byte{100}};
@@ -318,7 +318,7 @@ TEST_CASE("Tls: OpenSSL ends the connection", "[transport]") {
   }
 }
 
-TEST_CASE("Tls: tickets are not taken", "[transport]") {
+TEST_CASE("Tls: tickets are not accepted", "[transport]") {
   Ends ends(true, {}, /*tickets=*/1);
   REQUIRE(ends.peer.Write(Pattern(10, 1)) == 10);
   ends.reader->Expect(10);
@@ -326,7 +326,7 @@ TEST_CASE("Tls: tickets are not taken", "[transport]") {
   CHECK(Contains(std::string(ends.reader->status.message()), "not due"));
 }
 
-TEST_CASE("Tls: what comes along with the end of the handshake is not lost", "[transport]") {
+TEST_CASE("Tls: bytes that come along with the end of the handshake are not lost", "[transport]") {
   Sockets sockets;
   const TlsContext context;
   OpensslPeer peer(sockets.theirs.get(), /*connects=*/true);
@@ -336,7 +336,7 @@ TEST_CASE("Tls: what comes along with the end of the handshake is not lost", "[t
     REQUIRE(shaking->Shake().ok());
     return false;
   }));
-  // We have yet to read its last message. 100 bytes come after it.
+  // We have not read the peer's last message yet. 100 bytes come after it.
   const std::vector<std::byte> early = Pattern(100, 1);
   REQUIRE(peer.Write(early) == early.size());
   const auto done = shaking->Shake();
@@ -349,7 +349,7 @@ TEST_CASE("Tls: what comes along with the end of the handshake is not lost", "[t
   CHECK(reader.All() == early);
 }
 
-TEST_CASE("Tls: whoever has another key gets nothing", "[transport]") {
+TEST_CASE("Tls: a peer with another key gets nothing", "[transport]") {
   const bool we_connect = GENERATE(true, false);
   Sockets sockets;
   const TlsContext context;
@@ -364,7 +364,7 @@ TEST_CASE("Tls: whoever has another key gets nothing", "[transport]") {
   CHECK(over);
 }
 
-// Two of ours, without a handshake.
+// Makes a secret of our own, because there is no handshake.
 TrafficSecret SecretOf(std::byte byte) {
   TrafficSecret secret;
   secret.bytes.fill(byte);
@@ -373,7 +373,7 @@ TrafficSecret SecretOf(std::byte byte) {
 const TrafficSecret kOurs = SecretOf(std::byte{1});
 const TrafficSecret kTheirs = SecretOf(std::byte{2});
 
-// A channel, and somebody who holds the keys of its peer and sends what he likes.
+// A channel, and an attacker who holds the keys of its peer and sends what he likes.
 struct Attacked {
   std::vector<std::byte> Record(TlsContent type, const std::vector<std::byte>& content) {
     const std::span<const std::byte> part(content);
@@ -388,7 +388,7 @@ struct Attacked {
     REQUIRE(send(sockets.theirs.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
             static_cast<ssize_t>(bytes.size()));
   }
-  // What ends the connection, when a unit of that size is due.
+  // Returns the text that ends the connection when a unit of that size is due.
   std::string EndWith(size_t unit) {
     reader.Expect(unit);
     CHECK_FALSE(reader.Turn());
@@ -402,14 +402,14 @@ struct Attacked {
   Reader reader{channel.get()};
 };
 
-TEST_CASE("Tls: records that are not the next end the connection", "[transport]") {
+TEST_CASE("Tls: a record that is not the next one ends the connection", "[transport]") {
   Attacked attacked;
-  // The larger one is opened straight to its place.
+  // The larger record is decrypted straight to its place.
   const size_t size = GENERATE(size_t{100}, size_t{16 * 1024});
   CAPTURE(size);
   const auto first = attacked.Data(size, 1);
   const auto second = attacked.Data(size, 2);
-  SECTION("changed") {
+  SECTION("A record is changed") {
     auto changed = first;
     changed[kTlsHeaderBytes + 50] ^= std::byte{1};
     attacked.Send(changed);
@@ -417,30 +417,30 @@ TEST_CASE("Tls: records that are not the next end the connection", "[transport]"
     const auto all = attacked.reader.All();
     CHECK(std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{0}; }));
   }
-  SECTION("repeated") {
+  SECTION("A record is repeated") {
     attacked.Send(first);
     attacked.Send(first);
     attacked.reader.Expect(size);
     CHECK(Contains(attacked.EndWith(size), "on their way"));
     CHECK_FALSE(attacked.reader.AllCame());
   }
-  SECTION("turned around") {
+  SECTION("Two records are swapped") {
     attacked.Send(second);
     attacked.Send(first);
     CHECK(Contains(attacked.EndWith(size), "on their way"));
   }
-  SECTION("cut, and followed by the next") {
+  SECTION("A record is cut, and the next one follows") {
     attacked.Send(std::span(first).first(first.size() - 1));
     attacked.Send(second);
     CHECK(Contains(attacked.EndWith(size), "on their way"));
   }
-  SECTION("cut by the end of the connection") {
+  SECTION("The end of the connection cuts a record") {
     attacked.Send(std::span(first).first(first.size() - 1));
     shutdown(attacked.sockets.theirs.get(), SHUT_WR);
     attacked.channel->OnReadable(true);
     CHECK(Contains(attacked.EndWith(size), "closed the connection"));
   }
-  SECTION("of the other direction") {
+  SECTION("A record is of the other direction") {
     TlsSealer ours(kOurs);
     const std::vector<std::byte> content = Pattern(size, 1);
     const std::span<const std::byte> part(content);
@@ -451,7 +451,7 @@ TEST_CASE("Tls: records that are not the next end the connection", "[transport]"
   }
 }
 
-TEST_CASE("Tls: a header that is none ends the connection at once", "[transport]") {
+TEST_CASE("Tls: an invalid header ends the connection at once", "[transport]") {
   Attacked attacked;
   const auto header = GENERATE(
       std::array<uint8_t, 5>{23, 3, 3, 0x40, 0x12}, std::array<uint8_t, 5>{23, 3, 3, 0xff, 0xff},
@@ -461,7 +461,7 @@ TEST_CASE("Tls: a header that is none ends the connection at once", "[transport]
   CHECK(Contains(attacked.EndWith(100), "on their way"));
 }
 
-TEST_CASE("Tls: messages that are not due end the connection", "[transport]") {
+TEST_CASE("Tls: a message that is not due ends the connection", "[transport]") {
   Attacked attacked;
   const auto bytes = [](std::initializer_list<int> values) {
     std::vector<std::byte> made;
@@ -473,32 +473,34 @@ TEST_CASE("Tls: messages that are not due end the connection", "[transport]") {
     return attacked.EndWith(100);
   };
   const TlsContent handshake = TlsContent::kHandshake;
-  SECTION("a KeyUpdate that asks for what there is not") {
+  SECTION("A KeyUpdate asks for something that does not exist") {
     CHECK(Contains(ended_by(handshake, bytes({24, 0, 0, 1, 2})), "not due"));
   }
-  SECTION("a KeyUpdate with more after it") {
+  SECTION("A KeyUpdate has more bytes after it") {
     CHECK(Contains(ended_by(handshake, bytes({24, 0, 0, 1, 0, 24, 0, 0, 1, 0})), "not due"));
   }
-  SECTION("half a KeyUpdate") {
+  SECTION("A KeyUpdate is cut in half") {
     CHECK(Contains(ended_by(handshake, bytes({24, 0, 0})), "not due"));
   }
-  SECTION("an empty one") { CHECK(Contains(ended_by(handshake, {}), "not due")); }
-  SECTION("a Finished") {
+  SECTION("A message is empty") { CHECK(Contains(ended_by(handshake, {}), "not due")); }
+  SECTION("It is a Finished") {
     CHECK(Contains(ended_by(handshake, bytes({20, 0, 0, 1, 0})), "not due"));
   }
-  SECTION("a long one") { CHECK(Contains(ended_by(handshake, Pattern(16 * 1024, 1)), "not due")); }
-  SECTION("an alert of another size") {
+  SECTION("A message is long") {
+    CHECK(Contains(ended_by(handshake, Pattern(16 * 1024, 1)), "not due"));
+  }
+  SECTION("An alert has another size") {
     CHECK(Contains(ended_by(TlsContent::kAlert, bytes({1, 0, 0})), "not due"));
   }
-  SECTION("of no type") {
+  SECTION("A record has no type") {
     CHECK(Contains(ended_by(static_cast<TlsContent>(0), bytes({0, 0, 0})), "not due"));
   }
-  SECTION("of a type that nobody knows") {
+  SECTION("A record has an unknown type") {
     CHECK(Contains(ended_by(static_cast<TlsContent>(24), bytes({1})), "not due"));
   }
 }
 
-TEST_CASE("Tls: a row of records without data has its end", "[transport]") {
+TEST_CASE("Tls: a series of records without data is limited", "[transport]") {
   Attacked attacked;
   const bool updates = GENERATE(true, false);
   const auto send_some = [&](int count) {
@@ -548,7 +550,7 @@ TEST_CASE("Tls: records may come in pieces of any size", "[transport]") {
   CHECK(attacked.reader.All() == all);
 }
 
-TEST_CASE("Tls: a socket that is full takes the rest later", "[transport]") {
+TEST_CASE("Tls: a full socket takes the rest later", "[transport]") {
   Sockets sockets;
   const TlsRecordOptions often = {.records_of_key_max = 5};
   const auto sending = NewTlsRecordChannel(sockets.ours.get(), kOurs, kTheirs, often);

@@ -44,7 +44,7 @@ std::vector<std::byte> SealWith(TlsSealer& sealer, TlsContent type,
   return record;
 }
 
-// What is in the record, and its type. nullopt: it is not the next one.
+// Returns the record's type and content. nullopt: it is not the next one.
 std::optional<std::pair<uint8_t, std::vector<std::byte>>> OpenWith(
     TlsOpener& opener, const std::vector<std::byte>& record) {
   std::vector<std::byte> place(record.size() - kTlsExtraBytes, std::byte{0x5a});
@@ -59,7 +59,7 @@ std::optional<std::pair<uint8_t, std::vector<std::byte>>> OpenWith(
 
 constexpr uint8_t kData = static_cast<uint8_t>(TlsContent::kData);
 
-TEST_CASE("Tls records: those of RFC 8448 are made and read", "[transport]") {
+TEST_CASE("Tls records: the records of RFC 8448 are made and read", "[transport]") {
   const AesCode code = GENERATE(from_range(AesCodes()));
   TlsSealer sealer(kSecret, code);
   CHECK(SealWith(sealer, TlsContent::kData, {Counting(50)}) == kDataRecord);
@@ -70,7 +70,7 @@ TEST_CASE("Tls records: those of RFC 8448 are made and read", "[transport]") {
         std::pair(static_cast<uint8_t>(TlsContent::kAlert), Hex("0100")));
 }
 
-TEST_CASE("Tls records: parts make the record that they make as one", "[transport]") {
+TEST_CASE("Tls records: content in parts makes the same record as in one piece", "[transport]") {
   const AesCode code = GENERATE(from_range(AesCodes()));
   const std::vector<std::byte> all = Counting(10'000);
   const auto cut = [&](size_t begin, size_t end) {
@@ -84,7 +84,7 @@ TEST_CASE("Tls records: parts make the record that they make as one", "[transpor
                  {cut(0, 24), cut(24, 24), cut(24, 171), cut(171, 9999), cut(9999, 10'000)}));
 }
 
-TEST_CASE("Tls records: any byte that is changed is noticed", "[transport]") {
+TEST_CASE("Tls records: a change of any byte is noticed", "[transport]") {
   const AesCode code = GENERATE(from_range(AesCodes()));
   for (size_t i = 0; i < kDataRecord.size(); ++i) {
     std::vector<std::byte> changed = kDataRecord;
@@ -95,7 +95,7 @@ TEST_CASE("Tls records: any byte that is changed is noticed", "[transport]") {
   }
 }
 
-TEST_CASE("Tls records: each fits once, in its order and its direction", "[transport]") {
+TEST_CASE("Tls records: each record fits once, in its order and its direction", "[transport]") {
   const AesCode code = GENERATE(from_range(AesCodes()));
   TlsSealer sealer(kSecret, code);
   const auto first = SealWith(sealer, TlsContent::kData, {Counting(5000)});
@@ -103,7 +103,7 @@ TEST_CASE("Tls records: each fits once, in its order and its direction", "[trans
   sealer.key().Update();
   const auto third = SealWith(sealer, TlsContent::kData, {Counting(7)});
   TlsOpener opener(kSecret, code);
-  SECTION("in order") {
+  SECTION("The records are in order") {
     CHECK(OpenWith(opener, first));
     CHECK(OpenWith(opener, second));
     CHECK(opener.key().records() == 2);
@@ -111,26 +111,26 @@ TEST_CASE("Tls records: each fits once, in its order and its direction", "[trans
     CHECK(opener.key().records() == 0);
     CHECK(OpenWith(opener, third) == std::pair(kData, Counting(7)));
   }
-  SECTION("repeated") {
+  SECTION("A record is repeated") {
     CHECK(OpenWith(opener, first));
     CHECK_FALSE(OpenWith(opener, first));
   }
-  SECTION("left out") { CHECK_FALSE(OpenWith(opener, second)); }
-  SECTION("cut") {
+  SECTION("A record is left out") { CHECK_FALSE(OpenWith(opener, second)); }
+  SECTION("A record is cut") {
     auto cut = first;
     cut.pop_back();
     CHECK_FALSE(OpenWith(opener, cut));
   }
-  SECTION("under the next key") {
+  SECTION("A record is under the next key") {
     CHECK(OpenWith(opener, first));
     CHECK(OpenWith(opener, second));
     CHECK_FALSE(OpenWith(opener, third));
   }
-  SECTION("under the key before") {
+  SECTION("A record is under the previous key") {
     opener.key().Update();
     CHECK_FALSE(OpenWith(opener, first));
   }
-  SECTION("under the secret of the other direction") {
+  SECTION("A record is under the secret of the other direction") {
     TrafficSecret other = kSecret;
     other.bytes[31] ^= std::byte{1};
     TlsOpener others(other, code);
@@ -138,7 +138,7 @@ TEST_CASE("Tls records: each fits once, in its order and its direction", "[trans
   }
 }
 
-TEST_CASE("Tls records: zeros after the type are no content", "[transport]") {
+TEST_CASE("Tls records: zeros after the type do not count as content", "[transport]") {
   const AesCode code = GENERATE(from_range(AesCodes()));
   const size_t zeros = GENERATE(1, 15, 16, 17, 4000);
   TlsSealer sealer(kSecret, code);
@@ -149,14 +149,14 @@ TEST_CASE("Tls records: zeros after the type are no content", "[transport]") {
   CHECK(OpenWith(opener, SealWith(sealer, no_type,
                                   {content, Hex("17"), std::vector<std::byte>(zeros - 1)})) ==
         std::pair(kData, content));
-  // A record of zeros has no type, and one may be empty.
+  // A record of zeros has no type, and may be empty.
   CHECK(OpenWith(opener, SealWith(sealer, no_type, {std::vector<std::byte>(zeros)})) ==
         std::pair(uint8_t{0}, std::vector<std::byte>()));
   CHECK(OpenWith(opener, SealWith(sealer, TlsContent::kData, {})) ==
         std::pair(kData, std::vector<std::byte>()));
 }
 
-TEST_CASE("Tls records: what is no header of one", "[transport]") {
+TEST_CASE("Tls records: bytes that are no header of a record are refused", "[transport]") {
   const auto bytes_of = [](const char* hex) {
     const std::vector<std::byte> header = Hex(hex);
     return TlsRecordBytes(std::span<const std::byte, kTlsHeaderBytes>(header));
@@ -166,7 +166,7 @@ TEST_CASE("Tls records: what is no header of one", "[transport]") {
   CHECK(bytes_of("1703034011") == kTlsRecordBytesMax);
   CHECK(bytes_of("1703034012") == std::nullopt);
   CHECK(bytes_of("170303ffff") == std::nullopt);
-  // Nothing is sent in the clear any more: an alert, a handshake message, a ChangeCipherSpec.
+  // Nothing is sent in the clear any more: no alert, no handshake message, no ChangeCipherSpec.
   CHECK(bytes_of("1503030020") == std::nullopt);
   CHECK(bytes_of("1603030020") == std::nullopt);
   CHECK(bytes_of("1403030020") == std::nullopt);

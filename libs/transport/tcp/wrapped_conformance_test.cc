@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keyed connections with delays on their way, and beside shared memory: as the daemons and the
-// tests of faults wrap them.
+// Keyed connections that the tests of faults wrap with delays, and that daemons use beside shared
+// memory.
 #include "libs/transport/composite/composite_transport.h"
 #include "libs/transport/faulty/faulty_transport.h"
 #include "libs/transport/local/local_transport.h"

@@ -10,7 +10,7 @@
 namespace talweg::transport {
 namespace {
 
-TEST_CASE("Transport: devices' memory is taken, or it is said why not", "[transport]") {
+TEST_CASE("Transport: devices' memory is taken, or an error says why not", "[transport]") {
   const auto harness = NewHarness();
   const auto transport = harness->NewTransport();
   const absl::Status takes = transport->TakesDeviceMemory();

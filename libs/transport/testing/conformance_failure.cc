@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conformance of transports, second part: ends, breaks, strangers and sleep.
+// Conformance of transports, second part: closing, broken connections, strangers and sleep.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 namespace talweg::transport {
 namespace {
 
-// What texts call an address: they leave out what only peers need to know.
+// Returns what texts call an address. They leave out what only peers need to know.
 std::string NameOf(std::string address) {
   if (const size_t host = address.find("://"); host != std::string::npos) {
     address.resize(std::min(address.size(), address.find('/', host + 3)));
@@ -43,7 +43,7 @@ TEST_CASE("Transport: closing tells the peer, and ends posting", "[transport]") 
   CHECK_FALSE(pair.server.sink.disconnected[0].second.empty());
   CHECK(pair.client.sink.disconnected.empty());
   CHECK(pair.server.transport->PostFrame(pair.to_client, FrameOf(1)) == PostResult::kGone);
-  // Ids are not used again, and closing twice does nothing.
+  // Ids are not used again, and closing twice has no effect.
   pair.client.transport->Close(pair.to_server);
   const auto again = pair.client.transport->Connect(pair.address);
   REQUIRE(again.ok());
@@ -76,7 +76,7 @@ TEST_CASE("Transport: nothing lands after Close has returned", "[transport]") {
     pair.client.transport->PostWrite(pair.to_server, from->Slice(0, source.size()), to->Ref(), i);
     pair.client.transport->PostFrame(pair.to_server, FrameOf(i));
   }
-  // The first write is half done: its end has not come yet.
+  // The first write is half done: its last bytes have not come yet.
   REQUIRE(PollUntil({&pair.client, &pair.server}, [&] { return target.front() == std::byte{1}; }));
   pair.server.transport->Close(pair.to_client);
   const size_t frames = pair.server.sink.frames.size();
@@ -130,7 +130,8 @@ TEST_CASE("Transport: an attempt to connect can be closed", "[transport]") {
   CHECK(client.sink.disconnected.empty());
 }
 
-TEST_CASE("Transport: what is no address is refused with what one looks like", "[transport]") {
+TEST_CASE("Transport: the error for an invalid address shows what an address looks like",
+          "[transport]") {
   const auto harness = NewHarness();
   Endpoint client{harness->NewTransport()};
   for (const char* address :
@@ -139,14 +140,14 @@ TEST_CASE("Transport: what is no address is refused with what one looks like", "
     const auto connection = client.transport->Connect(address);
     INFO(address);
     REQUIRE_FALSE(connection.ok());
-    // A token that is wrong today may be right tomorrow.
+    // An address with a wrong token may be right tomorrow.
     const std::string message(connection.status().message());
     CHECK(message.find("'" + ShownAddress(address)) != std::string::npos);
     CHECK(message.find("/token") == std::string::npos);
   }
 }
 
-TEST_CASE("Transport: a write under a key that is nobody's ends that connection only",
+TEST_CASE("Transport: a write under a key that belongs to no region ends only its connection",
           "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);
@@ -163,10 +164,10 @@ TEST_CASE("Transport: a write under a key that is nobody's ends that connection 
                     [&] { return pair.server.sink.accepted.size() == 2; }));
 
   wire::RemoteRef ref = to->Ref();
-  SECTION("another key") { ref.key ^= 0x5555; }
-  SECTION("past the end") { ref.address += 1; }
-  SECTION("far past the end") { ref.address = ~uint64_t{0} - 100; }
-  SECTION("a region that is gone") { *to = Region(); }
+  SECTION("The key is another one") { ref.key ^= 0x5555; }
+  SECTION("The write goes past the end") { ref.address += 1; }
+  SECTION("The write goes far past the end") { ref.address = ~uint64_t{0} - 100; }
+  SECTION("The region is gone") { *to = Region(); }
   pair.client.transport->PostWrite(pair.to_server, from->Slice(0, 4096), ref, 1);
   pair.client.transport->PostFrame(pair.to_server, FrameOf(1));
   REQUIRE(PollUntil({&pair.client, &pair.server}, [&] {
@@ -193,7 +194,7 @@ TEST_CASE("Transport: keys differ from region to region and from process to proc
   CHECK(keys.size() == 32);
 }
 
-TEST_CASE("Transport: when the peer's process is killed the other side is told", "[transport]") {
+TEST_CASE("Transport: when the peer's process is killed, the other side is told", "[transport]") {
   const auto harness = NewHarness();
   if (!harness->CrossesProcesses()) return;
   ChildProcess child([&](int pipe) {
@@ -208,8 +209,8 @@ TEST_CASE("Transport: when the peer's process is killed the other side is told",
   const auto connection = client.transport->Connect(address);
   REQUIRE(connection.ok());
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.connected.empty(); }));
-  SECTION("while idle") {}
-  SECTION("with operations pending") {
+  SECTION("The connection is idle") {}
+  SECTION("Operations are pending") {
     child.Stop();
     for (uint64_t i = 0; i < 2000; ++i) client.transport->PostFrame(*connection, FrameOf(i, 60000));
     PollUntilIdle({&client});
@@ -223,8 +224,8 @@ TEST_CASE("Transport: when the peer's process is killed the other side is told",
   CHECK(client.sink.disconnected[0].second.find(NameOf(name)) != std::string::npos);
 }
 
-// Sleeps whenever there is no work, as a thread does that has nothing else. Returns false when
-// nothing has woken it for half a minute.
+// Sleeps whenever there is no work, as a thread does that has nothing else to do. Returns false
+// when nothing has woken it for half a minute.
 bool SleepUntil(Endpoint& endpoint, const std::function<bool()>& done) {
   while (!done()) {
     if (endpoint.Poll() > 0 || !endpoint.transport->PrepareToSleep()) continue;
@@ -234,7 +235,7 @@ bool SleepUntil(Endpoint& endpoint, const std::function<bool()>& done) {
   return true;
 }
 
-// Each side sleeps until its descriptor is readable. With a wake-up lost, both sleep for ever.
+// Each side sleeps until its descriptor is readable. A lost wake-up leaves both asleep for ever.
 TEST_CASE("Transport: no wake-up is lost between two sleepers", "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);
@@ -248,7 +249,7 @@ TEST_CASE("Transport: no wake-up is lost between two sleepers", "[transport]") {
       }
     };
     if (begins) endpoint.transport->PostFrame(peer, FrameOf(0));
-    // The last frame may still have to be helped on its way.
+    // The last frame may still need help on its way.
     const bool finished = SleepUntil(endpoint, [&] {
       return endpoint.sink.frames.size() >= kRounds / 2 &&
              endpoint.transport->PendingBytes(peer) == 0;
@@ -292,7 +293,7 @@ TEST_CASE("Transport: no wake-up is lost in a stream of writes", "[transport]") 
   CHECK(target == source);
 }
 
-TEST_CASE("Transport: bytes of strangers at the listening socket do no harm", "[transport]") {
+TEST_CASE("Transport: strangers' bytes at the listening socket do no harm", "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);
   REQUIRE(pair.connected);
@@ -302,12 +303,12 @@ TEST_CASE("Transport: bytes of strangers at the listening socket do no harm", "[
   for (int i = 0; i < 40; ++i) {
     auto stranger = std::make_unique<Descriptor>(harness->ConnectRaw(pair.address));
     REQUIRE(stranger->valid());
-    // Nothing, half a header, or kilobytes of noise, some of it huge lengths.
+    // Sends nothing, half a header, or kilobytes of noise with some huge lengths in it.
     const size_t sizes[] = {0, 1, 3, 16, 17, 256, 4096};
     std::vector<std::byte> noise = Pattern(random.Next(), sizes[random.Below(std::size(sizes))]);
     if (random.OneIn(3)) std::fill(noise.begin(), noise.end(), std::byte{0xff});
     if (!noise.empty()) send(stranger->get(), noise.data(), noise.size(), MSG_NOSIGNAL);
-    // Some hang up, some stay.
+    // Some strangers hang up, and some stay.
     if (random.OneIn(2)) strangers.push_back(std::move(stranger));
     pair.server.Poll();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conformance of transports, fourth part: peers that are stopped, and say nothing.
+// Conformance of transports, fourth part: peers that are stopped and send nothing.
 #include <unistd.h>
 
 #include <string>
@@ -16,7 +16,8 @@ namespace {
 
 constexpr Hearts kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
 
-// A client whose time the test moves, connected to a server. Empty for a transport without hearts.
+// A client whose time the test moves, connected to a server. Empty if the transport sends no
+// heartbeats.
 struct Watching {
   explicit Watching(Harness& harness, const Hearts& hearts = {})
       : client{harness.NewWatchful(&client_clock, hearts)} {
@@ -40,7 +41,7 @@ struct Watching {
   ConnectionId connection;
 };
 
-TEST_CASE("Transport: a peer that falls silent is given up, however little there was to say",
+TEST_CASE("Transport: a peer that falls silent is given up, however little there was to send",
           "[transport]") {
   const auto harness = NewHarness();
   // The server is as good as stopped: its kernel takes what comes, and nobody polls.
@@ -59,7 +60,7 @@ TEST_CASE("Transport: a peer that falls silent is given up, however little there
   CHECK(reason.find("was silent for 12000 ms") != std::string::npos);
 }
 
-TEST_CASE("Transport: what a peer had sent before it fell silent arrives", "[transport]") {
+TEST_CASE("Transport: what a peer sent before it fell silent arrives", "[transport]") {
   const auto harness = NewHarness();
   Watching f(*harness, {.silence_ns = 12'000'000'000});
   if (f.none()) return;
@@ -74,7 +75,7 @@ TEST_CASE("Transport: what a peer had sent before it fell silent arrives", "[tra
   CHECK(NumberOf(f.client.sink.frames[0].second) == 5);
 }
 
-TEST_CASE("Transport: a silence may be no end", "[transport]") {
+TEST_CASE("Transport: with silence_ns = 0 no silence ends a connection", "[transport]") {
   const auto harness = NewHarness();
   Watching f(*harness, {.silence_ns = 0});
   if (f.none()) return;
@@ -85,7 +86,7 @@ TEST_CASE("Transport: a silence may be no end", "[transport]") {
   CHECK(f.client.sink.disconnected.empty());
 }
 
-TEST_CASE("Transport: a process that was stopped itself blames nobody for its silence",
+TEST_CASE("Transport: a process that was itself stopped blames nobody for the silence",
           "[transport]") {
   const auto harness = NewHarness();
   Watching f(*harness);
@@ -95,7 +96,7 @@ TEST_CASE("Transport: a process that was stopped itself blames nobody for its si
   CHECK(f.client.sink.disconnected.empty());
 }
 
-TEST_CASE("Transport: a connection with nothing to carry stands", "[transport]") {
+TEST_CASE("Transport: a connection with nothing to carry stays up", "[transport]") {
   const auto harness = NewHarness();
   const runtime::MonotonicClock clock;
   Endpoint client{harness->NewWatchful(&clock, kQuickHearts)};
@@ -133,7 +134,7 @@ TEST_CASE("Transport: a process that is stopped is given up, and hears of it whe
   REQUIRE(connection.ok());
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.connected.empty(); }));
   child.Stop();
-  // The client sleeps on the descriptor alone, so the heart must wake it.
+  // The client sleeps only on the descriptor, so the heartbeat must wake it.
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   child.Continue();
   CHECK(child.ReadLine() == "over");

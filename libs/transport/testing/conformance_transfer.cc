@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conformance of transports, first part: what is sent arrives, whole and in order.
+// Conformance of transports, first part: what is sent arrives whole and in order.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -58,7 +58,8 @@ TEST_CASE("Transport: a frame of one byte arrives", "[transport]") {
   CHECK(pair.server.sink.frames[0].second == std::vector{std::byte{42}});
 }
 
-TEST_CASE("Transport: what is posted before the connection stands is sent after", "[transport]") {
+TEST_CASE("Transport: frames that are posted before the connection is up are sent after",
+          "[transport]") {
   const auto harness = NewHarness();
   Endpoint client{harness->NewTransport()};
   Endpoint server{harness->NewTransport()};
@@ -108,8 +109,8 @@ TEST_CASE("Transport: a write has landed when the frame after it is received", "
 
 TEST_CASE("Transport: writes that follow each other land each in its place", "[transport]") {
   const auto harness = NewHarness();
-  // Neighbours on both sides, on one side, on none, and more of them than any provider takes at
-  // once.
+  // Slices have neighbours on both sides, on one side, or on none. There are more of them than any
+  // provider takes at once.
   constexpr size_t kCount = 40;
   constexpr size_t kLength = 3'001;
   const size_t gap_here = GENERATE(size_t{0}, size_t{7});
@@ -147,7 +148,7 @@ TEST_CASE("Transport: writes that follow each other land each in its place", "[t
   CHECK(std::count(seen.begin(), seen.end(), true) == kCount);
 }
 
-TEST_CASE("Transport: many writes and frames, both directions at once", "[transport]") {
+TEST_CASE("Transport: many writes and frames go in both directions at once", "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);
   REQUIRE(pair.connected);
@@ -217,7 +218,7 @@ TEST_CASE("Transport: many writes and frames, both directions at once", "[transp
   }
 }
 
-TEST_CASE("Transport: a peer that does not poll is waited for, and nothing is lost",
+TEST_CASE("Transport: a transport waits for a peer that does not poll, and nothing is lost",
           "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);
@@ -290,7 +291,7 @@ TEST_CASE("Transport: 64 connections do not mix", "[transport]") {
                                 i);
     client.transport->PostFrame(*connection, FrameOf(i));
   }
-  // The server answers each on the connection that it came from.
+  // The server answers each frame on the connection that it came from.
   server.sink.on_frame = [&](ConnectionId connection, std::span<const std::byte> frame) {
     server.transport->PostFrame(connection, FrameOf(NumberOf(frame) + 1000));
   };

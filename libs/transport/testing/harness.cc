@@ -19,7 +19,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Sleeps until one of them has something to do, for at most `timeout_ms`.
+// Sleeps until one of the endpoints has something to do, for at most `timeout_ms`.
 void WaitForWork(const std::vector<Endpoint*>& endpoints, int timeout_ms) {
   std::vector<pollfd> descriptors;
   for (const Endpoint* endpoint : endpoints) {
@@ -102,7 +102,8 @@ bool PollUntil(const std::vector<Endpoint*>& endpoints, const std::function<bool
     for (Endpoint* endpoint : endpoints) work += endpoint->Poll();
     if (work > 0) continue;
     if (SteadyClock::now() > deadline) return false;
-    // Bounded, because the condition may become true without an event of these endpoints.
+    // The wait is bounded, because the condition may become true without an event of these
+    // endpoints.
     WaitForWork(endpoints, 100);
   }
   return true;

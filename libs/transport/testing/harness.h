@@ -37,7 +37,7 @@ class RemoteDevice final : public TestDevice {
   DeviceMemory Allocate(size_t bytes) override;
   void Store(const DeviceMemory& memory, std::span<const std::byte> bytes) override;
   std::vector<std::byte> Load(const DeviceMemory& memory) override;
-  // For the transport.
+  // For the transport's use.
   std::span<std::byte> At(uint64_t address, size_t bytes);
 
  private:
@@ -91,7 +91,7 @@ class RecordingSink final : public EventSink {
   std::vector<std::pair<ConnectionId, std::string>> disconnected;
   std::deque<std::pair<ConnectionId, std::vector<std::byte>>> frames;
   std::vector<WriteDone> writes_done;
-  // Called for each frame, when set. The frame is recorded, too.
+  // Called for each frame, when set. The frame is recorded too.
   std::function<void(ConnectionId, std::span<const std::byte>)> on_frame;
   std::function<void(ConnectionId, uint64_t)> on_write_done;
 
@@ -109,10 +109,11 @@ struct Endpoint {
   int Poll(int events_max = 64) { return transport->Poll(sink, events_max); }
 };
 
-// Polls all until `done`. Sleeps on their descriptors when none has work. Returns false after a
-// minute.
+// Polls all endpoints until `done`. Sleeps on their descriptors when none has work. Returns false
+// after a minute.
 bool PollUntil(const std::vector<Endpoint*>& endpoints, const std::function<bool()>& done);
-// Polls all until none has had work for a while. For checks that something does not happen.
+// Polls all endpoints until none has had work for a while. Use it to check that something does not
+// happen.
 void PollUntilIdle(const std::vector<Endpoint*>& endpoints);
 
 // Two endpoints and a connection from the first to the second.

@@ -11,7 +11,7 @@
 
 namespace talweg::transport {
 
-// While it lives, this process can open no further descriptor.
+// As long as it lives, this process can open no further descriptor.
 class NoDescriptors {
  public:
   NoDescriptors() {

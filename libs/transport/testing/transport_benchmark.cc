@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast bytes get from one process's memory to another's, and at what cost. A frame follows each
-// write, at most kWindow of them are in flight, and two threads sleep when there is nothing to do.
-// Compare with the copies that are unavoidable: docs/architecture.md, "The life of a gradient".
+// Measures how fast bytes get from one process's memory to another's, and at what cost. A frame
+// follows each write, and at most kWindow writes are in flight. Two threads sleep when there is
+// nothing to do. Compare with the copies that are unavoidable: docs/architecture.md, "The life of a
+// gradient".
 #include <benchmark/benchmark.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -37,7 +38,7 @@ double ProcessCpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// One thread's transport; counts what it sees.
+// One thread's transport. It counts what it sees.
 class Side final : public EventSink {
  public:
   Side(Implementation implementation, const runtime::Clock* clock) : clock_(clock) {
@@ -55,7 +56,7 @@ class Side final : public EventSink {
   }
   void OnWriteDone(ConnectionId, uint64_t) override {}
 
-  // Polls once; after a while without work, sleeps until there is some.
+  // Polls once. After a while without work, it sleeps until there is some.
   void Turn() {
     if (transport->Poll(*this, 64) > 0) {
       idle_since_ns_ = clock_->NowNs();
@@ -134,7 +135,7 @@ void BM_WriteAndFrame(benchmark::State& state) {
   }
   server.join();
 }
-// libfabric's tcp beside Talweg's own with data_security none, keyed and tls: one stream.
+// Compares libfabric's tcp with Talweg's own with data_security none, keyed and tls: one stream.
 void Arguments(benchmark::internal::Benchmark* benchmark) {
   for (const int64_t bytes : {64 << 10, 1 << 20, 4 << 20, 16 << 20}) {
     for (const Implementation each : {kFabric, kNone, kKeyed, kTls, kLocal}) {

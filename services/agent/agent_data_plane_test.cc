@@ -24,7 +24,7 @@ struct Ends final : PeerEvents {
   std::vector<std::pair<ConnectionId, std::string>> ends;
 };
 
-TEST_CASE("AgentDataPlane: an error shows an address without what lets one in", "[agent]") {
+TEST_CASE("AgentDataPlane: an error shows an address without its key", "[agent]") {
   const auto network = transport::NewLoopbackNetwork();
   const auto transport = network->NewTransport();
   runtime::ManualClock clock;

@@ -18,7 +18,8 @@ constexpr LifeSight kNobody{};
 constexpr LifeSight kGpusWork{.any_attached = true, .gpus_are_idle = false};
 constexpr LifeSight kWordsWait{.words_have_left = false};
 
-// An agent that is brought to a state. What happens then is a row of the table in agent_life.h.
+// An agent that has been brought to a state. What happens next is a row of the table in
+// agent_life.h.
 struct Life : AgentLife {
   explicit Life(bool is_alone = false) : AgentLife({.alone = is_alone, .drain_ns = kDrain}) {
     OnRankAttached();
@@ -44,7 +45,7 @@ struct Life : AgentLife {
 
 TEST_CASE("AgentLife: an agent serves until its ranks are done", "[agent]") {
   Life life = Life::In(LifeState::kServing);
-  CHECK(life.Advance(kNobody, 100 * kSecond) == LifeStep::kNone);  // Ranks may come yet.
+  CHECK(life.Advance(kNobody, 100 * kSecond) == LifeStep::kNone);  // Ranks may still come.
   CHECK_FALSE(life.NextNs(kNobody));
   life.OnRanksDone();
   CHECK(life.Advance(kGpusWork, kSecond) == LifeStep::kNone);
@@ -60,7 +61,7 @@ TEST_CASE("AgentLife: an agent that is alone serves the next ranks", "[agent]") 
   CHECK(life.Advance(kGpusWork, 0) == LifeStep::kNone);
   CHECK(life.Advance(kNobody, 0) == LifeStep::kServeOthers);
   CHECK(life.state() == LifeState::kServing);
-  CHECK(life.Advance(kNobody, 0) == LifeStep::kNone);  // Once.
+  CHECK(life.Advance(kNobody, 0) == LifeStep::kNone);  // This step comes once.
 }
 
 TEST_CASE("AgentLife: a stopped agent lets its ranks finish", "[agent]") {
@@ -77,7 +78,7 @@ TEST_CASE("AgentLife: a stopped agent lets its ranks finish", "[agent]") {
     CHECK(done.Advance(kAttached, kSecond) == LifeStep::kLeave);
     CHECK(done.how_it_ends().finished);
 
-    // Ranks of others may wait for those that have gone away without a word.
+    // Ranks of other nodes may wait for ranks that have gone without a goodbye.
     Life gone = life;
     CHECK(gone.Advance(kNobody, kSecond) == LifeStep::kLeave);
     CHECK(gone.state() == LifeState::kLeaving);
@@ -90,7 +91,7 @@ TEST_CASE("AgentLife: ranks of a stopped agent that do not finish are failed", "
   Life life = Life::In(LifeState::kDraining);
   CHECK(life.Advance(kAttached, kDrain) == LifeStep::kFailTheRanks);
   CHECK(life.state() == LifeState::kDraining);
-  CHECK(life.Advance(kAttached, kDrain) == LifeStep::kNone);  // Once.
+  CHECK(life.Advance(kAttached, kDrain) == LifeStep::kNone);  // This step comes once.
   life.OnFailed("the agent ends: SIGTERM", kDrain);
   CHECK(life.state() == LifeState::kFailed);
   CHECK(life.Advance(kAttached, kDrain) == LifeStep::kLeave);
@@ -98,7 +99,7 @@ TEST_CASE("AgentLife: ranks of a stopped agent that do not finish are failed", "
   CHECK(life.how_it_ends().text == "the agent ends: SIGTERM");
 }
 
-TEST_CASE("AgentLife: a stop without a reason has one", "[agent]") {
+TEST_CASE("AgentLife: a stop without a text gets a default reason", "[agent]") {
   Life life;
   CHECK(life.OnStop("", 0));
   CHECK(life.why_it_stops() == "stopped");
@@ -110,9 +111,9 @@ TEST_CASE("AgentLife: a failed job's agent stays while ranks hear of it", "[agen
     life.OnFailed("node 1 died", 0);
     CHECK(life.state() == LifeState::kFailed);
     CHECK(life.Advance(kAttached, kDrain - 1) == LifeStep::kNone);
-    // When they have gone.
+    // It leaves when the ranks have gone.
     CHECK(Life(life).Advance(kNobody, 1) == LifeStep::kLeave);
-    // Or when they stay for too long; a stopped agent has its own limit.
+    // It also leaves when ranks stay for too long. A stopped agent has a limit of its own.
     const int64_t until_ns = before == LifeState::kServing ? kLinger : kDrain;
     CHECK(life.NextNs(kAttached) == until_ns);
     CHECK(life.Advance(kAttached, until_ns - 1) == LifeStep::kNone);
@@ -123,7 +124,7 @@ TEST_CASE("AgentLife: a failed job's agent stays while ranks hear of it", "[agen
   }
 }
 
-TEST_CASE("AgentLife: a job that fails before a rank has come is told to those that come",
+TEST_CASE("AgentLife: a job that fails before a rank has come is reported to ranks that come",
           "[agent]") {
   AgentLife life({.drain_ns = kDrain});
   life.OnFailed("cannot join", 0);
@@ -138,7 +139,7 @@ TEST_CASE("AgentLife: a job that fails before a rank has come is told to those t
   CHECK(stopped.how_it_ends().text == "cannot join");
 }
 
-TEST_CASE("AgentLife: an agent that leaves ends when its last words are gone", "[agent]") {
+TEST_CASE("AgentLife: an agent that leaves ends when its last messages are sent", "[agent]") {
   Life life = Life::In(LifeState::kLeaving);
   CHECK(life.Leaves());
   CHECK(life.NextNs(kWordsWait) == kSecond / 2);
@@ -151,7 +152,7 @@ TEST_CASE("AgentLife: an agent that leaves ends when its last words are gone", "
   CHECK_FALSE(life.NextNs(kNobody));
 }
 
-TEST_CASE("AgentLife: all else changes nothing", "[agent]") {
+TEST_CASE("AgentLife: every other event changes nothing", "[agent]") {
   struct Row {
     LifeState state;
     std::function<void(Life&)> event;

@@ -19,7 +19,8 @@ struct RunnerFixture {
   CoreRunner runner{&clock, [this](pipeline::Effects& effects) { perform(effects); }};
 };
 
-TEST_CASE_METHOD(RunnerFixture, "CoreRunner: what comes while it performs waits for its turn") {
+TEST_CASE_METHOD(RunnerFixture,
+                 "CoreRunner: an event that comes while it performs effects waits for its turn") {
   perform = [this](pipeline::Effects&) {
     CHECK(runner.performing());
     if (order.size() > 1) return;
@@ -41,7 +42,7 @@ TEST_CASE_METHOD(RunnerFixture, "CoreRunner: it flushes once after events") {
 }
 
 TEST_CASE_METHOD(RunnerFixture,
-                 "CoreRunner: a failed job is told, and a new member is not failed") {
+                 "CoreRunner: a failed job is reported, and a new member is not failed") {
   runner.FailJob("node 1 has died");
   CHECK(runner.core().views().phase() == pipeline::Phase::kFailed);
   CHECK(runner.core().views().failed_text() == "node 1 has died");

@@ -8,7 +8,7 @@ namespace {
 
 constexpr LocalRank kFirst{0};
 
-TEST_CASE("GpuBuffers: a buffer is the rank's until it gives it back", "[gpu]") {
+TEST_CASE("GpuBuffers: a buffer belongs to the rank until the rank gives it back", "[gpu]") {
   Parts p;
   const TestRank& rank = p.AddRank(1);
   REQUIRE(p.buffers.Find(kFirst, 0) != nullptr);
@@ -18,7 +18,7 @@ TEST_CASE("GpuBuffers: a buffer is the rank's until it gives it back", "[gpu]") 
   CHECK(p.buffers.GivenBack().empty());
   p.buffers.Unexport(kFirst, 7, 0);
   CHECK(p.buffers.Find(kFirst, 0) == nullptr);
-  p.buffers.Hold(kFirst);  // A copy still reads it.
+  p.buffers.Hold(kFirst);  // A copy still reads the buffer.
   CHECK(p.buffers.GivenBack().empty());
   p.buffers.LetGo(kFirst);
   const auto leaving = p.buffers.GivenBack();
@@ -31,7 +31,7 @@ TEST_CASE("GpuBuffers: a buffer is the rank's until it gives it back", "[gpu]") 
   CHECK(p.buffers.GivenBack().empty());
 }
 
-TEST_CASE("GpuBuffers: a rank's successor waits until it is gone", "[gpu]") {
+TEST_CASE("GpuBuffers: a rank's successor waits until the rank is gone", "[gpu]") {
   Parts p;
   p.AddRank(0);
   p.buffers.Hold(kFirst);
@@ -48,7 +48,7 @@ TEST_CASE("GpuBuffers: a rank's successor waits until it is gone", "[gpu]") {
   CHECK(p.buffers.MayExport(kFirst).ok());
 }
 
-TEST_CASE("GpuBuffers: only ranks that are here count where memory lies", "[gpu]") {
+TEST_CASE("GpuBuffers: only ranks that are here count for where memory lies", "[gpu]") {
   Parts p;
   p.AddRank(2);
   p.AddRank(1);
@@ -59,16 +59,16 @@ TEST_CASE("GpuBuffers: only ranks that are here count where memory lies", "[gpu]
   CHECK(p.buffers.PresentSpread().ranks == 2);
   CHECK(p.buffers.PresentSpread().gpus == GpuSet{p.machine.uuid(1)});
   CHECK(p.buffers.RanksOn(p.machine.uuid(2)).empty());
-  CHECK(p.buffers.Use(p.machine.uuid(2)));  // Its memory is mapped still.
+  CHECK(p.buffers.Use(p.machine.uuid(2)));  // Its memory is still mapped.
 }
 
-TEST_CASE("GpuBuffers: after a loss memory is mapped anew", "[gpu]") {
+TEST_CASE("GpuBuffers: memory is mapped anew after a loss", "[gpu]") {
   Parts p;
   p.AddRank(0);
   p.AddRank(1);
   p.losses.Add(p.machine.uuid(0), absl::AbortedError(""), 0);
   p.buffers.Unexport(kFirst, 1, 0);
-  CHECK(p.buffers.GivenBack().empty());  // Not while the GPU is lost.
+  CHECK(p.buffers.GivenBack().empty());  // The buffer is not given back while the GPU is lost.
   p.LoseAndReopen(0);
   CHECK(p.machine.mapping_count() == 1);
   REQUIRE(p.buffers.MapAgain(p.machine.uuid(0)).ok());

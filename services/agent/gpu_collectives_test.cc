@@ -39,7 +39,7 @@ TEST_CASE("GpuCollectives: a communicator is made when it is needed, and is read
 }
 
 TEST_CASE("GpuCollectives: a communicator that does not start has failed", "[gpu]") {
-  SECTION("when it says so") {
+  SECTION("It reports the failure") {
     TwoGpus p;
     p.machine.InjectCollectiveFault(CollectiveFault::kStartFails);
     REQUIRE(p.MayUse());
@@ -47,7 +47,7 @@ TEST_CASE("GpuCollectives: a communicator that does not start has failed", "[gpu
     CHECK(p.Ask() == Readiness::kFailed);
     CHECK_FALSE(p.collectives.Error(p.both).ok());
   }
-  SECTION("when its time is over") {
+  SECTION("Its time is over") {
     TwoGpus p({.gpu_count = 4, .costs = {.communicator_start_ns = 60 * kSecond}});
     REQUIRE(p.MayUse());
     p.PassTime(p.options.collective_deadline_ns - 1);
@@ -58,7 +58,8 @@ TEST_CASE("GpuCollectives: a communicator that does not start has failed", "[gpu
   }
 }
 
-TEST_CASE("GpuCollectives: one that failed is made again after a pause that doubles", "[gpu]") {
+TEST_CASE("GpuCollectives: a failed communicator is made again after a pause that doubles",
+          "[gpu]") {
   TwoGpus p;
   for (const int64_t pause_ns : {kSecond, 2 * kSecond, 4 * kSecond}) {
     p.MakeReady();
@@ -72,7 +73,7 @@ TEST_CASE("GpuCollectives: one that failed is made again after a pause that doub
   CHECK(p.MayUse());
 }
 
-TEST_CASE("GpuCollectives: the old one's abort comes before a new one", "[gpu]") {
+TEST_CASE("GpuCollectives: the old communicator is aborted before a new one is made", "[gpu]") {
   TwoGpus p;
   p.MakeReady();
   p.graveyard.holds = true;
@@ -88,7 +89,7 @@ TEST_CASE("GpuCollectives: the old one's abort comes before a new one", "[gpu]")
   CHECK(p.MayUse());
 }
 
-TEST_CASE("GpuCollectives: a lane's part is aside until the abort is over", "[gpu]") {
+TEST_CASE("GpuCollectives: a lane's part stays aside until the abort is over", "[gpu]") {
   TwoGpus p;
   const gpu::GpuUuid uuid = p.machine.uuid(0);
   p.MakeReady();
@@ -100,7 +101,7 @@ TEST_CASE("GpuCollectives: a lane's part is aside until the abort is over", "[gp
   CHECK(p.collectives.HasAside());
   CHECK(p.node.At(uuid).parts_aside == 1);
   p.graveyard.holds = false;
-  int freed = p.collectives.Poll();  // It records what it waits for.
+  int freed = p.collectives.Poll();  // The call records what the part waits for.
   p.PassTime();
   freed += p.collectives.Poll();
   CHECK(freed == 1);
@@ -111,7 +112,7 @@ TEST_CASE("GpuCollectives: a lane's part is aside until the abort is over", "[gp
 TEST_CASE("GpuCollectives: a GPU that is given up takes its communicators along", "[gpu]") {
   TwoGpus p;
   p.MakeReady();
-  CHECK_FALSE(p.collectives.Release(p.machine.uuid(1)));  // Its abort is under way.
+  CHECK_FALSE(p.collectives.Release(p.machine.uuid(1)));  // The abort is under way.
   p.collectives.Poll();
   CHECK(p.collectives.Release(p.machine.uuid(1)));
   CHECK(p.collectives.Release(p.machine.uuid(0)));

@@ -29,7 +29,7 @@ TEST_CASE("GpuDeliveries: a round ends when its copies and then its marks are do
   CHECK(delivery->recorded);
   CHECK(p.delivered.empty());
   CHECK(p.gradients.AnyOpen(kFirst));
-  CHECK(p.deliveries.PrepareToSleep(p.clock.NowNs()) == std::nullopt);  // The GPU wakes.
+  CHECK(p.deliveries.PrepareToSleep(p.clock.NowNs()) == std::nullopt);  // The GPU wakes the agent.
   p.PassTime();
   REQUIRE(p.deliveries.Ask(p.clock.NowNs(), &ended).ok());
   CHECK(ended == 1);
@@ -38,7 +38,7 @@ TEST_CASE("GpuDeliveries: a round ends when its copies and then its marks are do
   CHECK(p.deliveries.empty());
 }
 
-TEST_CASE("GpuDeliveries: marks that were lost are made again when the rank has events", "[gpu]") {
+TEST_CASE("GpuDeliveries: lost marks are made again when the rank has events", "[gpu]") {
   Parts p({.gpu_count = 4, .costs = {.record_ns = 5000}});
   p.AddReady(0, 1);
   const auto delivery = Begin(p);
@@ -50,7 +50,7 @@ TEST_CASE("GpuDeliveries: marks that were lost are made again when the rank has 
   p.PassTime();
   REQUIRE(p.deliveries.Ask(p.clock.NowNs(), &ended).ok());
   CHECK(ended == 0);
-  p.buffers.OnRankLeft(kFirst);  // It is not told, so nobody is.
+  p.buffers.OnRankLeft(kFirst);  // The rank is gone, so nobody is told.
   REQUIRE(p.deliveries.Ask(p.clock.NowNs(), &ended).ok());
   CHECK(ended == 1);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that a NIC sends from the GPU, and receives into it.
+// Tensors that a NIC sends from a GPU, and receives into it.
 #include "services/agent/gpu_stage_fixture.h"
 
 namespace talweg::agent {
@@ -7,13 +7,14 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-TEST_CASE("GpuDirect: the same sums as through the host, past it", "[gpu]") {
+TEST_CASE("GpuDirect: it makes the same sums as through the host, and bypasses the host", "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0},
                              std::vector<size_t>{0, 0, 0}, std::vector<size_t>{1, 0},
                              std::vector<size_t>{0, 1, 0}, std::vector<size_t>{0, 1, 2, 3});
-  // The last slice is short, and leaves in a frame; or not.
+  // The last slice is short and leaves in a frame, or it is not.
   const uint64_t elements = GENERATE(300'001u, 262'144u, 262'145u);
-  const std::string name = GENERATE("a", "b", "c");  // Which of several GPUs is home.
+  // The name decides which of several GPUs is home.
+  const std::string name = GENERATE("a", "b", "c");
   Fixture f({.gpus = gpus, .elements = elements, .direct = true, .name = name});
   const bool several = std::set<size_t>(gpus.begin(), gpus.end()).size() > 1;
   const GpuStageCounters& counters = f.stage->counters();
@@ -24,7 +25,7 @@ TEST_CASE("GpuDirect: the same sums as through the host, past it", "[gpu]") {
   CHECK(counters.pieces_direct > 0);
   CHECK((counters.pieces_by_kernel > 0) == (gpus.size() > 1 && !several));
   CHECK((counters.pieces_by_collective > 0) == several);
-  // Only what leaves in frames went through the host.
+  // Only slices that leave in frames went through the host.
   const uint64_t short_bytes = f.spec.bytes() % f.setup.slice_bytes;
   CHECK(counters.bytes_staged <=
         3 * (f.IsShort(static_cast<uint32_t>(short_bytes)) ? short_bytes : 0));
@@ -39,7 +40,7 @@ TEST_CASE("GpuDirect: an agent that sleeps is woken when there is something to d
     f.PushAll();
     REQUIRE(f.SleepUntil([&] { return f.delivered; }));
     f.CheckResult(0);
-    // Communicators wake nobody.
+    // Communicators wake nobody, so only ranks on two GPUs need timed sleeps.
     if (gpus[0] == gpus[1]) CHECK(f.timed_sleeps == 0);
   }
   f.NothingLeft();
@@ -58,7 +59,7 @@ TEST_CASE("GpuDirect: each tensor's home among several GPUs is the same in every
   CHECK(homes == std::set<size_t>{0, 1});
 }
 
-TEST_CASE("GpuDirect: a collective that fails, either way, leaves it to the host", "[gpu]") {
+TEST_CASE("GpuDirect: the host sums when a collective fails in either direction", "[gpu]") {
   const auto fault =
       GENERATE(CollectiveFault::kCallFails, CollectiveFault::kError, CollectiveFault::kHang);
   const bool of_results = GENERATE(false, true);
@@ -81,17 +82,17 @@ TEST_CASE("GpuDirect: a collective that fails, either way, leaves it to the host
   CHECK(f.failed.empty());
   CHECK(f.stage->counters().collectives_failed == 1);
   for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
-  f.RoundTrip();  // While the abort may still hang.
+  f.RoundTrip();  // The abort may still hang meanwhile.
   CHECK(f.stage->counters().pieces_by_host > 0);
   f.graveyard.holds = false;
   f.clock.Advance(2'000'000'000);
   const uint64_t before = f.stage->counters().pieces_by_collective;
   f.RoundTrip();
-  CHECK(f.stage->counters().pieces_by_collective > before);  // Made anew.
+  CHECK(f.stage->counters().pieces_by_collective > before);  // The communicator has been made anew.
   f.NothingLeft();
 }
 
-TEST_CASE("GpuDirect: a GPU that is not the tensor's home is lost, and made anew", "[gpu]") {
+TEST_CASE("GpuDirect: a lost GPU is made anew if it is not the tensor's home", "[gpu]") {
   int reopened = 0;
   for (uint64_t seed = 1; seed <= 16; ++seed) {
     INFO("seed " << seed);
@@ -115,8 +116,9 @@ TEST_CASE("GpuDirect: a GPU that is not the tensor's home is lost, and made anew
   CHECK(reopened == 16);
 }
 
-TEST_CASE("GpuDirect: ranks that move to other GPUs have their part, and their result", "[gpu]") {
-  const bool switches = GENERATE(false, true);  // Between the third GPU and the others.
+TEST_CASE("GpuDirect: ranks that move to other GPUs keep giving and getting", "[gpu]") {
+  // A switch lies between the third GPU and the others.
+  const bool switches = GENERATE(false, true);
   Fixture f({.gpus = {0, 0},
              .direct = true,
              .stage = {.topology = switches ? TwoSwitches() : topology::Topology(),
@@ -132,7 +134,7 @@ TEST_CASE("GpuDirect: ranks that move to other GPUs have their part, and their r
   for (int i = 0; i < 2; ++i) f.RoundTrip();
   CHECK(counters.pieces_by_collective > 0);
   CHECK(counters.pieces_by_host == 0);
-  move(0, 1);  // None is at home any more.
+  move(0, 1);  // No rank is on the home GPU any more.
   for (int i = 0; i < 2; ++i) f.RoundTrip();
   const uint64_t by_host = counters.pieces_by_host;
   CHECK(by_host > 0);
@@ -140,13 +142,13 @@ TEST_CASE("GpuDirect: ranks that move to other GPUs have their part, and their r
   move(1, 2);
   for (int i = 0; i < 2; ++i) f.RoundTrip();
   CHECK(counters.pieces_by_host == by_host);
-  move(0, 1);  // As far from home as from each other.
+  move(0, 1);  // The ranks are as far from home as from each other.
   for (int i = 0; i < 2; ++i) f.RoundTrip();
   CHECK(counters.pieces_by_host > by_host);
   f.NothingLeft();
 }
 
-TEST_CASE("GpuDirect: ranks that push from the host have their part, and their result", "[gpu]") {
+TEST_CASE("GpuDirect: ranks that push from the host keep giving and getting", "[gpu]") {
   const bool alone = GENERATE(false, true);
   Fixture f({.gpus = alone ? std::vector<size_t>{0} : std::vector<size_t>{0, 0}, .direct = true});
   f.RoundTrip();
@@ -161,20 +163,21 @@ TEST_CASE("GpuDirect: ranks that push from the host have their part, and their r
   f.NothingLeft();
 }
 
-TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
+TEST_CASE("GpuDirect: a tensor that cannot use it is refused", "[gpu]") {
   const auto made = [](Fixture& f, uint32_t ranks) {
     return f.stage->MakeDirect(TensorIndex{0}, f.spec, ranks).status();
   };
   {
     Fixture f({.gpus = {0, 1, 2}, .stage = {.topology = TwoSwitches()}});
     CHECK_THAT(std::string(made(f, 3).message()), Contains("PCIe switches"));
-    CHECK_THAT(std::string(made(f, 4).message()), Contains("PCIe switches"));  // For good.
+    // That holds for good.
+    CHECK_THAT(std::string(made(f, 4).message()), Contains("PCIe switches"));
     f.NothingLeft();
   }
   {
     Fixture f({.gpus = {0, 1}});
     f.spec.collective.dtype = DType::kF32;
-    f.spec.collective.op = Op::kMax;  // Not among GPUs.
+    f.spec.collective.op = Op::kMax;  // GPUs do not combine this.
     CHECK(absl::IsOutOfRange(made(f, 2)));
     f.spec.collective.op = Op::kAverage;
     CHECK(made(f, 2).ok());
@@ -228,11 +231,12 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
   }
 }
 
-TEST_CASE("GpuDirect: a held result is fetched as it lies, with what came in frames", "[gpu]") {
+TEST_CASE("GpuDirect: a held result is fetched in its pieces, with those that came in frames",
+          "[gpu]") {
   Fixture f({.gpus = {0}, .elements = 262'145, .direct = true});
   f.RoundTrip();
   std::vector<std::byte> held(f.spec.bytes());
-  // Cut elsewhere than where it was cut when it came.
+  // The pieces are cut elsewhere than when the result came.
   constexpr uint64_t kCut = 100'000;
   for (uint64_t at = 0; at < held.size(); at += kCut) {
     const auto bytes = static_cast<uint32_t>(std::min(kCut, held.size() - at));
@@ -244,12 +248,14 @@ TEST_CASE("GpuDirect: a held result is fetched as it lies, with what came in fra
     REQUIRE(f.stage->FetchResult(slice, std::span(held).subspan(at, bytes)).ok());
   }
   std::vector<std::byte> taken(held.size());
-  std::memcpy(taken.data(), f.ranks[0]->host.data(), taken.size());  // What CheckResult read.
+  // These are the bytes that CheckResult() read.
+  std::memcpy(taken.data(), f.ranks[0]->host.data(), taken.size());
   CHECK(held == taken);
   f.NothingLeft();
 }
 
-TEST_CASE("GpuDirect: a GPU that is lost with a NIC's memory ends the job, by name", "[gpu]") {
+TEST_CASE("GpuDirect: a lost GPU with a NIC's memory ends the job, and the text names it",
+          "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     INFO("seed " << seed);
@@ -271,7 +277,7 @@ TEST_CASE("GpuDirect: a rank that dies at any moment leaves nothing on several G
     f.RoundTrip();
     f.PushAll();
     f.RunUntilSomeMoment(1'500'000);
-    f.ranks[1].reset();  // Its work is dropped, its events are never done.
+    f.ranks[1].reset();  // Its work is dropped, and its events are never done.
     f.ranks.pop_back();
     f.open_tickets.clear();  // The job has failed.
     f.stage->Abandon();
@@ -281,7 +287,7 @@ TEST_CASE("GpuDirect: a rank that dies at any moment leaves nothing on several G
   }
 }
 
-TEST_CASE("GpuDirect: a GPU stays while a NIC has memory there", "[gpu]") {
+TEST_CASE("GpuDirect: a GPU stays open while a NIC has memory there", "[gpu]") {
   Fixture f({.gpus = {0}, .direct = true});
   f.RoundTrip();
   f.stage->OnRankLeft(LocalRank{0});

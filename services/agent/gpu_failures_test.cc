@@ -6,7 +6,7 @@
 namespace talweg::agent {
 namespace {
 
-// Ranks on these GPUs, and a lane with a slice of them.
+// Ranks on these GPUs, and a lane that works on a slice of theirs.
 struct Failing : Parts {
   explicit Failing(const std::vector<size_t>& gpus) {
     for (const size_t gpu : gpus) {
@@ -31,7 +31,7 @@ struct Failing : Parts {
   std::vector<LocalRank> inputs;
 };
 
-TEST_CASE("GpuFailures: the first reason is the one that is told", "[gpu]") {
+TEST_CASE("GpuFailures: only the first reason is reported", "[gpu]") {
   Parts p;
   CHECK_FALSE(p.failures.has_failed());
   p.failures.Fail("one");
@@ -40,7 +40,7 @@ TEST_CASE("GpuFailures: the first reason is the one that is told", "[gpu]") {
   CHECK(p.failed == std::vector<std::string>{"one"});
 }
 
-TEST_CASE("GpuFailures: the host sums what a GPU has no kernel for, from then on", "[gpu]") {
+TEST_CASE("GpuFailures: the host sums from then on when a GPU has no kernel for the sum", "[gpu]") {
   Failing p({0, 0});
   p.FailPiece(absl::UnimplementedError("no code for this GPU"));
   CHECK_FALSE(p.node.At(p.machine.uuid(0)).has_kernels);
@@ -49,14 +49,14 @@ TEST_CASE("GpuFailures: the host sums what a GPU has no kernel for, from then on
   p.EndOnHost();
 }
 
-TEST_CASE("GpuFailures: the host does what a GPU has no memory for", "[gpu]") {
+TEST_CASE("GpuFailures: the host sums when a GPU has no memory for the sum", "[gpu]") {
   Failing p({0, 0});
   p.FailPiece(absl::ResourceExhaustedError("full"));
   CHECK(p.notes.empty());
   p.EndOnHost();
 }
 
-TEST_CASE("GpuFailures: what the host cannot do either ends this node's part", "[gpu]") {
+TEST_CASE("GpuFailures: a piece that the host cannot do either ends this node's part", "[gpu]") {
   Failing p({0});
   REQUIRE(p.lane().path == LanePath::kHost);
   p.FailPiece(absl::ResourceExhaustedError("full"));
@@ -65,12 +65,12 @@ TEST_CASE("GpuFailures: what the host cannot do either ends this node's part", "
   CHECK(p.failed[0].find("full") != std::string::npos);
 }
 
-TEST_CASE("GpuFailures: no piece that was written over contributions is done again", "[gpu]") {
+TEST_CASE("GpuFailures: a piece that overwrote contributions is never done again", "[gpu]") {
   Failing p({0, 0});
   p.lane().task->is_final = true;
   p.lane().writes_ranks = true;
-  SECTION("when it fails") { p.FailPiece(absl::ResourceExhaustedError("full")); }
-  SECTION("when its GPU is lost") {
+  SECTION("The piece fails") { p.FailPiece(absl::ResourceExhaustedError("full")); }
+  SECTION("The piece's GPU is lost") {
     p.losses.Add(p.machine.uuid(0), absl::AbortedError("a fault"), p.clock.NowNs());
     p.failures.OnGpuLost(absl::AbortedError("a fault"), p.clock.NowNs());
   }
@@ -101,7 +101,7 @@ TEST_CASE("GpuFailures: a collective that fails is put aside, and the host sums"
   CHECK(p.node.At(p.machine.uuid(0)).parts_aside == 0);
 }
 
-TEST_CASE("GpuFailures: lanes on a lost GPU are drained, others go on", "[gpu]") {
+TEST_CASE("GpuFailures: lanes on a lost GPU are drained, and others go on", "[gpu]") {
   Failing p({0, 0});
   const absl::Status why = absl::AbortedError("a fault");
   p.losses.Add(p.machine.uuid(1), why, p.clock.NowNs());

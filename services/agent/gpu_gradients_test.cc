@@ -9,7 +9,7 @@ namespace {
 constexpr LocalRank kFirst{0};
 constexpr TensorIndex kTensor{0};
 
-TEST_CASE("GpuGradients: a push is told of once, when its event is done", "[gpu]") {
+TEST_CASE("GpuGradients: a push is reported once, when its event is done", "[gpu]") {
   Parts p;
   p.AddRank(0);
   p.Place(0);
@@ -23,14 +23,14 @@ TEST_CASE("GpuGradients: a push is told of once, when its event is done", "[gpu]
   CHECK(p.Ask(0) == 1);
   CHECK(p.Ask(0) == 0);
   CHECK(p.gradients.FindOpen(kFirst, kTensor, Round{1})->ready);
-  CHECK_FALSE(p.Push(0, 2).ok());  // Its round is open.
+  CHECK_FALSE(p.Push(0, 2).ok());  // The rank's round is open.
   CHECK(absl::IsFailedPrecondition(p.gradients.MayUnexport(kFirst, 0)));
   p.gradients.Close(kFirst, kTensor);
   CHECK(p.gradients.MayUnexport(kFirst, 0).ok());
   CHECK(p.Push(0, 2).ok());
 }
 
-TEST_CASE("GpuGradients: ranks are asked more seldom the longer they bring none", "[gpu]") {
+TEST_CASE("GpuGradients: a rank is asked less often the longer it has no gradient", "[gpu]") {
   Parts p;
   p.AddRank(0);
   p.Place(0);
@@ -49,8 +49,9 @@ TEST_CASE("GpuGradients: ranks are asked more seldom the longer they bring none"
   CHECK(p.gradients.AskAfterNs(begin_ns + 1'000'000'000) == p.options.ask_gradients_last_ns);
 }
 
-TEST_CASE("GpuGradients: after a loss a rank places and pushes again, and is not told of twice",
-          "[gpu]") {
+TEST_CASE(
+    "GpuGradients: after a loss a rank places and pushes again, and that is not reported twice",
+    "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
   const gpu::GpuUuid uuid = p.machine.uuid(0);
@@ -61,17 +62,17 @@ TEST_CASE("GpuGradients: after a loss a rank places and pushes again, and is not
   p.gradients.OnMappedAgain(uuid);
   const GpuGradients::Part* const part = p.gradients.FindOpen(kFirst, kTensor, Round{1});
   CHECK(part->span.address == p.buffers.Find(kFirst, 0)->span.address + 256);
-  CHECK_FALSE(part->ready);  // It asks for its events, and pushes again.
+  CHECK_FALSE(part->ready);  // The rank asks for its events, and pushes again.
   p.Place(0);
   p.Write(0);
-  CHECK_FALSE(p.Push(0, 1).ok());  // Not as a new push.
+  CHECK_FALSE(p.Push(0, 1).ok());  // It is not accepted as a new push.
   REQUIRE(p.Push(0, 1, true).ok());
   p.PassTime();
   CHECK(p.Ask(0) == 0);
   CHECK(part->ready);
 }
 
-TEST_CASE("GpuGradients: what a rank that left had pushed is still summed, and no more", "[gpu]") {
+TEST_CASE("GpuGradients: the last push of a rank that left is still summed, and no more", "[gpu]") {
   Parts p;
   const bool finished = GENERATE(false, true);
   if (finished) {

@@ -6,7 +6,7 @@
 namespace talweg::agent {
 namespace {
 
-// The smallest tensors are worth it here.
+// Here even the smallest tensors get a home on a GPU.
 struct Homes : Parts {
   Homes() { options.direct_bytes_min = 1000; }
   absl::StatusOr<GpuHomes::DirectMemory> Make(uint32_t tensor = 0) {
@@ -45,27 +45,27 @@ TEST_CASE("GpuHomes: a NIC gets pages of the GPU that the ranks use", "[gpu]") {
   CHECK(p.machine.allocated_bytes(1) == before);
 }
 
-TEST_CASE("GpuHomes: what a NIC cannot have stays on the host", "[gpu]") {
+TEST_CASE("GpuHomes: a tensor that a NIC cannot use stays on the host", "[gpu]") {
   Homes p;
   p.AddRank(0);
-  SECTION("a tensor that is too short") {
+  SECTION("The tensor is too short") {
     p.options.direct_bytes_min = p.spec.bytes() + 1;
     CHECK(absl::IsOutOfRange(p.Make().status()));
   }
-  SECTION("a broadcast") {
+  SECTION("The tensor is a broadcast") {
     p.spec.collective = Collective::Of(DType::kI32, Op::kCopy, 1000);
     CHECK(absl::IsOutOfRange(p.Make().status()));
   }
-  SECTION("while a rank has exported nothing") {
+  SECTION("A rank has exported nothing yet") {
     const auto made = p.homes.Make(TensorIndex{0}, p.spec, 2, p.clock.NowNs());
     CHECK(absl::IsFailedPrecondition(made.status()));
     CHECK(made.status().message() == "1 of the node's ranks have exported no memory yet");
   }
-  SECTION("while the GPU is lost") {
+  SECTION("The GPU is lost") {
     p.losses.Add(p.machine.uuid(0), absl::AbortedError(""), 0);
     CHECK(absl::IsFailedPrecondition(p.Make().status()));
   }
-  SECTION("more than a part of the GPU's memory") {
+  SECTION("The tensor needs more than its part of the GPU's memory") {
     p.options.direct_share = (uint64_t{1} << 30) / (8 * gpu::kNicPageBytes);
     REQUIRE(p.Make(0).ok());
     REQUIRE(p.Make(1).ok());
@@ -74,7 +74,7 @@ TEST_CASE("GpuHomes: what a NIC cannot have stays on the host", "[gpu]") {
     CHECK(p.Make(2).ok());
     p.homes.DropAll();
   }
-  SECTION("what GPUs cannot combine among them") {
+  SECTION("GPUs cannot combine the tensor") {
     p.AddRank(1);
     p.spec.collective = Collective::Of(DType::kF32, Op::kMax, 1000);
     CHECK(absl::IsOutOfRange(p.Make().status()));
@@ -82,8 +82,9 @@ TEST_CASE("GpuHomes: what a NIC cannot have stays on the host", "[gpu]") {
   CHECK(p.homes.empty());
 }
 
-TEST_CASE("GpuHomes: tensors have their homes on all GPUs of the ranks, each on the same one",
-          "[gpu]") {
+TEST_CASE(
+    "GpuHomes: tensors have their homes on all GPUs of the ranks, each always on the same one",
+    "[gpu]") {
   Homes p;
   p.AddRank(0);
   p.AddRank(1);
@@ -101,7 +102,7 @@ TEST_CASE("GpuHomes: tensors have their homes on all GPUs of the ranks, each on 
   CHECK(used == std::set{p.machine.uuid(0), p.machine.uuid(1)});
 }
 
-TEST_CASE("GpuHomes: what leaves in a frame lies on the host, results lie whole on the GPU",
+TEST_CASE("GpuHomes: slices that leave in frames lie on the host, and results lie whole on the GPU",
           "[gpu]") {
   Homes p;
   p.AddRank(0);

@@ -9,7 +9,7 @@ namespace {
 constexpr LocalRank kFirst{0};
 constexpr LocalRank kSecond{1};
 
-// Ranks on these GPUs, that bring 1, 10, 100, ..., and a slice to reduce of them.
+// Ranks on these GPUs that give 1, 10, 100, ..., and a slice of theirs to reduce.
 struct Lanes : Parts {
   explicit Lanes(const std::vector<size_t>& gpus) {
     uint32_t value = 1;
@@ -20,7 +20,7 @@ struct Lanes : Parts {
     }
     tasks.AddReduce(ReduceOf(1, inputs), nullptr);
   }
-  // What every element of the send buffer is; -1: they differ.
+  // Returns the value of every element of the send buffer, or -1 if they differ.
   int64_t Sum() const {
     uint32_t first;
     std::memcpy(&first, send.data(), 4);
@@ -33,7 +33,7 @@ struct Lanes : Parts {
   std::vector<LocalRank> inputs;
 };
 
-TEST_CASE("GpuLanes: a piece goes its way, and its sum is where the core wants it", "[gpu]") {
+TEST_CASE("GpuLanes: a piece takes its path, and its sum is where the core wants it", "[gpu]") {
   const auto [gpus, path, sum] = GENERATE(table<std::vector<size_t>, LanePath, int64_t>({
       {{0}, LanePath::kHost, 1},
       {{0, 0}, LanePath::kKernel, 11},
@@ -58,7 +58,7 @@ TEST_CASE("GpuLanes: a piece goes its way, and its sum is where the core wants i
   CHECK(p.machine.violations() == std::vector<std::string>{});
 }
 
-TEST_CASE("GpuLanes: a piece that is done again goes by the host", "[gpu]") {
+TEST_CASE("GpuLanes: a piece that is done again goes over the host", "[gpu]") {
   Lanes p({0, 0});
   Lane& lane = p.Start(0);
   REQUIRE(lane.path == LanePath::kKernel);
@@ -78,14 +78,14 @@ TEST_CASE("GpuLanes: no piece starts while an older one may write the same bytes
   Lane& older = p.Start(0);
   Lane& younger = p.lanes.all()[1];
   CHECK_FALSE(*p.lanes.Start(younger, p.clock.NowNs()));
-  p.lanes.Abandon();  // Also while nobody wants the older one any more.
+  p.lanes.Abandon();  // That holds even while nobody wants the older one any more.
   CHECK_FALSE(*p.lanes.Start(younger, p.clock.NowNs()));
   p.StepUntil(older, LaneStep::kFree);
   CHECK(*p.lanes.Start(younger, p.clock.NowNs()));
   p.StepUntil(younger, LaneStep::kFree);
 }
 
-TEST_CASE("GpuLanes: what nobody wants is not written to the host", "[gpu]") {
+TEST_CASE("GpuLanes: a sum that nobody wants is not written to the host", "[gpu]") {
   Lanes p({0, 0});
   Lane& lane = p.Start(0);
   p.wanted.clear();
@@ -93,7 +93,7 @@ TEST_CASE("GpuLanes: what nobody wants is not written to the host", "[gpu]") {
   CHECK(p.Sum() == 0);
 }
 
-TEST_CASE("GpuLanes: a collective that does not end is told, with its group", "[gpu]") {
+TEST_CASE("GpuLanes: a collective that does not end is reported with its group", "[gpu]") {
   Lanes p({0, 1});
   p.machine.InjectCollectiveFault(CollectiveFault::kHang);
   Lane& lane = p.Start(0);
@@ -109,7 +109,7 @@ TEST_CASE("GpuLanes: a collective that does not end is told, with its group", "[
   CHECK(p.lanes.Describe(lane).find("tensor 'w' round 1, local rank 0 on ") == 0);
 }
 
-TEST_CASE("GpuLanes: a communicator that fails is told, with its group", "[gpu]") {
+TEST_CASE("GpuLanes: a communicator that fails is reported with its group", "[gpu]") {
   Lanes p({0, 1});
   p.machine.InjectCollectiveFault(CollectiveFault::kError);
   Lane& lane = p.Start(0);
@@ -118,18 +118,19 @@ TEST_CASE("GpuLanes: a communicator that fails is told, with its group", "[gpu]"
   CHECK(progress.group == GpuSet{p.machine.uuid(0), p.machine.uuid(1)});
 }
 
-TEST_CASE("GpuLanes: GPUs wake whoever sleeps, communicators are asked", "[gpu]") {
-  SECTION("what was posted wakes") {
+TEST_CASE("GpuLanes: GPUs wake an agent that sleeps, and communicators have to be polled",
+          "[gpu]") {
+  SECTION("Posted work wakes it") {
     Lanes p({0, 0});
     CHECK(p.lanes.PrepareToSleep(p.clock.NowNs()) == std::nullopt);
     p.Start(0);
     CHECK(p.lanes.PrepareToSleep(p.clock.NowNs()) == std::nullopt);
-    p.options.watch_own_ns = 1000;  // It is so recent that sleeping does not pay.
+    p.options.watch_own_ns = 1000;  // The work is so recent that sleeping does not pay.
     CHECK(p.lanes.PrepareToSleep(p.clock.NowNs()) == p.clock.NowNs());
     p.options.watch_own_ns = 0;
     p.StepUntil(p.lanes.all()[0], LaneStep::kFree);
   }
-  SECTION("a communicator that starts does not") {
+  SECTION("A communicator that starts does not wake it") {
     Lanes p({0, 1});
     p.Start(0);
     CHECK(p.lanes.PrepareToSleep(p.clock.NowNs()) ==

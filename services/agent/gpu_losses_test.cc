@@ -6,7 +6,7 @@
 namespace talweg::agent {
 namespace {
 
-TEST_CASE("GpuLosses: a lost GPU is tried now and then, and given up at last", "[gpu]") {
+TEST_CASE("GpuLosses: a lost GPU is opened now and then, and given up in the end", "[gpu]") {
   const GpuStageOptions options{.reopen_every_ns = 10, .reopen_deadline_ns = 100};
   GpuLosses losses(options);
   const gpu::GpuUuid uuid{};
@@ -37,7 +37,7 @@ TEST_CASE("GpuLosses: nothing is pinned once every lost context is closed", "[gp
   CHECK_FALSE(losses.AreClosed());
   losses.SetClosed(other, true);
   CHECK(losses.AreClosed());
-  losses.SetClosed(one, false);  // Lost again, while it was opened.
+  losses.SetClosed(one, false);  // The GPU is lost again while it is opened.
   CHECK_FALSE(losses.AreClosed());
 }
 

@@ -6,7 +6,7 @@
 namespace talweg::agent {
 namespace {
 
-// A lane with a slice of ranks on these GPUs, before its path is chosen.
+// Returns a lane with a slice of ranks on these GPUs, before its path is chosen.
 Lane LaneFor(Parts& p, const std::vector<size_t>& gpus) {
   std::vector<LocalRank> inputs;
   for (const size_t gpu : gpus) {
@@ -25,7 +25,7 @@ LanePath PathOf(Parts& p, const Lane& lane) { return p.paths.PathOf(lane, p.cloc
 
 TEST_CASE("GpuPaths: the path follows from where the ranks' memory lies", "[gpu]") {
   const auto [gpus, path] = GENERATE(table<std::vector<size_t>, LanePath>({
-      {{0}, LanePath::kHost},  // Nothing to sum: to where it is wanted.
+      {{0}, LanePath::kHost},  // There is nothing to sum, so the piece goes where it is wanted.
       {{0, 0}, LanePath::kKernel},
       {{0, 1}, LanePath::kCollective},
       {{1, 0, 1}, LanePath::kCollective},
@@ -36,18 +36,18 @@ TEST_CASE("GpuPaths: the path follows from where the ranks' memory lies", "[gpu]
   lane.range.host_only = true;
   CHECK(PathOf(p, lane) == LanePath::kHost);
   lane.range.host_only = false;
-  lane.task->inputs.push_back({.rank = LocalRank{9}});  // It pushed from host memory.
+  lane.task->inputs.push_back({.rank = LocalRank{9}});  // This rank pushed from host memory.
   CHECK(PathOf(p, lane) == LanePath::kHost);
 }
 
-TEST_CASE("GpuPaths: without kernels ranks that share a GPU are summed on the host", "[gpu]") {
+TEST_CASE("GpuPaths: without kernels, ranks that share a GPU are summed on the host", "[gpu]") {
   Parts p;
   const Lane lane = LaneFor(p, {0, 0});
   p.node.At(p.machine.uuid(0)).has_kernels = false;
   CHECK(PathOf(p, lane) == LanePath::kHost);
 }
 
-TEST_CASE("GpuPaths: what GPUs cannot combine, and what has no staging, goes by the host",
+TEST_CASE("GpuPaths: a slice that GPUs cannot combine, or that has no staging, goes over the host",
           "[gpu]") {
   Parts p;
   const Lane lane = LaneFor(p, {0, 1});
@@ -56,7 +56,8 @@ TEST_CASE("GpuPaths: what GPUs cannot combine, and what has no staging, goes by 
   CHECK(PathOf(p, lane) == LanePath::kHost);
   lane.task->dtype = DType::kI32;
   CHECK(PathOf(p, lane) == LanePath::kCollective);
-  p.node.At(p.machine.uuid(1)).lanes[1].in = {};  // Another lane's: the path is for all lanes.
+  // The staging is another lane's, but the path is the same for all lanes.
+  p.node.At(p.machine.uuid(1)).lanes[1].in = {};
   CHECK(PathOf(p, lane) == LanePath::kHost);
 }
 
@@ -68,7 +69,7 @@ TEST_CASE("GpuPaths: results are gathered among GPUs, or copied up to each", "[g
   CHECK(PathOf(p, lane) == (gpus[0] == gpus[1] ? LanePath::kDirect : LanePath::kCollective));
 }
 
-TEST_CASE("GpuPaths: what a NIC has on its ranks' GPU stays there", "[gpu]") {
+TEST_CASE("GpuPaths: a slice that a NIC reads on its ranks' GPU stays there", "[gpu]") {
   Parts p;
   const Lane lane = LaneFor(p, {1});
   const GpuHome home{.gpu = p.machine.uuid(1)};
@@ -78,7 +79,7 @@ TEST_CASE("GpuPaths: what a NIC has on its ranks' GPU stays there", "[gpu]") {
   CHECK(PathOf(p, lane) == LanePath::kHost);
 }
 
-TEST_CASE("GpuPaths: pieces fit into staging, by whole units of every GPU", "[gpu]") {
+TEST_CASE("GpuPaths: pieces fit into staging, in whole units of every GPU", "[gpu]") {
   Parts p;
   Lane lane = LaneFor(p, {0, 1, 2});
   lane.path = LanePath::kCollective;

@@ -30,7 +30,7 @@ TEST_CASE("GpuPins: a tensor's memory is pinned once, and given back", "[gpu]") 
   CHECK(p.notes.empty());
 }
 
-TEST_CASE("GpuPins: what cannot be pinned is staged, and told of", "[gpu]") {
+TEST_CASE("GpuPins: memory that cannot be pinned is staged, and that is reported", "[gpu]") {
   Parts p({.gpu_count = 4, .pinned_bytes_max = 2 * 256 * kKiB + 4096});
   REQUIRE(p.node.Open(p.machine.uuid(0)).ok());
   p.pins.Pin(TensorIndex{0}, p.machine.uuid(0));

@@ -33,7 +33,7 @@ TEST_CASE("GpuReleases: a GPU is closed when its last rank has left", "[gpu]") {
   CHECK(p.buffers.empty());
 }
 
-TEST_CASE("GpuReleases: a rank's memory is kept while a gradient of it is open", "[gpu]") {
+TEST_CASE("GpuReleases: a rank's memory is kept while one of its gradients is open", "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
   p.tasks.AddReduce(p.ReduceOf(1, {kFirst}), nullptr);
@@ -56,7 +56,7 @@ TEST_CASE("GpuReleases: nothing is given back while a collective may hang there"
   CHECK(p.unexported.empty());
   p.failures.OnCollectiveFailed(lane.groups.front(), absl::UnavailableError("hangs"),
                                 p.clock.NowNs());
-  CHECK(p.releases.Poll() == 0);  // Its abort may hang, too.
+  CHECK(p.releases.Poll() == 0);  // The abort may hang, too.
   p.collectives.Poll();
   p.PassTime();
   p.collectives.Poll();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr LocalRank kFirst{0};
 
-// A rank on GPU 0, whose context is lost here.
+// A rank on GPU 0. The test loses its context.
 struct Lost : Parts {
   Lost() {
     AddRank(0);
@@ -32,7 +32,7 @@ TEST_CASE("GpuReopening: a lost GPU is opened again, with the ranks' memory", "[
   CHECK(progress.back == GpuSet{p.uuid});
   CHECK(progress.failed == "");
   CHECK(p.losses.empty());
-  CHECK(p.machine.context_count(0) == contexts);  // The lost one is closed.
+  CHECK(p.machine.context_count(0) == contexts);  // The lost context is closed.
   CHECK(p.machine.mapping_count() == 1);
   p.Place(0);  // The rank gets other events.
   p.Write(0);
@@ -51,7 +51,7 @@ TEST_CASE("GpuReopening: a GPU that nobody uses any more is closed, and not open
   CHECK(p.node.Find(p.uuid) == nullptr);
 }
 
-TEST_CASE("GpuReopening: it is tried now and then, and given up at last", "[gpu]") {
+TEST_CASE("GpuReopening: a lost GPU is opened now and then, and given up in the end", "[gpu]") {
   Lost p;
   p.Lose();
   p.machine.RefuseContexts(absl::ResourceExhaustedError("no memory"));
@@ -60,12 +60,12 @@ TEST_CASE("GpuReopening: it is tried now and then, and given up at last", "[gpu]
   p.PassTime(p.options.reopen_every_ns);
   CHECK(p.Tend().work > 0);
   CHECK(p.losses.Has(p.uuid));
-  SECTION("but not if it comes back") {
+  SECTION("It comes back, and is not given up") {
     p.machine.RefuseContexts(absl::OkStatus());
     p.PassTime(p.options.reopen_every_ns);
     CHECK(p.Tend().back == GpuSet{p.uuid});
   }
-  SECTION("with its reason, and what the last try said") {
+  SECTION("The text has the reason, and what the last attempt said") {
     p.PassTime(p.options.reopen_deadline_ns);
     const std::string failed = p.Tend().failed;
     CHECK(failed.find("a fault") != std::string::npos);
@@ -74,7 +74,7 @@ TEST_CASE("GpuReopening: it is tried now and then, and given up at last", "[gpu]
   }
 }
 
-TEST_CASE("GpuReopening: a driver that gives no other context ends it at once", "[gpu]") {
+TEST_CASE("GpuReopening: it ends at once when the driver gives no other context", "[gpu]") {
   Lost p;
   p.Lose();
   p.machine.RefuseContexts(absl::FailedPreconditionError("start the process again"));

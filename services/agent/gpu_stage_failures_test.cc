@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stage survives, and what is left afterwards.
+// The faults that the stage survives, and what is left after them.
 #include "libs/runtime/open_descriptors.h"
 #include "services/agent/gpu_stage_fixture.h"
 
 namespace talweg::agent {
 namespace {
 
-TEST_CASE("GpuStage: a switch's collective that fails takes the others' of its pieces along",
+TEST_CASE("GpuStage: a failed collective of one switch takes along the others of its pieces",
           "[gpu]") {
   const auto fault = GENERATE(CollectiveFault::kStartFails, CollectiveFault::kCallFails,
                               CollectiveFault::kError, CollectiveFault::kHang);
@@ -56,12 +56,12 @@ TEST_CASE("GpuStage: collectives that fail are aborted, and the round is summed 
   REQUIRE(f.notes.size() == 1);
   CHECK_THAT(f.notes[0], Catch::Matchers::Contains("tensor 'w' round") &&
                              Catch::Matchers::Contains("local rank 1 on GPU-fafafafa"));
-  f.RoundTrip();  // While the abort may still hang.
+  f.RoundTrip();  // The abort may still hang meanwhile.
   f.graveyard.holds = false;
   f.clock.Advance(2'000'000'000);
   const uint64_t before = f.stage->counters().pieces_by_collective;
   f.RoundTrip();
-  CHECK(f.stage->counters().pieces_by_collective > before);  // Made anew.
+  CHECK(f.stage->counters().pieces_by_collective > before);  // The communicator has been made anew.
   f.NothingLeft();
 }
 
@@ -77,18 +77,19 @@ TEST_CASE("GpuStage: nothing waits for a GPU while an abort there hangs", "[gpu]
   }));
   for (uint32_t i = 0; i < 2; ++i) f.stage->OnRankLeft(LocalRank{i});
   CHECK_FALSE(f.RunUntil([&] { return f.stage->IsIdle(); }));
-  CHECK(f.machine->mapping_count() == 2);  // To unmap it would wait for the abort.
+  CHECK(f.machine->mapping_count() == 2);  // To unmap it would mean to wait for the abort.
   CHECK(f.stage->context_count() == 2);
   CHECK(f.machine->violations() == std::vector<std::string>{});
   f.graveyard.holds = false;
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: what ranks give back while a collective hangs waits for its end", "[gpu]") {
+TEST_CASE("GpuStage: buffers that ranks give back while a collective hangs wait for its end",
+          "[gpu]") {
   const bool leaves = GENERATE(false, true);
   Fixture f({.gpus = {0, 1, 0}});
   f.RoundTrip();
-  // A buffer with no round open.
+  // This buffer has no open round.
   const gpu::DeviceSpan other = *f.ranks[0]->device->Allocate(4096);
   const auto exported =
       f.stage->Export(LocalRank{0}, f.machine->uuid(0), 999, *f.ranks[0]->device->Export(other));
@@ -96,7 +97,7 @@ TEST_CASE("GpuStage: what ranks give back while a collective hangs waits for its
   f.machine->InjectCollectiveFault(CollectiveFault::kHang);
   f.PushAll();
   REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 3; }));
-  f.RunUntil([] { return false; }, 200);  // It hangs by now.
+  f.RunUntil([] { return false; }, 200);  // The collective hangs by now.
   REQUIRE(f.stage->Unexport(LocalRank{0}, 5, exported->buffer).ok());
   if (leaves) f.stage->OnRankLeft(LocalRank{1});
   f.RunUntil([] { return false; }, 200);
@@ -113,7 +114,7 @@ TEST_CASE("GpuStage: without memory for staging it sums on the host, until there
   const auto gpus = GENERATE(std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1});
   FakeMachineOptions machine;
   machine.gpu_memory_bytes = 512 * kMiB;
-  // What the GPU has left beside contexts and gradients: nothing, a little, enough for small
+  // What the GPU has left beside contexts and gradients: nothing, a little, or enough for small
   // pieces.
   const uint64_t left = GENERATE(uint64_t{0}, 300 * kKiB, 3 * kMiB);
   Fixture f({.gpus = {}, .machine = machine});
@@ -138,7 +139,7 @@ TEST_CASE("GpuStage: without memory for staging it sums on the host, until there
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: no memory for a context, or to pin, is the rank's to know", "[gpu]") {
+TEST_CASE("GpuStage: a rank hears when there is no memory for a context, or none to pin", "[gpu]") {
   FakeMachineOptions machine;
   const bool pins = GENERATE(false, true);
   if (pins) machine.pinned_bytes_max = 4 * 300'001 + 100;
@@ -159,7 +160,7 @@ TEST_CASE("GpuStage: a rank that dies at any moment leaves nothing", "[gpu]") {
     f.RoundTrip();
     f.PushAll();
     f.RunUntilSomeMoment(1'200'000);
-    f.ranks[1].reset();  // Its work is dropped, its events are never done.
+    f.ranks[1].reset();  // Its work is dropped, and its events are never done.
     f.ranks.pop_back();
     f.stage->OnRankLeft(LocalRank{1});
     f.open_tickets.clear();  // The job has failed.
@@ -203,7 +204,7 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
   CHECK(reopened == 8);
 }
 
-TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
+TEST_CASE("GpuStage: lost contexts keep no descriptors", "[gpu]") {
   constexpr uint64_t kLosses = 25;
   Fixture f({.gpus = {1, 0}});
   f.RoundTrip();
@@ -213,7 +214,7 @@ TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
     REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 2; }));
     while (f.stage->Poll(f.clock.NowNs()) > 0) {
     }
-    f.stage->PrepareToSleep();  // With wake-ups under way that will not come.
+    f.stage->PrepareToSleep();  // Wake-ups are under way that will not come.
     f.LoseContext(1);
     REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
     REQUIRE(f.failed.empty());
@@ -223,11 +224,11 @@ TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a lost context that has no room at first is made anew when it has", "[gpu]") {
+TEST_CASE("GpuStage: a lost context without room is made anew when there is room", "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     INFO("seed " << seed);
-    // Long records, so that the moment may lie between a result's copy and its `taken`.
+    // Records take long, so that the moment may lie between a result's copy and its `taken`.
     Fixture f({.gpus = gpus, .seed = seed, .machine = {.costs = {.record_ns = 200'000}}});
     f.RoundTrip();
     f.PushAll();
@@ -253,7 +254,7 @@ TEST_CASE("GpuStage: a lost context that has no room at first is made anew when 
 }
 
 TEST_CASE("GpuStage: nothing goes to memory that a lost context had pinned", "[gpu]") {
-  Fixture f({.gpus = {1, 0}, .op = Op::kCopy});  // Pinned by GPU 1.
+  Fixture f({.gpus = {1, 0}, .op = Op::kCopy});  // GPU 1 pins the memory.
   f.root = LocalRank{1};
   f.starts_slices = false;
   f.round = f.round.Next();
@@ -261,7 +262,7 @@ TEST_CASE("GpuStage: nothing goes to memory that a lost context had pinned", "[g
   f.Push(1);
   REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 1; }));
   f.Push(0);
-  f.StartSlices();  // All of GPU 0.
+  f.StartSlices();  // All slices come from GPU 0.
   f.LoseContext(1);
   REQUIRE(f.RunUntil([&] { return f.open_tickets.empty() || !f.failed.empty(); }));
   CHECK(f.failed.empty());
@@ -296,18 +297,18 @@ TEST_CASE("GpuStage: alone, a lost context is made anew unless results were bein
   CHECK(failed < 16);
 }
 
-TEST_CASE("GpuStage: a push by an event that is lost counts when it is pushed again", "[gpu]") {
+TEST_CASE("GpuStage: a push whose event is lost counts when it is pushed again", "[gpu]") {
   Fixture f({.gpus = {1, 1}});
   f.RoundTrip();
   f.LoseContext(1);
-  f.PushAll();  // Nobody knows of it yet.
+  f.PushAll();  // No process knows of the loss yet.
   REQUIRE(f.RunUntil([&] { return f.delivered; }));
   CHECK(f.placed_again == 2);
   for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a GPU that does not come back ends the job with its name", "[gpu]") {
+TEST_CASE("GpuStage: a GPU that does not come back ends the job, and the text names it", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   f.RoundTrip();
   f.PushAll();
@@ -322,7 +323,7 @@ TEST_CASE("GpuStage: a GPU that does not come back ends the job with its name", 
                            Catch::Matchers::Contains("not opened again within 30 s"));
 }
 
-TEST_CASE("GpuStage: a process to which the driver gives no other context fails at once", "[gpu]") {
+TEST_CASE("GpuStage: a process fails at once if the driver gives it no other context", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   f.RoundTrip();
   f.PushAll();

@@ -7,7 +7,7 @@
 namespace talweg::agent {
 namespace {
 
-TEST_CASE("GpuStage: sums of every spread of ranks over GPUs", "[gpu]") {
+TEST_CASE("GpuStage: it sums however ranks are spread over GPUs", "[gpu]") {
   const auto gpus =
       GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1},
                std::vector<size_t>{1, 0, 1}, std::vector<size_t>{0, 1, 2, 3, 2});
@@ -26,7 +26,8 @@ TEST_CASE("GpuStage: sums of every spread of ranks over GPUs", "[gpu]") {
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: GPUs behind one switch make their sum, the host adds the switches'", "[gpu]") {
+TEST_CASE("GpuStage: GPUs behind one switch make their sum, and the host adds the switches' sums",
+          "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{2, 3, 0, 1}, std::vector<size_t>{0, 1, 2, 2},
                              std::vector<size_t>{3, 0, 1, 0});
   const bool standalone = GENERATE(false, true);
@@ -46,7 +47,7 @@ TEST_CASE("GpuStage: GPUs behind one switch make their sum, the host adds the sw
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: without a switch between them GPUs make one sum", "[gpu]") {
+TEST_CASE("GpuStage: GPUs without a switch between them make one sum", "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{0, 1}, std::vector<size_t>{1, 2});
   Fixture f(
       {.gpus = gpus,
@@ -57,7 +58,7 @@ TEST_CASE("GpuStage: without a switch between them GPUs make one sum", "[gpu]") 
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a broadcast from a rank in host memory, to one on a GPU", "[gpu]") {
+TEST_CASE("GpuStage: a rank in host memory broadcasts to one on a GPU", "[gpu]") {
   const bool pinned = GENERATE(false, true);
   Fixture f({.gpus = {0}, .elements = 1000, .pinned = pinned, .op = Op::kCopy});
   f.host_contribution.assign(f.spec.bytes(), std::byte{5});
@@ -68,7 +69,7 @@ TEST_CASE("GpuStage: a broadcast from a rank in host memory, to one on a GPU", "
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a push counts when its event is done, not before", "[gpu]") {
+TEST_CASE("GpuStage: a push counts when its event is done, and not before", "[gpu]") {
   Fixture f({.gpus = {0, 0}});
   f.round = f.round.Next();
   f.delivered = false;
@@ -86,7 +87,7 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
       GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1, 0});
   const bool standalone = GENERATE(false, true);
   const bool pinned = GENERATE(false, true);
-  // The time of `taken`, too, which has nothing before it.
+  // This includes the time of `taken`, which has nothing before it.
   const int64_t record_ns = GENERATE(0, 5'000);
   Fixture f({.gpus = gpus,
              .standalone = standalone,
@@ -104,25 +105,24 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: what was posted a moment ago is watched, what was posted before wakes",
-          "[gpu]") {
+TEST_CASE("GpuStage: work posted a moment ago is polled, and older work wakes the agent", "[gpu]") {
   Fixture f({.gpus = {0}, .stage = {.watch_own_ns = 10}});
   f.PushAll();
   REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 1; }));
   while (f.stage->Poll(f.clock.NowNs()) > 0) {
   }
   CHECK(f.stage->PrepareToSleep() == f.clock.NowNs());
-  f.clock.Advance(10);  // Far from enough for a copy.
+  f.clock.Advance(10);  // This is far from enough for a copy.
   f.stage->Poll(f.clock.NowNs());
   CHECK(f.stage->PrepareToSleep() == std::nullopt);
   REQUIRE(f.RunUntil([&] { return f.delivered; }));
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a gradient that is never there is asked about ever more seldom", "[gpu]") {
+TEST_CASE("GpuStage: a gradient that never comes is asked for less and less often", "[gpu]") {
   Fixture f({.gpus = {0, 0}});
   f.PushAll();
-  f.ranks[1].reset();  // Killed: its event is never done.
+  f.ranks[1].reset();  // The rank is killed: its event is never done.
   const int64_t end_ns = f.clock.NowNs() + 1'000'000'000;
   REQUIRE(f.SleepUntil([&] { return f.delivered || f.clock.NowNs() >= end_ns; }));
   CHECK(f.ready_ranks.size() == 1);
@@ -143,7 +143,7 @@ TEST_CASE("GpuStage: staging is made on the NUMA node of its GPU", "[gpu]") {
     WARN("SKIPPED: this kernel, or container, has no memory policies");
     return;
   }
-  f.ranks.clear();  // They make some, too.
+  f.ranks.clear();  // Ranks make such memory too.
   f.stage->OnRankLeft(LocalRank{0});
   REQUIRE(f.RunUntil([&] { return f.stage->context_count() == 0; }));
   f.ranks.push_back(std::make_unique<TestRank>(*f.machine, 0, f.spec.bytes()));
@@ -154,7 +154,7 @@ TEST_CASE("GpuStage: staging is made on the NUMA node of its GPU", "[gpu]") {
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: what a rank may not say", "[gpu]") {
+TEST_CASE("GpuStage: a question that a rank may not ask is refused", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   const auto push = [&](uint32_t buffer, uint64_t offset) {
     return std::string(
@@ -183,7 +183,8 @@ TEST_CASE("GpuStage: memory is given back when no round and no copy needs it", "
   REQUIRE(f.RunUntil([&] { return !f.unexported.empty(); }));
   CHECK(f.unexported[0] == std::pair(LocalRank{0}, 9u));
   CHECK(f.machine->mapping_count() == 1);
-  CHECK(f.ranks[0]->device->Free(f.ranks[0]->memory).ok());  // The fake objects if it is mapped.
+  // The fake reports a violation if it is still mapped.
+  CHECK(f.ranks[0]->device->Free(f.ranks[0]->memory).ok());
   CHECK_FALSE(f.stage->Push(LocalRank{0}, TensorIndex{0}, Round{2}, 0, {}).ok());
   f.NothingLeft();
 }

@@ -42,7 +42,7 @@ TEST_CASE("GpuTasks: memory is held until the task is done", "[gpu]") {
   CHECK(p.buffers.Finished().size() == 1);
 }
 
-TEST_CASE("GpuTasks: a piece that failed is the host's, and goes first", "[gpu]") {
+TEST_CASE("GpuTasks: the host does a piece that failed, before all others", "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
   p.AddReady(0, 1);
@@ -63,7 +63,7 @@ TEST_CASE("GpuTasks: a piece that failed is the host's, and goes first", "[gpu]"
   CHECK(p.buffers.Finished().size() == 1);
 }
 
-TEST_CASE("GpuTasks: a task waits while memory of it is not there", "[gpu]") {
+TEST_CASE("GpuTasks: a task waits while some of its memory is not there", "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
   p.tasks.AddReduce(p.ReduceOf(1, {kFirst}), nullptr);
@@ -71,11 +71,11 @@ TEST_CASE("GpuTasks: a task waits while memory of it is not there", "[gpu]") {
   CHECK_FALSE(p.tasks.IsReady(*Front(p)));
   p.losses.Remove(p.machine.uuid(0));
   CHECK(p.tasks.IsReady(*Front(p)));
-  p.gradients.OnGpuLost(p.machine.uuid(0));  // Its gradient is pushed again.
+  p.gradients.OnGpuLost(p.machine.uuid(0));  // The rank will push its gradient again.
   CHECK_FALSE(p.tasks.IsReady(*Front(p)));
 }
 
-TEST_CASE("GpuTasks: a result that is mirrored goes on to ranks from the host", "[gpu]") {
+TEST_CASE("GpuTasks: a mirrored result goes on from the host to the ranks", "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
   const auto delivery = std::make_shared<GpuDelivery>();
@@ -90,7 +90,7 @@ TEST_CASE("GpuTasks: a result that is mirrored goes on to ranks from the host", 
   CHECK(task->mirrors);
   p.tasks.Cut(task, kMiB);
   p.tasks.OnPieceDone(task);
-  CHECK(delivery->recorded == !any);  // Nobody is to be told.
+  CHECK(delivery->recorded == !any);  // Without targets nobody is to be told.
   REQUIRE(p.tasks.waiting().size() == (any ? 1 : 0));
   if (!any) return;
   task = Front(p);
@@ -99,11 +99,12 @@ TEST_CASE("GpuTasks: a result that is mirrored goes on to ranks from the host", 
   CHECK(delivery->tasks == 1);
 }
 
-TEST_CASE("GpuTasks: what this agent alone finished on the host is brought, and nothing else",
+TEST_CASE("GpuTasks: only a result that this agent alone finished on the host is brought to GPUs",
           "[gpu]") {
   Parts p;
   p.AddReady(0, 1);
-  CHECK(p.tasks.RangesFromHost(TensorIndex{0}).size() == 1);  // The network's: all of it.
+  // The result is the network's: all of it comes from the host.
+  CHECK(p.tasks.RangesFromHost(TensorIndex{0}).size() == 1);
   pipeline::ReduceSlice reduce = p.ReduceOf(1, {kFirst});
   reduce.is_final = true;
   p.tasks.AddReduce(reduce, nullptr);

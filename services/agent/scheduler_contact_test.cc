@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-TEST_CASE("SchedulerContact: silence is news once, and counts from its beginning") {
+TEST_CASE("SchedulerContact: a silence is reported once, and counts from its beginning") {
   SchedulerContact contact;
   CHECK(contact.answers());
   CHECK_FALSE(contact.OnReachable());

@@ -22,7 +22,7 @@ using pipeline::TensorIndex;
 
 constexpr uint64_t kElements = 100'001;
 
-// Memory that nothing is sent from here.
+// Device memory that nothing is sent from.
 class NoDevices final : public transport::LoopbackDevices {
  public:
   void Read(uint64_t, std::span<std::byte>) override {}
@@ -56,7 +56,7 @@ class Fixture {
   transport::Region OnDevice(uint64_t address) const {
     return *transport->RegisterDevice({.address = address, .bytes = spec.bytes()});
   }
-  // In the tensor's round.
+  // Returns a slice in the tensor's round.
   pipeline::SliceBytes Slice(Memory where, uint64_t round, uint64_t offset, uint32_t bytes) const {
     return {.tensor = TensorIndex{0},
             .round = Round{round},
@@ -75,7 +75,7 @@ class Fixture {
   std::unique_ptr<TensorMemory> memory;
 };
 
-TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent]") {
+TEST_CASE("TensorMemory: a NIC has some memory of a tensor, and the host has the rest", "[agent]") {
   Fixture f;
   TensorMemory::NicRegions nic{.send = f.OnDevice(0x1000'0000),
                                .results = {f.OnDevice(0x2000'0000), f.OnDevice(0x3000'0000)}};
@@ -85,7 +85,7 @@ TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent
       f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true, .nic = std::move(nic)});
   REQUIRE(allocated.ok());
 
-  // Results are whole where the NIC writes them; short contributions travel in frames.
+  // Results are whole where the NIC writes them. Short contributions travel in frames.
   CHECK(f.memory->OnNic(f.Slice(Memory::kResult, 1, 0, 4)));
   CHECK(f.memory->OnNic(f.Slice(Memory::kSendBuffer, 1, 0, wire::kInlineBytesMax + 1)));
   CHECK_FALSE(f.memory->OnNic(f.Slice(Memory::kSendBuffer, 1, 0, wire::kInlineBytesMax)));
@@ -104,7 +104,7 @@ TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent
   }
 }
 
-TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
+TEST_CASE("TensorMemory: without a NIC the host has all of it", "[agent]") {
   Fixture f;
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true}).ok());
   for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
@@ -115,8 +115,9 @@ TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
         f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
 }
 
-TEST_CASE("TensorMemory: where views change a contribution and two results stand apart",
-          "[agent]") {
+TEST_CASE(
+    "TensorMemory: where views change, a contribution and two results have places of their own",
+    "[agent]") {
   const uint32_t ranks = GENERATE(1u, 2u);
   Fixture f(true, ranks, /*one_view=*/false);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
@@ -131,7 +132,7 @@ TEST_CASE("TensorMemory: where views change a contribution and two results stand
   CHECK(sent.registration != odd.registration);
 }
 
-TEST_CASE("TensorMemory: in a job of one view several ranks are reduced to where the result comes",
+TEST_CASE("TensorMemory: in a job of one view, ranks are reduced to where the result comes",
           "[agent]") {
   Fixture f(true, 2, /*one_view=*/true);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
@@ -149,7 +150,7 @@ TEST_CASE("TensorMemory: in a job of one view several ranks are reduced to where
   const auto locations = f.memory->ResultLocations(TensorIndex{0});
   CHECK(locations[0] == locations[1]);
   const auto shape = shm::BufferShape::Of(f.spec.collective, 2);
-  CHECK(f.memory->bytes() == shape.total_bytes());  // Without the ranks' contributions.
+  CHECK(f.memory->bytes() == shape.total_bytes());  // The ranks' contributions are not counted.
 }
 
 TEST_CASE("TensorMemory: a GPU's tensor has two results in every job", "[agent]") {
@@ -160,21 +161,22 @@ TEST_CASE("TensorMemory: a GPU's tensor has two results in every job", "[agent]"
   CHECK(f.memory->SendBuffer(TensorIndex{0}).size() == f.spec.bytes());
 }
 
-TEST_CASE("TensorMemory: what there is no memory for can be declared, to say that it has failed",
-          "[agent]") {
+TEST_CASE(
+    "TensorMemory: a tensor without memory can be declared, so that it can be reported as failed",
+    "[agent]") {
   Fixture f;
   f.spec.collective.element_count = 64 * kMiB;
   CHECK_FALSE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
   CHECK(f.memory->ResultRefs(TensorIndex{0})[0] == wire::RemoteRef{});
 }
 
-TEST_CASE("TensorMemory: of a rank that is gone a tensor is not in one place", "[agent]") {
+TEST_CASE("TensorMemory: a tensor of a rank that is gone is not in one place", "[agent]") {
   Fixture f(true, 1, /*one_view=*/true);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
   CHECK(f.memory->ResultLocations(TensorIndex{0})[0].segment != 0);
 }
 
-TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with the ranks",
+TEST_CASE("TensorMemory: arrivals of a result are announced, and forgotten with the ranks",
           "[agent]") {
   Fixture f;
   constexpr uint32_t kSlice = 65'536;
@@ -193,7 +195,7 @@ TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with t
 
 TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
-  // With its table of lengths, on a cache line of its own.
+  // It fits with its table of lengths, which has a cache line of its own.
   f.spec.collective.element_count = (4 * kMiB - kCacheLineBytes) / sizeof(float);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
@@ -202,7 +204,7 @@ TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   CHECK(f.memory->bytes() == 2 * shape.total_bytes());
 }
 
-TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", "[agent]") {
+TEST_CASE("TensorMemory: forgotten tensors make room for tensors of any size", "[agent]") {
   Fixture f;
   for (uint64_t bytes = kMiB; bytes <= 3 * kMiB; bytes += kMiB / 4) {
     f.spec.collective.element_count = bytes / sizeof(float);
@@ -214,7 +216,7 @@ TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", 
   }
 }
 
-TEST_CASE("TensorMemory: of small tensors, in small slices, and on GPUs nothing is told",
+TEST_CASE("TensorMemory: small tensors, small slices and tensors on GPUs announce no arrivals",
           "[agent]") {
   const int which = GENERATE(0, 1, 2);
   Fixture f(/*tells_arrivals=*/which != 1);

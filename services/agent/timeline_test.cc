@@ -8,7 +8,7 @@ namespace {
 
 constexpr pipeline::TensorIndex kTensor{3};
 
-// A round of one tensor over an aggregator, in steps of 100 ns from `at_ns` on.
+// A round of one tensor over an aggregator, with an event every 100 ns from `at_ns` on.
 void Live(Timeline& timeline, uint64_t round, int64_t at_ns) {
   timeline.OnPushed(kTensor, Round{round}, false, at_ns);
   timeline.OnPushed(kTensor, Round{round}, true, at_ns + 100);
@@ -35,7 +35,7 @@ TEST_CASE("Timeline: a round becomes its phases, end to end", "[agent]") {
   }
 }
 
-TEST_CASE("Timeline: a round that has not ended is not another job's", "[agent]") {
+TEST_CASE("Timeline: a round that has not ended does not pass to another job", "[agent]") {
   Timeline timeline(2);
   timeline.OnPushed(kTensor, Round{1}, true, 100);
   timeline.ForgetOpen();
@@ -44,7 +44,7 @@ TEST_CASE("Timeline: a round that has not ended is not another job's", "[agent]"
   CHECK(timeline.event(0).begin_ns == 1000);
 }
 
-TEST_CASE("Timeline: only the first rounds, or all while recording", "[agent]") {
+TEST_CASE("Timeline: it keeps only the first rounds, or all while it records", "[agent]") {
   Timeline timeline(2);
   for (uint64_t round = 1; round <= 4; ++round) {
     Live(timeline, round, 1000 * static_cast<int64_t>(round));

@@ -7,13 +7,13 @@
 #include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/aggregator_data_plane_fixture.h"
 
-// What rules say of jobs and tenants, and how many connections there may be (docs/quotas.md).
+// What rules mean for jobs and tenants, and how many connections there may be (docs/quotas.md).
 namespace talweg::aggregator {
 namespace {
 
 TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[aggregator]") {
   constexpr int kTensors = 30;
-  // One sum each time that the network is looked at.
+  // One sum is made each time that the aggregator polls the network.
   Pool pool({.memory_bytes_max = 64 * kMiB, .sum_bytes_per_poll = 1});
   std::vector<std::string> names;
   for (int i = 0; i < kTensors; ++i) names.push_back("t" + std::to_string(i));
@@ -48,18 +48,18 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
     }
     agent->Say(FrameType::kContribute, entries);
   }
-  // Two results of each.
+  // Each job has two results of each tensor.
   pool.Until([&] { return job(1)->counters().results == 2 * kTensors; });
-  // What the other is given until then is a quarter, and what was summed before both frames came.
+  // Until then job 1 gets a quarter, and what was summed before both frames came.
   CHECK(job(0)->counters().results <= 30);
   pool.Until([&] { return job(0)->counters().results == 2 * kTensors; });
-  // Each of 60 contributions, 30 sums of two and 60 results.
+  // Each job has 60 contributions, 30 sums of two and 60 results.
   for (const uint64_t id : {1, 2}) {
     CHECK(pool.data_plane->ServedBytes(JobId{id}) > 180 * values.size() * sizeof(float));
   }
 }
 
-// Two jobs that share a full link, of which the first has pushed more than its part.
+// Two jobs share a full link. The first has pushed more than its part.
 struct SharedLink {
   static constexpr uint64_t kBytes = 64 * kKiB;
 
@@ -73,7 +73,7 @@ struct SharedLink {
       pool.Start({agents.back()}, {"w"}, values.size());
       agents.back()->contribute_flags = wire::kFlagMore;
     }
-    // What the link carries is measured.
+    // This lets the aggregator measure what the link carries.
     for (int i = 0; i < 12; ++i) {
       Push(0);
       Push(1);
@@ -93,25 +93,25 @@ struct SharedLink {
   std::vector<uint64_t> rounds = {0, 0};
 };
 
-TEST_CASE("AggregatorDataPlane: of a full link a job that is ahead waits for its credit",
+TEST_CASE("AggregatorDataPlane: on a full link, a job that is ahead waits for its credit",
           "[aggregator]") {
   SharedLink link;
   CHECK(link.pool.data_plane->totals().credit_held_bytes > 0);
   CHECK_FALSE(link.HasAllCredit());
-  SECTION("until the other one has had its part") {
+  SECTION("It waits until the other job has had its part") {
     for (int i = 0; i < 16; ++i) link.Push(1);
     link.pool.Until([&] { return link.HasAllCredit(); });
   }
-  SECTION("until the other one has nothing more") {
+  SECTION("It waits until the other job has nothing more") {
     link.agents[1]->contribute_flags = 0;
     link.Push(1);
     link.pool.Until([&] { return link.HasAllCredit(); });
   }
-  SECTION("until the other one's connection is over") {
+  SECTION("It waits until the other job's connection is over") {
     link.agents[1]->transport->Close(link.agents[1]->connection);
     link.pool.Until([&] { return link.HasAllCredit(); });
   }
-  SECTION("until a fence, and then it has none to come") {
+  SECTION("It waits until a fence, and then there is no credit to come") {
     const view::View next = MakeView(1, 1, 2);
     link.pool.data_plane->OnJobView("job", next, {});
     HandAgent& agent = *link.agents[0];
@@ -125,10 +125,10 @@ TEST_CASE("AggregatorDataPlane: of a full link a job that is ahead waits for its
   }
 }
 
-TEST_CASE("AggregatorDataPlane: a job whose members say not that more waits is not held up",
+TEST_CASE("AggregatorDataPlane: a job whose members do not announce more is not held up",
           "[aggregator]") {
   SharedLink link;
-  link.agents[0]->contribute_flags = 0;  // As those of older releases.
+  link.agents[0]->contribute_flags = 0;  // Members of older releases send no flags.
   link.Push(0);
   link.pool.Until([&] { return link.HasAllCredit(); });
 }
@@ -139,13 +139,13 @@ TEST_CASE("AggregatorDataPlane: members behind one address do not share its boun
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2}, over);
   const view::View view = MakeView(1, 4);
   pool.data_plane->OnJobView("job", view);
-  // Strangers there have used it up.
+  // Strangers at that address have used up the bound.
   std::vector<HandAgent*> nobodies;
   for (uint64_t i = 0; i < 3; ++i) {
     nobodies.push_back(&pool.AddNobody(view));
     pool.Until([&] { return pool.data_plane->totals().connections == i + 1; });
   }
-  pool.Until([&] { return !nobodies[0]->connected; });  // The oldest has gone.
+  pool.Until([&] { return !nobodies[0]->connected; });  // The oldest one has gone.
   CHECK(pool.data_plane->totals().connections_over_limit == 1);
   for (uint32_t node = 0; node < 4; ++node) {
     HandAgent& agent = pool.AddAgent(view, node);
@@ -162,7 +162,7 @@ TEST_CASE("AggregatorDataPlane: a member has no more connections than it may", "
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 3}, OverTcp);
   const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
-  HandAgent& other = pool.AddAgent(view, 1);  // Older than all of those, and silent.
+  HandAgent& other = pool.AddAgent(view, 1);  // This one is older than all of those, and silent.
   pool.Until([&] { return pool.data_plane->totals().connections == 1; });
   std::vector<HandAgent*> silent;
   for (uint64_t i = 0; i < 4; ++i) {
@@ -172,7 +172,7 @@ TEST_CASE("AggregatorDataPlane: a member has no more connections than it may", "
   pool.Until([&] { return !silent[0]->connected; });
   CHECK(silent[1]->connected);
   CHECK(other.connected);
-  // Those that wait for a view of the job are not silent: then the new one is refused.
+  // Connections that wait for a view of the job do not count as silent. So the new one is refused.
   const view::View next = MakeView(1, 2, 2);
   for (size_t i = 1; i < 4; ++i) silent[i]->transport->Close(silent[i]->connection);
   std::vector<HandAgent*> ahead;
@@ -203,7 +203,8 @@ TEST_CASE("AggregatorDataPlane: a member may connect again beside a connection t
   }
 }
 
-TEST_CASE("AggregatorDataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: the oldest of the connections that say nothing are closed",
+          "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB, .unproven_connections_max = 2});
   const view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);

@@ -32,7 +32,7 @@ TEST_CASE("AggregatorDataPlane: long slices are written, summed and written back
     for (size_t i = 0; i < kCount; ++i) {
       a[i] = scale * static_cast<float>(i % 1000);
       b[i] = scale;
-      expected[i] = (a[i] + b[i]) / 3.0f;  // One rank there, two here.
+      expected[i] = (a[i] + b[i]) / 3.0f;  // The first node has one rank, and the second has two.
     }
     first.Push("w", round, a);
     second.Push("w", round, b);
@@ -62,7 +62,7 @@ TEST_CASE("AggregatorDataPlane: with a window, results wait for it and leave by 
     HandAgent& agent = pool.AddAgent(view, 0);
     pool.Start({&agent}, names, kCount);
     const std::vector<float> values(kCount, 3.0f);
-    // All are summed in one pass: the first result is under way when the others are made.
+    // All are summed in one pass. The first result is under way when the others are made.
     agent.PushTogether({{"a", 0}, {"b", -1}, {"c", 5}, {"d", 5}}, 1, values);
     pool.Until([&] { return agent.Count<wire::Result>() == names.size(); });
     std::vector<TensorKey> expected;
@@ -76,8 +76,9 @@ TEST_CASE("AggregatorDataPlane: with a window, results wait for it and leave by 
   }
 }
 
-TEST_CASE("AggregatorDataPlane: who asks for results again and again, and reads none, is closed",
-          "[aggregator]") {
+TEST_CASE(
+    "AggregatorDataPlane: a member that asks for results again and again but reads none is closed",
+    "[aggregator]") {
   constexpr size_t kCount = 15'001;
   Pool pool({.memory_bytes_max = kMiB, .results_window_bytes = 64 * kKiB});
   const view::View view = MakeView(1, 1);
@@ -90,12 +91,13 @@ TEST_CASE("AggregatorDataPlane: who asks for results again and again, and reads 
                                   .round = Round{1},
                                   .rank_count = 1,
                                   .length_bytes = kCount * sizeof(float)};
-  // 172 MiB of results: twice what may wait, and what the kernel takes besides.
+  // 172 MiB of results: twice what may wait, plus what the kernel takes.
   constexpr uint64_t kAsked = 3000;
   agent.Say(FrameType::kContribute, std::vector<wire::Contribute>(kAsked, again));
   const aggregation::AggregatorCore& job = *pool.data_plane->jobs()[0];
   while (!job.sessions().empty()) {
-    REQUIRE(job.counters().results <= kAsked);  // Not by its silence, when it has had all.
+    // It is not closed for silence after it has had all results.
+    REQUIRE(job.counters().results <= kAsked);
     pool.data_plane->Poll();
   }
   CHECK(pool.data_plane->totals().results_queued > 1000);
@@ -193,12 +195,12 @@ TEST_CASE("AggregatorDataPlane: a Hello may come before the aggregator has heard
   agent.SayHello();
   pool.Until([&] { return pool.data_plane->totals().received_bytes > 0; });
   CHECK(agent.frames.empty());
-  SECTION("it is welcomed when the view has come") {
+  SECTION("It is welcomed when the view has come") {
     pool.data_plane->OnJobView("job", view);
     pool.Until([&] { return agent.Count<wire::Welcome>() == 1; });
     CHECK(agent.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
   }
-  SECTION("it is refused in the end, then closed") {
+  SECTION("It is refused in the end, then closed") {
     pool.clock.skipped_ns += 6'000'000'000;
     pool.Until([&] { return agent.Count<wire::Welcome>() == 1; });
     CHECK(agent.Last<wire::Welcome>().status == wire::WelcomeStatus::kUnknownJob);
@@ -207,17 +209,18 @@ TEST_CASE("AggregatorDataPlane: a Hello may come before the aggregator has heard
   }
 }
 
-TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another version is told so",
-          "[aggregator]") {
+TEST_CASE(
+    "AggregatorDataPlane: bytes that are no frame end the connection, and another version hears so",
+    "[aggregator]") {
   Pool pool;
   const view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   HandAgent& agent = pool.AddAgent(view, 0);
-  SECTION("random bytes") {
+  SECTION("The bytes are random") {
     agent.transport->PostFrame(agent.connection, std::vector<std::byte>(100, std::byte{7}));
     pool.Until([&] { return !agent.connected; });
   }
-  SECTION("another major version") {
+  SECTION("The frame has another major version") {
     std::vector<std::byte> frame =
         wire::FrameWriter(FrameType::kGoodbye, JobId{1}, Epoch{1}).Take();
     frame[4] = std::byte{9};
@@ -227,7 +230,7 @@ TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another ve
     CHECK(agent.Last<wire::Welcome>().status == wire::WelcomeStatus::kVersion);
     CHECK(agent.Last<wire::Welcome>().text.find("9.4") != std::string::npos);
   }
-  SECTION("half a frame after a Hello") {
+  SECTION("Half a frame follows a Hello") {
     agent.SayHello();
     std::vector<std::byte> frame = wire::FrameWriter(FrameType::kFence, JobId{1}, Epoch{1}).Take();
     frame.resize(20);
@@ -238,8 +241,9 @@ TEST_CASE("AggregatorDataPlane: what is no frame ends the connection, another ve
   CHECK(pool.data_plane->totals().unreadable_frames == 1);
 }
 
-TEST_CASE("AggregatorDataPlane: a Hello of another member than the connection's key ends it",
-          "[aggregator]") {
+TEST_CASE(
+    "AggregatorDataPlane: a Hello that names another member than the connection's key ends it",
+    "[aggregator]") {
   runtime::MonotonicClock clock;
   const transport::TcpOptions keyed = {.security = transport::DataSecurity::kKeyed};
   auto made = transport::NewTcpTransport(keyed, &clock, nullptr);
@@ -281,7 +285,7 @@ TEST_CASE("AggregatorDataPlane: a connection that says nothing is closed in time
   pool.Until([&] { return !agent.connected; });
 }
 
-TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, much does not",
+TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, and much does not",
           "[aggregator]") {
   Pool pool;
   const view::View view = MakeView(1, 2);
@@ -289,7 +293,8 @@ TEST_CASE("AggregatorDataPlane: a little credit waits for a result or a tick, mu
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
   constexpr size_t kCount = 5'000;
-  constexpr size_t kCountOfMuch = 15'000;  // Each of three: one slice, more than is kept.
+  // Each of three contributions is one slice, which is more than is kept.
+  constexpr size_t kCountOfMuch = 15'000;
   pool.Start({&first, &second}, {"w"}, kCount);
   std::vector<wire::Declare> declares;
   for (const char* name : {"much 0", "much 1", "much 2"}) {
@@ -340,7 +345,7 @@ TEST_CASE("AggregatorDataPlane: an agent that lost its connection goes on over a
   CHECK(first.Written(1, kCount) == std::vector<float>(kCount, 3));
 }
 
-TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and forgotten",
+TEST_CASE("AggregatorDataPlane: a job that is over is reported to its members and forgotten",
           "[aggregator]") {
   Pool pool;
   const view::View view = MakeView(1, 1);
@@ -348,8 +353,8 @@ TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and fo
   HandAgent& agent = pool.AddAgent(view, 0);
   pool.Start({&agent}, {"w"}, 5'000);
   CHECK(pool.data_plane->budget().used_bytes() > 0);
-  SECTION("by the scheduler") { pool.data_plane->OnJobClosed(JobId{1}, "all members left"); }
-  SECTION("because the aggregator is another now") {
+  SECTION("The scheduler ends it") { pool.data_plane->OnJobClosed(JobId{1}, "all members left"); }
+  SECTION("The aggregator becomes another incarnation") {
     pool.data_plane->Restart(Incarnation{901}, "all members left");
   }
   pool.Until([&] { return agent.Count<wire::Failed>() == 1; });
@@ -361,15 +366,16 @@ TEST_CASE("AggregatorDataPlane: a job that is over is told to its members and fo
   CHECK(pool.data_plane->totals().ended.hellos == 1);
 }
 
-// What members have said in a view is forgotten with the job, and they do not say it twice in one.
-TEST_CASE("AggregatorDataPlane: a job that was over begins again with a newer view alone",
+// The messages of members in a view are forgotten with the job, and members do not send them twice
+// in one view.
+TEST_CASE("AggregatorDataPlane: a job that was over begins again only with a newer view",
           "[aggregator]") {
   Pool pool({.memory_bytes_max = 64 * kMiB}, OverTcp);
   view::View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   pool.data_plane->OnJobClosed(view.job, "all members left");
-  SECTION("while it is still telling its members") {}
-  SECTION("when it has told them") {
+  SECTION("It is still telling its members") {}
+  SECTION("It has told them") {
     pool.data_plane->Tick();
     REQUIRE(pool.data_plane->jobs().empty());
   }
@@ -392,8 +398,7 @@ TEST_CASE("AggregatorDataPlane: a job that was over begins again with a newer vi
   CHECK(again.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
 }
 
-TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of the job",
-          "[aggregator]") {
+TEST_CASE("AggregatorDataPlane: over libfabric, nobody outside the job is let in", "[aggregator]") {
   Pool pool;
   view::View view = MakeView(1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -406,7 +411,7 @@ TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of th
     INFO(agent.end);
     return agent.end.ends_with("it refused: " + text);
   };
-  SECTION("a member that has been lost") {
+  SECTION("The member has been lost") {
     first.SayHello();
     second.SayHello();
     pool.Until([&] { return first.Count<wire::Welcome>() + second.Count<wire::Welcome>() == 2; });
@@ -419,7 +424,7 @@ TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of th
                      "incarnation"));
     CHECK(first.connected);
   }
-  SECTION("whose job is over") {
+  SECTION("The member's job is over") {
     pool.data_plane->OnJobClosed(view.job, "all members left");
     CHECK(is_refused(second, kJobWasOver));
     pool.data_plane->Tick();
@@ -427,14 +432,15 @@ TEST_CASE("AggregatorDataPlane: over libfabric nobody is let in who is out of th
     CHECK(is_refused(second, kJobWasOver));
   }
   CHECK(pool.data_plane->totals().connections == 2);
-  // Who has a key for a newer view than has come here is let in: his Hello waits for it.
+  // A member with a key for a newer view than has come here is let in. Its Hello waits for the
+  // view.
   second.Follow(MakeView(1, 2, 3));
   second.Connect(pool.address);
   second.SayHello();
   pool.Until([&] { return pool.data_plane->totals().connections == 3; });
 }
 
-TEST_CASE("AggregatorDataPlane: over libfabric a Hello of another member than the token's ends it",
+TEST_CASE("AggregatorDataPlane: over libfabric, a Hello of another member than the token's ends it",
           "[aggregator]") {
   Pool pool;
   const view::View view = MakeView(1, 2);

@@ -22,7 +22,7 @@ using State = AggregatorLife::State;
 // The requests to the links, and the functions that answer them.
 struct Scheduler {
   std::vector<Incarnation> registered;
-  SchedulerLink::OnEvent on_event;  // The newest link's.
+  SchedulerLink::OnEvent on_event;  // Belongs to the newest link.
   std::function<void(absl::StatusOr<uint32_t>)> drained;
   std::function<void(absl::Status)> left;
   int64_t drain_timeout_ns = 0;
@@ -100,7 +100,7 @@ TEST_CASE("AggregatorLife: a refused registration ends it, and says why", "[aggr
   CHECK(f.life.result().message() == "another version");
 }
 
-TEST_CASE("AggregatorLife: whether the scheduler answers can be asked", "[aggregator]") {
+TEST_CASE("AggregatorLife: it can say whether the scheduler answers", "[aggregator]") {
   Fixture f;
   CHECK(f.life.scheduler_text() == "not registered yet");
   f.life.Start();
@@ -134,7 +134,7 @@ TEST_CASE("AggregatorLife: a lost lease ends all jobs, and another incarnation r
 }
 
 TEST_CASE(
-    "AggregatorLife: a job's rules hold from its view on, and change with the scheduler's word",
+    "AggregatorLife: a job's rules hold from its view on, and change when the scheduler says so",
     "[aggregator]") {
   Fixture f;
   f.life.Start();
@@ -166,11 +166,11 @@ TEST_CASE("AggregatorLife: a shutdown waits for its jobs, then says goodbye", "[
   f.life.Tick();
   CHECK(f.life.state() == State::kDraining);
 
-  SECTION("they end") { f.Say(rpc::JobClosed{JobId{3}, "all have left"}); }
-  SECTION("they move to another aggregator") {
+  SECTION("The jobs end") { f.Say(rpc::JobClosed{JobId{3}, "all have left"}); }
+  SECTION("The jobs move to another aggregator") {
     f.Say(rpc::JobViewPublished{"job", f.ViewWithout(3, 2)});
   }
-  SECTION("they had their time") { f.clock.Advance(10 * kSecond); }
+  SECTION("The jobs have had their time") { f.clock.Advance(10 * kSecond); }
   f.life.Tick();
   CHECK(f.life.state() == State::kLeaving);
   REQUIRE(f.scheduler.left != nullptr);
@@ -192,19 +192,19 @@ TEST_CASE("AggregatorLife: a shutdown does not wait for a scheduler that is away
   CHECK(f.life.state() == State::kEnded);
 }
 
-TEST_CASE("AggregatorLife: one that is lost while it drains just ends", "[aggregator]") {
+TEST_CASE("AggregatorLife: an aggregator that is lost while it drains just ends", "[aggregator]") {
   Fixture f;
   f.life.Start();
   f.life.Shutdown("SIGTERM");
   f.Say(rpc::LeaseLost{"it was silent"});
   CHECK(f.life.state() == State::kEnded);
   CHECK(f.scheduler.registered.size() == 1);
-  f.scheduler.drained(0U);  // Too late to matter.
+  f.scheduler.drained(0U);  // This comes too late to matter.
   CHECK(f.scheduler.left == nullptr);
   CHECK(f.ended == 1);
 }
 
-TEST_CASE("AggregatorLife: one that never registered ends at once", "[aggregator]") {
+TEST_CASE("AggregatorLife: an aggregator that never registered ends at once", "[aggregator]") {
   Fixture f;
   f.life.Shutdown("SIGTERM");
   CHECK(f.life.state() == State::kEnded);

@@ -16,13 +16,14 @@
 namespace talweg::aggregator {
 namespace {
 
-TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggregator]") {
+TEST_CASE("Aggregator: it answers admin calls and ends, with a scheduler or without",
+          "[aggregator]") {
   const runtime::MonotonicClock clock;
   auto aggregator = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
   REQUIRE(aggregator.ok());
   CHECK((*aggregator)->data_address().find("fi:tcp://127.0.0.1:") == 0);
   CHECK((*aggregator)->data_address().find(",local:") != std::string::npos);
-  // What people and other processes are shown would not let them connect.
+  // The address that people and other processes see would not let them connect.
   const std::string shown = (*aggregator)->public_data_address();
   CHECK(shown.rfind('/') == std::string("fi:tcp:/").size());
   CHECK(shown.substr(shown.find(',')) == ",local");
@@ -46,13 +47,13 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
   CHECK(status->counters().count("sums") == 1);
 }
 
-TEST_CASE("Aggregator: on sockets there is shared memory, and no network", "[aggregator]") {
+TEST_CASE("Aggregator: on Unix sockets it uses shared memory, and no network", "[aggregator]") {
   const TestDirectory directory;
   const runtime::MonotonicClock clock;
   config::AggregatorConfig config = TestConfig();
   config.listen = {.path = directory.Path("data.sock")};
   config.admin_listen = {.path = directory.Path("admin.sock")};
-  config.provider = "none of libfabric's";  // It is not asked.
+  config.provider = "none of libfabric's";  // This is not looked up.
   auto aggregator = Aggregator::Create(config, Incarnation{77}, &clock);
   INFO(aggregator.status().ToString());
   REQUIRE(aggregator.ok());
@@ -62,17 +63,17 @@ TEST_CASE("Aggregator: on sockets there is shared memory, and no network", "[agg
   CHECK(std::filesystem::is_socket(config.listen.path));
 }
 
-TEST_CASE("Aggregator: an address that cannot be bound is an error that names it", "[aggregator]") {
+TEST_CASE("Aggregator: the error names an address that cannot be bound", "[aggregator]") {
   const runtime::MonotonicClock clock;
   config::AggregatorConfig config = TestConfig();
-  SECTION("of the data plane") { config.listen.host = "203.0.113.7"; }
-  SECTION("of the admin service") { config.admin_listen.host = "203.0.113.7"; }
+  SECTION("The address is the data plane's") { config.listen.host = "203.0.113.7"; }
+  SECTION("The address is the admin service's") { config.admin_listen.host = "203.0.113.7"; }
   const auto aggregator = Aggregator::Create(config, Incarnation{77}, &clock);
   REQUIRE_FALSE(aggregator.ok());
   CHECK(std::string(aggregator.status().message()).find("203.0.113.7") != std::string::npos);
 }
 
-TEST_CASE("Aggregator: a port that is taken is an error that names it", "[aggregator]") {
+TEST_CASE("Aggregator: the error names a port that is taken", "[aggregator]") {
   const runtime::MonotonicClock clock;
   auto first = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
   REQUIRE(first.ok());

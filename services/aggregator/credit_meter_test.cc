@@ -18,7 +18,7 @@ TEST_CASE("CreditMeter: over a slow link only a little credit waits", "[aggregat
   }
 }
 
-TEST_CASE("CreditMeter: over a fast one what comes in a millisecond, within bounds",
+TEST_CASE("CreditMeter: over a fast link, as much waits as comes in a millisecond, within bounds",
           "[aggregator]") {
   CreditMeter meter;
   const auto receive = [&meter](uint64_t bytes_per_ms, int64_t from_ms) {
@@ -31,9 +31,9 @@ TEST_CASE("CreditMeter: over a fast one what comes in a millisecond, within boun
   receive(4 * kMiB, 2000);
   CHECK(meter.KeptBytes(kCredit) == kCredit / CreditMeter::kPartMax);
   CHECK(meter.KeptBytes(2 * kMiB) == 2 * kMiB / CreditMeter::kPartMax);
-  // Nothing is kept of little credit, however fast it comes.
+  // A little credit is never kept, however fast it comes.
   CHECK(meter.KeptBytes(wire::kSmallCreditBytes) == 0);
-  // A pause counts: the link is not known to be fast any more.
+  // A pause counts: the link is no longer known to be fast.
   meter.OnReceived(64 * kKiB, 5000 * kMs);
   CHECK(meter.KeptBytes(kCredit) == wire::kKeptCreditBytes);
 }

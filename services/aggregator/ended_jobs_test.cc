@@ -8,7 +8,7 @@
 namespace talweg::aggregator {
 namespace {
 
-TEST_CASE("EndedJobs: an ended job's epoch is known, and told", "[aggregator]") {
+TEST_CASE("EndedJobs: it knows an ended job's epoch, and reports it", "[aggregator]") {
   EndedJobs ended("agg");
   CHECK(ended.WhyUnknown(JobId{7}).find("knows no job 7") != std::string::npos);
   ended.Add(JobId{7}, Epoch{3});
@@ -18,7 +18,7 @@ TEST_CASE("EndedJobs: an ended job's epoch is known, and told", "[aggregator]") 
   CHECK_FALSE(ended.IsForgotten(JobId{6}));
 }
 
-TEST_CASE("EndedJobs: the oldest are forgotten, and known to have been", "[aggregator]") {
+TEST_CASE("EndedJobs: the oldest jobs are forgotten, and that is known", "[aggregator]") {
   EndedJobs ended("agg");
   for (uint64_t i = 1; i <= EndedJobs::kJobsMax + 2; ++i) ended.Add(JobId{i}, Epoch{1});
   CHECK_FALSE(ended.EpochOf(JobId{2}).has_value());

@@ -24,7 +24,7 @@ struct Fixture {
     credit.GiveBack(
         [this](ConnectionId connection, uint64_t bytes) { given.emplace_back(connection, bytes); });
   }
-  // Both jobs want the link, and what it carries has been measured: from now on they share it.
+  // Both jobs want the link, and measure what it carries. Afterwards they share it.
   int64_t Measure() {
     int64_t now_ns = 0;
     credit.SetWants(kFirst, true);
@@ -61,7 +61,7 @@ TEST_CASE("HeldCredit: members take turns", "[aggregator]") {
   CHECK_FALSE(f.credit.HasNews(true));
 }
 
-TEST_CASE("HeldCredit: what is forgotten does not come back", "[aggregator]") {
+TEST_CASE("HeldCredit: credit that is forgotten does not come back", "[aggregator]") {
   Fixture f;
   f.credit.Hold(kFirst, 10);
   f.credit.Hold(kSecond, 20);
@@ -73,7 +73,7 @@ TEST_CASE("HeldCredit: what is forgotten does not come back", "[aggregator]") {
   CHECK(f.given.size() == 2);
 }
 
-TEST_CASE("HeldCredit: without room it waits, and is no news until there may be some",
+TEST_CASE("HeldCredit: without room it waits, and asks again only when there may be some",
           "[aggregator]") {
   Fixture f;
   const int64_t now_ns = f.Measure();
@@ -87,7 +87,7 @@ TEST_CASE("HeldCredit: without room it waits, and is no news until there may be 
   CHECK(given_bytes < much);
   CHECK_FALSE(f.credit.HasNews(false));
   CHECK(f.credit.HasNews(true));
-  // The link is told that nothing waits any more.
+  // The link has to hear that nothing waits any more.
   f.credit.Forget(kFirst);
   CHECK(f.credit.HasNews(false));
   f.GiveBack(now_ns);
@@ -108,7 +108,7 @@ TEST_CASE("HeldCredit: a job wants the link as long as one of its members does",
   CHECK(f.link.PartOf(kJob) == 0);
 }
 
-TEST_CASE("HeldCredit: connections of a former life are not the job's that began again",
+TEST_CASE("HeldCredit: connections of a former life do not count for the job that began again",
           "[aggregator]") {
   Fixture f;
   f.credit.SetWants(kFirst, true);
@@ -116,7 +116,7 @@ TEST_CASE("HeldCredit: connections of a former life are not the job's that began
   f.credit.Leave();
   HeldCredit again(kJob, &f.lane);
   CHECK(again.is_shared());
-  CHECK_FALSE(f.credit.is_shared());  // Its credit goes back at once.
+  CHECK_FALSE(f.credit.is_shared());  // The former job's credit goes back at once.
   CHECK(f.link.PartOf(kJob) == 0);
   f.credit.SetWants(kSecond, true);
   f.credit.OnReceived(100);

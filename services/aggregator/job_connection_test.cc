@@ -20,7 +20,7 @@ using wire::FrameType;
 constexpr ConnectionId kId{10};
 constexpr uint32_t kResultBytes = 64 * kKiB;
 
-// Keeps what is posted, in its order.
+// Keeps in order what is posted.
 class PostedTransport final : public transport::Transport {
  public:
   absl::StatusOr<std::string> Listen(const transport::ListenSpec&) override { return "here"; }
@@ -67,7 +67,7 @@ struct Fixture {
                            .write = aggregation::WriteId{write}},
                           *memory);
   }
-  // What was posted since the last time.
+  // Returns what was posted since the last call.
   std::vector<std::string> Posted() {
     connection.Flush(Epoch{1}, 0);
     return std::exchange(transport.posted, {});
@@ -114,7 +114,7 @@ TEST_CASE("JobConnection: results past the window wait, and leave before a Fence
   f.SendWritten(3);
   CHECK(f.totals.results_queued == 2);
   CHECK(f.Posted() == std::vector<std::string>{"write 1", "Result"});
-  CHECK_FALSE(f.connection.OnWritten(2));  // It has not left.
+  CHECK_FALSE(f.connection.OnWritten(2));  // The first one has not left.
   CHECK(f.connection.OnWritten(1));
   CHECK(f.Posted() == std::vector<std::string>{"write 2", "Result"});
   f.connection.Say({.connection = kId, .epoch = Epoch{2}, .entry = wire::FenceAck{}});
@@ -124,25 +124,25 @@ TEST_CASE("JobConnection: results past the window wait, and leave before a Fence
 
 TEST_CASE("JobConnection: credit comes back at once, or waits where jobs share the link",
           "[aggregator]") {
-  SECTION("a link of its own") {
+  SECTION("The job has a link of its own") {
     Fixture f(aggregation::ResultQueue::kNoWindow, "10.0.0.1");
     f.connection.ReturnCredit(100);
     CHECK(f.Posted() == std::vector<std::string>{"Credit +100"});
   }
-  SECTION("a shared link") {
+  SECTION("The jobs share a link") {
     Fixture f(aggregation::ResultQueue::kNoWindow, "10.0.0.1");
     f.Share();
     f.connection.ReturnCredit(100);
     CHECK(f.Posted().empty());
     f.GiveBack();
     CHECK(f.Posted() == std::vector<std::string>{"Credit +100"});
-    // After a Welcome nothing is in flight.
+    // Nothing is in flight after a Welcome.
     f.connection.ReturnCredit(100);
     f.connection.Say({.connection = kId, .epoch = Epoch{1}, .entry = wire::Welcome{}});
     f.GiveBack();
     CHECK(f.Posted() == std::vector<std::string>{"Welcome"});
   }
-  SECTION("this machine's memory") {
+  SECTION("The link is this machine's memory") {
     Fixture f;
     f.Share();
     f.connection.ReturnCredit(100);
@@ -157,8 +157,8 @@ TEST_CASE("JobConnection: its job wants the link as long as results are being wr
   f.SendWritten(1);
   f.GiveBack();
   CHECK(f.link.PartOf(JobId{1}) > 0);
-  SECTION("written") { f.connection.OnWritten(1); }
-  SECTION("over") { f.connection.End(); }
+  SECTION("The result is written") { f.connection.OnWritten(1); }
+  SECTION("The connection is over") { f.connection.End(); }
   f.GiveBack();
   CHECK(f.link.PartOf(JobId{1}) == 0);
 }

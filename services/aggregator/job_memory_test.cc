@@ -40,7 +40,7 @@ TEST_CASE("JobMemory: members and results have registrations of their own", "[ag
   CHECK(memory.Of(AllocationId{1}).bytes()[7] == std::byte{0});
   CHECK(std::memcmp(memory.Of(AllocationId{1}).bytes().data() + 8, bytes.data(), 4) == 0);
 
-  // Whoever still reads released memory holds it on.
+  // A reader of released memory keeps it.
   const SlotMemory kept = memory.Of(AllocationId{1});
   memory.Release(AllocationId{1});
   CHECK(memory.held_bytes() == 200);

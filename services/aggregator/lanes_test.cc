@@ -23,7 +23,7 @@ config::AggregatorConfig ThreeLanes() {
   return config;
 }
 
-TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the memory",
+TEST_CASE("LaneConfig: a lane has names, ports and sockets of its own, and a part of the memory",
           "[aggregator]") {
   config::AggregatorConfig config = ThreeLanes();
   config.listen = {.host = "::1", .port_first = 7000, .port_last = 7000};
@@ -40,7 +40,7 @@ TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the 
   CHECK(last.memory_bytes_max == 8 * kMiB);
   CHECK(last.lanes == 1);
 
-  // Each takes one that is free.
+  // Each lane takes a free port.
   config.listen = {.host = "::1", .port_first = 7000, .port_last = 7010};
   CHECK(LaneConfig(config, 2).listen.ToString() == "[::1]:7000-7010");
   config.listen = {.host = "::1"};
@@ -51,7 +51,7 @@ TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the 
   CHECK(LaneConfig(config, 1).memory_bytes_max > 0);
 }
 
-TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[aggregator]") {
+TEST_CASE("Lanes: each lane is an aggregator of its own, and all end together", "[aggregator]") {
   const runtime::MonotonicClock clock;
   auto lanes = Lanes::Create(ThreeLanes(), Incarnation{77}, &clock, "", nullptr);
   REQUIRE(lanes.ok());
@@ -72,13 +72,14 @@ TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[ag
   }
   CHECK(names == std::set<std::string>{"agg", "agg/1", "agg/2"});
   CHECK(data.size() == 3);
-  SECTION("after a signal") { (*lanes)->Shutdown("the test is over"); }
-  SECTION("stopped") {}
+  SECTION("They end after a signal") { (*lanes)->Shutdown("the test is over"); }
+  SECTION("They are stopped") {}
   CHECK((*lanes)->Join().ok());
   CHECK(ended == 3);
 }
 
-TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", "[aggregator]") {
+TEST_CASE("Lanes: the error names a lane that cannot be opened, and nothing stays open",
+          "[aggregator]") {
   const TestDirectory directory;
   const runtime::MonotonicClock clock;
   config::AggregatorConfig config = ThreeLanes();
@@ -89,7 +90,7 @@ TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", 
   CHECK(std::string(lanes.status().message()).find("lane 1") != std::string::npos);
 }
 
-TEST_CASE("Lanes: a CPU that is not there ends all, and is named", "[aggregator]") {
+TEST_CASE("Lanes: a CPU that is not there ends all lanes, and the error names it", "[aggregator]") {
   const runtime::MonotonicClock clock;
   config::AggregatorConfig config = ThreeLanes();
   config.cpus = {0, 4095};

@@ -20,7 +20,7 @@ constexpr ConnectionId kFirst{1};
 constexpr ConnectionId kSecond{2};
 constexpr ConnectionId kThird{3};
 
-// Connections by name alone: what is posted to them goes nowhere.
+// Connections have only names. What is posted to them goes nowhere.
 struct Fixture {
   std::vector<std::byte> Hello(JobId job = kJob) const {
     wire::FrameWriter writer(wire::FrameType::kHello, job, Epoch{1});
@@ -40,7 +40,7 @@ struct Fixture {
   Lobby lobby{&options, transport.get(), &clock, &ended, &totals};
 };
 
-TEST_CASE("Lobby: a Hello goes on to its job with what came before", "[aggregator]") {
+TEST_CASE("Lobby: a Hello goes on to its job with the bytes that came before", "[aggregator]") {
   Fixture f;
   f.Accept(kFirst);
   const std::vector<std::byte> hello = f.Hello();
@@ -54,7 +54,7 @@ TEST_CASE("Lobby: a Hello goes on to its job with what came before", "[aggregato
   CHECK_FALSE(f.lobby.Has(kFirst));
 }
 
-TEST_CASE("Lobby: a Hello waits for its job, and is refused when that does not come",
+TEST_CASE("Lobby: a Hello waits for its job, and is refused when the job does not come",
           "[aggregator]") {
   Fixture f;
   f.Accept(kFirst);
@@ -70,7 +70,7 @@ TEST_CASE("Lobby: a Hello waits for its job, and is refused when that does not c
   f.clock.Advance(f.options.unknown_job_hold_ns);
   f.lobby.OnTick(f.clock.NowNs());
   CHECK(f.totals.hellos_for_unknown_jobs == 1);
-  // It has the time to read why.
+  // The peer has time to read why.
   CHECK(f.lobby.Has(kSecond));
   CHECK_FALSE(f.lobby.OnFrame(kSecond, f.Hello()).has_value());
   f.clock.Advance(f.options.unknown_job_hold_ns);
@@ -78,45 +78,45 @@ TEST_CASE("Lobby: a Hello waits for its job, and is refused when that does not c
   CHECK_FALSE(f.lobby.Has(kSecond));
 }
 
-TEST_CASE("Lobby: whoever says something else than one Hello is closed", "[aggregator]") {
+TEST_CASE("Lobby: a peer that sends anything but one Hello is closed", "[aggregator]") {
   Fixture f;
   f.Accept(kFirst);
-  SECTION("another frame") {
+  SECTION("It sends another frame") {
     wire::FrameWriter writer(wire::FrameType::kGoodbye, kJob, Epoch{1});
     CHECK_FALSE(f.lobby.OnFrame(kFirst, writer.Take()).has_value());
   }
-  SECTION("more, before its Hello is answered") {
+  SECTION("It sends more before its Hello is answered") {
     f.lobby.Hold(kFirst, kJob, f.Hello());
     CHECK_FALSE(f.lobby.OnFrame(kFirst, f.Hello()).has_value());
   }
-  SECTION("what is no frame") {
+  SECTION("It sends bytes that are no frame") {
     CHECK_FALSE(f.lobby.OnFrame(kFirst, std::vector<std::byte>(100)).has_value());
     CHECK(f.totals.unreadable_frames == 1);
   }
-  SECTION("nothing") {
+  SECTION("It sends nothing") {
     f.clock.Advance(f.options.hello_timeout_ns);
     f.lobby.OnTick(f.clock.NowNs());
   }
   CHECK_FALSE(f.lobby.Has(kFirst));
 }
 
-TEST_CASE("Lobby: where there are too many the oldest goes", "[aggregator]") {
+TEST_CASE("Lobby: the oldest connection goes when there are too many", "[aggregator]") {
   Fixture f;
   f.options.peer_connections_max = 2;
-  SECTION("of one address") {
+  SECTION("One address has too many") {
     f.Accept(kFirst);
     f.Accept(kSecond);
     f.Accept(kThird);
     CHECK(f.lobby.ids() == std::vector{kSecond, kThird});
   }
-  SECTION("of one address, all others of which have come to jobs") {
+  SECTION("One address has too many, and all others of it have come to jobs") {
     f.Accept(kFirst, 2);
     REQUIRE(f.lobby.Has(kFirst));
     CHECK_FALSE(f.lobby.OnFrame(kFirst, f.Hello()).has_value());
     CHECK_FALSE(f.lobby.OnFrame(kFirst, f.Hello()).has_value());
-    CHECK(f.lobby.Has(kFirst));  // Refused, until it has read why.
+    CHECK(f.lobby.Has(kFirst));  // It is refused, and stays until it has read why.
   }
-  SECTION("of all") {
+  SECTION("All addresses together have too many") {
     f.options.unproven_connections_max = 1;
     f.lobby.OnAccepted(kFirst, {.host = "10.0.0.1"}, 0);
     f.lobby.OnAccepted(kSecond, {.host = "10.0.0.2"}, 0);

@@ -40,7 +40,7 @@ TEST_CASE("Outbox: entries of one type and epoch share a frame, in order", "[agg
   CHECK(posted.headers.size() == 4);
 }
 
-TEST_CASE("Outbox: a frame that is full leaves, the next begins", "[aggregator]") {
+TEST_CASE("Outbox: a full frame leaves, and the next one begins", "[aggregator]") {
   Posted posted;
   Outbox outbox(JobId{7}, posted.Poster());
   const std::vector<std::byte> bytes(wire::kInlineBytesMax);
@@ -55,7 +55,7 @@ TEST_CASE("Outbox: a frame that is full leaves, the next begins", "[aggregator]"
   CHECK(posted.headers.size() == 3);
 }
 
-TEST_CASE("Outbox: credit rides on the next frame, or alone, and is told once", "[aggregator]") {
+TEST_CASE("Outbox: credit travels on the next frame, or alone, and is sent once", "[aggregator]") {
   Posted posted;
   Outbox outbox(JobId{7}, posted.Poster());
   outbox.AddCredit(10);
@@ -71,7 +71,7 @@ TEST_CASE("Outbox: credit rides on the next frame, or alone, and is told once", 
   CHECK(posted.headers[1].credit_bytes == 3);
 }
 
-TEST_CASE("Outbox: a little credit waits for a frame to ride on", "[aggregator]") {
+TEST_CASE("Outbox: a little credit waits for a frame to travel on", "[aggregator]") {
   Posted posted;
   Outbox outbox(JobId{7}, posted.Poster());
   outbox.AddCredit(100);

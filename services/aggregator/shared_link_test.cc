@@ -13,7 +13,7 @@
 
 #include "libs/base/bytes.h"
 
-// tests/sim/link_test has whole lives of jobs at several lanes.
+// Whole lives of jobs at several lanes are in tests/sim/link_test.
 namespace talweg::aggregator {
 namespace {
 
@@ -31,7 +31,8 @@ struct At {
     turn.wants = true;
   }
   ~At() { link->End(turn.use); }
-  // So much has come, and is to be given back. What was.
+  // Reports that so many bytes have come and wait to be given back. Returns how many were given
+  // back.
   uint64_t Ask(uint64_t bytes, int64_t now_ns) {
     turn.received_bytes += bytes;
     turn.held_bytes += bytes;
@@ -44,7 +45,7 @@ struct At {
   Turn turn;
 };
 
-// A is at both lanes, B at the second one alone. They share by now.
+// Job A is at both lanes, and job B only at the second one. They share the link by now.
 struct TwoLanes {
   explicit TwoLanes(uint32_t weight_of_b = 1) {
     link.SetQuota(kA, {});
@@ -58,8 +59,8 @@ struct TwoLanes {
     lane0.TakeWoken();
     lane1.TakeWoken();
   }
-  // Every 100 us a slice comes, by turns from those that have credit, who always have more to send.
-  // What each got back.
+  // A slice comes every 100 us. Those that have credit take turns, and always have more to send.
+  // Returns what each got back.
   std::array<uint64_t, 3> Run(int rounds) {
     std::array<uint64_t, 3> got = {};
     const std::array<At*, 3> all = {&a0, &a1, &b1};
@@ -119,7 +120,8 @@ TEST_CASE("SharedLink: jobs that are at different lanes share the link", "[aggre
   CHECK_FALSE(link.is_shared());
 }
 
-TEST_CASE("SharedLink: a job wants the link while it does at one of its lanes", "[aggregator]") {
+TEST_CASE("SharedLink: a job wants the link while it wants it at one of its lanes",
+          "[aggregator]") {
   TwoLanes world;
   world.a0.turn.wants = false;
   world.a0.Ask(0, world.now_ns);
@@ -138,14 +140,14 @@ TEST_CASE("SharedLink: a lane whose job's credit waits is woken once when there 
   world.wakes = {0, 0};
   world.lane0.TakeWoken();
   REQUIRE(world.a0.turn.held_bytes > 0);
-  SECTION("when another job has been given its part") {
+  SECTION("Another job has been given its part") {
     world.b1.Ask(world.link.SlackBytes() / 4, world.now_ns);
   }
-  SECTION("when another job wants the link no more") {
+  SECTION("Another job no longer wants the link") {
     world.b1.turn.wants = false;
     world.b1.Ask(0, world.now_ns);
   }
-  SECTION("when nothing of another job has moved for long") {
+  SECTION("Nothing of another job has moved for long") {
     world.a1.Ask(kSlice, world.now_ns + 2 * aggregation::LinkShare::kSilenceNs);
   }
   CHECK(world.wakes == std::array{1, 0});
@@ -156,7 +158,7 @@ TEST_CASE("SharedLink: a lane whose job's credit waits is woken once when there 
   CHECK(world.a0.Ask(0, world.now_ns) > 0);
 }
 
-TEST_CASE("SharedLink: a lane whose other job is gone is woken", "[aggregator]") {
+TEST_CASE("SharedLink: a lane is woken when the other job is gone", "[aggregator]") {
   SharedLink link;
   int wakes = 0;
   SharedLink::Lane lane0(&link, [&wakes] { ++wakes; });
@@ -179,7 +181,7 @@ TEST_CASE("SharedLink: a lane whose other job is gone is woken", "[aggregator]")
   CHECK(a.turn.held_bytes == 0);
 }
 
-TEST_CASE("SharedLink: lanes take turns with what their job gets", "[aggregator]") {
+TEST_CASE("SharedLink: lanes take turns with the bytes that their job gets", "[aggregator]") {
   TwoLanes world;
   // Lane 0 asks a hundred times as often.
   for (At* const each : {&world.a0, &world.a1}) each->Ask(10'000 * kMiB, world.now_ns);
@@ -219,7 +221,7 @@ TEST_CASE("SharedLink: lanes settle on threads of their own", "[aggregator]") {
         At a(&mine, kA);
         At b(&mine, JobId{static_cast<uint64_t>(10 + lane)});
         std::array<Turn*, 2> turns = {&a.turn, &b.turn};
-        // Everything that is asked for comes back in the end.
+        // All bytes come back in the end.
         uint64_t left = kRounds * kSlice;
         for (int64_t now_ns = 0; left > 0 || a.turn.held_bytes + b.turn.held_bytes > 0;
              now_ns += kMs) {

@@ -12,7 +12,8 @@
 namespace talweg::aggregator {
 namespace {
 
-TEST_CASE("SlotPool: small memory shares registrations, large has its own", "[aggregator]") {
+TEST_CASE("SlotPool: small memory shares registrations, and large memory has its own",
+          "[aggregator]") {
   runtime::MonotonicClock clock;
   auto made = transport::NewFabricTransport({}, &clock, nullptr);
   REQUIRE(made.ok());

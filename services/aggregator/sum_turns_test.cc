@@ -12,7 +12,7 @@
 namespace talweg::aggregator {
 namespace {
 
-// A sum of two inputs, without memory.
+// Returns a sum of two inputs, without memory.
 PendingSum SumOf(uint64_t round, size_t length_bytes) {
   return {.id = {.round = Round{round}},
           .length_bytes = length_bytes,
@@ -57,7 +57,7 @@ TEST_CASE("SumTurns: jobs take turns by their weight", "[aggregator]") {
   CHECK(done[JobId{1}] <= 21);
 }
 
-TEST_CASE("SumTurns: what is dropped is not pending", "[aggregator]") {
+TEST_CASE("SumTurns: a sum that is dropped is not pending", "[aggregator]") {
   SumTurns turns;
   JobSums sums;
   turns.Set(JobId{1}, {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is given which key of the data plane.
+// Which process gets which keys of the data plane.
 #include <set>
 #include <string>
 #include <string_view>
@@ -65,7 +65,7 @@ TEST_CASE("Scheduler: each member gets its own keys of data connections", "[sche
   }
 }
 
-TEST_CASE("Scheduler: it may let in one data_security alone", "[scheduler]") {
+TEST_CASE("Scheduler: it may admit only one data_security", "[scheduler]") {
   SchedulerOptions options;
   options.data_security = "keyed";
   const Daemon daemon(store::MakeMemoryStore(), options);

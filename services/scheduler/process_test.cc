@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler's binary, and members that are processes: what only real processes can show.
+// Runs the scheduler's binary with members that are processes. It shows what only real processes
+// can show.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -28,8 +29,8 @@ extern char** environ;
 namespace talweg::scheduler {
 namespace {
 
-// A child with a pipe to its standard input and one from its descriptor 3; killed and reaped with
-// this.
+// A child with a pipe to its standard input and one from its descriptor 3. The destructor kills and
+// reaps it.
 class Process {
  public:
   explicit Process(std::vector<std::string> arguments) {
@@ -66,13 +67,13 @@ class Process {
     Signal(SIGKILL);
     Wait();
   }
-  // The status as of waitpid.
+  // Returns the status that waitpid() gave.
   int Wait() {
     int status = 0;
     if (pid_ > 0) waitpid(std::exchange(pid_, -1), &status, 0);
     return status;
   }
-  // Up to the end of a line, or of what there is.
+  // Reads up to the end of a line, or all that there is.
   std::string ReadLine() {
     std::string line;
     char byte = 0;
@@ -123,12 +124,13 @@ TEST_CASE("Scheduler processes: an agent killed with SIGKILL is noticed at once"
   Process second = SpawnMember(daemon.address(), 1, 2);
   first.events.Next<rpc::ViewPublished>();
   second.Kill();
-  // By the stream's end, in milliseconds; the lease would have said that it was silent.
+  // The scheduler notices the stream's end within milliseconds. A lapsed lease would say that the
+  // agent was silent.
   CHECK(Contains(first.events.Next<rpc::JobFailed>().text,
                  "agent of node 1 (host-1, incarnation 65) closed its connection"));
 }
 
-TEST_CASE("Scheduler processes: killed with SIGKILL and started again, it goes on", "[scheduler]") {
+TEST_CASE("Scheduler processes: a scheduler goes on after SIGKILL and a new start", "[scheduler]") {
   const TestDirectory directory;
   const std::string store = directory.Path("store");
   std::optional<Daemon> daemon;
@@ -166,7 +168,7 @@ TEST_CASE("Scheduler processes: killed with SIGKILL and started again, it goes o
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, it loses nobody",
+TEST_CASE("Scheduler processes: a scheduler that was stopped for longer than a lease loses nobody",
           "[scheduler]") {
   const TestDirectory directory;
   Daemon daemon(directory.Path("store"), "127.0.0.1:0", "2s");
@@ -180,7 +182,7 @@ TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, i
   daemon.process().Signal(SIGSTOP);
   first.events.Next<rpc::Unreachable>();
   second.events.Next<rpc::Unreachable>();
-  Pause(2400);  // The fault itself: a lease, and then some.
+  Pause(2400);  // This is the fault itself: it lasts a lease and a little more.
   daemon.process().Signal(SIGCONT);
   first.events.Next<rpc::Reachable>();
   second.events.Next<rpc::Reachable>();
@@ -189,7 +191,7 @@ TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, i
   CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "node 1"));
 }
 
-TEST_CASE("Scheduler processes: a second one on the same store or port says why it ends",
+TEST_CASE("Scheduler processes: a second scheduler on the same store or port says why it ends",
           "[scheduler]") {
   const TestDirectory directory;
   const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
@@ -202,8 +204,9 @@ TEST_CASE("Scheduler processes: a second one on the same store or port says why 
   CHECK(WEXITSTATUS(same_port.process().Wait()) == 1);
 }
 
-// Whatever anybody sends to the port: the daemon goes on serving.
-TEST_CASE("Scheduler processes: random bytes, half a message, a huge length", "[scheduler]") {
+// Whatever anybody sends to the port, the daemon goes on serving.
+TEST_CASE("Scheduler processes: random bytes, half a message and a huge length do no harm",
+          "[scheduler]") {
   const TestDirectory directory;
   const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
   REQUIRE_FALSE(daemon.address().empty());

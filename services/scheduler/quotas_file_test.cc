@@ -13,12 +13,12 @@ namespace talweg::scheduler {
 namespace {
 
 void Write(const std::string& path, const std::string& text) {
-  // As an editor does: another file in its place.
+  // Does as an editor does: puts another file in its place.
   std::ofstream(path + ".new") << text;
   std::filesystem::rename(path + ".new", path);
 }
 
-TEST_CASE("QuotasFile: is read anew when it has changed, and only then", "[scheduler]") {
+TEST_CASE("QuotasFile: it is read anew when it has changed, and only then", "[scheduler]") {
   const TestDirectory directory;
   const std::string path = directory.Path("quotas");
   Write(path, "job a weight=2\n");
@@ -35,7 +35,7 @@ TEST_CASE("QuotasFile: is read anew when it has changed, and only then", "[sched
   CHECK_FALSE(file.ReadIfChanged());
 }
 
-TEST_CASE("QuotasFile: a mistake names the file, and is told once", "[scheduler]") {
+TEST_CASE("QuotasFile: an error names the file, and is reported once", "[scheduler]") {
   const TestDirectory directory;
   const std::string path = directory.Path("quotas");
   QuotasFile file(path);

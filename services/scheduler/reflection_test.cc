@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A generic tool's view: no generated code of the services, only what the server tells of them.
+// What a generic tool sees: it has no generated code of the services, only what the server tells of
+// them.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/dynamic_message.h>
 #include <google/protobuf/message.h>

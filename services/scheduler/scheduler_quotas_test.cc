@@ -16,11 +16,11 @@
 #include "services/scheduler/daemon_testing.h"
 #include "services/scheduler/testing.h"
 
-// The rules of docs/quotas.md through the daemon.
+// The rules of docs/quotas.md in a whole daemon.
 namespace talweg::scheduler {
 namespace {
 
-// Tells when somebody has read a file of the directory since this was made.
+// Tells when somebody has read a file of the directory since this object was made.
 class Reading {
  public:
   explicit Reading(const std::filesystem::path& directory) : watch_(inotify_init1(IN_CLOEXEC)) {
@@ -72,18 +72,18 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
   CHECK(jobs->tenants(0).job_count() == 1);
   CHECK(jobs->tenants(0).jobs_max() == 1);
   CHECK(jobs->jobs(0).quota().tenant() == "vision");
-  // What is wrong changes nothing: the second job has to wait still.
+  // A wrong file changes nothing: the second job still has to wait.
   const Reading reading(std::filesystem::path(path).parent_path());
   write("tenant vision jobs_max=none\n");
   reading.Wait();
-  const auto after_wrong = admin.ListJobs();  // By the thread that has read the rules.
+  const auto after_wrong = admin.ListJobs();  // The thread answers that has read the rules.
   REQUIRE(after_wrong.ok());
   CHECK(after_wrong->waiting_size() == 1);
   REQUIRE(after_wrong->tenants_size() == 1);
   CHECK(after_wrong->tenants(0).jobs_max() == 1);
   write("tenant vision jobs_max=2\njob second weight=3\njob first priority=high\n");
   second.events.Next<rpc::ViewPublished>();
-  // The first job's rule has changed while it ran.
+  // The first job's rule has changed while the job ran.
   rpc::JobQuotaPublished changed = a0.events.Next<rpc::JobQuotaPublished>();
   CHECK(changed.quota.priority == view::Priority::kHigh);
   const rpc::JobViewPublished published = a0.events.Next<rpc::JobViewPublished>();

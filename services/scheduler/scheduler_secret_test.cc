@@ -106,7 +106,7 @@ TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not n
   grpc::ClientContext jobs_context;
   denied(stranger.pool().WatchJobs(&jobs_context, jobs)->Finish());
 
-  // All are where they were: each still speaks for itself.
+  // Nothing has changed: each member still speaks for itself.
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   v1::GetJobRequest by_name;
   by_name.set_name("mnist");
@@ -125,13 +125,14 @@ TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not n
   CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
 }
 
-TEST_CASE("Scheduler: a member's secret speaks for it alone, in its own job alone", "[scheduler]") {
+TEST_CASE("Scheduler: a member's secret speaks only for the member, and only in its own job",
+          "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   TestAggregator a0(daemon.address(), "a0", 200);
   TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   const view::View view = first.events.Next<rpc::ViewPublished>().view;
-  // A member of another job, which has the same node rank and incarnation there.
+  // This is a member of another job, with the same node rank and incarnation there.
   Stranger member(daemon.address());
   using MemberStub = v1::MembershipService::Stub;
   const rpc::JoinSpec spec = Spec(1, 1, 2);
@@ -154,7 +155,7 @@ TEST_CASE("Scheduler: a member's secret speaks for it alone, in its own job alon
       [&]<typename Request, typename Response>(
           grpc::Status (MemberStub::*method)(grpc::ClientContext*, const Request&, Response*),
           JobId job, const std::function<void(Request&)>& more = {}) {
-        // In its own job there is no view yet.
+        // Its own job has no view yet.
         auto request = Stranger::As<Request>(job, 1, 101, job == own ? 0 : 1);
         request.set_session_secret(join.session_secret());
         if (more) more(request);
@@ -176,21 +177,22 @@ TEST_CASE("Scheduler: a member's secret speaks for it alone, in its own job alon
   watch.set_session_secret(join.session_secret());
   grpc::ClientContext watch_context;
   CHECK(member.members().WatchViews(&watch_context, watch)->Finish().error_code() == denied);
-  // Nor does it speak for an aggregator.
+  // It does not speak for an aggregator either.
   v1::DeregisterAggregatorRequest deregister;
   deregister.set_incarnation(200);
   deregister.set_leave(true);
   deregister.set_session_secret(join.session_secret());
   CHECK(member.Call(member.pool(), &v1::PoolService::Stub::DeregisterAggregator, deregister)
             .error_code() == denied);
-  // And in its own job it is heard.
+  // In its own job it is heard.
   CHECK(say(&MemberStub::RenewLease, own) == grpc::StatusCode::OK);
   CHECK(say(&MemberStub::Leave, own, stopped) == grpc::StatusCode::OK);
   CHECK_FALSE(first.events.Has<rpc::JobFailed>());
   CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
 }
 
-TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", "[scheduler]") {
+TEST_CASE("Scheduler: with a job secret, only a caller that shows it joins and registers",
+          "[scheduler]") {
   SchedulerOptions options;
   options.job_secret = std::string(64, 's');
   const Daemon daemon(store::MakeMemoryStore(), options);
@@ -222,7 +224,7 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
   events.Next<rpc::Registered>();
   TestMember member(link, Spec(0, 1, 1));
   member.events.Next<rpc::ViewPublished>();
-  // Nor does another one say with how many a job begins.
+  // Without it nobody may lower with how many members a job begins.
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   v1::LowerBeginMembersRequest lower;
   lower.set_job_name("mnist");
@@ -242,7 +244,8 @@ TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", 
   CHECK(admin.LowerBeginMembers(lower).status().code() == absl::StatusCode::kNotFound);
 }
 
-TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one", "[scheduler]") {
+TEST_CASE("Scheduler: a member that joins without a secret of its own is told to draw one",
+          "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   Stranger stranger(daemon.address());
   v1::JoinRequest join;
@@ -254,7 +257,7 @@ TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one"
   CHECK(Contains(status.error_message(), "session_secret of the agent of node 0 has 0 bytes"));
 }
 
-TEST_CASE("Scheduler: strangers who are refused fill no disk with the log", "[scheduler]") {
+TEST_CASE("Scheduler: strangers who are refused do not fill a disk with the log", "[scheduler]") {
   constexpr int kCalls = 150;
   std::atomic<int> lines = 0;
   telemetry::SetLogSink([&](telemetry::LogLevel, const std::string& text) {

@@ -47,7 +47,7 @@ class BrokenStore final : public store::Store {
   int writes_left_ = 2;
 };
 
-// Job "mnist", asked for until it is as wanted.
+// Asks for job "mnist" until it is as wanted.
 v1::GetJobResponse JobWhen(const Daemon& daemon,
                            const std::function<bool(const v1::GetJobResponse&)>& is_wanted) {
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
@@ -60,7 +60,7 @@ v1::GetJobResponse JobWhen(const Daemon& daemon,
   }
 }
 
-TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all members",
+TEST_CASE("Scheduler: a job's dealing is in its view, is shown, and is the same at all members",
           "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   TestAggregator a0(daemon.address(), "a0", 200);
@@ -76,7 +76,7 @@ TEST_CASE("Scheduler: a job's dealing is in its view, shown, and the same at all
   TestMember second(Link(daemon.address()), Spec(1, 1, 1));
   CHECK(
       Contains(Message(second.Refusal()), "dealing is djb2 in the job and striped in the request"));
-  // A hash knows no weights.
+  // A hash ignores weights.
   const v1::GetJobResponse job = JobWhen(daemon, [](const auto&) { return true; });
   CHECK(job.summary().spec().dealing().rule() == v1::DEALING_RULE_DJB2);
   REQUIRE(job.shares_size() == 2);
@@ -100,7 +100,7 @@ TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave
   const rpc::JobViewPublished published = a0.events.Next<rpc::JobViewPublished>();
   CHECK(published.job_name == "mnist");
   CHECK(published.view.Digest() == view.Digest());
-  // Aggregators connect to nobody, and get nothing that opens a connection.
+  // Aggregators connect to nobody, and get no key that opens a connection.
   CHECK(view.aggregators.at(0).data_address == "fi:tcp://127.0.0.1:1/0123456789abcdef");
   CHECK(published.view.aggregators.at(0).data_address == "fi:tcp://127.0.0.1:1");
 
@@ -150,7 +150,7 @@ TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   std::optional<TestAggregator> a0;
   a0.emplace(daemon.address(), "a0", 200);
-  // A view for one member does not wait for an aggregator.
+  // A view of one member does not wait for an aggregator.
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   absl::StatusOr<v1::ListAggregatorsResponse> aggregators;
   do {
@@ -164,25 +164,27 @@ TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
                  "aggregator a0 (incarnation c8) closed its connection"));
 }
 
-TEST_CASE("Scheduler: a dead rank, an agent that is stopped", "[scheduler]") {
+TEST_CASE(
+    "Scheduler: a dead rank and a stopped agent fail the job, and an unreachable peer does not",
+    "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   TestAggregator a0(daemon.address(), "a0", 200);
   TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   TestMember second(Link(daemon.address()), Spec(1, 2, 2));
   first.events.Next<rpc::ViewPublished>();
   second.events.Next<rpc::ViewPublished>();
-  SECTION("a rank") {
+  SECTION("A rank has died") {
     second.client->ReportLostRank(Rank{3}, "killed by signal 9");
     CHECK(
         Contains(first.events.Next<rpc::JobFailed>().text, "rank 3 has died: killed by signal 9"));
     CHECK(Contains(second.events.Next<rpc::JobFailed>().text, "rank 3 has died"));
   }
-  SECTION("an agent") {
+  SECTION("An agent is stopped") {
     CHECK(
         second.client->Leave(SchedulerClient::LeaveReason::kStopped, "SIGTERM", 30 * kSecond).ok());
     CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "was stopped: SIGTERM"));
   }
-  SECTION("a peer out of reach is only noted") {
+  SECTION("A peer out of reach is only noted") {
     second.client->ReportUnreachableAggregator(Incarnation{200}, "connection refused");
     const v1::GetJobResponse job =
         JobWhen(daemon, [](const v1::GetJobResponse& seen) { return seen.complaints_size() > 0; });
@@ -218,23 +220,23 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
   CHECK(first.events.Next<rpc::ViewPublished>().view.members.size() == 2);
 }
 
-TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
+TEST_CASE("Scheduler: a refusal names the values", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   TestMember first(Link(daemon.address()), Spec(0, 2, 2));
   first.events.Next<rpc::Joined>();
-  SECTION("another spec") {
+  SECTION("The spec is another one") {
     TestMember other(Link(daemon.address()), Spec(1, 3, 3));
     const absl::Status status = other.Refusal();
     CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
     CHECK(Contains(Message(status), "min_members is 2 in the job and 3 in the request"));
   }
-  SECTION("no job name") {
+  SECTION("There is no job name") {
     rpc::JoinSpec spec = Spec(1, 2, 2);
     spec.job_name = "";
     TestMember other(Link(daemon.address()), spec);
     CHECK(other.Refusal().code() == absl::StatusCode::kInvalidArgument);
   }
-  SECTION("a job name that is no UTF-8") {
+  SECTION("The job name is not UTF-8") {
     rpc::JoinSpec spec = Spec(1, 2, 2);
     spec.job_name = "caf\xe9";
     TestMember other(Link(daemon.address()), spec);
@@ -242,7 +244,7 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
     CHECK(Contains(Message(status), "UTF-8"));
   }
-  SECTION("another major version") {
+  SECTION("The major version is another one") {
     rpc::SchedulerLinkOptions link = Link(daemon.address());
     link.version = {.major = 3, .minor = 3, .build = "2.3.4"};
     TestMember other(link, Spec(1, 2, 2));
@@ -251,14 +253,14 @@ TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
     CHECK(Contains(Message(status), "the agent of node 1 speaks version 3.3 (build 2.3.4)"));
     CHECK(Contains(Message(status), "2.0 (build 0.1.0)"));
   }
-  SECTION("another minor version is fine") {
+  SECTION("Another minor version is admitted") {
     rpc::SchedulerLinkOptions link = Link(daemon.address());
     link.version.minor = 7;
     TestMember other(link, Spec(1, 2, 2));
     other.events.Next<rpc::Joined>();
   }
-  SECTION("a node rank that is held") {
-    // Held once its stream is open, of which an admin call tells.
+  SECTION("The node rank is held") {
+    // The rank is held once the stream is open, which an admin call shows.
     rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
     v1::GetJobRequest by_name;
     by_name.set_name("mnist");
@@ -286,7 +288,7 @@ TEST_CASE("Scheduler: a client that reaches nobody says so within its deadline",
     TestMember member(link, Spec(0, 1, 1));
     return member.Refusal();
   };
-  SECTION("nobody listens") {
+  SECTION("Nobody listens") {
     uint16_t port = 0;
     {
       const Daemon daemon(store::MakeMemoryStore());
@@ -297,18 +299,18 @@ TEST_CASE("Scheduler: a client that reaches nobody says so within its deadline",
     CHECK(Contains(Message(status), "scheduler at 127.0.0.1:"));
     CHECK(Contains(Message(status), "is it running"));
   }
-  SECTION("a name that does not resolve") {
+  SECTION("The name does not resolve") {
     const absl::Status status = refusal("no-such-host.invalid:7447");
     CHECK(Contains(Message(status), "no-such-host.invalid"));
   }
-  SECTION("no address") {
+  SECTION("There is no address") {
     CHECK(Contains(Message(refusal("7447")), "'7447' is not host:port"));
     CHECK(Contains(Message(refusal("::1:7447")), "'::1:7447' is not host:port"));
     CHECK(refusal("host:99999").code() == absl::StatusCode::kInvalidArgument);
   }
 }
 
-TEST_CASE("Scheduler: a restart is unseen by members, and losses are noticed afterwards",
+TEST_CASE("Scheduler: members do not notice a restart, and losses are noticed after it",
           "[scheduler]") {
   const std::unique_ptr<store::Store> store = store::MakeMemoryStore();
   std::optional<Daemon> daemon;
@@ -335,11 +337,11 @@ TEST_CASE("Scheduler: a restart is unseen by members, and losses are noticed aft
   CHECK(scheduler->start_count() == 2);
   second.client.reset();
   CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "node 1"));
-  CHECK_FALSE(first.events.Has<rpc::ViewPublished>());  // The same epoch is not news.
+  CHECK_FALSE(first.events.Has<rpc::ViewPublished>());  // The same epoch is not announced again.
   a0.events.Next<rpc::JobClosed>();
 }
 
-TEST_CASE("Scheduler: with a lost store members are told, aggregators register again",
+TEST_CASE("Scheduler: after a lost store members are told, and aggregators register again",
           "[scheduler]") {
   std::optional<Daemon> daemon;
   daemon.emplace(store::MakeMemoryStore());
@@ -360,13 +362,13 @@ TEST_CASE("Scheduler: with a lost store members are told, aggregators register a
   CHECK(next.events.Next<rpc::Joined>().job > job);
 }
 
-TEST_CASE("Scheduler: silence costs the lease though the connection lives", "[scheduler]") {
+TEST_CASE("Scheduler: a silent member loses its lease though its connection lives", "[scheduler]") {
   SchedulerOptions options;
   options.membership.lease_ns = 2 * kSecond;
   const Daemon daemon(store::MakeMemoryStore(), options);
   TestAggregator a0(daemon.address(), "a0", 200);
   TestMember first(Link(daemon.address()), Spec(0, 2, 2));
-  // One that never renews.
+  // This member never renews its lease.
   const auto channel = grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials());
   const auto stub = v1::MembershipService::NewStub(channel);
   const rpc::JoinSpec spec = Spec(1, 2, 2);
@@ -398,9 +400,9 @@ TEST_CASE("Scheduler: silence costs the lease though the connection lives", "[sc
   CHECK(Contains(status.error_message(), "was silent"));
 }
 
-TEST_CASE("Scheduler: what the store cannot keep is not announced", "[scheduler]") {
+TEST_CASE("Scheduler: a view that the store cannot keep is not announced", "[scheduler]") {
   const Daemon daemon(std::make_unique<BrokenStore>());
-  // The start and the join are stored; the view is not.
+  // The start and the join are stored, and the view is not.
   rpc::SchedulerLinkOptions link = Link(daemon.address());
   TestMember first(link, Spec(0, 1, 1));
   first.events.Next<rpc::Joined>();
@@ -408,7 +410,7 @@ TEST_CASE("Scheduler: what the store cannot keep is not announced", "[scheduler]
   CHECK_FALSE(first.events.Has<rpc::ViewPublished>());
 }
 
-TEST_CASE("Scheduler: bad bind addresses and taken ports are named", "[scheduler]") {
+TEST_CASE("Scheduler: errors name bad bind addresses and taken ports", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   const auto start = [](rpc::ServerOptions options) { return rpc::Server::Start(options, {}); };
   rpc::ServerOptions options;
@@ -419,7 +421,7 @@ TEST_CASE("Scheduler: bad bind addresses and taken ports are named", "[scheduler
   CHECK(Contains(Message(taken.status()), "taken"));
   options.bind_host = "no-such-host.invalid";
   CHECK(Contains(Message(start(options).status()), "'no-such-host.invalid' does not resolve"));
-  options.bind_host = "192.0.2.1";  // Nobody's.
+  options.bind_host = "192.0.2.1";  // Nobody has this address.
   CHECK_FALSE(start(options).ok());
   options = {};
   options.port_min = 5;

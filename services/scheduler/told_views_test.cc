@@ -20,7 +20,8 @@ const std::string kPlace = "fi:tcp://127.0.0.1:2/";
 const std::string kListener = "s" + std::string(64, 'b');
 const std::string kOlderListener(64, 'c');
 
-// Members 0 up to `members`, and aggregators 1 up to `aggregators`, with equal weights.
+// Returns a view with members 0 up to `members`, and aggregators 1 up to `aggregators`, with equal
+// weights.
 ViewPointer MakeView(uint64_t epoch, uint32_t members, uint64_t aggregators,
                      const std::string& first_listener = kListener) {
   view::View view{.job = JobId{4}, .epoch = Epoch{epoch}};
@@ -69,7 +70,7 @@ MemberTold Member(uint32_t node) {
           .takes_aggregator_changes = true};
 }
 
-TEST_CASE("ToldViews: aggregators that stay are not told again", "[scheduler]") {
+TEST_CASE("ToldViews: aggregators that stay are not sent again", "[scheduler]") {
   ToldViews views;
   Listener first{.told = Member(0)};
   Listener second{.told = Member(1)};
@@ -93,13 +94,13 @@ TEST_CASE("ToldViews: aggregators that stay are not told again", "[scheduler]") 
   CHECK(first.view->aggregators[2].data_address != second.view->aggregators[2].data_address);
 }
 
-TEST_CASE("ToldViews: all keys are told anew where one side is older", "[scheduler]") {
+TEST_CASE("ToldViews: all keys are sent anew where one side is older", "[scheduler]") {
   ToldViews views;
   Listener member{.told = Member(0)};
   std::string first_listener = kListener;
-  SECTION("an aggregator") { first_listener = kOlderListener; }
-  SECTION("the member") { member.told.takes_aggregator_changes = false; }
-  SECTION("a member that takes whole views alone") {
+  SECTION("An aggregator is older") { first_listener = kOlderListener; }
+  SECTION("The member is older") { member.told.takes_aggregator_changes = false; }
+  SECTION("The member takes only whole views") {
     member.told.takes_changes = false;
     member.told.takes_aggregator_changes = false;
   }
@@ -138,7 +139,7 @@ TEST_CASE("ToldViews: an aggregator gets changes of each job, and no keys", "[sc
     CHECK(each.data_address == "fi:tcp://127.0.0.1:2");
   }
   if (takes_changes) CHECK(response.job_view_change().quota().tenant() == "blue");
-  // Another job's first view comes whole.
+  // The first view of another job comes whole.
   view::View other = *after;
   other.job = JobId{5};
   const SharedView bert(std::make_shared<const view::View>(other));

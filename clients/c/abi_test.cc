@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What libtalweg.so promises to who loads it: libc alone, an old one, talweg_* and nothing else.
+// What libtalweg.so promises to its user: it needs only libc, an old one will do, and it exports
+// talweg_* and nothing else.
 
 #include <dlfcn.h>
 
@@ -20,10 +21,10 @@
 namespace {
 
 constexpr char kLibrary[] = "clients/c/libtalweg.so";
-// It includes talweg.h.
+// This header includes talweg.h.
 constexpr char kHeader[] = "clients/c/talweg_exchange.h";
 
-// Standard output of a command; a command that fails fails the test.
+// Returns a command's standard output. A command that fails fails the test.
 std::string Output(const std::string& command) {
   std::FILE* pipe = ::popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -54,7 +55,7 @@ bool Sanitized() {
   return sanitized;
 }
 
-TEST_CASE("The library needs libc and its loader, nothing else") {
+TEST_CASE("The library needs libc and its loader, and nothing else") {
   if (Sanitized()) return;
   int needed = 0;
   for (const std::string& line : Lines(Output(std::string("readelf -dW ") + kLibrary))) {
@@ -67,14 +68,14 @@ TEST_CASE("The library needs libc and its loader, nothing else") {
   CHECK(needed >= 1);
 }
 
-TEST_CASE("It runs with glibc 2.17 and newer") {
+TEST_CASE("The library runs with glibc 2.17 and newer") {
   if (Sanitized()) return;
-  // 2.17 (2012) is what manylinux2014 wheels may need.
+  // manylinux2014 wheels may need version 2.17 (2012), and no newer one.
   int versions = 0;
   for (const std::string& line : Lines(Output(std::string("nm -D --undefined-only ") + kLibrary))) {
     const size_t at = line.find("@GLIBC_");
     if (at == std::string::npos) {
-      // Weak symbols that libc may or may not have are no needs.
+      // Weak symbols that libc may or may not have are not needed.
       CAPTURE(line);
       CHECK(line.find(" w ") != std::string::npos);
       continue;
@@ -89,14 +90,14 @@ TEST_CASE("It runs with glibc 2.17 and newer") {
   CHECK(versions > 10);
 }
 
-TEST_CASE("It shows what its headers declare, and nothing else") {
+TEST_CASE("The library exports what its headers declare, and nothing else") {
   std::set<std::string> exported;
   for (const std::string& line : Lines(Output(std::string("nm -D --defined-only ") + kLibrary))) {
     std::istringstream words(line);
     std::string address, kind, name;
     words >> address >> kind >> name;
     name = name.substr(0, name.find('@'));
-    if (kind == "A" || name.empty()) continue;  // The version itself.
+    if (kind == "A" || name.empty()) continue;  // This is the version itself.
     exported.insert(name);
   }
   std::set<std::string> declared;
@@ -109,14 +110,14 @@ TEST_CASE("It shows what its headers declare, and nothing else") {
   CHECK(exported == declared);
 }
 
-TEST_CASE("The header is C99, and C++ too") {
+TEST_CASE("The header is C99 and C++") {
   const std::string flags = " -pedantic -Wall -Wextra -Werror -fsyntax-only -I. ";
   Output("gcc -std=c99" + flags + "-x c " + kHeader + " 2>&1");
   Output("g++ -std=c++98" + flags + "-Wno-variadic-macros -Wno-long-long -x c++ " + kHeader +
          " 2>&1");
 }
 
-TEST_CASE("It can be loaded and asked who it is") {
+TEST_CASE("The library can be loaded, and asked for its version") {
   if (Sanitized()) return;
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   INFO((library == nullptr ? ::dlerror() : ""));

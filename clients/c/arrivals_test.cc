@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Large results are copied while they come (docs/shared_memory.md, "Taking what has come").
+// Large results are copied while they arrive (docs/shared_memory.md, "Taking what has come").
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -30,7 +30,7 @@ FakeAgent::Options TellingAgent(const TestDirectory& directory, uint32_t ranks =
   return options;
 }
 
-// One rank with a tensor of 4 MiB, whose round r contributes r, r + 1, ...
+// One rank with a tensor of 4 MiB. Round r contributes r, r + 1, ...
 struct Rank {
   explicit Rank(const FakeAgent& agent, talweg_op op = TALWEG_SUM, uint32_t local_rank = 0)
       : client(agent.socket_path(), local_rank), gradient(kCount), out(kCount, -1) {
@@ -45,7 +45,7 @@ struct Rank {
   talweg_status Wait(int64_t timeout_ns = kGenerousNs) {
     return talweg_wait(client.get(), tensor, round, out.data(), timeout_ns);
   }
-  // What `from` holds.
+  // Returns whether this range of `out` is that of `from`.
   bool OutHas(uint64_t begin_bytes, uint64_t end_bytes, const std::vector<int32_t>& from) const {
     const auto begin = static_cast<ptrdiff_t>(begin_bytes / sizeof(int32_t));
     const auto end = static_cast<ptrdiff_t>(end_bytes / sizeof(int32_t));
@@ -60,7 +60,7 @@ struct Rank {
   const std::vector<int32_t> untouched = out;
 };
 
-TEST_CASE("What has come of a result is copied before the rest is there") {
+TEST_CASE("The parts of a result that have arrived are copied before the rest is there") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
@@ -86,7 +86,7 @@ TEST_CASE("What has come of a result is copied before the rest is there") {
   }
 }
 
-TEST_CASE("Who waits again for the same buffer has what it had; who waits anew has not") {
+TEST_CASE("A repeated wait for the same buffer keeps its copies, and a new wait starts over") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
@@ -94,7 +94,7 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
   agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
   agent.Arrive("w", 0, 2 * kMiB);
   CHECK(rank.Wait(kShortNs) == TALWEG_TIMEOUT);
-  // To see what is copied from now on.
+  // This shows what is copied from now on.
   rank.out = rank.untouched;
   agent.Arrive("w", 2 * kMiB, kMiB);
   const bool again = GENERATE(true, false);
@@ -105,23 +105,23 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
   CHECK(rank.OutHas(2 * kMiB, 3 * kMiB, rank.gradient));
   agent.Arrive("w", 3 * kMiB, kMiB);
   agent.ReleaseRounds();
-  SECTION("once more") {
+  SECTION("The rank waits for the buffer once more") {
     CHECK(wait(rank.client.get(), rank.tensor, rank.round, rank.out.data(), kGenerousNs) ==
           TALWEG_OK);
     CHECK(rank.OutHas(0, 2 * kMiB, again ? rank.untouched : rank.gradient));
     CHECK(rank.OutHas(2 * kMiB, kBytes, rank.gradient));
     talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
     REQUIRE(talweg_get_statistics(rank.client.get(), &statistics) == TALWEG_OK);
-    // In and out; and what was copied twice, or three times.
+    // The bytes in and out, and those that were copied twice or three times.
     CHECK(statistics.bytes_copied == 2 * kBytes + (again ? 0 : 2 * kMiB + 3 * kMiB));
   }
-  SECTION("for another buffer") {
+  SECTION("The rank waits for another buffer") {
     std::vector<int32_t> other(kCount);
     CHECK(talweg_wait_again(rank.client.get(), rank.tensor, rank.round, other.data(),
                             kGenerousNs) == TALWEG_OK);
     CHECK(other == rank.gradient);
   }
-  // Nothing is there of another round.
+  // Nothing is kept for another round.
   agent.HoldRounds();
   rank.out = rank.untouched;
   rank.Push();
@@ -134,7 +134,7 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
         TALWEG_INVALID_ARGUMENT);
 }
 
-TEST_CASE("Who only looks copies nothing, and loses nothing") {
+TEST_CASE("A rank that only polls copies nothing, and loses nothing") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
@@ -162,7 +162,7 @@ TEST_CASE("Who only looks copies nothing, and loses nothing") {
   CHECK(rank.OutHas(kMiB, kBytes, rank.gradient));
 }
 
-TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
+TEST_CASE("A rank that sleeps for a result is woken for each part that is large enough") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
@@ -183,11 +183,11 @@ TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
   CHECK(agent.seen().counters.wakes_sent == 0);
   agent.Arrive("w", kMiB / 2, kMiB / 2);
   CHECK(agent.seen().counters.wakes_sent == 1);
-  AwaitSleepers(rank.client.get(), slept++, 1);  // It has copied them, and sleeps again.
+  AwaitSleepers(rank.client.get(), slept++, 1);  // The rank has copied them, and sleeps again.
   agent.Arrive("w", kMiB, 2 * kMiB);
   CHECK(agent.seen().counters.wakes_sent == 2);
   AwaitSleepers(rank.client.get(), slept, 1);
-  agent.Arrive("w", 3 * kMiB, kMiB - 64);  // Now there is little left: it sleeps for all of it.
+  agent.Arrive("w", 3 * kMiB, kMiB - 64);  // Now little is left, and the rank sleeps for all of it.
   CHECK(agent.seen().counters.wakes_sent == 2);
   agent.ReleaseRounds();
   waiter.join();
@@ -195,7 +195,7 @@ TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
   CHECK(rank.out == rank.gradient);
 }
 
-TEST_CASE("What has been given up, and comes again, is copied again") {
+TEST_CASE("A part that was given up and arrives again is copied again") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
@@ -205,7 +205,7 @@ TEST_CASE("What has been given up, and comes again, is copied again") {
   talweg_status status = TALWEG_INTERNAL;
   std::thread waiter([&] { status = rank.Wait(); });
   AwaitSleepers(rank.client.get(), slept, 1);
-  // A sum that another one takes the place of.
+  // Another sum will take the place of this one.
   agent.Arrive("w", 0, 3 * kMiB, std::byte{0x5a});
   AwaitSleepers(rank.client.get(), slept, 2);
   agent.Arrive("w", 0, kBytes);
@@ -215,7 +215,7 @@ TEST_CASE("What has been given up, and comes again, is copied again") {
   CHECK(rank.out == rank.gradient);
 }
 
-TEST_CASE("Two threads take what comes of two tensors") {
+TEST_CASE("Two threads take the parts of two tensors as they arrive") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory, 2));
   Rank one(agent, TALWEG_SUM, 0);
@@ -261,7 +261,7 @@ TEST_CASE("A contribution is not overwritten before its round is complete") {
   REQUIRE(talweg_push_pull(rank.client.get(), tensor, nullptr, 0, kGenerousNs, &round) ==
           TALWEG_OK);
   agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
-  // It may be needed again.
+  // The contribution may be needed again.
   agent.Arrive("p", 0, kBytes, std::byte{0x5a});
   const auto is_whole = [&] {
     return std::all_of(contribution, contribution + kCount, [](int32_t v) { return v == 7; });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the buffer of a tensor that is summed in place stands: beside its own place also at one of
-// the caller's, and elsewhere when somebody keeps what it held.
+// Where the buffer of a tensor that is summed in place lies. It may also appear at a place of the
+// caller's. It moves elsewhere when somebody keeps the old one.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// What a framework has allocated, by way of a file that others may map too.
+// Memory of a framework in a file that others may map too.
 class Allocation {
  public:
   explicit Allocation(size_t count) : count_(count), file_(::memfd_create("allocation", 0)) {
@@ -70,7 +70,7 @@ void Wait(const TestClient& client, talweg_tensor tensor, talweg_round round) {
   REQUIRE(talweg_wait(client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
 }
 
-TEST_CASE("Attached: gradients that live at a place of the caller's are summed there") {
+TEST_CASE("Attached: gradients at a place of the caller's are summed there") {
   const size_t count = GENERATE(size_t{1}, size_t{1024}, size_t{300'001});
   const Node node(2, count);
   const TestClient& zero = node.clients[0];
@@ -79,7 +79,7 @@ TEST_CASE("Attached: gradients that live at a place of the caller's are summed t
   const std::span<int32_t> place = allocation.values();
   std::fill(place.begin(), place.end(), 3);
   REQUIRE(talweg_attach(zero.get(), node.tensor, allocation.data()) == TALWEG_OK);
-  CHECK(AllAre(Buffer(zero, node.tensor), 3));  // What stood there is contributed first.
+  CHECK(AllAre(Buffer(zero, node.tensor), 3));  // What stood there is the first contribution.
   CHECK(allocation.PagesOfTheFile() == 0);
   int32_t sum = 0;
   for (int32_t round = 1; round <= 3; ++round) {
@@ -97,7 +97,7 @@ TEST_CASE("Attached: gradients that live at a place of the caller's are summed t
   REQUIRE(talweg_detach(zero.get(), node.tensor) == TALWEG_OK);
   CHECK(AllAre(place, sum));
   CHECK(AllAre(allocation.FromTheFile(), sum));
-  // Rounds go on without it.
+  // Rounds go on without the place.
   Push(zero, node.tensor, std::vector<int32_t>(count, 100).data());
   Push(one, node.tensor, std::vector<int32_t>(count, 1).data());
   Wait(zero, node.tensor, 4);
@@ -109,7 +109,7 @@ TEST_CASE("Attached: gradients that live at a place of the caller's are summed t
   CHECK(AllAre(allocation.FromTheFile(), -1));
 }
 
-TEST_CASE("Attached: what comes from other nodes comes to a place of the caller's") {
+TEST_CASE("Attached: results from other nodes come to a place of the caller's") {
   const size_t count = GENERATE(size_t{1}, size_t{1025}, size_t{300'001});
   LonelyRank rank(count);
   const Allocation allocation(count);
@@ -128,7 +128,7 @@ TEST_CASE("Attached: what comes from other nodes comes to a place of the caller'
   CHECK(AllAre(Buffer(rank.client, rank.tensor), 5 * 0x01010101));
 }
 
-TEST_CASE("Attached: one place after the other, the last of which outlives its client") {
+TEST_CASE("Attached: one place follows the other, and the last one outlives its client") {
   constexpr size_t kCount = 5000;
   const Allocation first(kCount), second(kCount);
   {
@@ -156,7 +156,7 @@ TEST_CASE("Attached: a place that has been unmapped is forgotten") {
     const Allocation allocation(5000);
     REQUIRE(talweg_attach(client.get(), node.tensor, allocation.data()) == TALWEG_OK);
   }
-  const Allocation next(5000);  // Where the other was, as like as not.
+  const Allocation next(5000);  // It most likely has the address of the other.
   std::fill(next.values().begin(), next.values().end(), 5);
   CHECK(talweg_attach(client.get(), node.tensor, next.data()) == TALWEG_BUSY);
   REQUIRE(talweg_attach(client.get(), node.tensor, nullptr) == TALWEG_OK);
@@ -166,7 +166,7 @@ TEST_CASE("Attached: a place that has been unmapped is forgotten") {
   CHECK(AllAre(Buffer(client, node.tensor), 5));
 }
 
-TEST_CASE("Attached: what is written there after a goodbye is in nobody's sum") {
+TEST_CASE("Attached: bytes that are written there after a goodbye are in no sum") {
   constexpr size_t kCount = 300'000;
   Node node(2, kCount);
   const TestClient& leaver = node.clients[1];
@@ -186,7 +186,7 @@ TEST_CASE("Attached: what is written there after a goodbye is in nobody's sum") 
   CHECK(AllAre(place, 1000));
 }
 
-TEST_CASE("Attached: places that cannot be one") {
+TEST_CASE("Attached: a place that cannot be attached is refused") {
   const Node node(1, 5000);
   const TestClient& client = node.clients[0];
   const Allocation allocation(5000);
@@ -230,7 +230,7 @@ TEST_CASE("Detached: a result that is detached stays, and rounds go on elsewhere
       CHECK(own[0] == 2 * round);
       CHECK(own[kCount - 1] == 2 * round);
     }
-    // Rank 0's each time, the other's once.
+    // Rank 0 detaches in each round, and the other rank once.
     for (uint32_t i = 0; i < 2; ++i) {
       if (i == 1 && round != 2) continue;
       kept.push_back(Buffer(node.clients[i], node.tensor));
@@ -242,13 +242,13 @@ TEST_CASE("Detached: a result that is detached stays, and rounds go on elsewhere
   for (size_t i = 0; i < kept.size(); ++i) {
     CHECK((std::vector<int32_t>(kept[i].begin(), kept[i].end()) ==
            std::vector<int32_t>(kCount, 2 * rounds[i])));
-    std::fill(kept[i].begin(), kept[i].end(), -1);  // The caller's to write.
+    std::fill(kept[i].begin(), kept[i].end(), -1);  // The caller may write to it.
   }
   CHECK(Buffer(node.clients[0], node.tensor)[0] == 8);
   CHECK(Buffer(node.clients[1], node.tensor)[0] == 8);
 }
 
-TEST_CASE("Attached, in place: a forked child meets zeros of its own") {
+TEST_CASE("Attached, in place: a forked child sees zeros of its own") {
   const Node node(1, 5000);
   const Allocation allocation(5000);
   REQUIRE(talweg_attach(node.clients[0].get(), node.tensor, allocation.data()) == TALWEG_OK);

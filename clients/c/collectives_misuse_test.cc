@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Collectives of which ranks say different things, or what cannot be, and waits that end too soon.
+// Collectives whose ranks disagree or ask for what cannot be, and waits that end too soon.
 
 #include <cstdint>
 #include <string>
@@ -21,7 +21,7 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
+TEST_CASE("Ranks that disagree all get the same error, and go on") {
   const bool ranks_sum = GENERATE(false, true);
   PartsNode node(3, ranks_sum);
   constexpr size_t kCount = 10;
@@ -41,7 +41,7 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
       };
       talweg_round round = 1;
       while (wait(round) == TALWEG_INVALID_ARGUMENT) ++round;
-      CHECK(wait(round) == TALWEG_MISMATCH);  // Again as before.
+      CHECK(wait(round) == TALWEG_MISMATCH);  // It returns the same as before.
       CHECK_THAT(talweg_last_error(),
                  Contains("'t'") && Contains("round " + std::to_string(round)) &&
                      Contains("rank 0 has pushed " + first) && Contains(second));
@@ -56,7 +56,7 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
     group.Push([](uint32_t, uint32_t) { return kCount; }, 5);
     group.TakeAll();
   };
-  SECTION("signatures, in the first round already") {
+  SECTION("Signatures differ already in the first round") {
     const Collective gather = Named("all_gather", kCount);
     Group group = node.World(gather);
     for (int twice = 0; twice < 2; ++twice) {
@@ -72,7 +72,7 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
     mismatch(group, "i32 all_gather, rows of 100", "rank 1 has pushed without a signature");
     good_round(group);
   }
-  SECTION("lengths of what is combined") {
+  SECTION("Lengths of parts that are combined differ") {
     Group group = node.World(Named(GENERATE("all_reduce", "reduce", "reduce_scatter"), kCount), 2);
     good_round(group);
     for (int twice = 0; twice < 2; ++twice) {
@@ -81,7 +81,7 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
       group.PushOne(2, full);
       mismatch(group, "40 bytes", "rank 1 has pushed 16 bytes");
       good_round(group);
-      // One part only.
+      // The rank pushes only one part.
       if (group.part_count() == 1) continue;
       group.PushOne(0, full);
       group.PushOne(1, full);
@@ -122,7 +122,7 @@ TEST_CASE("Ranks that sum agree on a mismatch with an agent that has seen it fir
   }
 }
 
-TEST_CASE("What makes no collective is refused, and says why") {
+TEST_CASE("A declaration that makes no collective is refused with the reason") {
   PartsNode node(3, GENERATE(false, true));
   talweg_client* const client = node.clients[1].get();
   talweg_tensor tensor = 0;
@@ -134,51 +134,51 @@ TEST_CASE("What makes no collective is refused, and says why") {
   const std::vector<uint32_t> ranks = {1, 2, 1, 7};
   c.ranks = ranks.data();
   std::string text;
-  SECTION("no such combination") {
+  SECTION("There is no such combination") {
     c.gets = TALWEG_SHARE_COLUMN;
     text = "no collective that gives 3 and gets 5";
   }
-  SECTION("a copy that sums") {
+  SECTION("A collective that copies has a sum") {
     c.op = TALWEG_SUM;
     text = "with operation 1";
   }
-  SECTION("shares out of this world") {
+  SECTION("There are no such shares") {
     c.gets = static_cast<talweg_share>(258);
     text = "share 3 or 258";
   }
-  SECTION("a dtype out of this world") {
+  SECTION("There is no such dtype") {
     c.dtype = static_cast<talweg_dtype>(257);
     text = "dtype 257";
   }
-  SECTION("an older struct") {
+  SECTION("The struct is older") {
     c.struct_bytes = 0;
     text = "struct_bytes is not set";
   }
-  SECTION("a group that is nowhere") {
+  SECTION("The group has no address") {
     c.rank_count = 2;
     c.ranks = nullptr;
     text = "`ranks` is NULL";
   }
-  SECTION("a group in another order") {
+  SECTION("The group is in another order") {
     c.rank_count = 3;
     text = "rank 1 after rank 2";
   }
-  SECTION("a group without this rank") {
+  SECTION("The group lacks this rank") {
     c.rank_count = 1;
     c.ranks = ranks.data() + 1;
     text = "this rank, 1, is not in its group";
   }
-  SECTION("a group with a rank that is none") {
+  SECTION("The group has a rank that does not exist") {
     c.rank_count = 2;
     c.ranks = ranks.data() + 2;
     text = "rank 7 of its group does not exist: the job has 3 ranks";
   }
-  SECTION("a root out of the group") {
+  SECTION("The root is outside the group") {
     c.rank_count = 2;
     c.root_rank = 0;
     text = "root rank 0 is not in its group of 2 ranks";
   }
-  SECTION("too much") {
+  SECTION("The tensor is too large") {
     c.element_count = uint64_t{1} << 32;
     text = "16 GiB";
   }
@@ -186,7 +186,7 @@ TEST_CASE("What makes no collective is refused, and says why") {
   CHECK_THAT(talweg_last_error(), Contains(text));
   CHECK(talweg_parts_given(client, 77) == 0);
   CHECK(talweg_parts_got(client, 77) == 0);
-  // A name is one tensor's, and one group's.
+  // A name belongs to one tensor and one group.
   REQUIRE(declare(good) == TALWEG_OK);
   CHECK(declare(good) == TALWEG_OK);
   talweg_collective other = good;
@@ -198,7 +198,7 @@ TEST_CASE("What makes no collective is refused, and says why") {
   CHECK(declare(other) == TALWEG_MISMATCH);
 }
 
-TEST_CASE("A push with lengths that cannot be is refused, and nothing is pushed") {
+TEST_CASE("A push with impossible lengths is refused, and nothing is pushed") {
   PartsNode node(2, GENERATE(false, true));
   Group group = node.World(Named("all_to_all", 4));
   const Part data(8);
@@ -213,7 +213,7 @@ TEST_CASE("A push with lengths that cannot be is refused, and nothing is pushed"
   group.TakeAll();
 }
 
-TEST_CASE("A wait that times out leaves the round, whatever it waits for") {
+TEST_CASE("A wait that times out leaves the round open, whatever it waits for") {
   const bool ranks_sum = GENERATE(false, true);
   PartsNode node(2, ranks_sum);
   Group group = node.World(Named("all_gather", 8));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Every collective, over groups, in parts of several lengths, with signatures: summed by the agent
-// and by the ranks.
+// Every collective, over groups, in parts of several lengths, with signatures. The agent sums, or
+// the ranks do.
 
 #include <algorithm>
 #include <cstdint>
@@ -41,7 +41,7 @@ TEST_CASE("Every collective gives every rank what it gets, part by part") {
       const auto full = [](uint32_t, uint32_t) { return kCount; };
       const bool is_reduction = row.gives == Share::kWhole;
       for (int round = 0; round < 4; ++round) {
-        // Ranks that give the same part give it the same length.
+        // Ranks that give the same part give it at the same length.
         const auto ragged = [&](uint32_t place, uint32_t part) {
           return size_t{(is_reduction ? 5 : 11 * place) + 3 * part +
                         9 * static_cast<size_t>(round)} %
@@ -59,7 +59,7 @@ TEST_CASE("Every collective gives every rank what it gets, part by part") {
   }
 }
 
-TEST_CASE("Tensors of no elements go the same way") {
+TEST_CASE("Tensors without elements work the same way") {
   PartsNode node(3, GENERATE(false, true));
   for (const CollectiveRow& row : kCollectives) {
     CAPTURE(row.name);
@@ -84,7 +84,7 @@ TEST_CASE("Tensors of no elements go the same way") {
   }
 }
 
-TEST_CASE("Groups of ranks are served side by side") {
+TEST_CASE("Groups of ranks are served at the same time") {
   const bool ranks_sum = GENERATE(false, true);
   PartsNode node(4, ranks_sum);
   for (const CollectiveRow& row : kCollectives) {
@@ -104,7 +104,7 @@ TEST_CASE("Groups of ranks are served side by side") {
   }
 }
 
-TEST_CASE("A rank that is ahead leaves what the others still read") {
+TEST_CASE("A rank that is ahead leaves alone what the others still read") {
   const bool ranks_sum = GENERATE(false, true);
   PartsNode node(2, ranks_sum);
   Group group = node.World(Named("all_to_all", 8));
@@ -116,7 +116,8 @@ TEST_CASE("A rank that is ahead leaves what the others still read") {
                static_cast<uint64_t>(round));
     CHECK((group.Take(0) == group.Expected(0)));
     const std::vector<Part> expected = group.Expected(1);
-    // The other parity, with other lengths and another signature, of what the slow rank has open.
+    // This round has the other parity, other lengths and another signature than the one that the
+    // slow rank has open.
     group.Next();
     group.PushOne(
         0, [](uint32_t) { return size_t{8}; }, 1000);
@@ -139,10 +140,10 @@ TEST_CASE("A rank that is ahead leaves what the others still read") {
   }
 }
 
-TEST_CASE("A tensor that was declared as before is pushed with a shorter length") {
+TEST_CASE("A tensor that was declared in the old way can be pushed with a shorter length") {
   const bool ranks_sum = GENERATE(false, true);
   const bool in_place = GENERATE(false, true);
-  // Also so large that the ranks share the sums, or what has come of it is told.
+  // Large counts are those where ranks share the sums, or where arrivals are announced.
   const size_t count = GENERATE(size_t{100}, size_t{700'000});
   CAPTURE(ranks_sum, in_place, count);
   PartsNode node(3, ranks_sum);
@@ -192,7 +193,7 @@ TEST_CASE("A tensor that was declared as before is pushed with a shorter length"
   }
 }
 
-TEST_CASE("A broadcast is as long as its root says, to who says nothing as well") {
+TEST_CASE("A broadcast is as long as its root says, even for ranks that name no length") {
   const bool ranks_sum = GENERATE(false, true);
   PartsNode node(2, ranks_sum);
   talweg_tensor tensor = 0;
@@ -251,8 +252,8 @@ TEST_CASE("Large parts are summed and copied in the same way") {
   }
 }
 
-// One rank's part of a run in which nobody keeps step but by the rounds themselves: every
-// collective in an order of its own, lengths and signatures of each round.
+// One rank's part of a run. Only the rounds keep the ranks in step. Each rank has an order of its
+// own for the collectives, and each round has its own lengths and signatures.
 class Walk {
  public:
   Walk(talweg_client* client, uint32_t ranks) : client_(client), ranks_(ranks) {
@@ -284,13 +285,13 @@ class Walk {
  private:
   static constexpr size_t kCount = 33;
 
-  // What a rank gives as a part of a round; every fifth round is full.
+  // Returns what a rank gives as a part of a round. Every fifth round is full.
   Part Given(size_t i, uint64_t round, uint32_t rank, uint32_t part) const {
     const size_t by_rank = collectives_[i].copies() ? rank : 0;
     const size_t length = round % 5 == 0 ? kCount : (7 * by_rank + 3 * part + round) % (kCount + 1);
     return Part(length, static_cast<int32_t>(1000 * rank + 10 * part + round));
   }
-  // Every seventh round of a tensor is one of which the last rank says something else.
+  // In every seventh round of a tensor the last rank has another signature.
   bool Differs(size_t i, uint64_t round) const { return ranks_ > 1 && (round + i) % 7 == 0; }
 
   void Push(size_t i, uint64_t round) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The loop that calls back for rounds that are over, as kernels of frameworks use it.
+// The loop that calls back when rounds are over, as kernels of frameworks use it.
 
 #include "clients/c/completion_loop.h"
 
@@ -40,7 +40,7 @@ int ThreadCount() {
   return count;
 }
 
-// What one callback was told, to be waited for.
+// What one callback was told. A test can wait for it.
 class Told {
  public:
   CompletionLoop::Callback Callback() {
@@ -82,8 +82,7 @@ struct Pair {
   const int32_t value = 4;
 };
 
-TEST_CASE(
-    "A loop that nobody uses has no thread; it starts with the first watch, and ends with it") {
+TEST_CASE("A loop has a thread from the first watch until its own end") {
   Pair pair(true);
   const int before = ThreadCount();
   {
@@ -101,7 +100,7 @@ TEST_CASE(
   CHECK(ThreadCount() == before);
 }
 
-TEST_CASE("Rounds of many tensors are taken by their callbacks") {
+TEST_CASE("The callbacks of many tensors take their rounds") {
   const bool ranks_sum = GENERATE(false, true);
   Pair pair(ranks_sum);
   constexpr int kTensors = 40;
@@ -115,7 +114,7 @@ TEST_CASE("Rounds of many tensors are taken by their callbacks") {
       if (client == &pair.zero) tensors.push_back(tensor);
     }
   }
-  // Each rank has a loop, and both take results on its thread.
+  // Each rank has a loop, and takes results on the loop's thread.
   std::vector<std::string> wrong(2);
   std::vector<std::thread> ranks;
   for (const TestClient* client : {&pair.zero, &pair.one}) {
@@ -157,7 +156,7 @@ TEST_CASE("Rounds of many tensors are taken by their callbacks") {
   CHECK(wrong == std::vector<std::string>(2));
 }
 
-TEST_CASE("When the client's health ends every callback is called, and later ones at once") {
+TEST_CASE("When the client fails, every callback is called, and later ones at once") {
   Pair pair(false);
   CompletionLoop loop(pair.zero.get());
   Push(pair.zero, pair.tensor, &pair.value);
@@ -183,7 +182,7 @@ TEST_CASE("When the client's health ends every callback is called, and later one
   CHECK(late.thread() == std::this_thread::get_id());
 }
 
-TEST_CASE("A loop that ends before a round tells so") {
+TEST_CASE("A loop that ends before a round reports that") {
   Pair pair(false);
   Told told;
   {
@@ -196,7 +195,7 @@ TEST_CASE("A loop that ends before a round tells so") {
   CHECK((Take<int32_t>(pair.zero, pair.tensor, 1, 1) == std::vector<int32_t>{8}));
 }
 
-TEST_CASE("A round that was never pushed is told at once, and the wait says why") {
+TEST_CASE("A round that was never pushed is reported at once, and the wait says why") {
   Pair pair(false);
   CompletionLoop loop(pair.zero.get());
   Told told;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A descriptor that tells of rounds (docs/shared_memory.md): who is told of what, and when.
+// A descriptor that reports rounds (docs/shared_memory.md): who is told of what, and when.
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -33,10 +33,10 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// Who sums.
+// Which side sums, and where.
 enum class Summed { kByAgent, kByRanks, kInPlace };
 
-// Ranks of one node, all in this process, with a tensor "t" that all have declared.
+// Ranks of one node, all in this process. All have declared a tensor "t".
 struct WatchedNode {
   WatchedNode(uint32_t ranks, Summed summed, uint64_t count = 100)
       : agent([&] {
@@ -68,7 +68,7 @@ struct WatchedNode {
     }
     return declared;
   }
-  // A round of the tensor by all ranks but the first.
+  // Pushes a round of the tensor at all ranks but the first.
   void PushOthers(talweg_tensor of) {
     for (size_t i = 1; i < clients.size(); ++i) Push(clients[i], of, values.data());
   }
@@ -79,7 +79,7 @@ struct WatchedNode {
              std::vector<int32_t>(values.size(), sum)));
     }
   }
-  // So that the ranks know each other's memory, and see rounds complete.
+  // Afterwards the ranks know each other's memory, and see rounds complete.
   void Acquaint() {
     const talweg_round round = Push(clients[0], tensor, values.data());
     PushOthers(tensor);
@@ -95,7 +95,7 @@ struct WatchedNode {
   int fd = -1;
 };
 
-TEST_CASE("A watched round is told once, when all have pushed it") {
+TEST_CASE("A watched round is reported once, when all have pushed it") {
   const Summed summed = GENERATE(Summed::kByAgent, Summed::kByRanks, Summed::kInPlace);
   const uint32_t ranks = GENERATE(2u, 3u);
   CAPTURE(static_cast<int>(summed), ranks);
@@ -107,7 +107,7 @@ TEST_CASE("A watched round is told once, when all have pushed it") {
     CHECK_FALSE(IsReadable(node.fd));
     node.PushOthers(node.tensor);
     CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{1000 + round});
-    // It does not wait for anybody.
+    // The wait does not have to wait for anybody.
     std::vector<int32_t> out(node.values.size());
     CHECK(talweg_wait(node.clients[0].get(), node.tensor, round, out.data(), 0) == TALWEG_OK);
     CHECK((out == std::vector<int32_t>(out.size(), static_cast<int32_t>(ranks))));
@@ -116,7 +116,7 @@ TEST_CASE("A watched round is told once, when all have pushed it") {
   }
 }
 
-TEST_CASE("A round that the ranks have seen complete is told without the agent") {
+TEST_CASE("A round that the ranks have seen complete is reported without the agent") {
   const Summed summed = GENERATE(Summed::kByRanks, Summed::kInPlace);
   WatchedNode node(2, summed);
   node.Acquaint();
@@ -156,7 +156,7 @@ TEST_CASE("Nobody rings for rounds that nobody watches, before a watch and after
   CHECK(node.agent.seen().counters.doorbells_received == after);
 }
 
-TEST_CASE("More rounds than there is room for are told one after another, in their order") {
+TEST_CASE("More rounds than there is room for are reported one after another, in order") {
   const Summed summed = GENERATE(Summed::kByAgent, Summed::kByRanks);
   WatchedNode node(2, summed);
   constexpr uint64_t kTensors = 50;
@@ -172,7 +172,7 @@ TEST_CASE("More rounds than there is room for are told one after another, in the
     node.PushOthers(tensor);
     CHECK(talweg_wait(node.clients[1].get(), tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
   }
-  // What another thread has learned of all of them is told here as well.
+  // This client also reports what another thread has learned of them.
   node.agent.WaitUntil(
       [](const FakeAgent::Seen& seen) { return seen.counters.completions == kTensors; });
   for (uint64_t i = 0; i < kTensors; ++i) {
@@ -191,16 +191,16 @@ TEST_CASE("A round may be watched twice, and by one tag with others") {
   node.PushOthers(node.tensor);
   CHECK(AwaitTags(node.clients[0], node.fd, 3) == std::vector<uint64_t>{5, 5, 5});
   node.TakeAll(node.tensor, 1);
-  // One that is over, and taken.
+  // This round is over, and its result is taken.
   Watch(node.clients[0], node.tensor, 1, 6);
   CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{6});
 }
 
-TEST_CASE("A rank that does not say what it has pushed: the agent tells, and the descriptor") {
+TEST_CASE("The agent reports a round for a rank that does not announce its pushes") {
   WatchedNode node(2, Summed::kInPlace);
   node.Acquaint();
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
-  // As one of an older client's.
+  // This rank pushes as one with an older client does.
   const std::span<char> buffer = Buffer<char>(node.clients[1], node.tensor);
   const shm::RankSumShape shape = InPlaceShape(buffer.size(), 2);
   auto& line = *reinterpret_cast<shm::PushedLine*>(buffer.data() + shape.pushed_offset());
@@ -213,7 +213,7 @@ TEST_CASE("A rank that does not say what it has pushed: the agent tells, and the
 }
 
 TEST_CASE(
-    "A thread that sleeps for another round reads the Wake: the descriptor tells all the same") {
+    "The descriptor reports a round even if a thread that sleeps for another reads the Wake") {
   WatchedNode node(2, Summed::kByAgent);
   const talweg_tensor slept_for = node.DeclareToo("slept for", Summed::kByAgent);
   for (talweg_round round = 1; round <= 50; ++round) {
@@ -236,7 +236,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("When the job fails all tags are told, then why, for good") {
+TEST_CASE("When the job fails, all tags are reported, and then the reason, for good") {
   WatchedNode node(2, Summed::kByAgent);
   const talweg_tensor complete = node.DeclareToo("complete", Summed::kByAgent);
   Push(node.clients[0], node.tensor, node.values.data());
@@ -256,11 +256,11 @@ TEST_CASE("When the job fails all tags are told, then why, for good") {
   // Nothing is watched any more.
   CHECK(talweg_watch(node.clients[0].get(), complete, 1, 3) == TALWEG_JOB_FAILED);
   CHECK(AwaitEnd(node.clients[0], node.fd) == TALWEG_JOB_FAILED);
-  // Who asks now is told as well.
+  // A client that asks only now hears the same.
   CHECK(AwaitEnd(node.clients[1], CompletionFd(node.clients[1])) == TALWEG_JOB_FAILED);
 }
 
-TEST_CASE("The end of an agent is told, whether something is watched or not") {
+TEST_CASE("The end of an agent is reported, whether something is watched or not") {
   const bool watches = GENERATE(false, true);
   const TestDirectory directory;
   auto agent = std::make_unique<FakeAgent>(AgentOptions(directory, 2));
@@ -277,7 +277,7 @@ TEST_CASE("The end of an agent is told, whether something is watched or not") {
   CHECK(AwaitEnd(zero, fd) == TALWEG_AGENT_LOST);
 }
 
-TEST_CASE("An agent that is stopped is told of to a thread that only sleeps on the descriptor") {
+TEST_CASE("A thread that only sleeps on the descriptor hears that the agent is stopped") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 2);
   options.server.silence_ms = 2'000;
@@ -296,7 +296,7 @@ TEST_CASE("An agent that is stopped is told of to a thread that only sleeps on t
   agent.Resume();
 }
 
-TEST_CASE("A shutdown by another thread is told") {
+TEST_CASE("A shutdown by another thread is reported") {
   WatchedNode node(2, Summed::kByAgent);
   Push(node.clients[0], node.tensor, node.values.data());
   Watch(node.clients[0], node.tensor, 1, 8);
@@ -309,7 +309,7 @@ TEST_CASE("A shutdown by another thread is told") {
   CHECK(talweg_watch(node.clients[0].get(), node.tensor, 1, 9) == TALWEG_CLOSED);
 }
 
-TEST_CASE("A shutdown is told though the agent does not answer it") {
+TEST_CASE("A shutdown is reported though the agent does not answer it") {
   WatchedNode node(2, Summed::kByAgent);
   Push(node.clients[0], node.tensor, node.values.data());
   Watch(node.clients[0], node.tensor, 1, 8);
@@ -321,7 +321,7 @@ TEST_CASE("A shutdown is told though the agent does not answer it") {
   other.join();
 }
 
-TEST_CASE("A round that is aborted is over") {
+TEST_CASE("A round that is aborted counts as over") {
   WatchedNode node(2, Summed::kByAgent);
   Push(node.clients[0], node.tensor, node.values.data());
   Watch(node.clients[0], node.tensor, 1, 1);
@@ -331,7 +331,7 @@ TEST_CASE("A round that is aborted is over") {
   CHECK(talweg_wait(node.clients[0].get(), node.tensor, 1, nullptr, 0) == TALWEG_ABORTED);
 }
 
-TEST_CASE("A forked child is told so, and takes nothing from its parent") {
+TEST_CASE("A forked child gets an error, and takes nothing from its parent") {
   WatchedNode node(2, Summed::kByAgent);
   Push(node.clients[0], node.tensor, node.values.data());
   Watch(node.clients[0], node.tensor, 1, 3);
@@ -359,7 +359,7 @@ TEST_CASE("A forked child is told so, and takes nothing from its parent") {
   CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{3});
 }
 
-TEST_CASE("Each client has a descriptor of its own, the same whenever it is asked for") {
+TEST_CASE("Each client has a descriptor of its own, and it is the same each time") {
   WatchedNode node(2, Summed::kByRanks);
   const int other = CompletionFd(node.clients[1]);
   CHECK(other != node.fd);
@@ -373,7 +373,7 @@ TEST_CASE("Each client has a descriptor of its own, the same whenever it is aske
   CHECK(AwaitTags(node.clients[1], other, 1) == std::vector<uint64_t>{2});
 }
 
-TEST_CASE("Parts of a program that know nothing of each other have descriptors of their own") {
+TEST_CASE("Parts of a program that do not know each other have descriptors of their own") {
   WatchedNode node(2, Summed::kByAgent);
   talweg_client* const client = node.clients[0].get();
   const talweg_tensor other = node.DeclareToo("other", Summed::kByAgent);
@@ -393,12 +393,12 @@ TEST_CASE("Parts of a program that know nothing of each other have descriptors o
   for (talweg_round round = 1; round <= 20; ++round) {
     Push(node.clients[0], node.tensor, node.values.data());
     Push(node.clients[0], other, node.values.data());
-    // The same tags, of other rounds.
+    // These are the same tags for other rounds.
     REQUIRE(talweg_watch_by(client, fds[0], node.tensor, round, 1) == TALWEG_OK);
     REQUIRE(talweg_watch_by(client, fds[1], other, round, 1) == TALWEG_OK);
     Watch(node.clients[0], node.tensor, round, 1);
     node.PushOthers(node.tensor);
-    // Whoever reads the socket tells the others.
+    // Whoever reads the socket passes the news to the others.
     CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{1});
     CHECK(tags_by(fds[0]) == std::vector<uint64_t>{1});
     node.TakeAll(node.tensor, round);
@@ -423,7 +423,7 @@ TEST_CASE("Parts of a program that know nothing of each other have descriptors o
   }
 }
 
-TEST_CASE("What makes no sense is refused, and says so") {
+TEST_CASE("A watch that makes no sense is refused with the reason") {
   WatchedNode node(2, Summed::kByAgent);
   talweg_client* const asked = node.clients[0].get();
   talweg_client* const not_asked = node.clients[1].get();
@@ -449,7 +449,7 @@ TEST_CASE("What makes no sense is refused, and says so") {
   CHECK(Tags(node.clients[0]).empty());
 }
 
-TEST_CASE("A process that has no descriptor left is told, and goes on without") {
+TEST_CASE("A process without a free descriptor hears so, and goes on without") {
   WatchedNode node(2, Summed::kByAgent);
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -473,7 +473,7 @@ TEST_CASE("A process that has no descriptor left is told, and goes on without") 
   CHECK(AwaitTags(node.clients[1], fd, 1) == std::vector<uint64_t>{2});
 }
 
-TEST_CASE("A program that reads, writes or closes the descriptor harms its own waiting only") {
+TEST_CASE("A program that reads, writes or closes the descriptor harms only its own waiting") {
   WatchedNode node(2, Summed::kByAgent);
   uint64_t bytes = 1;
   CHECK(::read(node.fd, &bytes, sizeof(bytes)) < 0);
@@ -483,7 +483,7 @@ TEST_CASE("A program that reads, writes or closes the descriptor harms its own w
   node.PushOthers(node.tensor);
   CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{1});
   node.TakeAll(node.tensor, 1);
-  // Another file is there by now.
+  // Another file has that number by now.
   const int other = ::dup(0);
   REQUIRE(::dup2(other, node.fd) == node.fd);
   ::close(other);
@@ -496,13 +496,13 @@ TEST_CASE("A program that reads, writes or closes the descriptor harms its own w
   node.TakeAll(node.tensor, 2);
 }
 
-// A rank with a thread that is told, and others that wait.
+// A rank with one thread that gets reports, and others that wait.
 class BusyRank {
  public:
   BusyRank(const TestClient& client, std::vector<talweg_tensor> tensors, uint64_t rounds)
       : client_(client), tensors_(std::move(tensors)), rounds_(rounds), fd_(CompletionFd(client)) {}
 
-  // "", or what went wrong.
+  // Returns "", or what went wrong.
   std::string Run(uint32_t seed) {
     std::mt19937 random(seed);
     for (talweg_round round = 1; round <= rounds_; ++round) {
@@ -515,7 +515,7 @@ class BusyRank {
           return talweg_last_error();
         }
       }
-      // Some are watched, the others waited for by threads that sleep and read the socket.
+      // Some rounds are watched. Threads that sleep and read the socket wait for the others.
       const size_t watched = random() % (tensors_.size() + 1);
       std::vector<std::thread> sleepers;
       std::atomic<bool> failed{false};

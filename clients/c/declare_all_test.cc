@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// talweg_declare_all: many tensors agreed on together.
+// talweg_declare_all: many tensors that ranks agree on together.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -18,7 +18,7 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// More than are under way at once.
+// This is more than may be under way at once.
 constexpr size_t kMany = 1000;
 
 struct Declarations {
@@ -39,7 +39,7 @@ struct Declarations {
   std::vector<talweg_tensor> tensors;
 };
 
-TEST_CASE("Each of many tensors declared at once is the tensor of its name") {
+TEST_CASE("Many tensors that are declared at once keep their names") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));
   const TestClient client(agent.socket_path(), 0);
@@ -49,7 +49,7 @@ TEST_CASE("Each of many tensors declared at once is the tensor of its name") {
   for (size_t i = 0; i < kMany; ++i) {
     REQUIRE(talweg_tensor_bytes(client.get(), many.tensors[i]) == (i % 7 + 1) * 4);
   }
-  // Again, and one by one: the same tensors.
+  // Declaring again, or one by one, gives the same tensors.
   Declarations again(kMany);
   REQUIRE(again.Declare(client.get()) == TALWEG_OK);
   CHECK(again.tensors == many.tensors);
@@ -57,7 +57,7 @@ TEST_CASE("Each of many tensors declared at once is the tensor of its name") {
   REQUIRE(talweg_declare(client.get(), "tensor-700", TALWEG_I32, TALWEG_SUM, 0, 1, 0, kGenerousNs,
                          &one) == TALWEG_OK);
   CHECK(one == many.tensors[700]);
-  // They are tensors as others are.
+  // They work as other tensors do.
   std::vector<int32_t> values(7, 3);
   talweg_round round = 0;
   REQUIRE(talweg_push_pull(client.get(), many.tensors[999], values.data(), 0, kGenerousNs,
@@ -86,7 +86,7 @@ TEST_CASE("Several threads declare the same tensors at once") {
   for (const Declarations& each : of_thread) CHECK(each.tensors == of_thread[0].tensors);
 }
 
-TEST_CASE("The first that cannot be declared is named, with the reason") {
+TEST_CASE("The error names the first tensor that cannot be declared, with the reason") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
   options.server.result_bytes_max = 64 * 1024;
@@ -104,7 +104,7 @@ TEST_CASE("The first that cannot be declared is named, with the reason") {
   many.all[1] = {"odd", static_cast<talweg_dtype>(99), TALWEG_SUM, 0, 0, 1};
   CHECK(many.Declare(client.get()) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'odd'") && Contains("99"));
-  // Nothing was asked for yet. This one the agent refuses, and what is after it may be there.
+  // Until here nothing was asked for. The agent refuses this one; tensors after it may exist.
   many.all[1] = {"huge", TALWEG_I32, TALWEG_SUM, 0, 0, 1 << 20};
   CHECK(many.Declare(client.get()) == TALWEG_OUT_OF_MEMORY);
   CHECK_THAT(talweg_last_error(), Contains("64 KiB"));

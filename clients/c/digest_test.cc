@@ -14,7 +14,7 @@ uint64_t DigestOf(const std::string& content, uint64_t seed) {
   return talweg_digest(content.data(), content.size(), seed);
 }
 
-TEST_CASE("talweg_digest: any flipped bit, other seed or longer content makes another one",
+TEST_CASE("talweg_digest: a flipped bit, another seed or longer content gives another digest",
           "[talweg]") {
   for (const size_t size : {1, 8, 63, 64, 65, 300, 3000}) {
     CAPTURE(size);
@@ -36,8 +36,8 @@ TEST_CASE("talweg_digest: the order of pieces counts, and nothing may be empty",
   CHECK(talweg_digest(nullptr, 0, 1) == DigestOf("", 1));
 }
 
-// Ranks with other versions of the library may be in one job.
-TEST_CASE("talweg_digest: is XXH3 with 64 bits", "[talweg]") {
+// Ranks with different versions of the library may be in one job.
+TEST_CASE("talweg_digest: it is XXH3 with 64 bits", "[talweg]") {
   CHECK(DigestOf("", 0) == 0x2d06800538d394c2u);
   CHECK(DigestOf(std::string(1000, 'x'), 1) == 0x91720b7c9dd4e0d1u);
 }

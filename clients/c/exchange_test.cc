@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Parts that lie apart, a part that its giver gets itself, and whole calls in one round: summed by
-// the agent and by the ranks.
+// Parts that lie apart, a part that its giver gets itself, and whole calls in one round. The agent
+// sums, or the ranks do.
 
 #include <cstdint>
 #include <cstring>
@@ -59,7 +59,7 @@ int32_t Value(uint32_t giver, uint32_t getter, uint32_t i, int round) {
   return static_cast<int32_t>(10'000'000 * round + 1'000'000 * giver + 100'000 * getter + i);
 }
 
-// Where a rank's parts lie, each with other memory before and after it.
+// The places of a rank's parts, each with other memory before and after it.
 struct Apart {
   Apart(uint32_t parts, uint32_t count) : memory(parts, Part(count + 2, -1)) {
     for (Part& part : memory) {
@@ -78,10 +78,10 @@ struct Apart {
   std::vector<uint64_t> lengths;
 };
 
-TEST_CASE("Parts come from where they lie and go to where they are wanted") {
+TEST_CASE("Parts come from their own places, and go to the caller's places") {
   const bool ranks_sum = GENERATE(false, true);
   const bool knows_place = GENERATE(false, true);
-  // Small ones, and such as are copied around the caches.
+  // Some are small, and some are large enough to be copied around the caches.
   const uint32_t count = GENERATE(5u, 40'001u);
   Node node(3, ranks_sum);
   const uint32_t n = node.size();
@@ -102,7 +102,7 @@ TEST_CASE("Parts come from where they lie and go to where they are wanted") {
             in[r].memory[part][i + 1] = Value(r, given == 1 ? 0 : part, i, round);
           }
         }
-        // (A copy of an Apart has places of its own.)
+        // Finds the places anew, because an Apart that was copied has other ones.
         for (uint32_t part = 0; part < given; ++part) {
           in[r].places[part] = in[r].memory[part].data() + 1;
         }
@@ -112,7 +112,7 @@ TEST_CASE("Parts come from where they lie and go to where they are wanted") {
         REQUIRE(talweg_push_places(node.rank(r), tensor, in[r].places.data(), in[r].lengths.data(),
                                    knows_place ? out[r].places[r] : nullptr, 0, 0, kGenerousNs,
                                    &rounds[r]) == TALWEG_OK);
-        // What was given may be changed.
+        // The caller may change what it gave.
         for (Part& part : in[r].memory) std::fill(part.begin(), part.end(), -2);
       }
       for (uint32_t r = 0; r < n; ++r) {
@@ -131,12 +131,12 @@ TEST_CASE("Parts come from where they lie and go to where they are wanted") {
   }
 }
 
-TEST_CASE("A rank's own part may lie in its result already, or in the way") {
+TEST_CASE("A rank's own part may already lie in its result, or in the way") {
   Node node(2, GENERATE(false, true));
   constexpr uint32_t kCount = 20'000;
   const uint64_t bytes = kCount * sizeof(int32_t);
   const talweg_tensor tensor = node.Declare(TALWEG_SHARE_ROW, TALWEG_SHARE_COLUMN, kCount);
-  // The result goes over the input. `shift`: it is not where its own part is.
+  // The result overwrites the input. With a `shift`, the rank's own part is not at its final place.
   const uint32_t shift = GENERATE(0u, 7u, 10'000u);
   std::vector<Part> memory;
   std::vector<talweg_round> rounds(2);
@@ -189,7 +189,7 @@ TEST_CASE("A place with too little room leaves the round open") {
         TALWEG_INVALID_ARGUMENT);
 }
 
-// A call of `ranks` that all say `words`.
+// A call of `ranks` that all have the same `words`.
 struct Exchange {
   Exchange(std::string said, const void* data, uint64_t data_bytes, uint64_t all_bytes)
       : words(std::move(said)), all(all_bytes) {
@@ -208,7 +208,7 @@ struct Exchange {
   talweg_exchange_call call{};
 };
 
-TEST_CASE("A whole call is one round, where all say the same") {
+TEST_CASE("A whole call is one round if all ranks have the same words") {
   const bool ranks_sum = GENERATE(false, true);
   Node node(3, ranks_sum);
   const talweg_tensor tensor = node.Declare(TALWEG_SHARE_OWN, TALWEG_SHARE_WHOLE, 4096, TALWEG_U8);
@@ -229,7 +229,7 @@ TEST_CASE("A whole call is one round, where all say the same") {
       threads.emplace_back([&, r] {
         Exchange exchange("a call of any", data[r].data(), 400, 2000);
         exchange.call.out = out[r].data();
-        // Two ranks' halves, or the last elements of an average.
+        // The halves of two ranks, or the last elements of an average.
         exchange.call.offset = combines ? 40 : 200;
         exchange.call.bytes = combines ? 360 : 200;
         if (combines) exchange.call.op = TALWEG_AVERAGE;
@@ -245,7 +245,7 @@ TEST_CASE("A whole call is one round, where all say the same") {
       CHECK(statuses[r] == TALWEG_OK);
       CHECK(alike[r] == 1);
       if (combines) {
-        // The same bits as the tensor that the ranks sum.
+        // The bits are those of the tensor that the ranks sum.
         CHECK(std::memcmp(out[r].data(), expected[r].data() + 10, 360) == 0);
         CHECK(out[r][90] == -1);
         continue;
@@ -258,7 +258,7 @@ TEST_CASE("A whole call is one round, where all say the same") {
   }
 }
 
-TEST_CASE("Ranks that say different things are shown all of them, and none has a result") {
+TEST_CASE("Ranks with different words see all of them, and none gets a result") {
   Node node(2, GENERATE(false, true));
   const talweg_tensor tensor = node.Declare(TALWEG_SHARE_OWN, TALWEG_SHARE_WHOLE, 4096, TALWEG_U8);
   const std::vector<float> data(10, 2);
@@ -283,7 +283,7 @@ TEST_CASE("Ranks that say different things are shown all of them, and none has a
   CHECK((said == std::vector<std::string>{other, other}));
 }
 
-TEST_CASE("A call that times out is waited for like any round, and finished") {
+TEST_CASE("A call that times out can be waited for and finished like any round") {
   Node node(2, GENERATE(false, true));
   const talweg_tensor tensor = node.Declare(TALWEG_SHARE_OWN, TALWEG_SHARE_WHOLE, 4096, TALWEG_U8);
   const std::vector<float> data(10, 2);
@@ -313,7 +313,7 @@ TEST_CASE("A call that times out is waited for like any round, and finished") {
   CHECK((out == std::vector<float>(20, 2)));
 }
 
-TEST_CASE("Calls that cannot be are refused, and nothing is pushed") {
+TEST_CASE("A call that cannot be made is refused, and nothing is pushed") {
   Node node(1, false);
   const talweg_tensor tensor = node.Declare(TALWEG_SHARE_OWN, TALWEG_SHARE_WHOLE, 4096, TALWEG_U8);
   const std::vector<char> data(20'000);
@@ -322,32 +322,32 @@ TEST_CASE("Calls that cannot be are refused, and nothing is pushed") {
   exchange.call.out = out.data();
   exchange.call.bytes = 40;
   std::string text;
-  SECTION("too much") {
+  SECTION("The words are too long") {
     exchange.call.data_bytes = TALWEG_EXCHANGE_BYTES_MAX;
     text = "TALWEG_EXCHANGE_BYTES_MAX";
   }
-  SECTION("more than is given") {
+  SECTION("It asks for more than is given") {
     exchange.call.offset = 8;
     text = "outside of the data";
   }
-  SECTION("no data") {
+  SECTION("There is no data") {
     exchange.call.data = nullptr;
     text = "`data` is NULL";
   }
-  SECTION("no place for the result") {
+  SECTION("There is no place for the result") {
     exchange.call.out = nullptr;
     text = "`out` is NULL";
   }
-  SECTION("no such reduction") {
+  SECTION("There is no such reduction") {
     exchange.call.op = static_cast<talweg_op>(99);
     text = "no such reduction";
   }
-  SECTION("no whole elements") {
+  SECTION("The elements are not whole") {
     exchange.call.op = TALWEG_SUM;
     exchange.call.bytes = 39;
     text = "whole elements";
   }
-  SECTION("no structure") {
+  SECTION("There is no struct") {
     exchange.call.struct_bytes = 8;
     text = "struct_bytes";
   }
@@ -356,7 +356,7 @@ TEST_CASE("Calls that cannot be are refused, and nothing is pushed") {
   CHECK(talweg_exchange(node.rank(0), tensor, &exchange.call, kGenerousNs, &round, &alike) ==
         TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains(text));
-  // Its first round is still to come.
+  // The tensor's first round is still to come.
   Exchange good("words", data.data(), 40, 4096);
   good.call.out = out.data();
   good.call.bytes = 40;

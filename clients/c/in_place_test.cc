@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that the ranks of a node sum over their contributions.
+// Tensors that the ranks of a node sum over their own contributions.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,7 +47,7 @@ TEST_CASE("In place: every rank finds the same bits where its contribution was")
         own[k] = std::ldexp(static_cast<float>(i + k % 77 + round), 9 * static_cast<int>(i));
         expected[k] += own[k];
       }
-      // Pushed from there, or copied there.
+      // Half of the pushes come from the buffer, and half are copied there.
       const std::vector<float> apart(own.begin(), own.end());
       if ((round + i) % 2 == 0) std::fill(own.begin(), own.end(), -1.0f);
       const void* data = (round + i) % 2 == 0 ? apart.data() : nullptr;
@@ -58,7 +58,7 @@ TEST_CASE("In place: every rank finds the same bits where its contribution was")
       const TestClient& client = node.clients[(i + round) % ranks];
       const std::span<float> own = Buffer<float>(client, node.tensor);
       if (round == 4) {
-        // Also into memory of the caller's.
+        // The result can also be copied to memory of the caller's.
         CHECK((Take<float>(client, node.tensor, round, count) == expected));
       } else {
         void* out = round == 3 ? own.data() : nullptr;
@@ -83,7 +83,7 @@ TEST_CASE("In place: the bits are those of a sum into other memory") {
     apart = Declare(client, kCount, TALWEG_BF16, op, 0, "apart");
   }
   for (uint32_t i = 0; i < 3; ++i) {
-    std::vector<uint16_t> values(kCount);  // Infinities and NaNs among them.
+    std::vector<uint16_t> values(kCount);  // There are infinities and NaNs among them.
     for (size_t k = 0; k < kCount; ++k) values[k] = static_cast<uint16_t>(k * 40'503 + i * 977);
     Push(node.clients[i], node.tensor, values.data());
     Push(node.clients[i], apart, values.data());
@@ -94,7 +94,7 @@ TEST_CASE("In place: the bits are those of a sum into other memory") {
   }
 }
 
-TEST_CASE("In place: a broadcast is the root's bytes") {
+TEST_CASE("In place: every rank gets the root's bytes in a broadcast") {
   constexpr size_t kCount = 40'000;
   const Node node(3, kCount, TALWEG_I32, TALWEG_BROADCAST, 1);
   for (int32_t i = 0; i < 3; ++i) {
@@ -106,7 +106,7 @@ TEST_CASE("In place: a broadcast is the root's bytes") {
   }
 }
 
-TEST_CASE("In place: who has its result may write over it at once") {
+TEST_CASE("In place: a rank that has its result may overwrite it at once") {
   const uint32_t ranks = GENERATE(2, 3);
   constexpr size_t kCount = 300'003;
   constexpr talweg_round kRounds = 60;
@@ -126,7 +126,7 @@ TEST_CASE("In place: who has its result may write over it at once") {
           return;
         }
         bool same = true;
-        // The last piece first: it was the last to be done.
+        // It begins with the piece that was done last.
         for (size_t k = kCount; k-- > 0;) {
           int32_t sum = 0;
           for (uint32_t j = 0; j < ranks; ++j) sum += static_cast<int32_t>(k * (j + 1) ^ r);
@@ -173,14 +173,14 @@ TEST_CASE("In place: nobody needs a rank that has pushed and does not wait") {
   Push(slow, node.tensor, std::vector<int32_t>(kCount, 1).data());
   Push(fast, node.tensor, std::vector<int32_t>(kCount, 2).data());
   CHECK((Take<int32_t>(fast, node.tensor, 1, kCount) == std::vector<int32_t>(kCount, 3)));
-  Push(fast, node.tensor, std::vector<int32_t>(kCount, 7).data());  // One round ahead.
+  Push(fast, node.tensor, std::vector<int32_t>(kCount, 7).data());  // This is one round ahead.
   CHECK((Take<int32_t>(slow, node.tensor, 1, kCount) == std::vector<int32_t>(kCount, 3)));
   Push(slow, node.tensor, std::vector<int32_t>(kCount, 5).data());
   CHECK((Take<int32_t>(slow, node.tensor, 2, kCount) == std::vector<int32_t>(kCount, 12)));
   CHECK((Take<int32_t>(fast, node.tensor, 2, kCount) == std::vector<int32_t>(kCount, 12)));
 }
 
-TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody for ever") {
+TEST_CASE("In place: a rank in the middle of a piece is waited for, but not for ever") {
   constexpr size_t kCount = 100'000;  // Four pieces.
   constexpr uint64_t kPieces = 4;
   const Node node(2, kCount);
@@ -189,7 +189,7 @@ TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody 
   }
   const TestClient& waiter = node.clients[1];
   while (talweg_poll(waiter.get(), node.tensor, 1) == TALWEG_PENDING) std::this_thread::yield();
-  // As if rank 0 had been stopped in the middle of the first piece.
+  // This looks as if rank 0 had been stopped in the middle of the first piece.
   InPlaceLine& line = node.Line();
   line.begun = InPlaceLine::Pack(1, 1);
   REQUIRE(talweg_wait(waiter.get(), node.tensor, 1, nullptr, 0) == TALWEG_TIMEOUT);
@@ -200,7 +200,7 @@ TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody 
   talweg_round ignored = 0;
   CHECK(talweg_push_pull(waiter.get(), node.tensor, nullptr, 0, kGenerousNs, &ignored) ==
         TALWEG_BUSY);
-  SECTION("until it goes on") {
+  SECTION("The rank goes on") {
     const uint64_t piece = shm::kInPlacePieceBytes / sizeof(int32_t);
     std::thread other([&] {
       while (line.sleepers == 0) std::this_thread::yield();
@@ -215,7 +215,7 @@ TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody 
     const std::span<int32_t> own = Buffer(waiter, node.tensor);
     CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(kCount, 2)));
   }
-  SECTION("until the job fails") {
+  SECTION("The job fails") {
     talweg_status status = TALWEG_OK;
     std::string text;
     std::thread other([&] {
@@ -245,7 +245,7 @@ TEST_CASE("In place: a rank that says goodbye leaves no piece half done") {
     REQUIRE(talweg_shutdown(leaver, kGenerousNs) == TALWEG_OK);
     const uint64_t begun = InPlaceLine::Pieces(line.begun, 1);
     CHECK(InPlaceLine::Pieces(line.done, 1) == begun);
-    // The other does what is left.
+    // The other rank does the remaining pieces.
     CHECK((Take<int32_t>(node.clients[0], node.tensor, 1, kCount) ==
            std::vector<int32_t>(kCount, 2)));
     other.join();
@@ -262,7 +262,8 @@ TEST_CASE("In place: a round that is complete is given out though the agent is g
   const TestClient one(agent->socket_path(), 1);
   const talweg_tensor tensor = DeclareInPlace(zero, kCount);
   REQUIRE(DeclareInPlace(one, kCount) == tensor);
-  for (int round = 1; round <= 2; ++round) {  // The first makes their memory known to each other.
+  // The first round makes their memory known to each other.
+  for (int round = 1; round <= 2; ++round) {
     for (const TestClient* client : {&zero, &one}) {
       Push(*client, tensor, std::vector<int32_t>(kCount, round).data());
     }
@@ -277,7 +278,7 @@ TEST_CASE("In place: a round that is complete is given out though the agent is g
   CHECK((Take<int32_t>(zero, tensor, 2, kCount) == std::vector<int32_t>(kCount, 4)));
 }
 
-TEST_CASE("In place: a rank that declares otherwise shares in it") {
+TEST_CASE("In place: a rank that declares with talweg_declare takes part") {
   constexpr size_t kCount = 50'000;
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
@@ -306,7 +307,7 @@ TEST_CASE("In place: a rank that declares otherwise shares in it") {
   }
 }
 
-TEST_CASE("In place: who comes second to a tensor of two buffers, or to an older agent, is told") {
+TEST_CASE("In place: a rank hears if another has declared two buffers, or if its agent is older") {
   const TestDirectory directory;
   FakeAgent::Options options = SummingOptions(directory, 2);
   options.knows_in_place = GENERATE(true, false);
@@ -318,7 +319,7 @@ TEST_CASE("In place: who comes second to a tensor of two buffers, or to an older
   CHECK(TryDeclare(one, 9, &tensor) == TALWEG_UNSUPPORTED);
   CHECK_THAT(talweg_last_error(),
              Contains("'t'") && Contains("release") && Contains("another rank"));
-  // It is there all the same, for who copies.
+  // A rank that copies can use the tensor all the same.
   tensor = Declare(one, 9);
   CHECK(talweg_sums_in_place(one.get(), tensor) == 0);
   Push(zero, tensor, std::vector<int32_t>(9, 1).data());
@@ -326,13 +327,13 @@ TEST_CASE("In place: who comes second to a tensor of two buffers, or to an older
   CHECK(Take<int32_t>(one, tensor, 1, 9)[8] == 2);
 }
 
-TEST_CASE("In place: where the agent sums the result is copied there") {
+TEST_CASE("In place: where the agent sums, the result is copied to the contribution") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 2));
   const TestClient zero(agent.socket_path(), 0);
   const TestClient one(agent.socket_path(), 1);
   const talweg_tensor tensor = DeclareInPlace(zero, 1000);
-  // Nor do ranks have to agree on it there.
+  // Ranks need not agree on it there.
   REQUIRE(Declare(one, 1000) == tensor);
   CHECK(talweg_sums_in_place(zero.get(), tensor) == 0);
   for (talweg_round round = 1; round <= 3; ++round) {
@@ -349,7 +350,7 @@ TEST_CASE("In place: where the agent sums the result is copied there") {
   CHECK_THAT(talweg_last_error(), Contains("'t'"));
 }
 
-TEST_CASE("In one place: a result from other nodes is found where it was contributed, uncopied") {
+TEST_CASE("In one place: a result from other nodes comes to its contribution without a copy") {
   const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001});
   LonelyRank rank(count);
   CHECK(talweg_sums_in_place(rank.client.get(), rank.tensor) == 1);
@@ -369,12 +370,12 @@ TEST_CASE("In one place: a result from other nodes is found where it was contrib
   talweg_statistics statistics = {.struct_bytes = sizeof(statistics)};
   REQUIRE(talweg_get_statistics(rank.client.get(), &statistics) == TALWEG_OK);
   CHECK(statistics.bytes_copied == 0);
-  // Who gives and takes other memory copies.
+  // With other memory, a rank copies in and out.
   Push(rank.client, rank.tensor, std::vector<int32_t>(count, 9).data());
   CHECK((Take<int32_t>(rank.client, rank.tensor, 4, count) == std::vector<int32_t>(count, 9)));
 }
 
-TEST_CASE("In one place: who keeps a result has the next ones elsewhere") {
+TEST_CASE("In one place: a rank that keeps a result gets the next ones elsewhere") {
   constexpr size_t kCount = 5000;
   LonelyRank rank(kCount);
   const std::span<int32_t> kept = Buffer(rank.client, rank.tensor);
@@ -392,8 +393,7 @@ TEST_CASE("In one place: who keeps a result has the next ones elsewhere") {
   CHECK(result == own.data());
 }
 
-TEST_CASE(
-    "In place: beside tensors that are summed otherwise, of which only one's own is written") {
+TEST_CASE("In place: tensors that are summed otherwise keep their own results") {
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
   const TestClient zero(agent.socket_path(), 0);
@@ -420,7 +420,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("In place: arguments are checked") {
+TEST_CASE("In place: invalid arguments are refused") {
   talweg_tensor tensor = 0;
   const talweg_declaration declaration{"t", TALWEG_I32, TALWEG_SUM, 0, 0, 1};
   CHECK(talweg_declare_all_in_place(nullptr, &declaration, 1, 0, &tensor) ==

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A client beside an agent of an earlier minor version, and ranks that take their agent for one and
-// for another.
+// A client with an agent of an earlier minor version, and ranks that see their agent in different
+// versions.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -32,7 +32,7 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// Stands between one client and an agent: what the agent says is as before, but for its version.
+// Stands between one client and an agent. It changes only the version that the agent names.
 class OlderAgent {
  public:
   OlderAgent(const std::string& path, const std::string& agent, uint16_t minor)
@@ -44,7 +44,7 @@ class OlderAgent {
     thread_ = std::thread([this, agent] { Run(agent); });
   }
   ~OlderAgent() {
-    thread_.join();  // When its client has gone.
+    thread_.join();  // The thread ends when its client has gone.
     ::unlink(path_.c_str());
   }
   const std::string& path() const { return path_; }
@@ -73,7 +73,7 @@ class OlderAgent {
     }
   }
 
-  // Passes on what has come, with its descriptors; false: no more will.
+  // Passes on what has come, with its descriptors. Returns false if no more will come.
   bool Pass(int from, int to, bool by_agent) {
     std::array<std::byte, 65536> bytes;
     iovec part{bytes.data(), bytes.size()};
@@ -85,7 +85,7 @@ class OlderAgent {
     header.msg_controllen = control.size();
     const ssize_t count = ::recvmsg(from, &header, MSG_CMSG_CLOEXEC);
     if (count <= 0) return false;
-    // The Welcome: status, major and minor version come first.
+    // This is the Welcome. Its status, major and minor version come first.
     constexpr size_t kMinorOffset = shm::kMessageHeaderBytes + 6;
     if (by_agent && !std::exchange(welcomed_, true)) {
       std::memcpy(bytes.data() + kMinorOffset, &minor_, sizeof(minor_));
@@ -143,7 +143,7 @@ TEST_CASE("Ranks that know tables of lengths sum beside ranks that do not") {
   }
 }
 
-TEST_CASE("What an older agent does not know is refused, naming its version; the rest goes on") {
+TEST_CASE("What an older agent does not know is refused, and the error names its version") {
   const bool ranks_sum = GENERATE(false, true);
   const TestDirectory directory;
   FakeAgent agent(ranks_sum ? SummingOptions(directory, 1) : AgentOptions(directory, 1));
@@ -168,7 +168,7 @@ TEST_CASE("What an older agent does not know is refused, naming its version; the
   collective.element_count = 0;
   CHECK(declare() == TALWEG_UNSUPPORTED);
   collective.element_count = 4;
-  const uint32_t self = 0;  // All ranks of the job.
+  const uint32_t self = 0;  // The group is all ranks of the job.
   collective.ranks = &self;
   collective.rank_count = 1;
   REQUIRE(declare() == TALWEG_OK);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A rank for tests: rank_process SOCKET LOCAL_RANK WHAT. Declares "t" (i32, one element, sum),
-// prints what it has done as one line, then does WHAT:
+// A rank for tests: rank_process SOCKET LOCAL_RANK WHAT. It declares "t" (i32, one element, sum),
+// prints what it has done as one line, and then does WHAT:
 //   hold       pushes round 1 and waits for it without limit
 //   idle       pushes nothing and waits for its standard input to end
-//   fork       as idle, with a forked child that keeps everything open and waits likewise
-//   rounds     ten rounds, each checked by nobody, then a clean goodbye
-// Exits with the status of the call that failed.
+//   fork       does as idle, with a forked child that keeps everything open and waits likewise
+//   rounds     does ten rounds without checking them, then says goodbye
+// It exits with the status of the call that failed.
 
 #include <unistd.h>
 

@@ -23,8 +23,8 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// Whether clients take the node's cache for too small for their tensors: then large copies and sums
-// go around it.
+// While it lives, clients may take the node's cache as too small for their tensors. Then large
+// copies and sums go around the cache.
 class CacheBytes {
  public:
   explicit CacheBytes(bool streams) {
@@ -37,7 +37,8 @@ class CacheBytes {
 
 TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
   const CacheBytes cache(GENERATE(false, true));
-  // Past the sizes from which copies and sums go around the caches and are shared, with an odd end.
+  // The counts pass the sizes from which copies and sums go around the caches and are shared. Some
+  // have an odd end.
   const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001}, size_t{1'100'003});
   constexpr uint32_t kRanks = 3;
   const TestDirectory directory;
@@ -86,9 +87,9 @@ TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
   }
 }
 
-TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes") {
-  // Three ranks share the work of a large tensor; here one comes after the other, then all at once,
-  // and one of them with two threads.
+TEST_CASE("Ranks that sum: whoever comes sums what nobody has summed yet") {
+  // Three ranks share the work of a large tensor. Here they come one after the other, then all at
+  // once, and one of them with two threads.
   constexpr size_t kCount = 700'003;
   constexpr uint32_t kRanks = 3;
   const TestDirectory directory;
@@ -130,14 +131,14 @@ TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes
   }
 }
 
-// The buffer of the next round's contribution, where a gradient lives that is never copied.
+// Returns the buffer of the next round's contribution. A gradient that lives there is never copied.
 std::span<int32_t> Next(const TestClient& client, talweg_tensor tensor) {
   return {static_cast<int32_t*>(talweg_contribution(client.get(), tensor)),
           talweg_tensor_bytes(client.get(), tensor) / sizeof(int32_t)};
 }
 
-TEST_CASE("Ranks that sum: who has its result may write over it at once") {
-  // Results that go into the next contribution are shared from there, until their rank is done.
+TEST_CASE("Ranks that sum: a rank that has its result may overwrite it at once") {
+  // A result that goes to the next contribution's buffer is shared there, until its rank is done.
   const CacheBytes cache(GENERATE(false, true));
   const uint32_t ranks = GENERATE(2, 3);
   constexpr size_t kCount = 700'003;
@@ -151,7 +152,7 @@ TEST_CASE("Ranks that sum: who has its result may write over it at once") {
     const std::span<int32_t> data = Next(clients[rank], tensor);
     for (size_t k = 0; k < kCount; ++k) data[k] = static_cast<int32_t>(k * (rank + 1) ^ round);
   };
-  // Whether the rank's result is right; then it is gone.
+  // Returns whether the rank's result is right. Then overwrites it.
   const auto take = [&](uint32_t rank, talweg_round round) {
     const std::span<int32_t> data = Next(clients[rank], tensor);
     if (talweg_wait(clients[rank].get(), tensor, round, data.data(), kGenerousNs) != TALWEG_OK) {
@@ -167,14 +168,14 @@ TEST_CASE("Ranks that sum: who has its result may write over it at once") {
     return right;
   };
   talweg_round round = 1;
-  SECTION("one after the other") {
+  SECTION("The ranks take their results one after the other") {
     for (; round <= 3; ++round) {
       for (uint32_t i = 0; i < ranks; ++i) fill(i, round);
       for (uint32_t i = 0; i < ranks; ++i) CHECK(Push(clients[i], tensor, nullptr) == round);
       for (uint32_t i = 0; i < ranks; ++i) CHECK(take((i + round) % ranks, round));
     }
   }
-  SECTION("at the same time, and one of them copies its result out") {
+  SECTION("The ranks take them at the same time, and one of them copies its result out") {
     std::vector<std::thread> threads;
     std::vector<talweg_round> right(ranks);
     constexpr talweg_round kRounds = 40;
@@ -202,7 +203,8 @@ TEST_CASE("Ranks that sum: who has its result may write over it at once") {
           } else if ((r + i) % 2 == 0) {
             right[i] += take(i, r);
           } else {
-            // Not even looked at: over what a neighbour may be copying this very moment.
+            // The rank does not even look at the result. It overwrites what a neighbour may be
+            // copying at this moment.
             const std::span<int32_t> data = Next(clients[i], tensor);
             right[i] +=
                 talweg_wait(clients[i].get(), tensor, r, data.data(), kGenerousNs) == TALWEG_OK;
@@ -216,7 +218,7 @@ TEST_CASE("Ranks that sum: who has its result may write over it at once") {
   }
 }
 
-TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still read") {
+TEST_CASE("Ranks that sum: a rank that is ahead leaves alone what the others still read") {
   constexpr size_t kCount = 5000;
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
@@ -230,7 +232,7 @@ TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still rea
     const talweg_round number = Push(slow, tensor, slows.data());
     CHECK(
         (Take<int32_t>(fast, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round)));
-    // One round ahead.
+    // This is one round ahead.
     const std::vector<int32_t> next(kCount, 10 * (round + 1));
     Push(fast, tensor, next.data());
     agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2 * round + 1; });
@@ -239,7 +241,7 @@ TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still rea
   }
 }
 
-TEST_CASE("Ranks that sum: rounds that fail leave the last good one alone") {
+TEST_CASE("Ranks that sum: a round that fails leaves the last good one alone") {
   constexpr size_t kCount = 3000;
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
@@ -258,12 +260,12 @@ TEST_CASE("Ranks that sum: rounds that fail leave the last good one alone") {
     agent.AbortRound("t", shm::RankStatus::kMismatch, "it is poisoned");
     CHECK(talweg_wait(fast.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_MISMATCH);
   }
-  // What the slow rank would be summing all the while: the buffer of rounds 1, 3 and 5.
+  // The buffer of rounds 1, 3 and 5 holds what the slow rank may be summing all the while.
   const auto* odd = static_cast<const int32_t*>(talweg_contribution(fast.get(), tensor));
   CHECK((std::vector<int32_t>(odd, odd + kCount) == twos));
 }
 
-TEST_CASE("Ranks that sum: broadcasts, barriers, and who has left") {
+TEST_CASE("Ranks that sum: broadcasts and barriers work, even with a rank that has left") {
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
   TestClient zero(agent.socket_path(), 0);
@@ -298,7 +300,7 @@ TEST_CASE("Ranks that sum: broadcasts, barriers, and who has left") {
   CHECK((Take<int32_t>(one, tensor, 1, 9) == std::vector<int32_t>(9, 42)));
 }
 
-TEST_CASE("Ranks that sum: a result does not go over what others read") {
+TEST_CASE("Ranks that sum: a result does not overwrite what others read") {
   const TestDirectory directory;
   FakeAgent agent(SummingOptions(directory, 2));
   const TestClient zero(agent.socket_path(), 0);
@@ -313,7 +315,7 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   CHECK(talweg_wait(zero.get(), tensor, 1, own + 1, kGenerousNs) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("another buffer"));
   CHECK((Take<int32_t>(one, tensor, 1, 100) == std::vector<int32_t>(100, 8)));
-  // The next round's buffer is another, and nobody reads it yet.
+  // The next round has another buffer, which nobody reads yet.
   auto* next = static_cast<int32_t*>(talweg_contribution(zero.get(), tensor));
   CHECK(next != own);
   std::memcpy(next, values.data(), 400);
@@ -322,7 +324,7 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   CHECK((Take<int32_t>(zero, tensor, 2, 100) == std::vector<int32_t>(100, 8)));
   CHECK(talweg_wait(one.get(), tensor, 2, nullptr, kGenerousNs) == TALWEG_OK);
   CHECK(talweg_contribution(zero.get(), tensor) == own);
-  // A result may go where the next round's contribution is made.
+  // A result may go to the buffer of the next round's contribution.
   for (const talweg_round round : {3u, 4u, 5u}) {
     Push(zero, tensor, nullptr);
     Push(one, tensor, std::vector<int32_t>(100, 0).data());
@@ -332,8 +334,8 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   }
 }
 
-// The agent's sleep has no end of its own here: a doorbell that is missing is a test that hangs.
-TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
+// The agent's sleep has no time limit here: if a doorbell is missing, the test hangs.
+TEST_CASE("Ranks that sum: pushes wake nobody, and a rank that waits or polls does") {
   const TestDirectory directory;
   FakeAgent::Options options = SummingOptions(directory, 2);
   options.server.ring_capacity = 4;
@@ -350,7 +352,7 @@ TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
       tensors[i] = Declare(*client, 1, TALWEG_I32, TALWEG_SUM, 0, name.c_str());
     }
   }
-  SECTION("Fewer than half of what the ring holds ring no bell") {
+  SECTION("Fewer pushes than half of the ring ring no bell") {
     const uint64_t before = agent.seen().counters.doorbells_received;
     Push(zero, tensors[0], values.data());
     Push(one, tensors[0], values.data());
@@ -358,14 +360,14 @@ TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
     CHECK((Take<int32_t>(zero, tensors[0], 1, 1) == sums));
     CHECK((Take<int32_t>(one, tensors[0], 1, 1) == sums));
   }
-  SECTION("Who finds the ring full waits for room") {
+  SECTION("A rank that finds the ring full waits for room") {
     for (const talweg_tensor tensor : tensors) Push(zero, tensor, values.data());
     for (const talweg_tensor tensor : tensors) Push(one, tensor, values.data());
     for (const talweg_tensor tensor : tensors) {
       CHECK((Take<int32_t>(zero, tensor, 1, 1) == sums));
     }
   }
-  SECTION("Who only polls gets there") {
+  SECTION("A rank that only polls sees the round complete") {
     Push(zero, tensors[0], values.data());
     CHECK(talweg_poll(zero.get(), tensors[0], 1) == TALWEG_PENDING);
     Push(one, tensors[0], values.data());
@@ -373,7 +375,7 @@ TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
     while (status == TALWEG_PENDING) status = talweg_poll(zero.get(), tensors[0], 1);
     CHECK(status == TALWEG_OK);
   }
-  SECTION("Who waits is told of a push by one who never does") {
+  SECTION("A rank that waits hears of a push by one that never waits") {
     for (talweg_round round = 1; round <= 2000; ++round) {
       talweg_status pushed = TALWEG_OK;
       std::thread other([&] {
@@ -405,7 +407,7 @@ TEST_CASE("Ranks that sum: large buffers lie where huge pages can back them") {
   }
 }
 
-TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {
+TEST_CASE("Ranks that sum: many tensors work, even larger ones than an arena's part") {
   const TestDirectory directory;
   FakeAgent::Options options = SummingOptions(directory, 2);
   options.server.segment_bytes_min = 64 * 1024;
@@ -415,7 +417,7 @@ TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {
   const TestClient one(agent.socket_path(), 1);
   const std::vector<uint64_t> counts = {1, 9000, 3, 200'000, 20'000, 400'000};
   std::vector<talweg_tensor> tensors(counts.size());
-  // In opposite orders: the arenas are cut alike all the same.
+  // The ranks declare in opposite orders, and the arenas are cut alike all the same.
   for (size_t i = 0; i < counts.size(); ++i) {
     const std::string name = "t" + std::to_string(i);
     tensors[i] = Declare(zero, counts[i], TALWEG_I32, TALWEG_SUM, 0, name.c_str());

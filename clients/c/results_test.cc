@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A result stays while it is read.
+// A result stays while somebody reads it.
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -25,8 +25,8 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// A page whose first writer stands still until it is let go. One at a time: the handler of the
-// fault knows it.
+// A page whose first writer is stopped until the test lets it go. Only one may live at a time,
+// because the signal handler knows it.
 class GuardedPage {
  public:
   GuardedPage() {
@@ -48,7 +48,7 @@ class GuardedPage {
   static constexpr size_t kBytes = 4096;
   void* data() const { return page_; }
 
-  // Whether a writer has come, or Over() was called; false after a generous while.
+  // Returns whether a writer has come, or Over() was called. Returns false after a generous time.
   bool AwaitWriter() {
     pollfd polled{came_[0], POLLIN, 0};
     return ::poll(&polled, 1, static_cast<int>(kGenerousNs / 1'000'000)) == 1;
@@ -64,7 +64,7 @@ class GuardedPage {
   static void OnFault(int number, siginfo_t* fault, void*) {
     const int error = errno;
     if (fault->si_addr < page_ || fault->si_addr >= static_cast<char*>(page_) + kBytes) {
-      ::signal(number, SIG_DFL);  // Not ours: it happens again, and ends the process.
+      ::signal(number, SIG_DFL);  // The fault is not ours: it happens again, and ends the process.
       return;
     }
     Put(came_[1]);
@@ -99,7 +99,7 @@ TEST_CASE("A result that a thread still reads is not given up to the next push")
     read = talweg_wait(client.get(), tensor, 1, page.data(), kGenerousNs);
     page.Over();
   });
-  // In the middle of copying the result out; and another thread takes the round.
+  // One thread is in the middle of copying the result out. Another thread takes the round.
   CHECK(page.AwaitWriter());
   CHECK(talweg_wait(client.get(), tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
   CHECK(talweg_push_pull(client.get(), tensor, nines.data(), 0, -1, &round) == TALWEG_BUSY);
@@ -114,7 +114,7 @@ TEST_CASE("A result that a thread still reads is not given up to the next push")
   CHECK(talweg_wait(client.get(), tensor, 2, nullptr, kGenerousNs) == TALWEG_OK);
 }
 
-TEST_CASE("A result read in place is there until the next push, and not asked for after it") {
+TEST_CASE("A result read in place stays until the next push, and cannot be asked for after it") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 2));
   const TestClient reader(agent.socket_path(), 0);
@@ -142,7 +142,7 @@ TEST_CASE("A result read in place is there until the next push, and not asked fo
   agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 3; });
   CHECK(*static_cast<const int32_t*>(data) == 2);
   REQUIRE(talweg_push_pull(reader.get(), tensor[0], &value, 0, -1, &round) == TALWEG_OK);
-  // It has been given up: who asks again is not shown what may be the next result.
+  // The result has been given up. A rank that asks again does not see what may be the next result.
   CHECK(talweg_result(reader.get(), tensor[0], 1, &data, &bytes) == TALWEG_INVALID_ARGUMENT);
   REQUIRE(talweg_wait(reader.get(), tensor[0], 2, nullptr, kGenerousNs) == TALWEG_OK);
   REQUIRE(talweg_wait(other.get(), tensor[1], 2, nullptr, kGenerousNs) == TALWEG_OK);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// talweg_scale: what it refuses. libs/reduce tests its arithmetic.
+// What talweg_scale refuses. libs/reduce tests its arithmetic.
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-TEST_CASE("talweg_scale: multiplies into other memory and in place", "[talweg]") {
+TEST_CASE("talweg_scale: it multiplies into other memory and in place", "[talweg]") {
   const std::vector<float> in = {1, -2, 3};
   std::vector<float> out(3);
   REQUIRE(talweg_scale(TALWEG_F32, 0.5, in.data(), out.data(), 3) == TALWEG_OK);
@@ -24,7 +24,7 @@ TEST_CASE("talweg_scale: multiplies into other memory and in place", "[talweg]")
   CHECK(talweg_scale(TALWEG_F64, 2, nullptr, nullptr, 0) == TALWEG_OK);
 }
 
-TEST_CASE("talweg_scale: refuses bools, what is no dtype, and overlaps", "[talweg]") {
+TEST_CASE("talweg_scale: it refuses bools, dtypes that do not exist, and overlaps", "[talweg]") {
   std::vector<float> values(8, 1);
   for (const talweg_dtype dtype : {TALWEG_BOOL, static_cast<talweg_dtype>(15)}) {
     CHECK(talweg_scale(dtype, 2, values.data(), values.data(), 8) == TALWEG_INVALID_ARGUMENT);

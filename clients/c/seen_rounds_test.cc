@@ -38,7 +38,7 @@ talweg_tensor DeclareOne(const TestClient& client, const std::string& name, uint
   return tensor;
 }
 
-// A node whose ranks have done a round of a tensor "t", and so know each other's memory.
+// A node whose ranks have done a round of a tensor "t". So they know each other's memory.
 struct AcquaintedNode {
   AcquaintedNode(uint32_t ranks, uint64_t count, bool in_place, uint32_t ring_capacity = 4096)
       : agent([&] {
@@ -51,7 +51,8 @@ struct AcquaintedNode {
     Round(tensor, count);
   }
 
-  // Everybody pushes, then everybody waits: rank i contributes i + round, element by element more.
+  // All ranks push, then all ranks wait. Rank i contributes i + round, plus one for each further
+  // element.
   void Round(talweg_tensor of, uint64_t count) {
     talweg_round round = 0;
     for (size_t i = 0; i < clients.size(); ++i) {
@@ -80,7 +81,7 @@ struct AcquaintedNode {
   size_t rounds = 0;
 };
 
-TEST_CASE("Ranks go on while the agent does not, and it catches up") {
+TEST_CASE("Ranks go on while the agent does not, and the agent catches up") {
   const uint32_t ranks = GENERATE(1u, 2u, 3u);
   const uint64_t count = GENERATE(1u, 5000u, 400'000u);
   const bool in_place = GENERATE(false, true);
@@ -99,7 +100,7 @@ TEST_CASE("Ranks go on while the agent does not, and it catches up") {
   node.Round(node.tensor, count);
 }
 
-TEST_CASE("The first round of a tensor beside one that ranks have used needs no agent") {
+TEST_CASE("A tensor's first round needs no agent if the ranks have used another tensor") {
   AcquaintedNode node(2, 100, false);
   talweg_tensor other = 0;
   for (const TestClient& client : node.clients) other = DeclareOne(client, "other", 7, false);
@@ -118,7 +119,8 @@ TEST_CASE("Nobody rings for rounds that nobody sleeps for, until a ring is half 
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
   const uint64_t before = node.agent.seen().counters.doorbells_received;
   for (int i = 0; i < 31; ++i) node.Round(node.tensor, 10);
-  CHECK(node.agent.seen().counters.doorbells_received == before);  // And it looks, being asked.
+  // The agent looks at the rings because this asks it.
+  CHECK(node.agent.seen().counters.doorbells_received == before);
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 64; });
   for (int i = 0; i < 40; ++i) node.Round(node.tensor, 10);
   node.agent.WaitUntil(
@@ -126,7 +128,7 @@ TEST_CASE("Nobody rings for rounds that nobody sleeps for, until a ring is half 
   for (int i = 0; i < 1000; ++i) node.Round(node.tensor, 10);
 }
 
-TEST_CASE("A ring that nobody empties fills, and goes on when somebody does") {
+TEST_CASE("A ring that nobody empties fills up, and goes on when somebody empties it") {
   AcquaintedNode node(2, 10, false, 4);
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
   node.agent.Pause();
@@ -139,14 +141,14 @@ TEST_CASE("A ring that nobody empties fills, and goes on when somebody does") {
   for (int i = 0; i < 20; ++i) node.Round(node.tensor, 10);
 }
 
-// As one of an older client's, which says nothing of its pushes.
+// Makes the rank look like one with an older client, which does not announce its pushes.
 void Silence(const TestClient& client, talweg_tensor tensor, uint32_t ranks) {
   const std::span<char> buffer = Buffer<char>(client, tensor);
   const shm::RankSumShape shape = InPlaceShape(buffer.size(), ranks);
   reinterpret_cast<shm::PushedLine*>(buffer.data() + shape.pushed_offset())->round = 0;
 }
 
-TEST_CASE("Of a rank that does not say what it has pushed the agent does, to who only looks, too") {
+TEST_CASE("The agent reports the pushes of a rank that does not, even to a rank that only polls") {
   AcquaintedNode node(2, 10, true);
   const TestClient& zero = node.clients[0];
   const TestClient& one = node.clients[1];
@@ -169,7 +171,7 @@ TEST_CASE("Of a rank that does not say what it has pushed the agent does, to who
   }
 }
 
-TEST_CASE("Ranks that need the agent for nothing learn that it is gone") {
+TEST_CASE("Ranks that do not need the agent learn that it is gone") {
   TestDirectory directory;
   auto agent = std::make_unique<FakeAgent>(SummingOptions(directory, 2));
   const TestClient zero(agent->socket_path(), 0);
@@ -193,14 +195,15 @@ TEST_CASE("Ranks that need the agent for nothing learn that it is gone") {
   for (talweg_round number = 11; status == TALWEG_OK && number < 4000; ++number) {
     status = round(zero);
     if (status != TALWEG_OK || (status = round(one)) != TALWEG_OK) break;
-    // It is complete, whoever has gone.
+    // The round is complete, whoever has gone.
     REQUIRE((Take<int32_t>(zero, tensor, number, 3) == std::vector<int32_t>(3, 8)));
     REQUIRE((Take<int32_t>(one, tensor, number, 3) == std::vector<int32_t>(3, 8)));
   }
   CHECK(status == TALWEG_AGENT_LOST);
 }
 
-TEST_CASE("A round that all have pushed ends well though the job has failed; the next is refused") {
+TEST_CASE(
+    "A round that all have pushed ends well though the job has failed, and the next is refused") {
   AcquaintedNode node(2, 5, true);
   const std::vector<int32_t> values(5, 1);
   for (const TestClient& client : node.clients) Push(client, node.tensor, values.data());
@@ -214,7 +217,7 @@ TEST_CASE("A round that all have pushed ends well though the job has failed; the
   }
 }
 
-TEST_CASE("A round that the agent has ended is over for who comes late, whatever the ranks see") {
+TEST_CASE("A round that the agent has ended is over for a late rank, whatever the ranks see") {
   AcquaintedNode node(2, 5, false);
   const std::vector<int32_t> values(5, 1);
   Push(node.clients[0], node.tensor, values.data());
@@ -226,7 +229,8 @@ TEST_CASE("A round that the agent has ended is over for who comes late, whatever
     CHECK(talweg_wait(client.get(), node.tensor, 2, out.data(), kGenerousNs) == TALWEG_ABORTED);
     CHECK_THAT(talweg_last_error(), Contains("for the test"));
   }
-  // From then on they say no more what they push: only the agent knows how it ends.
+  // From then on the ranks do not announce their pushes, and only the agent knows how the round
+  // ends.
   node.agent.HoldRounds();
   for (const TestClient& client : node.clients) Push(client, node.tensor, values.data());
   for (const TestClient& client : node.clients) {
@@ -238,7 +242,7 @@ TEST_CASE("A round that the agent has ended is over for who comes late, whatever
   }
 }
 
-// One rank's part of a run in which nobody keeps step but by the rounds themselves.
+// One rank's part of a run. Only the rounds keep the ranks in step.
 class Walk {
  public:
   Walk(const TestClient& client, std::vector<talweg_tensor> tensors, uint32_t ranks, uint64_t count)
@@ -315,7 +319,7 @@ TEST_CASE("Ranks push and wait in orders of their own, and each sum is right") {
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(errors == std::vector<std::string>(ranks));
-  // Nobody has rung for the last of them: the goodbyes bring them.
+  // Nobody has rung for the last rounds. The goodbyes deliver them.
   clients.clear();
   agent.WaitUntil(
       [&](const FakeAgent::Seen& seen) { return seen.gone_clean == static_cast<int>(ranks); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Several clients in one process: of one job, of several jobs, used by several threads each, while
-// some come, leave and die.
+// Several clients in one process, of one job or of several jobs. Several threads use each, and some
+// clients come, leave and die meanwhile.
 
 #include <dirent.h>
 #include <sys/wait.h>
@@ -46,7 +46,7 @@ struct Job {
   TestClient client;
 };
 
-// Checks of Catch belong on the test's thread: others return what went wrong, or "".
+// Only the test's thread may use Catch's checks. Other threads return what went wrong, or "".
 std::string Text(talweg_status status) {
   return std::string(talweg_status_name(status)) + ": " + talweg_last_error();
 }
@@ -59,7 +59,7 @@ class Threads {
     std::string* const error = errors_[number].get();
     threads_.emplace_back([error, body = std::move(body)] { *error = body(); });
   }
-  // What they returned, but for "".
+  // Returns what the threads returned, except for "".
   std::string Join() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -73,7 +73,7 @@ class Threads {
   std::vector<std::thread> threads_;
 };
 
-// One thread's rounds of a tensor of its own: rank r contributes (r + 1) * factor * round.
+// One thread's rounds of its own tensor. Rank r contributes (r + 1) * factor * round.
 class Rounds {
  public:
   Rounds(talweg_client* client, std::string name, int64_t factor)
@@ -173,7 +173,7 @@ TEST_CASE("Clients of three jobs, each used by several threads, get their own jo
   }
 }
 
-TEST_CASE("A job that dies takes its own clients along, and no other's") {
+TEST_CASE("A job that dies takes only its own clients along") {
   const TestDirectory directory;
   const TestDirectory of_orphans;
   const TestDirectory of_survivors;
@@ -189,7 +189,7 @@ TEST_CASE("A job that dies takes its own clients along, and no other's") {
     survivors.emplace_back(surviving_agent.socket_path(), rank);
   }
 
-  // The survivors' rounds go on around both deaths, for certain.
+  // This makes sure that the survivors' rounds go on around both deaths.
   std::atomic<bool> deaths_are_over{false};
   Threads working;
   for (const TestClient& survivor : survivors) {
@@ -217,11 +217,11 @@ TEST_CASE("A job that dies takes its own clients along, and no other's") {
   for (const TestClient* client : {&waiting, &orphan}) {
     ending.Start([client] { return Rounds(client->get(), "never", 1).RunOne(); });
   }
-  // A declaration is agreed on without the other rank; a push is seen by the agent.
+  // A declaration is agreed on without the other rank, and the agent sees a push.
   agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
   killed_agent->WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
 
-  talweg_free(dying.Release());  // No goodbye, in a process that lives on.
+  talweg_free(dying.Release());  // There is no goodbye, though the process lives on.
   killed_agent.reset();
   const std::string ended = ending.Join();
   CHECK_THAT(ended, Contains("job failed") && Contains("never") && Contains("rank 1"));
@@ -260,7 +260,7 @@ TEST_CASE("Clients that come and go leave nothing, and leave others alone") {
   }
   CHECK(first.Join() == "");
   CHECK(come_and_go() == "");
-  // The agents live here too, and let go of a client a little later than it of them.
+  // The agents live in this process too, and drop a client a little later than it drops them.
   guests.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_clean == 1; });
   const int descriptors = OpenDescriptors();
   const int mappings = TalwegMappings();
@@ -280,7 +280,7 @@ TEST_CASE("Clients that come and go leave nothing, and leave others alone") {
   CHECK(TalwegMappings() == mappings);
 }
 
-TEST_CASE("An error's text is its thread's, whichever client it is of") {
+TEST_CASE("An error's text belongs to its thread, whichever client it is about") {
   const Job a("a");
   const Job b("b");
   const std::string before = talweg_last_error();

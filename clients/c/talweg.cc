@@ -64,7 +64,7 @@ static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
-// A talweg_collective of a version before 1.3 ends there.
+// A talweg_collective of a version before 1.3 ends before this field.
 constexpr size_t kCollectiveBytesMin = offsetof(talweg_collective, side);
 constexpr char kBarrierName[] = "talweg.barrier";
 
@@ -77,7 +77,7 @@ unsigned NumberIn(const Enumeration& enumeration) {
   return number;
 }
 
-// The only state outside of clients: each thread's last error, like errno.
+// The only state outside of clients is each thread's last error, like errno.
 thread_local ErrorText last_error;
 
 // A value that does not fit must not turn into a valid one.

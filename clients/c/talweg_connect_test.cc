@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Connecting to an agent: how it is found, which place it gives, and who is no agent.
+// Connecting to an agent: how it is found, which place it gives, and how something else is noticed.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -46,7 +46,7 @@ TEST_CASE("Without an agent the error says how to start one") {
   CHECK_THAT(too_long.error(), Contains("205 bytes"));
 }
 
-TEST_CASE("An agent that comes a little later is waited for") {
+TEST_CASE("A client waits for an agent that comes a little later") {
   const TestDirectory directory;
   talweg_options options;
   talweg_options_init(&options);
@@ -62,7 +62,7 @@ TEST_CASE("An agent that comes a little later is waited for") {
   talweg_free(client);
 }
 
-TEST_CASE("The environment names socket and local rank") {
+TEST_CASE("The environment names the socket and the local rank") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 3));
   ::setenv("TALWEG_AGENT_SOCKET", agent.socket_path().c_str(), 1);
@@ -90,7 +90,7 @@ TEST_CASE("The environment names socket and local rank") {
   talweg_free(other);
 }
 
-TEST_CASE("Local ranks: taken twice, too many, beyond the node") {
+TEST_CASE("A local rank that is taken, too high or beyond the node is refused") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));
   const TestClient first(agent.socket_path(), 0);
@@ -108,7 +108,7 @@ TEST_CASE("Local ranks: taken twice, too many, beyond the node") {
   CHECK(agent.seen().counters.ranks_refused == 3);
 }
 
-TEST_CASE("A rank that is not admitted in time gets a timeout; the place is free again") {
+TEST_CASE("A rank that is not admitted in time gets a timeout, and its place is free again") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 2);
   options.waits_for_all = true;
@@ -119,8 +119,8 @@ TEST_CASE("A rank that is not admitted in time gets a timeout; the place is free
   agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_unclean == 1; });
 }
 
-// Something that listens at an agent's path and is none: answers with given bytes, then holds the
-// line.
+// Something that listens at an agent's path and is no agent. It answers with given bytes, then
+// keeps the connection open.
 class Stranger {
  public:
   Stranger(const std::string& path, std::vector<std::byte> answer, bool hangs_up)
@@ -155,7 +155,7 @@ std::vector<std::byte> Encoded(const shm::Message& message) {
   return bytes;
 }
 
-TEST_CASE("An agent of another major version is refused, naming both") {
+TEST_CASE("An agent of another major version is refused, and the error names both versions") {
   const TestDirectory directory;
   const Stranger stranger(directory.Path("agent.sock"),
                           Encoded({.body = shm::Welcome{.major = 7, .minor = 3}}), false);
@@ -164,10 +164,10 @@ TEST_CASE("An agent of another major version is refused, naming both") {
   CHECK_THAT(client.error(), Contains("1.10") && Contains("7.3"));
 }
 
-TEST_CASE("Something that is no agent is found out") {
+TEST_CASE("A client notices that it has not reached an agent") {
   const TestDirectory directory;
   const std::string path = directory.Path("agent.sock");
-  SECTION("other bytes") {
+  SECTION("It answers with other bytes") {
     const char text[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
     const auto* bytes = reinterpret_cast<const std::byte*>(text);
     const Stranger stranger(path, {bytes, bytes + sizeof(text)}, false);
@@ -175,21 +175,21 @@ TEST_CASE("Something that is no agent is found out") {
     CHECK(client.status() == TALWEG_PROTOCOL);
     CHECK_THAT(client.error(), Contains(path) && Contains("no message of a Talweg agent"));
   }
-  SECTION("a Welcome without a control segment") {
+  SECTION("It sends a Welcome without a control segment") {
     const Stranger stranger(
         path, Encoded({.body = shm::Welcome{.ring_capacity = 64, .tensors_max = 64}}), false);
     const TestClient client(path, 0);
     CHECK(client.status() == TALWEG_PROTOCOL);
     CHECK_THAT(client.error(), Contains("no control segment"));
   }
-  SECTION("half a message, then the end") {
+  SECTION("It sends half a message, then the end") {
     std::vector<std::byte> half = Encoded({.body = shm::Welcome{}});
     half.resize(20);
     const Stranger stranger(path, half, true);
     const TestClient client(path, 0);
     CHECK(client.status() == TALWEG_AGENT_LOST);
   }
-  SECTION("silence") {
+  SECTION("It says nothing") {
     const Stranger stranger(path, {}, false);
     const TestClient client(path, 0, 10'000'000);
     CHECK(client.status() == TALWEG_TIMEOUT);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What goes wrong while ranks work: agents and ranks that die, jobs that fail, shutdowns, forks.
+// Failures while ranks work: agents and ranks that die, jobs that fail, shutdowns and forks.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -33,7 +33,7 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// A rank_process; killed at the latest when the object goes.
+// A rank_process. The destructor kills it at the latest.
 class RankProcess {
  public:
   RankProcess(const std::string& socket, uint32_t local_rank, const std::string& what) {
@@ -63,7 +63,7 @@ class RankProcess {
   }
 
   pid_t pid() const { return pid_; }
-  // The next line that it prints; "" when it ends.
+  // Returns the next line that it prints, or "" when it ends.
   std::string ReadLine() {
     std::string line;
     char c;
@@ -100,14 +100,14 @@ talweg_round PushOne(talweg_client* client, talweg_tensor tensor, int32_t value 
   return round;
 }
 
-// Polls for as long as the round is open: what it is then.
+// Polls for as long as the round is open. Returns its status then.
 talweg_status PollUntilOver(talweg_client* client, talweg_tensor tensor, talweg_round round) {
   talweg_status status = TALWEG_PENDING;
   while (status == TALWEG_PENDING) status = talweg_poll(client, tensor, round);
   return status;
 }
 
-// Threads that wait without limit: four for a round, one for a declaration of "never agreed".
+// Threads that wait without limit: four for a round, and one for a declaration of "never agreed".
 class Waiters {
  public:
   static constexpr int kCount = 5;
@@ -126,7 +126,7 @@ class Waiters {
       }
     });
   }
-  // How many were told that the agent is lost, when all have ended.
+  // Waits until all threads have ended. Returns how many got the error that the agent is lost.
   int Told() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -180,12 +180,12 @@ TEST_CASE("When the agent is stopped every wait ends") {
   CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_AGENT_LOST);
   CHECK_THAT(talweg_last_error(), Contains(directory.Path("agent.sock")) &&
                                       Contains("is stopped, or hangs") && Contains("2.0 s"));
-  // Should it go on, it finds its rank gone.
+  // If the agent goes on, it finds its rank gone.
   agent.Resume();
   agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_unclean == 1; });
 }
 
-TEST_CASE("Who only polls learns that the agent is stopped, too") {
+TEST_CASE("A rank that only polls learns that the agent is stopped") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
   options.server.silence_ms = 2'000;
@@ -198,7 +198,7 @@ TEST_CASE("Who only polls learns that the agent is stopped, too") {
   CHECK(PollUntilOver(client.get(), tensor, round) == TALWEG_AGENT_LOST);
 }
 
-TEST_CASE("Who only polls learns of the agent's death too") {
+TEST_CASE("A rank that only polls learns of the agent's death") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
   options.holds_rounds = true;
@@ -238,14 +238,14 @@ TEST_CASE("A rank that is killed fails the others' waits, with its pid in the te
       const TestClient late(agent.socket_path(), 1);
       CHECK(late.status() == TALWEG_JOB_FAILED);
       CHECK_THAT(late.error(), Contains("pid " + std::to_string(pid)));
-      // A failed job's rank still says goodbye.
+      // A failed job's rank may still say goodbye.
       CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);
       agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_clean == 1; });
     }
   }
 }
 
-TEST_CASE("Processes of their own sum with each other and leave cleanly") {
+TEST_CASE("Ranks in processes of their own sum with each other and leave cleanly") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 3));
   std::vector<std::unique_ptr<RankProcess>> processes;
@@ -257,7 +257,7 @@ TEST_CASE("Processes of their own sum with each other and leave cleanly") {
   CHECK(agent.seen().pushes == 30);
 }
 
-TEST_CASE("A failed job ends waits and declarations, and is told to who comes later") {
+TEST_CASE("A failed job ends waits and declarations, and later calls get its error") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 2);
   options.holds_rounds = true;
@@ -323,7 +323,7 @@ TEST_CASE("A shutdown ends the waits of other threads") {
   CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);
   for (std::thread& thread : threads) thread.join();
   CHECK(closed == 3);
-  CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);  // Again: nothing.
+  CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);  // The repetition has no effect.
 }
 
 TEST_CASE("A shutdown that the agent does not answer ends in time") {
@@ -336,7 +336,7 @@ TEST_CASE("A shutdown that the agent does not answer ends in time") {
   agent.Resume();
 }
 
-// Those of this process's descriptors that are sockets.
+// Returns how many of this process's descriptors are sockets.
 int SocketCount() {
   int count = 0;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -355,7 +355,7 @@ TEST_CASE("A forked child gets an error, and the parent goes on") {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    // No Catch here: the child tells by its exit status which was the first thing wrong.
+    // The child may not use Catch. Its exit status names the first check that failed.
     int checked = 0;
     const auto check = [&checked](bool right) {
       ++checked;

@@ -19,8 +19,8 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// Runs `body(client, rank)` on one thread a rank, each with its own client. Checks of Catch belong
-// on the test's thread: bodies return what went wrong, or "".
+// Runs `body(client, rank)` on one thread a rank, each with its own client. Only the test's thread
+// may use Catch's checks: bodies return what went wrong, or "".
 template <typename Body>
 void OnEachRank(const FakeAgent& agent, uint32_t ranks, const Body& body) {
   std::vector<std::string> errors(ranks);
@@ -55,7 +55,7 @@ std::string PushPull(talweg_client* client, talweg_tensor tensor, const void* in
   return "";
 }
 
-TEST_CASE("A client knows who it is") {
+TEST_CASE("A client knows its job, rank and size") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 3));
   const TestClient two(agent.socket_path(), 2);
@@ -125,14 +125,14 @@ TEST_CASE("Contributions may be made in place, and results read in place") {
   });
 }
 
-TEST_CASE("A broadcast carries the root's bytes, a barrier nothing") {
+TEST_CASE("A broadcast carries the root's bytes, and a barrier carries nothing") {
   constexpr uint32_t kRanks = 3;
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, kRanks));
   std::atomic<int> before{0};
   OnEachRank(agent, kRanks, [&](talweg_client* client, uint32_t rank) -> std::string {
     for (uint32_t root = 0; root < kRanks; ++root) {
-      // Bit patterns that no arithmetic would leave alone: signalling NaNs.
+      // These bit patterns are signalling NaNs, which no arithmetic would leave alone.
       std::vector<uint32_t> data(100, rank == root ? 0x7f800001u + root : rank);
       const std::string name = "b" + std::to_string(root);
       for (int again = 0; again < 3; ++again) {
@@ -152,7 +152,8 @@ TEST_CASE("A broadcast carries the root's bytes, a barrier nothing") {
 }
 
 TEST_CASE(
-    "Ten thousand tensors at once, in other orders, from several threads, through a small ring") {
+    "Ten thousand tensors work at once, in other orders, from several threads, through a small "
+    "ring") {
   constexpr uint32_t kRanks = 2;
   constexpr size_t kTensors = 10'000;
   constexpr size_t kThreads = 4;
@@ -163,7 +164,7 @@ TEST_CASE(
   OnEachRank(agent, kRanks, [&](talweg_client* client, uint32_t rank) -> std::string {
     std::vector<talweg_tensor> tensors(kTensors);
     for (size_t i = 0; i < kTensors; ++i) {
-      // Declared in opposite orders.
+      // The ranks declare in opposite orders.
       const size_t k = rank == 0 ? i : kTensors - 1 - i;
       RETURN_IF_BAD(talweg_declare(client, ("t" + std::to_string(k)).c_str(), TALWEG_I32,
                                    TALWEG_SUM, 0, 1, 0, kGenerousNs, &tensors[k]));
@@ -231,7 +232,7 @@ TEST_CASE("Several threads wait at once, for one round and for several") {
       if (status == TALWEG_OK && value == static_cast<int64_t>(i) + 100) ++right;
     });
   }
-  // All of them sleep before anything happens: otherwise the test would not be of sleeping.
+  // All of them sleep before anything happens. Otherwise the test would not check sleeping.
   AwaitSleepers(client.get(), slept_before, 3 * kTensors);
   agent.ReleaseRounds();
   for (std::thread& thread : threads) thread.join();
@@ -239,7 +240,8 @@ TEST_CASE("Several threads wait at once, for one round and for several") {
   CHECK(talweg_poll(client.get(), tensors[0], rounds[0]) == TALWEG_OK);
 }
 
-TEST_CASE("Who waits for one tensor is not woken for others, nor forgotten among several") {
+TEST_CASE(
+    "A thread that waits for one tensor is not woken for others, nor forgotten among several") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
   options.holds_rounds = true;
@@ -358,7 +360,8 @@ TEST_CASE("A full ring is back-pressure: pushes wait, time out, and go on") {
 }
 
 TEST_CASE(
-    "A declaration that ranks disagree on names both sides; a repeated one is the same tensor") {
+    "A declaration that ranks disagree on names both sides, and a repeated one is the same "
+    "tensor") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 2));
   const TestClient zero(agent.socket_path(), 0);
@@ -376,7 +379,7 @@ TEST_CASE(
              Contains("rank 0 declared f32[100] sum") && Contains("rank 1 declares f32[200] sum"));
 }
 
-TEST_CASE("Calls that make no sense are errors, not crashes") {
+TEST_CASE("A call that makes no sense is an error, not a crash") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));
   const TestClient owner(agent.socket_path(), 0);
@@ -477,7 +480,7 @@ TEST_CASE("Large tensors get segments of their own") {
   });
 }
 
-TEST_CASE("Limits of memory are errors with their figures") {
+TEST_CASE("A limit of memory is an error with its figures") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
   options.server.contribution_bytes_max = 1 << 20;

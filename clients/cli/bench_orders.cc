@@ -58,7 +58,7 @@ class Line {
     return absl::OkStatus();
   }
 
-  // Empty: the other side is gone, or has said quit.
+  // Returns the next line. Empty: the other side is gone, or has said quit.
   std::string Hear() {
     for (;;) {
       const size_t end = buffer_.find('\n');

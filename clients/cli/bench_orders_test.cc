@@ -19,7 +19,7 @@ TEST_CASE("bench orders: a line says what to measure", "[cli]") {
   }
 }
 
-TEST_CASE("bench orders: no harness is an error", "[cli]") {
+TEST_CASE("bench orders: a missing harness is an error", "[cli]") {
   CHECK(ServeBenchOrders(nullptr, std::string(200, 'x'), "talweg").code() ==
         absl::StatusCode::kInvalidArgument);
   CHECK_FALSE(ServeBenchOrders(nullptr, "/nowhere/control", "talweg").ok());

@@ -8,7 +8,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-TEST_CASE("bench: a measurement survives its line", "[cli]") {
+TEST_CASE("bench: a measurement is read back from its line", "[cli]") {
   const BenchMeasurement measurement = {4096, 1'000, 20, 30, 40, 50, {1, 2, 3}};
   const std::string line = MeasurementLine(measurement);
   CHECK(ParseMeasurementLine(line).value() == measurement);
@@ -18,7 +18,7 @@ TEST_CASE("bench: a measurement survives its line", "[cli]") {
   CHECK_FALSE(ParseMeasurementLine("1 2 3 4 5 6 99999999999 1").ok());
 }
 
-TEST_CASE("bench: ranks are put together", "[cli]") {
+TEST_CASE("bench: the measurements of all ranks are combined", "[cli]") {
   BenchMeasurement slow = {1'000'000, 2'000'000'000, 500'000'000, 0, 0, 3 << 20, {}};
   BenchMeasurement first = {1'000'000, 1'000'000'000, 500'000'000, 1'000'000'000,
                             4'000'000, 5 << 20,       {}};
@@ -30,7 +30,7 @@ TEST_CASE("bench: ranks are put together", "[cli]") {
   REQUIRE(results.size() == 1);
   CHECK(results[0].rounds == 50);
   CHECK(results[0].rank_count == 2);
-  CHECK(results[0].gigabytes_per_second == Approx(0.025));  // 50 MB in the slowest's 2 s.
+  CHECK(results[0].gigabytes_per_second == Approx(0.025));  // The slowest rank takes 2 s for 50 MB.
   CHECK(results[0].median_s == Approx(50e-6));
   CHECK(results[0].p99_s == Approx(99e-6));
   CHECK(results[0].cpu_s_per_gigabyte == Approx(20));  // 2 s for 0.1 GB.

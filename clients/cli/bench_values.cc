@@ -37,7 +37,8 @@ std::string ElementOf(talweg_dtype dtype, uint64_t number) {
           static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(number)) >> 16));
     default: break;
   }
-  return BytesOf(number).substr(0, talweg_dtype_bytes(dtype));  // An integer's low bytes.
+  // These are the low bytes of an integer.
+  return BytesOf(number).substr(0, talweg_dtype_bytes(dtype));
 }
 
 bool CanBeSummed(DType dtype) { return OpDefined(dtype, Op::kSum); }

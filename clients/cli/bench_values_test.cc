@@ -20,7 +20,7 @@ T First(talweg_dtype dtype, uint64_t number) {
   return value;
 }
 
-TEST_CASE("bench values: numbers in every dtype", "[cli]") {
+TEST_CASE("bench values: numbers are written in every dtype", "[cli]") {
   CHECK(First<float>(TALWEG_F32, 6) == 6.0f);
   CHECK(First<double>(TALWEG_F64, 6) == 6.0);
   CHECK(First<uint16_t>(TALWEG_F16, 0) == 0);
@@ -50,7 +50,7 @@ TEST_CASE("bench values: a wrong element is found at either end and in the middl
   CHECK(CheckHolds(TALWEG_I8, 128, std::vector<char>(4)).ok());
 }
 
-TEST_CASE("bench values: dtypes have names", "[cli]") {
+TEST_CASE("bench values: every dtype has a name", "[cli]") {
   CHECK(ParseDType("bf16").value() == TALWEG_BF16);
   CHECK(ParseDType("i64").value() == TALWEG_I64);
   CHECK_THAT(std::string(ParseDType("float").status().message()),

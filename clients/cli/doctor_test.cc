@@ -53,7 +53,7 @@ std::optional<Finding> Find(const MachineFacts& facts, const std::string& check)
   return std::nullopt;
 }
 
-// The one finding that is not good.
+// Returns the one finding that is not good.
 Finding OnlyFinding(const MachineFacts& facts) {
   std::vector<Finding> amiss;
   for (const Finding& finding : Examine(facts)) {
@@ -64,7 +64,7 @@ Finding OnlyFinding(const MachineFacts& facts) {
   return amiss[0];
 }
 
-TEST_CASE("What may let strangers in is found", "[doctor]") {
+TEST_CASE("doctor: what may let strangers in is found", "[doctor]") {
   MachineFacts facts = GoodMachine();
   facts.now_unix_s = 1'000'000;
   CHECK_FALSE(Find(facts, "certificates"));
@@ -84,7 +84,8 @@ TEST_CASE("What may let strangers in is found", "[doctor]") {
   tls.users = "talweg-agent (process 7)";
   CHECK_THAT(Find(facts, "certificates")->value, Contains("days (talweg-agent (process 7))"));
   tls.error = "pki/operator/ca.crt holds no certificate in PEM format";
-  CHECK(Find(facts, "certificates")->verdict == Verdict::kWarning);  // It runs on.
+  // The daemon goes on with what it has in memory.
+  CHECK(Find(facts, "certificates")->verdict == Verdict::kWarning);
   tls.users.clear();
   CHECK(Find(facts, "certificates")->verdict == Verdict::kBad);
   tls.is_readable = false;
@@ -105,7 +106,7 @@ TEST_CASE("What may let strangers in is found", "[doctor]") {
   CHECK(Find(facts, "other users' daemons")->verdict == Verdict::kOk);
 }
 
-TEST_CASE("doctor: what others may do with a file that says who is let in", "[doctor]") {
+TEST_CASE("doctor: the modes of a file that says who is let in are judged", "[doctor]") {
   struct Case {
     const char* what;
     uint32_t good;
@@ -118,7 +119,7 @@ TEST_CASE("doctor: what others may do with a file that says who is let in", "[do
       Case{"token_file", 0640, 0644, "draw a new token"},
       Case{"tokens_file", 0600, 0640, "run chmod 0600 /etc/x, and draw new tokens"},
       Case{"secret_file", 0400, 0440, "run chmod 0400 /etc/x, and draw a new secret"},
-      // What is public others may read.
+      // Others may read what is public.
       Case{"token_keys_file", 0664, 0666, "run chmod 0664 /etc/x, and look"},
       Case{"ca.crt", 0644, 0646, "run chmod 0644 /etc/x, and look"},
       Case{"config", 0644, 0646, "run chmod 0644 /etc/x, and look"},
@@ -143,7 +144,7 @@ TEST_CASE("doctor: what others may do with a file that says who is let in", "[do
 class FakeProc {
  public:
   const std::string& path() const { return directory_.path(); }
-  // Where the processes run.
+  // Returns a path in the directory where the processes run.
   std::string Path(const std::string& name) const { return working_.Path(name); }
   std::string Write(const std::string& name, const std::string& text, mode_t mode = 0600) const {
     std::ofstream(Path(name)) << text;
@@ -181,7 +182,8 @@ std::vector<std::string> PathsOf(const ExposureFacts& facts, const std::string& 
   return paths;
 }
 
-TEST_CASE("doctor: a daemon that serves without TLS is found however it was told", "[doctor]") {
+TEST_CASE("doctor: a daemon that serves without TLS is found, however it was configured",
+          "[doctor]") {
   const FakeProc proc;
   proc.Write("insecure.conf", "insecure: true\n");
   proc.Write("spelled.conf", "# Insecure.\n  insecure : t listen: '0.0.0.0:7447'");
@@ -193,7 +195,7 @@ TEST_CASE("doctor: a daemon that serves without TLS is found however it was told
   proc.Start(4, {agent, "--config=insecure.conf"});
   proc.Start(5, {"talweg-scheduler", "--config", proc.Path("spelled.conf")});
   proc.Start(6, {"talweg-aggregator"}, {"TALWEG_CONFIG=insecure.conf"});
-  // These are not.
+  // These daemons have TLS.
   proc.Start(11, {agent, "--insecure", "--noinsecure"});
   proc.Start(12, {agent, "--config=secure.conf"});
   proc.Start(13, {agent, "--config=insecure.conf"}, {"TALWEG_INSECURE=off"});
@@ -211,7 +213,7 @@ TEST_CASE("doctor: a daemon that serves without TLS is found however it was told
   CHECK(facts.foreign_daemons.empty());
 }
 
-TEST_CASE("doctor: a daemon whose options do not parse is named", "[doctor]") {
+TEST_CASE("doctor: a daemon whose options cannot be parsed is named", "[doctor]") {
   const FakeProc proc;
   proc.Write("new.conf", "no_such_option: 1");
   proc.Start(1, {"talweg-agent", "--config=new.conf"});
@@ -223,7 +225,7 @@ TEST_CASE("doctor: a daemon whose options do not parse is named", "[doctor]") {
   }
 }
 
-TEST_CASE("doctor: a pipe in the place of another user's file is not waited for", "[doctor]") {
+TEST_CASE("doctor: it does not wait for a pipe in the place of another user's file", "[doctor]") {
   const FakeProc proc;
   REQUIRE(std::filesystem::create_directory(proc.Path("pki")));
   for (const char* pipe : {"agent.conf", "pki/ca.crt"}) {
@@ -238,7 +240,7 @@ TEST_CASE("doctor: a pipe in the place of another user's file is not waited for"
   CHECK_THAT(facts.tls[0].error, Contains("pki/ca.crt is no regular file"));
 }
 
-TEST_CASE("doctor: a daemon of another user is named, and its command line is looked at",
+TEST_CASE("doctor: a daemon of another user is named, and its command line is checked",
           "[doctor]") {
   const FakeProc proc;
   proc.Start(1, {"talweg-agent", "--insecure"});
@@ -248,7 +250,7 @@ TEST_CASE("doctor: a daemon of another user is named, and its command line is lo
   CHECK(facts.foreign_daemons == std::vector<std::string>{"talweg-agent (process 1)"});
 }
 
-TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor]") {
+TEST_CASE("doctor: the certificates and keys of daemons are checked", "[doctor]") {
   const FakeProc proc;
   const std::string authority = proc.Path("pki/ca");
   REQUIRE(std::filesystem::create_directories(proc.Path("pki")));
@@ -265,7 +267,8 @@ TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor
   proc.Write("scheduler.conf", "tls_dir: 'pki/scheduler'");
   proc.Start(3, {"talweg-scheduler", "--config=scheduler.conf"});
   MachineFacts facts = GoodMachine();
-  facts.now_unix_s = std::time(nullptr) - 3600;  // For the days that are left to be whole.
+  // This makes the number of days that are left whole.
+  facts.now_unix_s = std::time(nullptr) - 3600;
   facts.exposure = proc.Read();
   CHECK(facts.exposure.tls.size() == 2);
   const Finding ending = OnlyFinding(facts);
@@ -291,7 +294,7 @@ TEST_CASE("doctor: the certificates and keys of daemons are looked at", "[doctor
   CHECK_THAT(open.remedy, Contains("run chmod 06"));
 }
 
-TEST_CASE("doctor: a revoked certificate, and a list that is overdue", "[doctor]") {
+TEST_CASE("doctor: a revoked certificate and an overdue list are found", "[doctor]") {
   const FakeProc proc;
   const std::string authority = proc.Path("pki/ca");
   const std::string own = proc.Path("pki/node");
@@ -320,7 +323,7 @@ TEST_CASE("doctor: a revoked certificate, and a list that is overdue", "[doctor]
   CHECK_THAT(FindingsText(Examine(facts)), !Contains("ca.crl"));
 }
 
-TEST_CASE("doctor: the secrets and tokens of daemons are looked at", "[doctor]") {
+TEST_CASE("doctor: the secrets and tokens of daemons are checked", "[doctor]") {
   const FakeProc proc;
   const char* const option =
       GENERATE("secret_file", "token_file", "tokens_file", "token_keys_file", "config");
@@ -335,9 +338,7 @@ TEST_CASE("doctor: the secrets and tokens of daemons are looked at", "[doctor]")
   CHECK_THAT(finding.value, Contains("(talweg-scheduler (process 1))"));
 }
 
-TEST_CASE(
-    "doctor: a secret that a daemon takes unasked, and that is also this user's, is said once",
-    "[doctor]") {
+TEST_CASE("doctor: a default secret that is also this user's is reported once", "[doctor]") {
   const FakeProc proc;
   std::filesystem::create_directories(proc.Path("home/.config/talweg"));
   const std::string secret = proc.Write("home/.config/talweg/secret", std::string(64, 'a'), 0644);
@@ -352,7 +353,7 @@ TEST_CASE(
   CHECK_THAT(facts.secret_error, Contains("has mode 0644"));
 }
 
-// With two GPUs.
+// Returns a good machine with two GPUs.
 MachineFacts GpuMachine() {
   MachineFacts facts = GoodMachine();
   facts.nvidia_files = true;
@@ -385,7 +386,7 @@ TEST_CASE("doctor: a good machine has no remedies", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("Remedies"));
 }
 
-TEST_CASE("doctor: each thing that hurts is one finding with its remedy", "[cli]") {
+TEST_CASE("doctor: each problem is one finding with its remedy", "[cli]") {
   struct Case {
     void (*spoil)(MachineFacts&);
     const char* check;
@@ -445,7 +446,7 @@ TEST_CASE("doctor: each thing that hurts is one finding with its remedy", "[cli]
   }
 }
 
-TEST_CASE("doctor: a machine without GPUs lacks nothing", "[cli]") {
+TEST_CASE("doctor: a machine without GPUs has no finding about them", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), Contains("none from NVIDIA"));
 }
 
@@ -457,13 +458,13 @@ TEST_CASE("doctor: GPUs are listed by UUID, with driver, NCCL and toolkit", "[cl
                        Contains("13.0 (/usr/local/cuda)") && !Contains("Remedies"));
 }
 
-TEST_CASE("doctor: what GPUs lack is one finding each, with its remedy", "[cli]") {
+TEST_CASE("doctor: each thing that GPUs lack is one finding with its remedy", "[cli]") {
   MachineFacts facts = GpuMachine();
   facts.cuda.nccl = GoodMachine().cuda.nccl;
   CHECK(OnlyFinding(facts).check == "NCCL");
   CHECK(OnlyFinding(facts).value == "no NCCL: libnccl.so.2");
   CHECK(OnlyFinding(facts).remedy == "install libnccl2");
-  facts.cuda.gpus.pop_back();  // One needs none.
+  facts.cuda.gpus.pop_back();  // A single GPU needs no NCCL.
   CHECK_THAT(FindingsText(Examine(facts)), !Contains("Remedies"));
 
   facts = GpuMachine();
@@ -473,13 +474,13 @@ TEST_CASE("doctor: what GPUs lack is one finding each, with its remedy", "[cli]"
   facts.cuda_toolkit = "";
   CHECK_THAT(FindingsText(Examine(facts)), Contains("no nvcc") && Contains("CUDA_HOME"));
 
-  facts = GoodMachine();  // A module or devices, and no library.
+  facts = GoodMachine();  // There is a module, or there are devices, and no library.
   facts.nvidia_files = true;
   CHECK(OnlyFinding(facts).check == "GPUs");
   CHECK(OnlyFinding(facts).remedy == "install it");
 }
 
-TEST_CASE("doctor: whether processes share a GPU, or take turns", "[cli]") {
+TEST_CASE("doctor: it reports whether processes share a GPU, or take turns", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("MPS"));
   MachineFacts facts = GpuMachine();
   CHECK_THAT(FindingsText(Examine(facts)), Contains("off: on each GPU") && !Contains("Remedies"));
@@ -487,7 +488,7 @@ TEST_CASE("doctor: whether processes share a GPU, or take turns", "[cli]") {
   CHECK_THAT(FindingsText(Examine(facts)), Contains("on (/run/mps)"));
 }
 
-TEST_CASE("doctor: whether NICs would reach GPUs, and why not", "[cli]") {
+TEST_CASE("doctor: it reports whether NICs would reach GPUs, and why not", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("GPUDirect"));
   MachineFacts facts = GpuMachine();
   CHECK_THAT(FindingsText(Examine(facts)),
@@ -500,7 +501,7 @@ TEST_CASE("doctor: whether NICs would reach GPUs, and why not", "[cli]") {
   CHECK(OnlyFinding(facts).value == "A GPU lets no NIC");
 }
 
-TEST_CASE("doctor: this machine can be asked", "[cli]") {
+TEST_CASE("doctor: the facts of this machine can be read", "[cli]") {
   const MachineFacts facts = ReadMachineFacts("tcp");
   CHECK(facts.memory_bytes > kMiB);
   CHECK(facts.topology.has_value());

@@ -136,7 +136,7 @@ void ReadLibfabric(MachineFacts& facts) {
 }
 
 void ReadControlGroup(MachineFacts& facts) {
-  // Version 2: the group's own files, as a container sees them.
+  // These are the group's own files in version 2, as a container sees them.
   const std::vector<std::string> memory = Words("/sys/fs/cgroup/memory.max");
   if (!memory.empty()) facts.memory_limit_bytes = ToNumber(memory[0]);
   const std::vector<std::string> cpu = Words("/sys/fs/cgroup/cpu.max");
@@ -151,7 +151,7 @@ void ReadControlGroup(MachineFacts& facts) {
 void ReadNetwork(MachineFacts& facts) {
   const std::vector<std::string> control = Words("/proc/sys/net/ipv4/tcp_congestion_control");
   if (!control.empty()) facts.congestion_control = control[0];
-  // min, default, max
+  // The file holds min, default and max.
   const std::vector<std::string> receive = Words("/proc/sys/net/ipv4/tcp_rmem");
   if (receive.size() == 3) facts.receive_buffer_bytes_max = ToNumber(receive[2]);
   const std::vector<std::string> send = Words("/proc/sys/net/ipv4/tcp_wmem");

@@ -134,27 +134,27 @@ StatusFacts TwoNodes() {
   return facts;
 }
 
-TEST_CASE("status: who everybody waits for, from all sides, as ranks where they are known",
-          "[cli]") {
+TEST_CASE("status: it combines all sides to say which ranks everybody waits for", "[cli]") {
   const StatusFacts facts = TwoNodes();
   const std::vector<WaitingRound> rounds = WaitingRounds(facts, facts.jobs[0]);
   REQUIRE(rounds.size() == 3);
   CHECK(rounds[0].tensor == "w1");
-  CHECK(rounds[0].For() == "rank 2");  // The one rank of node 1, not node 1.
+  // Node 1 has one rank, so the text names the rank and not the node.
+  CHECK(rounds[0].For() == "rank 2");
   CHECK(rounds[0].waited_s == 6);
   CHECK(rounds[1].tensor == "w2");
   CHECK(rounds[1].For() == "rank 1");
   CHECK(rounds[2].For() == "credit at its owners");
 }
 
-TEST_CASE("status: a node that does not answer is waited for as a node", "[cli]") {
+TEST_CASE("status: a node that does not answer is awaited as a node", "[cli]") {
   StatusFacts facts = TwoNodes();
   facts.agents[1].error = "deadline exceeded";
   CHECK(WaitingRounds(facts, facts.jobs[0])[0].For() == "node 1");
   CHECK_THAT(StatusText(facts), Contains("agent of node 1 did not answer: deadline exceeded"));
 }
 
-TEST_CASE("status: the text", "[cli]") {
+TEST_CASE("status: the text has the facts", "[cli]") {
   const std::string text = StatusText(TwoNodes());
   CHECK_THAT(text, Contains("scheduler 127.0.0.1:7447: up 90.0 s, store memory, lease 10.0 s"));
   CHECK_THAT(text,
@@ -170,14 +170,14 @@ TEST_CASE("status: the text", "[cli]") {
   CHECK_THAT(text, !Contains("other"));
 }
 
-TEST_CASE("status: a member that makes no steps yet", "[cli]") {
+TEST_CASE("status: a member that makes no steps yet is marked", "[cli]") {
   StatusFacts facts = TwoNodes();
   CHECK_THAT(StatusText(facts), Contains("joined") && !Contains("standby"));
   facts.jobs[0].mutable_members(0)->mutable_member()->set_standby(true);
   CHECK_THAT(StatusText(facts), Contains("standby") && !Contains("joined"));
 }
 
-TEST_CASE("status: a dealing that is not the usual one", "[cli]") {
+TEST_CASE("status: a dealing that is not the usual one is shown", "[cli]") {
   StatusFacts facts = TwoNodes();
   auto* const dealing = facts.jobs[0].mutable_summary()->mutable_spec()->mutable_dealing();
   dealing->set_rule(scheduler::v1::DEALING_RULE_STRIPED);
@@ -187,7 +187,7 @@ TEST_CASE("status: a dealing that is not the usual one", "[cli]") {
   CHECK_THAT(StatusText(facts), Contains("fails with a loss, dealing weighted:101\n"));
 }
 
-TEST_CASE("status: rules, what is had of them, and who waits for room", "[cli]") {
+TEST_CASE("status: rules, their use, and jobs that wait for room are shown", "[cli]") {
   StatusFacts facts = TwoNodes();
   CHECK_THAT(StatusText(facts), !Contains("rules:") && !Contains("tenants"));
   *facts.jobs[0].mutable_summary() = Parse<scheduler::v1::JobSummary>(R"pb(
@@ -255,7 +255,7 @@ TEST_CASE("status: the JSON is JSON and has the facts", "[cli]") {
             .string_value() == "connection refused");
 }
 
-TEST_CASE("status: one agent alone", "[cli]") {
+TEST_CASE("status: one agent alone is shown", "[cli]") {
   const auto agent = Parse<agent::v1::GetStatusResponse>(R"pb(
     job_name: "j"
     state: "active"
@@ -268,7 +268,7 @@ TEST_CASE("status: one agent alone", "[cli]") {
   CHECK_THAT(text, Contains("attached") && Contains("awaited") && Contains("rank 5"));
 }
 
-TEST_CASE("Table: columns by characters, not bytes", "[cli]") {
+TEST_CASE("Table: it counts columns in characters, not bytes", "[cli]") {
   Table table("> ", {"A", "B"});
   table.Add({"\xc3\xa4\xc3\xb6", "x"});
   table.Add({"abc\n", "y"});

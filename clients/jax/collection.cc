@@ -49,7 +49,7 @@ xla::Error* Collection::Run(std::unique_ptr<Collection> collection, xla::Future*
     return collection->Error();
   }
   xla::Future* const made = MakeFuture(collection->api_);
-  if (made == nullptr) {  // Out of memory, say: this thread waits.
+  if (made == nullptr) {  // Memory may have run out. Then this thread waits.
     for (Entry* entry : open) {
       collection->Note(entry->round.Collect(entry->out));
     }

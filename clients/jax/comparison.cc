@@ -35,7 +35,7 @@ std::string Differences(std::span<const unsigned char> given,
     return "";
   }
   bool differ = false;
-  // What the others have given, if all that differ from this rank have given the same.
+  // What the other ranks have given, if all that differ from this rank have given the same.
   std::vector<unsigned char> theirs(half);
   for (size_t at = 0; at < half; ++at) {
     const unsigned char most = maxima[at];

@@ -14,7 +14,7 @@ namespace {
 
 using Bytes = std::vector<unsigned char>;
 
-// What a rank gives that is about to make that call.
+// Returns what a rank gives that is about to make that call.
 Bytes Said(const std::string& call) {
   Bytes said(60);
   std::copy(call.begin(), call.end(), said.begin());
@@ -36,12 +36,12 @@ Bytes MaximaOf(const std::vector<Bytes>& given) {
 
 }  // namespace
 
-TEST_CASE("WordsDigest: as Python computes it", "[jax]") {
+TEST_CASE("WordsDigest: it is the digest that Python computes", "[jax]") {
   const std::string text = "foobar";
   CHECK(WordsDigest(Bytes(text.begin(), text.end())) == 0xbf9cf968);
 }
 
-TEST_CASE("Differences: none where all say the same", "[jax]") {
+TEST_CASE("Differences: there are none where all ranks say the same", "[jax]") {
   const Bytes said = Said("all_reduce sum of float32[3]");
   CHECK(Differences(said, MaximaOf({said, said, said})).empty());
 }
@@ -59,7 +59,7 @@ TEST_CASE("Differences: each side learns what the other calls", "[jax]") {
                   "all_reduce sum of float32[3]:") != std::string::npos);
 }
 
-TEST_CASE("Differences: of three kinds nobody's words are made up", "[jax]") {
+TEST_CASE("Differences: with three kinds of calls, no text is made up", "[jax]") {
   const std::vector<Bytes> said{Said("all_reduce sum of float32[3]"),
                                 Said("broadcast root 0 of float32[4]"),
                                 Said("broadcast root 1 of float16[5]")};
@@ -69,7 +69,7 @@ TEST_CASE("Differences: of three kinds nobody's words are made up", "[jax]") {
   }
 }
 
-TEST_CASE("Differences: a last letter, or a longer text, is a difference", "[jax]") {
+TEST_CASE("Differences: another last letter, or a longer text, is a difference", "[jax]") {
   const Bytes maxima = MaximaOf({Said("f32[3]"), Said("f32[33]")});
   CHECK(Differences(Said("f32[3]"), maxima).find("f32[3], another f32[33]:") != std::string::npos);
   CHECK(Differences(Said("f32[33]"), maxima).find("f32[33], another f32[3]:") != std::string::npos);

@@ -23,7 +23,7 @@ TEST_CASE("Finishers: a task that blocks does not stop the next one", "[jax]") {
       end.set_value();
     });
   }
-  // It releases them: in vain, if it had to wait for them.
+  // This task releases the blocked ones. If it had to wait for them, it would never run.
   finishers.Run([&] { released.set_value(); });
 
   for (std::promise<void>& end : ends) {

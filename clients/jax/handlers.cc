@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library's exported functions: two handlers that XLA calls, and what Python calls.
+// The library's exported functions: two handlers that XLA calls, and the functions that Python
+// calls.
 
 #include <cstdint>
 #include <cstring>
@@ -22,7 +23,7 @@ namespace {
 
 #define TALWEG_JAX_EXPORT __attribute__((visibility("default")))
 
-// Never destroyed: XLA's threads outlive static objects.
+// It is never destroyed: XLA's threads outlive static objects.
 Rounds& ProcessRounds() {
   static Rounds* const rounds = new Rounds;
   return *rounds;
@@ -35,7 +36,8 @@ xla::Error* NoCall(const xla::CallFrame& frame, const char* what) {
                        "again");
 }
 
-// Argument: what this rank gives (nothing where it gives none). Result: the round's ticket.
+// The argument is what this rank gives, or nothing if it gives nothing. The result is the round's
+// ticket.
 xla::Error* Start(xla::CallFrame& frame) {
   const auto name = StringAttribute(frame, "name");
   const auto numbers = IntegersAttribute(frame, "call");
@@ -55,7 +57,8 @@ xla::Error* Start(xla::CallFrame& frame) {
   return nullptr;
 }
 
-// Arguments: tickets. Results: what each of their rounds gives. It returns before they are over.
+// The arguments are tickets, and the results are what each of their rounds gives. Returns before
+// the rounds are over.
 xla::Error* Collect(xla::CallFrame& frame) {
   auto collection = std::make_unique<Collection>(*frame.api);
   for (int64_t index = 0;; ++index) {
@@ -94,13 +97,14 @@ TALWEG_JAX_EXPORT xla::Error* talweg_jax_collect(xla::CallFrame* frame) {
   return Handle(frame, Collect);
 }
 
-// Rounds are the client's from now on. Null: nobody's, or those of a lone rank.
+// Makes the client do all rounds from now on. Null: rounds fail, or are those of a lone rank.
 TALWEG_JAX_EXPORT void talweg_jax_use(talweg_client* client, int alone) {
   ProcessRounds().Use(client, alone != 0);
 }
 
-// What these handlers were built for, and what the XLA is that has registered one of them: major
-// and minor version, bytes of a call's frame, bytes of the table of functions. XLA's are -1 before.
+// Returns the versions that these handlers were built for, and those of the XLA that has registered
+// one of them: major and minor version, bytes of a call's frame, bytes of the table of functions.
+// XLA's are -1 before a registration.
 TALWEG_JAX_EXPORT void talweg_jax_versions(int64_t own[4], int64_t of_xla[4]) {
   own[0] = xla::kMajorVersion;
   own[1] = xla::kMinorVersion;

@@ -12,7 +12,7 @@ namespace talweg::jax {
 namespace {
 
 constexpr int64_t kNoLimit = -1;
-// Before the ranks, the lengths that are given, and those that are got.
+// They come before the ranks, and the lengths that are given and got.
 constexpr size_t kFixedNumbers = 12;
 
 uint64_t Sum(const std::vector<uint64_t>& lengths) {
@@ -25,7 +25,7 @@ bool IsSameDeclaration(const Call& one, const Call& other) {
          one.element_count == other.element_count && one.ranks == other.ranks;
 }
 
-// As talweg_last_error() words it, for what this library finds itself.
+// Describes a call in talweg_last_error()'s words, for errors that this library finds itself.
 std::string Described(const Call& call) {
   return std::to_string(call.element_count) + " elements of dtype " + std::to_string(call.dtype) +
          ", op " + std::to_string(call.op) + ", shares " + std::to_string(call.gives) + " and " +
@@ -214,7 +214,8 @@ void Rounds::Forsake(uint64_t ticket) {
                            "' was pushed again before its result was collected: two threads use "
                            "the name at once; give each a name of its own"};
   }
-  // Its program has failed between start and collection. The other ranks count on this one.
+  // The program has failed between start and collection. The other ranks need this one's part, so
+  // this waits.
   talweg_wait(client, tensor, number, nullptr, kNoLimit);
 }
 
@@ -223,7 +224,7 @@ Outcome Rounds::Push(OpenRound& round, const void* data) {
   const uint64_t full = call.element_count * talweg_dtype_bytes(call.dtype);
   std::vector<unsigned char> scaled;
   if (call.prescale != 1 && call.GivenBytes() > 0) {
-    // One part is written where it is pushed from.
+    // A single part is written where it is pushed from.
     void* target =
         call.given.size() == 1 ? talweg_contribution(round.client, round.tensor) : nullptr;
     const bool in_place = target != nullptr;
@@ -250,7 +251,7 @@ bool OpenRound::IsOver() const {
 }
 
 Outcome OpenRound::Lengths() {
-  if (call.got.size() < 2) {  // A single part comes as long as it was declared, or is a mismatch.
+  if (call.got.size() < 2) {  // A single part has its declared length, or the round is a mismatch.
     return {};
   }
   std::vector<uint64_t> come(call.got.size());

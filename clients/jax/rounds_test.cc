@@ -13,12 +13,12 @@ namespace {
 
 constexpr std::array<double, 2> kNoFactors{1, 1};
 
-// f32, sum, whole to whole, of three elements.
+// An f32 sum of three elements, of whole shares.
 std::vector<int64_t> Numbers() { return {1, 1, 1, 1, 0, 7, 3, 0, 1, 1, 5, 0, 12, 12}; }
 
 }  // namespace
 
-TEST_CASE("Call: reads what talweg.jax writes", "[jax]") {
+TEST_CASE("Call: it reads what talweg.jax writes", "[jax]") {
   std::vector<int64_t> numbers{1, 6, 3, 1, 2, -4, 10, 2, 1, 2, -2, 1, 0, 5, 40, 40, 24};
   const std::optional<Call> call = Call::From("w", numbers, std::array<double, 2>{0.5, 2});
 
@@ -40,7 +40,7 @@ TEST_CASE("Call: reads what talweg.jax writes", "[jax]") {
   CHECK(call->postscale == 2);
 }
 
-TEST_CASE("Call: numbers that do not add up are no call", "[jax]") {
+TEST_CASE("Call: numbers that do not fit together are refused", "[jax]") {
   std::vector<int64_t> numbers = Numbers();
   REQUIRE(Call::From("w", numbers, kNoFactors).has_value());
   CHECK(!Call::From("w", numbers, std::array<double, 1>{1}).has_value());
@@ -55,7 +55,7 @@ TEST_CASE("Call: numbers that do not add up are no call", "[jax]") {
   }
 }
 
-TEST_CASE("Rounds: a lone rank gets what it gives, scaled, once", "[jax]") {
+TEST_CASE("Rounds: a lone rank gets what it gives, scaled once", "[jax]") {
   Rounds rounds;
   rounds.Use(nullptr, /*alone=*/true);
   const std::array<float, 3> given{1, 2, 3};
@@ -71,7 +71,7 @@ TEST_CASE("Rounds: a lone rank gets what it gives, scaled, once", "[jax]") {
   CHECK(!rounds.Take(ticket).has_value());
 }
 
-TEST_CASE("Rounds: without a job the collection says what to call", "[jax]") {
+TEST_CASE("Rounds: without a job the collection names the function to call", "[jax]") {
   Rounds rounds;
   const std::array<float, 3> given{};
   const uint64_t ticket = rounds.Start(*Call::From("w", Numbers(), kNoFactors), given.data());

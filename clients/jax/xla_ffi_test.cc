@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled by xla_ffi_test.py against the header that jaxlib carries: every struct of xla_ffi.h has
-// XLA's size, and every member of it XLA's place.
+// xla_ffi_test.py compiles this against the header that jaxlib carries. It checks that every struct
+// of xla_ffi.h has XLA's size, and every member has XLA's place.
 
 #include "clients/jax/xla_ffi.h"
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorFlow's operation TalwegReduce: a push_pull or a broadcast that occupies no thread while it
-// waits. And TalwegCheck, which fails with what a Python function has found: such a function cannot
-// choose among TensorFlow's errors. _kernel.py builds this file against the TensorFlow that is
-// installed, and loads it.
+// Two TensorFlow operations. TalwegReduce is a push_pull or a broadcast that occupies no thread
+// while it waits. TalwegCheck fails with what a Python function has found, because such a function
+// cannot choose among TensorFlow's errors. _kernel.py builds this file against the TensorFlow that
+// is installed, and loads it.
 //
-// What a tensor is called, and what the ranks agree on for it, Python says: at an operation's first
-// execution, and again for another shape or another client. Later ones push, and are called back by
-// the client's completion loop. Where a name means no one tensor any more Python carries an
-// execution out, without a thread that waits for it. It hears of each mismatch, which frees the
-// name.
+// Python says what a tensor is called, and what the ranks agree on for it. It does so at an
+// operation's first execution, and again for another shape or another client. Later executions
+// push, and the client's completion loop calls them back. Where a name no longer means one tensor,
+// Python carries out the execution, without a thread that waits for it. Python hears of each
+// mismatch, which frees the name.
 
 #include <algorithm>
 #include <atomic>
@@ -35,7 +35,7 @@ namespace {
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// What Python says of an operation's tensor. _kernel.py has the same.
+// What Python says about an operation's tensor. _kernel.py has the same struct.
 struct Resolution {
   uint64_t client;  // talweg_client*; 0: a job of one rank, without an agent.
   uint64_t generation;
@@ -47,33 +47,33 @@ struct Resolution {
   int32_t priority;
   uint32_t broadcasts;
   uint32_t notifies;   // Python wants to hear of each round.
-  uint32_t by_python;  // Python carries it out.
+  uint32_t by_python;  // Python carries out the execution.
 };
 
 constexpr size_t kTextBytes = 2048;
 
 struct Callbacks {
-  // Returns a status of tf.errors, 0 for none, with its text.
+  // Returns a status of tf.errors, and its text. 0 means none.
   int (*resolve)(int64_t site, const int64_t* lengths, uint64_t dimensions, Resolution* resolution,
                  char* text);
-  // A round has ended.
+  // Reports that a round has ended.
   void (*ended)(int64_t site, int64_t begin_ns);
-  // Carries an execution out. Its end is told by talweg_tf_over().
+  // Carries out an execution. talweg_tf_over() reports its end.
   void (*begin)(int64_t site, const int64_t* lengths, uint64_t dimensions, const char* source,
                 char* out, uint64_t execution);
-  // A round has ended with a mismatch, with what is at `text`; leaves there what is to be told.
+  // Reports that a round has ended with the mismatch at `text`. Writes there the text for the user.
   void (*disagreed)(int64_t site, const int64_t* lengths, uint64_t dimensions, char* text);
 };
 
 std::atomic<const Callbacks*> python{nullptr};
 
-// What Python has been told to do; it calls this when it has been done.
+// An execution that Python carries out. Python calls it when it is done.
 using Execution = std::function<void(const absl::Status& status)>;
 using Lengths = std::vector<int64_t>;
 std::atomic<uint64_t> generation{1};
 std::atomic<uint64_t> pushed_bytes{0};
 
-// The results of larger tensors are copied, or summed, by TensorFlow's own threads.
+// TensorFlow's own threads copy or sum the results of larger tensors.
 constexpr size_t kSmallBytes = 64 << 10;
 
 class Loops {
@@ -207,7 +207,7 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
         return absl::OkStatus();
       }
     }
-    // Without the lock: Python may wait for its own.
+    // This does not hold the lock: Python may wait for a lock of its own.
     const Callbacks* const callbacks = python.load();
     if (callbacks == nullptr) {
       return absl::FailedPreconditionError("talweg.tensorflow is not loaded");
@@ -225,7 +225,7 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
   void Finish(OpKernelContext* context, const Resolution& resolution, const Lengths& lengths,
               uint64_t count, char* out, int64_t begin_ns, talweg_status status,
               const DoneCallback& done) {
-    absl::Status ended = StatusOf(status);  // The text is of this thread's last error.
+    absl::Status ended = StatusOf(status);  // The text is that of this thread's last error.
     if (status == TALWEG_OK && resolution.postscale != 1.0) {
       ended = StatusOf(talweg_scale(static_cast<talweg_dtype>(resolution.dtype),
                                     resolution.postscale, out, out, count));
@@ -243,7 +243,7 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
 
   int64_t site_ = 0;
   std::mutex mutex_;
-  std::map<Lengths, Resolution> resolutions_;  // By the shape.
+  std::map<Lengths, Resolution> resolutions_;  // The key is the shape.
 };
 
 class CheckOp : public tensorflow::OpKernel {
@@ -282,27 +282,27 @@ REGISTER_KERNEL_BUILDER(Name("TalwegReduce").Device(tensorflow::DEVICE_CPU), Red
 
 extern "C" {
 
-// `callbacks` stay where they are.
+// The caller keeps `callbacks` where they are.
 __attribute__((visibility("default"))) void talweg_tf_install(const Callbacks* callbacks) {
   python.store(callbacks);
 }
 
-// What was given to `begin` is over, once, with a status of tf.errors.
+// Ends an execution that was given to `begin`, once, with a status of tf.errors.
 __attribute__((visibility("default"))) void talweg_tf_over(uint64_t execution, int code,
                                                            const char* text) {
   const std::unique_ptr<Execution> over(reinterpret_cast<Execution*>(execution));
   (*over)(code == 0 ? absl::OkStatus() : absl::Status(static_cast<absl::StatusCode>(code), text));
 }
 
-// Names have come to mean other tensors: each operation asks Python again.
+// Names now mean other tensors, so each operation asks Python again.
 __attribute__((visibility("default"))) void talweg_tf_ask_again() { generation.fetch_add(1); }
 
-// The clients are closed: what is open is told so, and each operation asks Python again.
+// The clients are closed. Open executions get an error, and each operation asks Python again.
 __attribute__((visibility("default"))) void talweg_tf_forget() { AllLoops().Forget(); }
 
 __attribute__((visibility("default"))) uint64_t talweg_tf_generation() { return generation.load(); }
 
-// What all clients of this process have pushed.
+// Returns how many bytes all clients of this process have pushed.
 __attribute__((visibility("default"))) uint64_t talweg_tf_pushed_bytes() {
   return pushed_bytes.load();
 }

@@ -6,7 +6,7 @@
 namespace talweg::config {
 namespace {
 
-TEST_CASE("deploy/config: the daemons take the examples", "[deploy]") {
+TEST_CASE("deploy/config: the daemons accept the examples", "[deploy]") {
   const auto scheduler = LoadSchedulerConfig({"--config=deploy/config/scheduler.textproto"}, {});
   REQUIRE(scheduler.status().message() == "");
   CHECK(scheduler->listen.port_first == 7447);

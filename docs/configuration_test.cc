@@ -10,7 +10,7 @@
 namespace talweg::config {
 namespace {
 
-TEST_CASE("docs/configuration.md is what libs/config says", "[docs]") {
+TEST_CASE("docs/configuration.md: it is what libs/config generates", "[docs]") {
   std::ifstream file("docs/configuration.md");
   REQUIRE(file);
   const std::string page(std::istreambuf_iterator<char>(file), {});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lowest cost of summing among the ranks of one node: each rank's gradient is read once and
-// each rank's result is written once, in place, by all ranks at the same time. No rank waits for
-// another, and nothing is summed. ./bench divides by what this reaches.
+// Measures the lowest cost of summing among the ranks of one node. Each rank's gradient is read
+// once, and each rank's result is written once, in place, by all ranks at the same time. No rank
+// waits for another, and nothing is summed. ./bench divides by the speed that this reaches.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -15,14 +15,14 @@ namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// One read and one write of every byte, nothing else.
+// Reads and writes every byte once, and does nothing else.
 TALWEG_FOR_EACH_CPU void Touch(float* data, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) data[i] += 1.0f;
 }
 
 void TouchAll(const bench_order& order, float* data) {
   Touch(data, order.total_bytes / sizeof(float));
-  // The next round must not be merged with this one.
+  // This keeps the compiler from merging the next round with this one.
   __asm__ volatile("" : : "r"(data) : "memory");
 }
 

@@ -7,10 +7,10 @@
 //   socket_ps worker RANK WORKERS ADDRESS:PORT...   takes orders from ./bench (orders.h)
 //
 // A tensor is cut evenly over the servers. All workers push in the same order. A push is a header
-// and the bytes. A server adds what has come from everybody, in worker order, a cache-sized piece
-// at a time, and sends the sums while the rest still comes. Each process is one thread, which
-// sleeps in poll() when there is nothing to do. Nobody agrees on anything, and a lost worker ends
-// all.
+// and the bytes. A server adds what has come from all workers, in worker order, a cache-sized piece
+// at a time. It sends the sums while the rest still comes. Each process is one thread, which sleeps
+// in poll() when there is nothing to do. Nobody agrees on anything, and a lost worker ends
+// everything.
 #include <poll.h>
 #include <sys/uio.h>
 
@@ -24,8 +24,8 @@
 
 namespace {
 
-constexpr size_t kRingBytes = size_t{1} << 20;     // Held of each worker's stream.
-constexpr size_t kPieceBytes = size_t{128} << 10;  // In cache from sum to sending.
+constexpr size_t kRingBytes = size_t{1} << 20;     // How much of each worker's stream is held.
+constexpr size_t kPieceBytes = size_t{128} << 10;  // Stays in cache from sum to sending.
 
 struct Header {
   uint64_t key;
@@ -44,12 +44,12 @@ struct Peer {
   std::vector<char> ring = std::vector<char>(kRingBytes);
 };
 
-// How many of `bytes` from `begin` on lie together in a ring.
+// Returns how many of `bytes` from `begin` on lie together in a ring.
 uint64_t Together(uint64_t begin, uint64_t bytes) {
   return std::min<uint64_t>(bytes, kRingBytes - begin % kRingBytes);
 }
 
-// Returns the next tensor's bytes when everybody's header of it is there, else 0.
+// Returns the next tensor's bytes when all its headers are there, else 0.
 uint64_t TakeHeaders(std::vector<Peer>& peers) {
   for (const Peer& peer : peers) {
     if (peer.received - peer.taken < sizeof(Header)) return 0;
@@ -67,7 +67,7 @@ uint64_t TakeHeaders(std::vector<Peer>& peers) {
   return first.bytes;
 }
 
-// Adds the next piece of what has come from everybody. Returns its bytes.
+// Adds the next piece of what has come from all workers. Returns its bytes.
 uint64_t SumPiece(std::vector<Peer>& peers, std::vector<char>& sums, uint64_t summed,
                   uint64_t left) {
   uint64_t bytes = std::min<uint64_t>(left, Together(summed, kPieceBytes));
@@ -128,8 +128,8 @@ void Serve(uint16_t port, size_t worker_count) {
 // A worker's connection to one server, and how far its tensors have gone there and come back.
 struct Link {
   int fd = -1;
-  size_t sending = 0;    // Which tensor.
-  size_t receiving = 0;  // Likewise.
+  size_t sending = 0;    // The tensor that is being sent.
+  size_t receiving = 0;  // The tensor whose sums are being received.
   uint64_t sent = 0;     // Bytes of header and share.
   uint64_t received = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server for the workers of socket_ps that sums nothing. It reads what they send into nowhere and
-// sends as many bytes back as they come. It shows what TCP alone costs, both ways at once: the
-// limit for aggregation over these links.
+// A server for the workers of socket_ps that sums nothing. It drops what they send, and sends back
+// as many bytes as come. It shows what TCP alone costs in both directions at once: the limit for
+// aggregation over these links.
 //
 //   tcp_echo PORT WORKERS
 #include <poll.h>
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr size_t kChunkBytes = size_t{128} << 10;  // Stays in cache.
-constexpr uint64_t kHeaderBytes = 16;              // Before each push; not sent back.
+constexpr uint64_t kHeaderBytes = 16;              // Before each push. Headers are not sent back.
 
 // One worker's stream: tensor after tensor, a header before each.
 struct Stream {

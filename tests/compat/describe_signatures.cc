@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prints what the daemons say of each signature that it is given, a line each, for
+// Prints what the daemons say about each signature that it is given, one line each, for
 // signatures_test.py.
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared memory and socket messages of this version, byte for byte; and the messages of earlier
-// ones, which are read still.
+// Shared memory and socket messages of this version, byte for byte. Messages of earlier versions
+// can still be read.
 
 #include <array>
 #include <cstring>
@@ -18,10 +18,10 @@
 namespace talweg::shm {
 namespace {
 
-TEST_CASE("The control segment") {
+TEST_CASE("The control segment has its released layout") {
   constexpr ControlShape kShape{4, 3};
   std::vector<std::byte> memory(kShape.total_bytes() + 64);
-  // As a mapping would be.
+  // A mapping would be aligned like this.
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
   std::byte* base = memory.data() + (64 - address % 64) % 64;
   const ControlView view(base, kShape);
@@ -79,7 +79,7 @@ TEST_CASE("The control segment") {
   golden.Check();
 }
 
-TEST_CASE("The messages on a rank's socket") {
+TEST_CASE("The messages on a rank's socket have their released bytes") {
   constexpr std::array<uint32_t, 3> kGroup = {0x2005, 0x2006, 0x2007};
   Golden golden("rank_messages_1.10.txt");
   const auto add = [&golden](const char* name, const Message& message) {
@@ -87,7 +87,7 @@ TEST_CASE("The messages on a rank's socket") {
     const size_t count = EncodeMessage(message, bytes);
     REQUIRE(count > 0);
     golden.Add(name, std::span(bytes).first(count));
-    // What this version has written it also reads.
+    // This version also reads what it has written.
     const ParseResult result = ParseMessage(std::span(bytes).first(count));
     REQUIRE(result.outcome == ParseOutcome::kMessage);
     CHECK(result.message.body == message.body);
@@ -186,7 +186,7 @@ TEST_CASE("The messages on a rank's socket") {
   golden.Check();
 }
 
-TEST_CASE("Messages of earlier versions are read") {
+TEST_CASE("Messages of earlier versions can be read") {
   const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4},
                                   uint16_t{5}, uint16_t{6}, uint16_t{7}, uint16_t{8}, uint16_t{9});
   const std::map<std::string, std::vector<std::byte>> golden =
@@ -201,7 +201,7 @@ TEST_CASE("Messages of earlier versions are read") {
       CHECK(welcome->minor == minor);
       if (minor < 8) CHECK((welcome->flags == 0 && welcome->number == welcome->rank));
     }
-    // Standbys, and their numbers, came with 8.
+    // Standbys and their numbers came with minor version 8.
     if (const auto* view = std::get_if<RankMembership>(&result.message.body); view && minor < 8) {
       CHECK(view->number == view->rank);
       CHECK(view->members[0].flags == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The data plane's frames of version 2.1, byte for byte; those of 2.0 are read, and those of
+// The data plane's frames of version 2.1, byte for byte. Frames of 2.0 can be read, and those of
 // version 1 are refused.
 
 #include <map>
@@ -22,7 +22,7 @@ constexpr TensorKey kKey{0x2122232425262728};
 constexpr Round kRound{0x31};
 constexpr SliceIndex kSlice{0x41};
 
-TEST_CASE("The frames between agents and aggregators") {
+TEST_CASE("The frames between agents and aggregators have their released bytes") {
   Golden golden("frames_2.3.txt");
   const auto finish = [&golden](const char* name, FrameWriter& writer) {
     const std::vector<std::byte> bytes = writer.Take(0x51);
@@ -147,7 +147,7 @@ TEST_CASE("The frames between agents and aggregators") {
   golden.Check();
 }
 
-TEST_CASE("Frames of versions 2.0 to 2.2 are read") {
+TEST_CASE("Frames of versions 2.0 to 2.2 can be read") {
   const int minor = GENERATE(0, 1, 2);
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("frames_2." + std::to_string(minor) + ".txt");
@@ -170,7 +170,7 @@ TEST_CASE("Frames of versions 2.0 to 2.2 are read") {
   }
 }
 
-TEST_CASE("Frames of version 1 are refused, naming both versions") {
+TEST_CASE("Frames of version 1 are refused, and the error names both versions") {
   for (const char* file : {"frames_1.0.txt", "frames_1.1.txt"}) {
     const std::map<std::string, std::vector<std::byte>> golden = Golden::Load(file);
     CHECK(golden.size() == 15);

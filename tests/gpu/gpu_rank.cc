@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank whose gradients lie on a fake GPU: gpu_rank SOCKET LOCAL_RANK MACHINE GPU WHAT. MACHINE is
-// DIRECTORY:COUNT, as the agent has it. WHAT:
-//   rounds   some rounds of three tensors, each result compared; then memory is taken back
-//   together as rounds, of tensors that are declared when all ranks have exported their memory
-//   steady   rounds without end, a line "step N" for each
+// DIRECTORY:COUNT, as for the agent. WHAT:
+//   rounds   does some rounds of three tensors, compares each result, then takes memory back
+//   together does as rounds, and declares when all ranks have exported their memory
+//   steady   does rounds without end, and prints a line "step N" for each
 //   stall    pushes with an event that is never done, and waits
-//   host     as rounds, from host memory
-// Prints "done", or "error STATUS: TEXT" and exits with 3.
+//   host     does as rounds, from host memory
+// It prints "done", or "error STATUS: TEXT" and exits with 3.
 #include <unistd.h>
 
 #include <cstdint>
@@ -27,7 +27,8 @@ namespace {
 // With four bytes for each element, the last slice is one element, which travels in a frame.
 constexpr uint64_t kCount = 21 * 32'768 + 1;
 constexpr uint64_t kTensorBytes = 3 << 20;
-constexpr uint64_t kBufferBytes = 6 * kTensorBytes;  // Three tensors, each at two places by turns.
+// Three tensors are each at two places by turns.
+constexpr uint64_t kBufferBytes = 6 * kTensorBytes;
 
 void Say(const std::string& line) {
   std::printf("%s\n", line.c_str());
@@ -70,7 +71,7 @@ double Value(const Tensor& tensor, uint32_t rank, uint64_t i, uint64_t round) {
   if (tensor.dtype == TALWEG_U8) return static_cast<double>((rank * 3 + i + round) % 251);
   return static_cast<double>(rank * 4 + i % 16 + round);
 }
-// The result, in exact numbers.
+// Returns the result, in exact numbers.
 double Want(const Tensor& tensor, uint32_t size, uint64_t i, uint64_t round) {
   if (tensor.op == TALWEG_BROADCAST) return Value(tensor, size - 1, i, round);
   double sum = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares the GPU's kernels, compiled for the host, with the CPU's: the same bits for the same
-// inputs in the same order. The host cannot show the GPU's own conversion of f16, or its additions,
-// products and divisions, which IEEE 754 fixes. libs/gpu/cuda:conformance_test compares those on a
-// GPU.
+// Compares the GPU's kernels, compiled for the host, with the CPU's: they give the same bits for
+// the same inputs in the same order. The host cannot check the GPU's own conversion of f16, or its
+// additions, products and divisions, which IEEE 754 fixes. libs/gpu/cuda:conformance_test compares
+// those on a GPU.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -21,7 +21,7 @@
 namespace talweg::gpu {
 namespace {
 
-// Patterns at the edges of a float format: zeros, denormals, the largest, infinities, NaNs.
+// Returns patterns at the edges of a float format: zeros, denormals, the largest, infinities, NaNs.
 uint64_t EdgeOf(int exponent_bits, int fraction_bits, Random& random) {
   const uint64_t one_fraction = (uint64_t{1} << fraction_bits) - 1;
   const uint64_t infinity = ((uint64_t{1} << exponent_bits) - 1) << fraction_bits;
@@ -58,7 +58,7 @@ struct Buffers {
     memory.resize(input_count + 1);
     for (size_t i = 0; i <= input_count; ++i) {
       memory[i].resize(bytes / sizeof(uint64_t) + 16);
-      // skew 0: all lie alike. Otherwise each lies another number of elements askew.
+      // With skew 0 all lie alike. Otherwise each is another number of elements askew.
       begin.push_back(reinterpret_cast<std::byte*>(memory[i].data()) +
                       (skew == 0 ? 0 : (skew + i * (skew - 1)) * DTypeSize(dtype) % 64));
       for (uint64_t e = 0; e < element_count && i < input_count; ++e) {
@@ -81,7 +81,7 @@ struct Buffers {
   std::vector<std::byte*> begin;  // Where the inputs begin, then the output.
 };
 
-// Where results go: beside the inputs, to the first, or to each of them.
+// Where results go: beside the inputs, to the first one, or to each of them.
 enum class Target : uint8_t { kBeside, kFirst, kEach };
 
 // Compares the kernel on the host with libs/reduce. Reports the first difference.
@@ -141,7 +141,7 @@ TEST_CASE("kernels: every dtype, op, number of inputs and placement has the CPU'
   }
 }
 
-TEST_CASE("kernels: averages by any divisor", "[gpu]") {
+TEST_CASE("kernels: averages by any divisor have the CPU's bits", "[gpu]") {
   Random random(2);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     for (const uint32_t divisor : {1u, 2u, 3u, 7u, 8u, 1000u, 1u << 24, (1u << 24) + 1, 1u << 31}) {
@@ -152,9 +152,10 @@ TEST_CASE("kernels: averages by any divisor", "[gpu]") {
   }
 }
 
-// Each of the 65536 numbers, and each tie between two neighbours. 2^-1 times the sum of both is the
-// tie in float32, and an average of two makes it.
-TEST_CASE("kernels: all numbers of 16 bits, and all ties between them", "[gpu]") {
+// Tests each of the 65536 numbers, and each tie between two neighbours. 2^-1 times the sum of both
+// is the tie in float32, and an average of two makes it.
+TEST_CASE("kernels: all numbers of 16 bits, and all ties between them, have the CPU's bits",
+          "[gpu]") {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     std::vector<uint16_t> all(65536);
     std::vector<uint16_t> next(65536);
@@ -182,7 +183,7 @@ TEST_CASE("kernels: all numbers of 16 bits, and all ties between them", "[gpu]")
   }
 }
 
-TEST_CASE("kernels: a NaN that is copied keeps its payload, one that is computed does not",
+TEST_CASE("kernels: a NaN that is copied keeps its payload, and one that is computed does not",
           "[gpu]") {
   const uint32_t signalling = 0xff812345;
   uint32_t output = 0;

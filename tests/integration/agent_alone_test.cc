@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An agent that serves a whole job alone, with ranks that use the C ABI.
+// An agent that serves a whole job alone. Its ranks use the C ABI.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -112,8 +112,8 @@ TEST_CASE("Agent: with trace_bytes_max=0 nobody switches a timeline on", "[agent
   CHECK_FALSE(agent.Status().tracing());
 }
 
-// Runs `program` as every rank, on threads. Returns what failed, as a text, because Catch's macros
-// are for one thread.
+// Runs `program` as every rank, on threads. Returns the failure as a text, because only one thread
+// may use Catch's macros.
 std::string RunRanks(const std::string& socket, uint32_t rank_count,
                      const std::function<std::string(Rank&)>& program) {
   std::vector<std::string> failures(rank_count);
@@ -130,13 +130,13 @@ std::string RunRanks(const std::string& socket, uint32_t rank_count,
   return all;
 }
 
-TEST_CASE("Agent alone: sums, averages and broadcasts, twice over", "[agent]") {
-  // Few ranks sum themselves; of more than kSummingRanksMax the agent does.
+TEST_CASE("Agent alone: sums, averages and broadcasts are right, twice over", "[agent]") {
+  // A few ranks sum themselves. The agent sums for more than kSummingRanksMax.
   const uint32_t ranks = GENERATE(3u, 9u);
   RunningAgent agent(Alone(ranks));
   for (int generation = 0; generation < 2; ++generation) {
     CHECK(RunRanks(agent.socket_path(), ranks, [ranks](Rank& rank) -> std::string {
-            constexpr size_t kCount = 700'001;  // Several slices, an odd end.
+            constexpr size_t kCount = 700'001;  // Several slices, and an odd end.
             const auto n = static_cast<int32_t>(ranks);
             const int32_t numbers = n * (n - 1) / 2;
             if (talweg_size(rank.client) != ranks) return "size";
@@ -173,13 +173,13 @@ TEST_CASE("Agent alone: sums, averages and broadcasts, twice over", "[agent]") {
   CHECK(agent.Stop().ok());
 }
 
-TEST_CASE("Agent alone: in place, whoever sums, twice over", "[agent]") {
+TEST_CASE("Agent alone: tensors in place are right whoever sums, twice over", "[agent]") {
   const uint32_t ranks = GENERATE(2u, 9u);
   RunningAgent agent(Alone(ranks));
   for (int generation = 0; generation < 2; ++generation) {
     CHECK(RunRanks(agent.socket_path(), ranks, [ranks](Rank& rank) -> std::string {
             constexpr size_t kCount = 300'001;
-            // As large as each other: places are used again by their kind.
+            // The tensors have one size, because places are used again by their kind.
             talweg_tensor apart = 0, tensor = 0;
             if (rank.DeclareInPlace("in place", TALWEG_I32, TALWEG_SUM, kCount, &tensor) !=
                     TALWEG_OK ||
@@ -220,7 +220,7 @@ TEST_CASE("Agent alone: the first to declare a tensor says whether it is summed 
   CHECK(second.DeclareInPlace("b", TALWEG_F32, TALWEG_SUM, 4, &b) == TALWEG_UNSUPPORTED);
 }
 
-TEST_CASE("Agent alone: ranks that disagree are both told what each said", "[agent]") {
+TEST_CASE("Agent alone: ranks that disagree both hear what each said", "[agent]") {
   RunningAgent agent(Alone(2));
   CHECK(RunRanks(agent.socket_path(), 2, [](Rank& rank) -> std::string {
           talweg_tensor tensor = 0;
@@ -240,14 +240,15 @@ TEST_CASE("Agent alone: ranks that disagree are both told what each said", "[age
   CHECK(agent.Stop().ok());
 }
 
-TEST_CASE("Agent alone: a rank that is killed fails the others at once, by name", "[agent]") {
+TEST_CASE("Agent alone: a rank that is killed fails the others at once, and the text names it",
+          "[agent]") {
   RunningAgent agent(Alone(2));
   auto rank = std::make_unique<Rank>(agent.socket_path(), 0);
   REQUIRE(rank->status == TALWEG_OK);
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    // Only calls that a forked child may make beside the library's own.
+    // Besides the library's own calls, the child makes only those that a forked child may make.
     talweg_client* client = nullptr;
     talweg_options options;
     talweg_options_init(&options);
@@ -274,7 +275,7 @@ TEST_CASE("Agent alone: a rank that is killed fails the others at once, by name"
   CHECK_FALSE(agent.WaitForEnd().ok());  // The job has failed, and its ranks are gone.
 }
 
-TEST_CASE("Agent alone: stopping it fails ranks that do not end in time", "[agent]") {
+TEST_CASE("Agent alone: stopping the agent fails ranks that do not end in time", "[agent]") {
   config::AgentConfig config = Alone(2);
   config.drain_timeout_ms = 50;
   RunningAgent agent(config);
@@ -285,7 +286,7 @@ TEST_CASE("Agent alone: stopping it fails ranks that do not end in time", "[agen
     std::vector<float> data(4);
     talweg_status status = rank.Declare("w", TALWEG_F32, TALWEG_SUM, 4, &tensor);
     agent.RequestStop("told to by a test");
-    // Its partner never comes.
+    // The rank's partner never comes.
     if (status == TALWEG_OK) status = rank.PushPull(tensor, data.data(), data.data());
     text = rank.error;
   });
@@ -313,9 +314,9 @@ TEST_CASE("Agent alone: a tensor past the limit is refused with the figures", "[
   CHECK(agent.Stop().ok());
 }
 
-TEST_CASE("Agent alone: jobs one after the other have each as many tensors as fit", "[agent]") {
+TEST_CASE("Agent alone: jobs one after the other each have as many tensors as fit", "[agent]") {
   RunningAgent agent(Alone(1));
-  constexpr size_t kTensors = 40'000;  // 65,536 are the most.
+  constexpr size_t kTensors = 40'000;  // At most 65,536 fit.
   for (uint64_t generation = 1; generation <= 2; ++generation) {
     {
       Rank rank(agent.socket_path());
@@ -339,14 +340,15 @@ TEST_CASE("Agent alone: jobs one after the other have each as many tensors as fi
   CHECK(agent.Stop().ok());
 }
 
-TEST_CASE("Agent alone: jobs one after the other have each the memory of all", "[agent]") {
-  const uint32_t ranks = GENERATE(2u, 9u);  // Who sum, and for whom the agent does.
+TEST_CASE("Agent alone: jobs one after the other each have all the memory", "[agent]") {
+  // Two ranks sum themselves, and the agent sums for nine.
+  const uint32_t ranks = GENERATE(2u, 9u);
   config::AgentConfig config = Alone(ranks);
   config.arena_bytes_max = uint64_t{ranks + 2} * 8 * kMiB;
   RunningAgent agent(config);
   for (uint64_t generation = 1; generation <= 4; ++generation) {
     CHECK(RunRanks(agent.socket_path(), ranks, [&](Rank& rank) -> std::string {
-            // Another size each time, and most of what there is.
+            // The size differs each time, and takes most of what there is.
             std::vector<uint8_t> data(generation * 4096 + 3 * kMiB, 1);
             talweg_tensor tensor = 0;
             if (rank.Declare("t", TALWEG_U8, TALWEG_SUM, data.size(), &tensor) != TALWEG_OK ||

@@ -304,7 +304,7 @@ TEST_CASE("SchedulerCore: the loss of a joiner or of a forming job's member fail
   CHECK(f.StateOf(forming) == JobState::kFailed);
 }
 
-TEST_CASE("SchedulerCore: a joiner to a job that ends is told", "[membership]") {
+TEST_CASE("SchedulerCore: a joiner hears that the job has ended", "[membership]") {
   Fixture f;
   const JobId job = f.Enter("mnist", 0, 10, Spec(1, 2));
   f.Enter("mnist", 1, 11, Spec(1, 2));

@@ -9,7 +9,8 @@
 namespace talweg::membership {
 namespace {
 
-TEST_CASE("SchedulerCore: the loss of an aggregator", "[membership]") {
+TEST_CASE("SchedulerCore: the loss of an aggregator fails the job, or a view without it follows",
+          "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);
   f.AddAggregator("a1", 101);

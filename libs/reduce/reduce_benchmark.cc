@@ -13,8 +13,9 @@
 #include "libs/base/check.h"
 #include "libs/base/dtype.h"
 
-// Bytes touched (inputs read, output written) per second. The argument is that number of bytes, or
-// a little more. Two yardsticks touch as many: a memcpy, and loads and stores alone (BM_Touch).
+// Measures bytes touched (inputs read and output written) per second. The argument is that number
+// of bytes, or a little more. Two yardsticks touch as many bytes: a memcpy, and loads and stores
+// alone (BM_Touch).
 namespace talweg::reduce {
 namespace {
 
@@ -22,11 +23,12 @@ constexpr int64_t kInL1 = 12 << 10;
 constexpr int64_t kInL2 = 192 << 10;
 constexpr int64_t kOutOfCache = 192 << 20;
 
-// Arrays of numbers near 1 of every type, so that no operand is denormal, infinite or NaN for long;
-// whole cache lines, one after the other, in huge pages where the kernel gives them, as in arenas.
+// Arrays of numbers near 1 in any type, so that no operand is denormal, infinite or NaN for long.
+// They are whole cache lines, one after the other, in huge pages where the kernel gives them, as in
+// arenas.
 class Arrays {
  public:
-  // As many arrays as take `touched` bytes together, or a little less.
+  // Makes as many arrays as take `touched` bytes together, or a little less.
   Arrays(DType dtype, size_t count, int64_t touched)
       : count_(count), each_bytes_(static_cast<size_t>(touched) / count / kLineBytes * kLineBytes) {
     const size_t bytes =
@@ -45,7 +47,7 @@ class Arrays {
   }
   size_t each_bytes() const { return each_bytes_; }
   std::byte* operator[](size_t array) const { return bytes_.get() + array * each_bytes_; }
-  // Each iteration has touched all arrays once.
+  // Counts the bytes, if each iteration has touched all arrays once.
   void Count(benchmark::State& state) const {
     state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(count_ * each_bytes_));
   }
@@ -96,8 +98,8 @@ void TouchPortable(const std::byte* a, const std::byte* b, std::byte* output, si
   TouchVectors<16>(a, b, output, bytes);
 }
 
-// In a cache, no sum of two inputs with vectors of that width can be faster than this: two loads,
-// one store, and the one operation that makes them depend on each other.
+// In a cache, no sum of two inputs with vectors of that width can be faster than this: it has two
+// loads, one store, and one operation that makes them depend on each other.
 void BM_Touch(benchmark::State& state, Isa isa, bool in_place) {
   const auto touch = isa == Isa::kAvx512 ? TouchAvx512
                      : isa == Isa::kAvx2 ? TouchAvx2
@@ -165,7 +167,7 @@ int RegisterAll() {
     for (const DType dtype : kAllDTypes) {
       for (const Op op : kAllOps) {
         if (!IsReduction(dtype, op)) continue;
-        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // Not a power of two.
+        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // The divisor is no power of two.
         const std::string name = std::string(DTypeName(dtype)).append("/").append(OpName(op));
         register_for_isa(name, {.spec = {.dtype = dtype, .op = op, .divisor = divisor}});
         if (op == Op::kAverage) {

@@ -4,10 +4,11 @@
 //
 //   impostor SCHEDULER none|keyed|tls tcp|libfabric
 //
-// Joins a job of its own, gets its own keys with the view, connects to the first aggregator with
-// them, and says Hello: in its own name, in that of node 1 of the job before, in that name with the
-// address changed to it, and over libfabric in its own again when it has left its job. Prints what
-// came of each: "answered", or "closed" and why.
+// It joins a job of its own, and gets its own keys with the view. With them it connects to the
+// first aggregator and says Hello several times: in its own name, in the name of node 1 of the
+// previous job, and in that name with the address changed to it. Over libfabric it says Hello once
+// more in its own name, after it has left its job. It prints how each ended: "answered", or
+// "closed" and why.
 #include <poll.h>
 
 #include <chrono>
@@ -62,7 +63,7 @@ class Conversation final : public transport::EventSink {
   std::optional<std::string> outcome_;
 };
 
-// Returns the address with another member in place of the one for which its key is.
+// Returns the address with another member in place of the one that its key belongs to.
 std::string WithMember(const std::string& address, const transport::PeerIdentity& member) {
   const size_t key = address.rfind('/') + 1;
   auto parsed = transport::ParseAddressKey(address.substr(key));
@@ -106,7 +107,7 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   // Other transports let it in, and the aggregator answers.
   if (carrier != "libfabric") return 0;
   member.Leave();
-  // The aggregator hears of it a little later.
+  // The aggregator hears of that a little later.
   const auto end = std::chrono::steady_clock::now() + kPatience;
   std::string outcome;
   do {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A member of a job of its own that abuses the only aggregator of its view, over Talweg's own TCP,
-// until it is killed. For tests and benchmarks.
+// until it is killed. It serves tests and benchmarks.
 //
 //   rude_member SCHEDULER none|keyed|tls JOB MANNER
 //
 // greedy: sums 64 tensors of 256 KiB without end, each as soon as it may.
 // refused: contributes to tensors that nobody has declared, without end and without credit.
-// garbage: sends what is no frame, and connects again when it is thrown out.
-// silent: opens 400 connections, says Hello on none, and opens those again that were closed.
+// garbage: sends bytes that are no frame, and connects again when its connection is closed.
+// silent: opens 400 connections, says Hello on none, and opens again those that were closed.
 //
-// Prints "ready" when it has begun, and "done N" after each 16 further pieces of what it does:
-// rounds, frames, frames, connections.
+// It prints "ready" when it has begun, and "done N" after each 16 further units: rounds, frames,
+// frames, connections.
 #include <poll.h>
 
 #include <array>
@@ -47,7 +47,7 @@ class Rude : public transport::EventSink {
   Rude(transport::Transport* transport, view::View view, view::MemberIdentity self)
       : transport_(transport), view_(std::move(view)), self_(self) {}
 
-  // Never ends.
+  // It never returns.
   [[noreturn]] void Run() {
     Begin();
     std::printf("ready\n");
@@ -81,7 +81,7 @@ class Rude : public transport::EventSink {
     for (const Entry& entry : entries) writer.Add(entry);
     transport_->PostFrame(*connection_, writer.Take());
   }
-  // On a new connection.
+  // Says Hello on a new connection.
   void Greet() {
     connection_ = Connect();
     Say(wire::FrameType::kHello,
@@ -144,7 +144,7 @@ class Greedy final : public Rude {
       }
     } else if (const auto* results = std::get_if<std::vector<wire::Result>>(&frame->entries)) {
       for (const wire::Result& entry : *results) {
-        // A tensor has several slices. The last of a round begins the next.
+        // A tensor has several slices. The last one of a round begins the next round.
         if (++slices_[{entry.key, entry.round}] < cut_.size()) continue;
         slices_.erase({entry.key, entry.round});
         Push(entry.key, entry.round.Next());
@@ -171,7 +171,7 @@ class Greedy final : public Rude {
   transport::Region sent_region_;
   transport::Region got_region_;
   std::vector<TensorKey> keys_;
-  std::vector<view::Slice> cut_;  // The same for all: there is one aggregator.
+  std::vector<view::Slice> cut_;  // The same for all tensors, because there is one aggregator.
   std::map<TensorKey, wire::RemoteRef> slots_;
   std::map<std::pair<TensorKey, Round>, uint32_t> slices_;
 };
@@ -230,7 +230,7 @@ class Silent final : public Rude {
   using Rude::Rude;
 
  private:
-  // Never many at once: of those that are half open, few are let in.
+  // It opens only a few at once, because few half-open connections are let in.
   void Begin() override {
     for (size_t i = 0; i < kAtOnce; ++i) Open();
   }

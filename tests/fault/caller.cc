@@ -54,7 +54,8 @@ class Caller {
  private:
   [[noreturn]] void Flood() {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // A connection of its own.
+    // Each client has a connection of its own.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto channel = grpc::CreateCustomChannel(
         address_, rpc::CredentialsAccess::Channel(credentials_, address_, {}), arguments);
     while (true) Note(CallOnce(channel));
@@ -67,7 +68,7 @@ class Caller {
       v1::ListJobsResponse response;
       return v1::AdminService::NewStub(channel)->ListJobs(&context, {}, &response);
     }
-    if (what_ == "renew") {  // With a secret that nobody has.
+    if (what_ == "renew") {  // The call shows a secret that nobody has.
       v1::RenewLeaseRequest request;
       request.set_session_secret(std::string(32, 'x'));
       v1::RenewLeaseResponse response;
@@ -110,7 +111,7 @@ class Caller {
 
   const std::string address_;
   const std::string what_;
-  const std::shared_ptr<const rpc::Credentials> credentials_;  // Null: without TLS.
+  const std::shared_ptr<const rpc::Credentials> credentials_;  // Null: there is no TLS.
   std::mutex mutex_;
   uint64_t calls_ = 0;
   uint64_t refused_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a certificate that lives for seconds, for tests: talweg certs counts in days.
+// Makes a certificate that lives for seconds, for tests. `talweg certs` counts in days.
 //
 // certifier AUTHORITY_DIRECTORY DIRECTORY ROLE SECONDS
 #include <cstdint>

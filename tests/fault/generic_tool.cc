@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What grpcurl does, for tests: lists the services of the gRPC server at an address, describes
-// every method and calls it with an empty request, knowing nothing but what the server tells of
+// Does what grpcurl does, for tests. It lists the services of the gRPC server at an address,
+// describes every method and calls it with an empty request. It knows only what the server tells of
 // itself. With TLS, a reader's certificate lists the services, and the caller's calls them.
 //
 //   service talweg.scheduler.v1.AdminService
@@ -32,10 +32,10 @@ namespace {
 using google::protobuf::Message;
 
 constexpr auto kPatience = std::chrono::seconds(60);
-// A watch may have nothing to say.
+// A watch may have nothing to send.
 constexpr auto kStreamPatience = std::chrono::seconds(20);
 
-// One call in the simple way: each step is waited for.
+// Makes one call in the simple way: it waits for each step.
 class Call {
  public:
   Call(grpc::GenericStub& stub, const std::string& method, std::chrono::seconds patience) {
@@ -90,7 +90,7 @@ class Call {
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
 };
 
-// The messages of reflection itself are the only ones that are compiled in.
+// Only the messages of reflection itself are compiled in.
 class Reflection {
  public:
   explicit Reflection(grpc::GenericStub& stub)
@@ -110,7 +110,7 @@ class Reflection {
     return names;
   }
 
-  // Learns the file that describes `symbol`, with all that it imports.
+  // Reads the file that describes `symbol`, with all that it imports.
   const google::protobuf::ServiceDescriptor* Describe(const std::string& symbol) {
     const auto response = Ask("file_containing_symbol", symbol);
     if (response == nullptr) return nullptr;
@@ -190,7 +190,7 @@ void CallEmpty(grpc::GenericStub& stub, const google::protobuf::MethodDescriptor
               status.ok() ? said.c_str() : status.error_message().c_str());
 }
 
-// Null for no directory.
+// Returns null if there is no directory.
 std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& directory) {
   const auto loaded = rpc::Credentials::Load({.tls_directory = directory});
   if (!loaded.ok()) {

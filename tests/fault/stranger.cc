@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client without credentials, for tests: makes the calls of the scheduler's protocol, and prints
-// the answers.
+// A client without credentials, for tests. It makes the calls of the scheduler's protocol, and
+// prints the answers.
 //
-//   stranger ADDRESS look                            everything that AdminService shows
+// stranger ADDRESS look                            reads everything that AdminService shows
 //   stranger ADDRESS join JOB NODE                   joins, and asks for the views
-//   stranger ADDRESS leave JOB NODE INCARNATION      stopped, then finished
-//   stranger ADDRESS renew JOB NODE INCARNATION      holding an epoch at the end of all
-//   stranger ADDRESS lost JOB NODE INCARNATION       its rank has died
-//   stranger ADDRESS deregister INCARNATION          that aggregator, for good
+//   stranger ADDRESS leave JOB NODE INCARNATION      leaves as stopped, then as finished
+//   stranger ADDRESS renew JOB NODE INCARNATION      renews, and holds the highest epoch
+//   stranger ADDRESS lost JOB NODE INCARNATION       reports that its rank has died
+//   stranger ADDRESS deregister INCARNATION          deregisters that aggregator for good
 //
-// INCARNATION in hexadecimal digits; 0: the one that AdminService shows.
+// INCARNATION has hexadecimal digits. 0 means the one that AdminService shows.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>

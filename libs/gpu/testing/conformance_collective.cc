@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Communicators among all GPUs of the machine; where there is one, among that one.
+// Communicators among all GPUs of the machine. One GPU is enough.
 #include <cstring>
 #include <vector>
 
@@ -57,7 +57,7 @@ struct CollectiveCase {
     REQUIRE(state == State::kReady);
   }
 
-  // Element e of device d's input: d + 1 + e, as an int.
+  // Sets element e of device d's input to d + 1 + e, as an int.
   void Fill(uint64_t element_count) {
     for (size_t d = 0; d < count; ++d) {
       std::vector<int32_t> values(element_count);
@@ -90,7 +90,7 @@ struct CollectiveCase {
     return values;
   }
 
-  // The sum over the devices of element e.
+  // Returns the sum of element e over the devices.
   int32_t Sum(uint64_t e) const {
     return static_cast<int32_t>(count * (count + 1) / 2 + count * e);
   }
@@ -138,7 +138,7 @@ TEST_CASE("communicator: each device gets every shard", "[gpu]") {
   }
 }
 
-TEST_CASE("communicator: one device gets the sum, and everybody what it has", "[gpu]") {
+TEST_CASE("communicator: one device gets the sum, or all devices get what one has", "[gpu]") {
   CollectiveCase c;
   if (c.harness == nullptr) return;
   c.Settle();
@@ -162,7 +162,8 @@ TEST_CASE("communicator: one device gets the sum, and everybody what it has", "[
   }
 }
 
-TEST_CASE("communicator: everybody gets the sum, also in place and in a row", "[gpu]") {
+TEST_CASE("communicator: all devices get the sum, even in place and several times in a row",
+          "[gpu]") {
   CollectiveCase c;
   if (c.harness == nullptr) return;
   c.Settle();
@@ -181,7 +182,7 @@ TEST_CASE("communicator: everybody gets the sum, also in place and in a row", "[
   }
 }
 
-TEST_CASE("communicator: what is refused", "[gpu]") {
+TEST_CASE("communicator: invalid arguments are refused", "[gpu]") {
   CollectiveCase c;
   if (c.harness == nullptr) return;
   c.Settle();
@@ -205,7 +206,7 @@ TEST_CASE("communicator: what is refused", "[gpu]") {
   refused(c.harness->platform().NewCommunicator({}).status());
 }
 
-TEST_CASE("communicator: aborted, its streams go on, and another can be made", "[gpu]") {
+TEST_CASE("communicator: after an abort its streams go on, and another one can be made", "[gpu]") {
   CollectiveCase c;
   if (c.harness == nullptr) return;
   c.Settle();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kBytes = 4 << 20;
 
-// A case with a peer that has shared memory with Pattern(1) in it.
+// A case with a peer that has shared memory, with Pattern(1) in it.
 struct PeerCase : Case {
   PeerCase() {
     if (skipped()) return;
@@ -60,7 +60,7 @@ TEST_CASE("import: another process's memory is read and written", "[gpu]") {
   CHECK(c.peer->Free().ok());
 }
 
-TEST_CASE("import: another process's memory is not for this one's NIC", "[gpu]") {
+TEST_CASE("import: another process's memory cannot be opened to this one's NIC", "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;
   const uint64_t skipped = (kNicPageBytes - c.mapped.address % kNicPageBytes) % kNicPageBytes;
@@ -73,7 +73,7 @@ TEST_CASE("import: events of either process order both processes' work", "[gpu]"
   PeerCase c;
   if (c.skipped()) return;
   for (uint64_t round = 2; round < 8; ++round) {
-    // Only after this process took the round before.
+    // The peer waits until this process has taken the round before.
     REQUIRE(c.peer->Write(round, round > 2).ok());
     REQUIRE(c.device->Wait(c.stream, c.written).ok());
     REQUIRE(c.device->CopyToHost(c.stream, c.host, c.mapped.Part(0, kBytes)).ok());
@@ -85,7 +85,8 @@ TEST_CASE("import: events of either process order both processes' work", "[gpu]"
 }
 
 TEST_CASE(
-    "import: a wake-up is of what this process records, since it may take a stream that waits",
+    "import: only an event that this process records may wake it, since a wake-up may block a "
+    "stream",
     "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;
@@ -119,12 +120,12 @@ TEST_CASE("import: memory that was freed and allocated anew is another allocatio
   CHECK(IsPattern(c.host, 9));
 }
 
-TEST_CASE("import: a process that dies leaves its memory mapped, and no leak", "[gpu]") {
+TEST_CASE("import: memory stays mapped when its process dies, and nothing leaks", "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;
   REQUIRE(c.harness->RunUntil([&] { return *c.device->Query(c.written); }));
   c.peer->Kill();
-  // What is mapped stays readable, whatever it holds.
+  // Mapped memory stays readable, whatever is in it.
   REQUIRE(c.device->CopyToHost(c.stream, c.host, c.mapped.Part(0, kBytes)).ok());
   c.Finish(c.stream);
   CHECK(IsPattern(c.host, 1));
@@ -134,7 +135,7 @@ TEST_CASE("import: a process that dies leaves its memory mapped, and no leak", "
   c.Finish(c.stream);
 }
 
-TEST_CASE("import: random bytes are no handle", "[gpu]") {
+TEST_CASE("import: random bytes are refused as a handle", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   MemoryHandle memory;

@@ -16,7 +16,7 @@ using Catch::Matchers::Contains;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-TEST_CASE("device: a GPU is opened by its UUID, and another is refused by name", "[gpu]") {
+TEST_CASE("device: a GPU is opened by its UUID, and an unknown UUID is refused", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const auto gpus = c.harness->platform().Gpus();
@@ -34,7 +34,8 @@ TEST_CASE("device: a GPU is opened by its UUID, and another is refused by name",
              Contains(FormatUuid(other)) && Contains(FormatUuid(gpus->front().uuid)));
 }
 
-TEST_CASE("device: memory is counted, and too much of it is refused without harm", "[gpu]") {
+TEST_CASE("device: memory is counted, and a request for too much is refused without harm",
+          "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const auto before = c.device->Memory();
@@ -52,7 +53,7 @@ TEST_CASE("device: memory is counted, and too much of it is refused without harm
   CHECK(absl::IsInvalidArgument(c.device->Allocate(0).status()));
 }
 
-TEST_CASE("device: bytes go there and back", "[gpu]") {
+TEST_CASE("device: bytes are copied there and back", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{17}, uint64_t{4096}, 2 * kMiB + 3}) {
@@ -100,7 +101,7 @@ TEST_CASE("device: memory that others mapped can be pinned", "[gpu]") {
   munmap(arena, kMiB);
 }
 
-TEST_CASE("device: a few bytes go there and back at once", "[gpu]") {
+TEST_CASE("device: a few bytes are copied there and back at once", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const DeviceSpan memory = c.Memory(8192);
@@ -116,7 +117,7 @@ TEST_CASE("device: a few bytes go there and back at once", "[gpu]") {
   CHECK(absl::IsInvalidArgument(c.device->WriteNow({memory.address + 8192, 100}, second)));
 }
 
-TEST_CASE("device: a NIC is given whole pages of this process's own", "[gpu]") {
+TEST_CASE("device: a NIC gets only whole pages of this process's own memory", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const DeviceSpan memory = c.Memory(4 * kNicPageBytes);
@@ -136,7 +137,7 @@ TEST_CASE("device: a NIC is given whole pages of this process's own", "[gpu]") {
   CHECK(absl::IsInvalidArgument(c.device->OpenToNic({pages.address, 8 * kNicPageBytes}).status()));
 }
 
-TEST_CASE("device: addresses that are nobody's are refused before the GPU sees them", "[gpu]") {
+TEST_CASE("device: addresses that belong to nobody are refused before the GPU sees them", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const DeviceSpan memory = c.Memory(4096);
@@ -165,7 +166,7 @@ TEST_CASE("device: addresses that are nobody's are refused before the GPU sees t
   const uint64_t twice[] = {memory.address, memory.address};
   refused(c.device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, twice,
                            memory.address + 4096, 512));
-  c.Finish(stream);  // Nothing of it reached the GPU.
+  c.Finish(stream);  // None of these calls reached the GPU.
 }
 
 }  // namespace

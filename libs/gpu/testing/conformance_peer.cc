@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies between two GPUs of the machine; where there is one, what is refused.
+// Copies between two GPUs of the machine. With one GPU, only refusals are tested.
 #include <algorithm>
 #include <cstring>
 
@@ -13,8 +13,7 @@ namespace {
 
 constexpr uint64_t kBytes = 100'003;
 
-TEST_CASE("peer: bytes go from one GPU to another, each way, after what is posted before",
-          "[gpu]") {
+TEST_CASE("peer: bytes are copied from one GPU to another, each way, after earlier work", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const auto gpus = c.harness->platform().Gpus();
@@ -30,7 +29,8 @@ TEST_CASE("peer: bytes go from one GPU to another, each way, after what is poste
   REQUIRE(c.device->CopyToDevice(to, here, host).ok());
   REQUIRE(c.device->CopyToPeer(to, *peer, there, here).ok());
   c.Finish(to);
-  // To another place on the way back, so that nobody takes what was there first for it.
+  // The way back ends at another place, so that the test cannot take the first bytes for the
+  // result.
   const DeviceSpan home = c.Memory(kBytes);
   REQUIRE(peer->CopyToPeer(back, *c.device, home, there).ok());
   const EventId returned = *peer->NewEvent(EventScope::kProcess);
@@ -42,7 +42,7 @@ TEST_CASE("peer: bytes go from one GPU to another, each way, after what is poste
   CHECK(IsPattern(host, 5));
 }
 
-TEST_CASE("peer: what is refused", "[gpu]") {
+TEST_CASE("peer: invalid arguments are refused", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   const auto gpus = c.harness->platform().Gpus();
@@ -58,7 +58,7 @@ TEST_CASE("peer: what is refused", "[gpu]") {
   };
   refused(there.Part(0, 10), here, stream);
   refused({there.address, kBytes + 1}, {here.address, kBytes + 1}, stream);
-  refused(here, there, stream);  // Each is the other's.
+  refused(here, there, stream);  // Each span is the other GPU's.
   refused(there, here, StreamId(999'999));
 }
 

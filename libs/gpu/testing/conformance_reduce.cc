@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device::Reduce against the kernels on the host, which tests/gpu compares with the CPU's.
+// Compares Device::Reduce with the kernels on the host, which tests/gpu compares with the CPU's.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -15,8 +15,8 @@
 namespace talweg::gpu {
 namespace {
 
-// Inputs and an output on the device and on the host, each `skew` elements apart from where
-// vectors lie if it is not 0.
+// Inputs and an output on the device and on the host. With a `skew`, each begins that many elements
+// after where vectors lie.
 class Bench {
  public:
   Bench(Case& c, uint64_t bytes_max, size_t inputs_max)
@@ -37,7 +37,7 @@ class Bench {
   // Where results go: beside the inputs, or to each of them.
   enum class Target : uint8_t { kBeside, kEach };
 
-  // Whether the device's results are the host's.
+  // Returns whether the device's results are the host's.
   bool Same(const ReduceSpec& spec, size_t input_count, uint64_t element_count, uint64_t skew,
             Target target) {
     const uint64_t size = DTypeSize(spec.dtype);
@@ -85,7 +85,8 @@ TEST_CASE("reduce: every dtype, op, number of inputs and placement has the host'
   Case c;
   if (c.skipped() || !c.harness->HasKernels()) return;
   Bench bench(c, 9000, 8);
-  FillPattern(bench.inputs(), 1);  // Any bits: NaNs, denormals and infinities among them.
+  // These are any bits, with NaNs, denormals and infinities among them.
+  FillPattern(bench.inputs(), 1);
   for (const DType dtype : kAllDTypes) {
     for (const Op op : kAllOps) {
       if (!OpDefined(dtype, op) || op == Op::kCopy) continue;
@@ -107,7 +108,7 @@ TEST_CASE("reduce: every dtype, op, number of inputs and placement has the host'
   }
 }
 
-TEST_CASE("reduce: all numbers of 16 bits, and ties between them", "[gpu]") {
+TEST_CASE("reduce: all numbers of 16 bits, and ties between them, have the host's bits", "[gpu]") {
   Case c;
   if (c.skipped() || !c.harness->HasKernels()) return;
   constexpr uint64_t kNumbers = 65536;
@@ -130,7 +131,7 @@ TEST_CASE("reduce: all numbers of 16 bits, and ties between them", "[gpu]") {
   }
 }
 
-TEST_CASE("reduce: more elements than a grid has threads", "[gpu]") {
+TEST_CASE("reduce: it works on more elements than a grid has threads", "[gpu]") {
   Case c;
   if (c.skipped() || !c.harness->HasKernels()) return;
   constexpr uint64_t kElements = 6'000'011;

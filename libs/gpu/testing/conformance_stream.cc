@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Order: within a stream, between streams, and for who asks from the host.
+// Order within a stream, between streams, and for queries by the host.
 #include <poll.h>
 
 #include <vector>
@@ -12,10 +12,10 @@
 namespace talweg::gpu {
 namespace {
 
-constexpr uint64_t kLong = 64 << 20;  // A copy of it takes long enough to be overtaken.
+constexpr uint64_t kLong = 64 << 20;  // Copying this takes long enough to be overtaken.
 constexpr uint64_t kShort = 4096;
 
-// Work on the stream that takes a while, and ends with Pattern(seed) in `target`.
+// Posts work to the stream that takes a while, and ends with Pattern(seed) in `target`.
 void PostSlowWrite(Case& c, StreamId stream, DeviceSpan slow, std::span<std::byte> slow_host,
                    DeviceSpan target, std::span<std::byte> source, uint64_t seed) {
   for (int i = 0; i < 4; ++i) {
@@ -61,7 +61,7 @@ TEST_CASE("stream: its work runs in order", "[gpu]") {
   for (uint64_t i = 0; i < 20; ++i) CHECK(IsPattern(results[i], i));
 }
 
-TEST_CASE("event: a stream that waits for one sees what was before it", "[gpu]") {
+TEST_CASE("event: a stream that waits for an event sees the work before it", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);
@@ -77,7 +77,7 @@ TEST_CASE("event: a stream that waits for one sees what was before it", "[gpu]")
   c.Finish(writer.stream);
 }
 
-TEST_CASE("event: recorded anew, it no longer stands for what was before", "[gpu]") {
+TEST_CASE("event: an event that is recorded anew no longer stands for earlier work", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);
@@ -88,7 +88,7 @@ TEST_CASE("event: recorded anew, it no longer stands for what was before", "[gpu
   writer.Post(2);
   REQUIRE(c.device->Record(event, writer.stream).ok());
   REQUIRE(c.device->Wait(reader, event).ok());
-  // The reader still waits for the writer. The event stands for an idle stream from now on.
+  // The reader still waits for the writer. From now on the event stands for an idle stream.
   REQUIRE(c.device->Record(event, idle).ok());
   REQUIRE(c.device->CopyToHost(reader, result, writer.target).ok());
   c.Finish(reader);
@@ -99,14 +99,14 @@ TEST_CASE("event: recorded anew, it no longer stands for what was before", "[gpu
   c.Finish(writer.stream);
 }
 
-TEST_CASE("event: the host's question is answered when all is done, and not before", "[gpu]") {
+TEST_CASE("event: a query by the host is true when all work is done, and not before", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);
   const EventId event = c.Event();
   auto query = c.device->Query(event);
   REQUIRE(query.ok());
-  CHECK(*query);  // Never recorded: nothing to wait for.
+  CHECK(*query);  // The event was never recorded, so there is nothing to wait for.
   writer.Post(3);
   const std::span<std::byte> result = c.Host(kShort);
   REQUIRE(c.device->CopyToHost(writer.stream, result, writer.target).ok());
@@ -118,7 +118,7 @@ TEST_CASE("event: the host's question is answered when all is done, and not befo
   CHECK(IsPattern(result, 3));
 }
 
-TEST_CASE("event: its end is readable at a descriptor", "[gpu]") {
+TEST_CASE("event: a descriptor becomes readable when an event is done", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);
@@ -132,7 +132,7 @@ TEST_CASE("event: its end is readable at a descriptor", "[gpu]") {
   REQUIRE(c.device->Record(event, writer.stream).ok());
   REQUIRE(c.device->WakeWhenDone(event).ok());
   CHECK_FALSE(readable());
-  // Asking moves a machine that stands still between calls.
+  // A query moves a machine that stands still between calls.
   REQUIRE(c.harness->RunUntil([&] { return *c.device->Query(event); }));
   REQUIRE(c.harness->RunUntil(readable));
   c.device->DrainWakeups();
@@ -141,7 +141,7 @@ TEST_CASE("event: its end is readable at a descriptor", "[gpu]") {
   REQUIRE(c.harness->RunUntil(readable));
 }
 
-TEST_CASE("stream: destroyed, its work goes on", "[gpu]") {
+TEST_CASE("stream: the work of a destroyed stream goes on", "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);
@@ -156,7 +156,8 @@ TEST_CASE("stream: destroyed, its work goes on", "[gpu]") {
   CHECK(IsPattern(result, 5));
 }
 
-TEST_CASE("device: destroyed with work under way, it takes everything with it", "[gpu]") {
+TEST_CASE("device: a device that is destroyed with work under way takes everything with it",
+          "[gpu]") {
   Case c;
   if (c.skipped()) return;
   SlowWriter writer(c);

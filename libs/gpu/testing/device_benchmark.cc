@@ -24,9 +24,10 @@
 #include "libs/gpu/fake/shared_machine.h"
 #include "libs/status/status.h"
 
-// The limits of the first GPU, and what is reached when it is used as the agent uses it: streams of
-// high priority, pinned memory, events that are asked. Time runs from the first post until the
-// event after the last was seen done. If there is a second GPU, also the way between the two.
+// Measures the limits of the first GPU, and what is reached when it is used as the agent uses it:
+// streams of high priority, pinned memory, and events that are polled. Time runs from the first
+// post until the last event is seen done. If there is a second GPU, this also measures the way
+// between the two.
 //
 //   BM_Down/BYTES, BM_Up/BYTES  one copy to the host, one from there: the bus
 //   BM_AtOnce/BYTES             one copy down and one up, at once: the bus both ways
@@ -37,7 +38,8 @@
 //   BM_Peer/BYTES               one copy from the first GPU to the second
 //   BM_PeerBothWays/BYTES       that, and one from the second to the first beside it
 //
-// Bytes a second: moved, or touched. --fake: a fake GPU and small sizes, which shows that it runs.
+// Figures are bytes a second, moved or touched. --fake takes a fake GPU and small sizes, to show
+// that the benchmark runs.
 namespace talweg::gpu {
 namespace {
 
@@ -48,7 +50,7 @@ struct Sizes {
   uint64_t large = 256'000'000;
 };
 
-// One GPU's device, and what a benchmark makes on it.
+// One GPU's device, and what a benchmark allocates on it.
 class Bench {
  public:
   explicit Bench(Device& device) : device_(device) {}
@@ -70,14 +72,14 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Runs `post` again and again, each time until all that is on the streams is done.
+  // Runs `post` again and again, each time until all work on the streams is done.
   void Run(benchmark::State& state, std::span<const StreamId> streams, uint64_t bytes,
            const std::function<absl::Status()>& post) {
     std::vector<On> all;
     for (const StreamId stream : streams) all.push_back({device_, stream});
     RunOn(state, all, bytes, post);
   }
-  // The same, on streams of several devices.
+  // Does the same on streams of several devices.
   struct On {
     Device& device;
     StreamId stream;
@@ -193,7 +195,7 @@ void BM_Peer(benchmark::State& state, Device& device, Device& peer, bool both_wa
   });
 }
 
-// `peer`: null if there is one GPU only.
+// `peer` is null if there is only one GPU.
 void Register(Device& device, Device* peer, const Sizes& sizes) {
   const auto add = [](const std::string& name, const std::function<void(benchmark::State&)>& run) {
     benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);
@@ -229,7 +231,7 @@ void Register(Device& device, Device* peer, const Sizes& sizes) {
   }
 }
 
-// A directory for a fake machine, gone with the process.
+// A directory for a fake machine. It is removed with the process.
 class Scratch {
  public:
   Scratch() {

@@ -38,7 +38,7 @@ class PlatformPeer final : public Peer {
   }
 
   absl::Status Write(uint64_t seed, bool wait_for_taken) override {
-    TALWEG_RETURN_IF_ERROR(Finish());  // The host buffer is free again.
+    TALWEG_RETURN_IF_ERROR(Finish());  // Afterwards the host buffer is free again.
     FillPattern(host_, seed);
     if (wait_for_taken) TALWEG_RETURN_IF_ERROR(device_->Wait(stream_, taken_));
     TALWEG_RETURN_IF_ERROR(device_->CopyToDevice(stream_, memory_, host_));

@@ -52,7 +52,7 @@ double ToWide(_Float16 value) { return static_cast<double>(value); }
 template <typename T>
 auto FromWide(auto value) {
   if constexpr (std::is_same_v<T, Bf16>) {
-    // To nearest, ties to even.
+    // Rounds to nearest, and ties to even.
     const float narrow = static_cast<float>(value);
     uint32_t bits;
     std::memcpy(&bits, &narrow, sizeof(bits));
@@ -388,8 +388,8 @@ class FakeAgent::Impl final : public RankEventSink {
     Publish(tensor, RankStatus::kOk, "");
   }
 
-  // Returns the first two ranks that have said different things, and what; "" if none have. (Ranks
-  // that sum compare for themselves.)
+  // Returns the first two ranks that have said different things, and what they said; "" if there
+  // are none. Ranks that sum compare for themselves.
   static std::string Difference(const FakeTensor& tensor) {
     const Collective& collective = tensor.declaration.collective;
     uint32_t first = tensor.RankAt(0);

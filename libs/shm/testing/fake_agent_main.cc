@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// fake_agent SOCKET RANKS: the agent of a job of one node, for tests of clients. Prints "ready"
-// when it listens; ends when its standard input ends.
+// fake_agent SOCKET RANKS: the agent of a job of one node, for tests of clients. It prints "ready"
+// when it listens, and ends when its standard input ends.
 
 #include <unistd.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libcuda.so.1 over the fake GPUs that processes share (TALWEG_FAKE_GPUS: shared_files.h), for
-// ranks that call the driver themselves, beside an agent with --test_fake_gpus.
+// A libcuda.so.1 over the fake GPUs that processes share (TALWEG_FAKE_GPUS: shared_files.h). It
+// serves ranks that call the driver themselves, beside an agent with --test_fake_gpus.
 //
-// Device memory is host memory, which a test may look into. A stream does at once what it is given,
-// unless the test holds it (fakeHold). Then its work waits, and so do the streams that wait for its
-// events. What a driver answers with undefined behaviour fails here.
+// Device memory is host memory, which a test may look into. A stream does its work at once, unless
+// the test holds it (fakeHold). Then its work waits, and so do the streams that wait for its
+// events. A call that has undefined behaviour with a real driver fails here.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -35,8 +35,8 @@ constexpr int kPointerBufferId = 7;
 struct Memory {
   uint64_t bytes = 0;
   uint64_t buffer_id = 0;
-  std::shared_ptr<SharedFile> file;  // Null: not one that can be shared,
-  std::unique_ptr<std::byte[]> own;  // or pinned memory of the host.
+  std::shared_ptr<SharedFile> file;  // Null if the memory cannot be shared, or is the host's.
+  std::unique_ptr<std::byte[]> own;  // The bytes, if there is no file.
 };
 using Memories = std::map<uint64_t, Memory>;  // By address.
 
@@ -57,7 +57,7 @@ struct Event {
 };
 
 struct Work {
-  std::function<bool()> ready;  // Empty: always.
+  std::function<bool()> ready;  // Empty: it is always ready.
   std::function<void()> run;
 };
 
@@ -78,7 +78,7 @@ struct Process {
   uint64_t next_buffer_id = 1;
   Memories memory;
   Memories pinned;
-  std::map<uint64_t, uint64_t> freed;  // Addresses by their bytes: given out again first.
+  std::map<uint64_t, uint64_t> freed;  // Addresses by their bytes. They are given out again first.
   std::map<CuStream, Stream> streams = {{nullptr, {}}};
   std::map<CuEvent, std::shared_ptr<Event>> events;
   uintptr_t next_name = 0x1000;
@@ -88,7 +88,7 @@ struct Process {
     return *process;
   }
 
-  // Does what can be done now.
+  // Does all work that can be done now.
   void Run() {
     for (bool again = true; again;) {
       again = false;
@@ -163,7 +163,7 @@ CuResult cuDeviceGet(CuDevice* device, int ordinal) {
   if (!process.initialised) return kCuNotInitialized;
   const std::vector<size_t>& gpus = process.machine.gpus;
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= gpus.size()) return kCuInvalidDevice;
-  *device = static_cast<int>(gpus[static_cast<size_t>(ordinal)]) + 40;  // No ordinal.
+  *device = static_cast<int>(gpus[static_cast<size_t>(ordinal)]) + 40;  // A device is no ordinal.
   return kCuSuccess;
 }
 CuResult cuDeviceGetUuid_v2(CuUuid* uuid, CuDevice device) {
@@ -293,7 +293,7 @@ CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
   const auto at = process.events.find(event);
   if (!InContext() || flags != 0 || at == process.events.end()) return kCuInvalidHandle;
   const std::shared_ptr<Event> waited = at->second;
-  // On a GPU this would be a wait that a dead process never ends.
+  // On a real GPU this would be a wait for a dead process that never ends.
   if (waited->file != nullptr && !waited->state().IsDone()) return kCuUnknown;
   const uint64_t recorded = waited->state().recorded.load();
   const CuResult posted = process.Post(
@@ -320,7 +320,7 @@ CuResult cuEventRecord(CuEvent event, CuStream stream) {
   }
   const std::shared_ptr<Event> made = at->second;
   const uint64_t recorded = made->state().recorded.fetch_add(1) + 1;
-  // It may have been recorded again since, on a stream that was done first.
+  // The event may have been recorded again since, on a stream that was done earlier.
   const auto finish = [made, recorded] {
     std::atomic<uint64_t>& done = made->state().done;
     done.store(std::max(done.load(), recorded));
@@ -362,9 +362,9 @@ CuResult cuMemsetD8Async(CuDevicePointer target, unsigned char value, size_t byt
   return process.Post(stream, {{}, [=] { std::memset(At(target), value, bytes); }});
 }
 
-// ----- What a test has in addition. -----
+// ----- Functions for tests. -----
 
-// Holds the stream, which does nothing from now on, or lets it go on.
+// Holds the stream, which then does nothing, or lets it go on.
 void fakeHold(CuStream stream, int held) {
   LOCKED();
   process.streams[stream].held = held != 0;
@@ -374,12 +374,12 @@ void fakeCapture(CuStream stream, int capturing) {
   LOCKED();
   process.streams[stream].capturing = capturing != 0;
 }
-// Refuses to open events of other processes from now on, or allows it again.
+// Refuses to open events of other processes, or allows it again.
 void fakeRefuseEvents(int refuses) {
   LOCKED();
   process.refuses_events = refuses != 0;
 }
-// How many events the stream has waited for.
+// Returns how many events the stream has waited for.
 uint64_t fakeWaits(CuStream stream) {
   LOCKED();
   return process.streams[stream].waits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The driver's functions, by their own names.
+// The driver's functions, under their own names.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -51,7 +51,7 @@ CuEvent NewEvent(std::shared_ptr<EventState> state) {
   return reinterpret_cast<CuEvent>(Get().events.back().get());
 }
 
-// A handle holds a word that says what it is, and the thing.
+// A handle holds a word for its kind, and then what it names.
 constexpr uint64_t kMemoryTag = 0x6d656d6f72790001;
 constexpr uint64_t kEventTag = 0x6576656e74730001;
 
@@ -74,7 +74,7 @@ struct Kernel {
   kernels::ReducePlan plan;
 };
 
-// Finds any kernel by its name.
+// Returns any kernel by its name.
 Kernel* FindKernel(const char* name) {
   static auto* const all = [] {
     auto* const made = new std::map<std::string, Kernel>;
@@ -125,7 +125,7 @@ CuResult cuDeviceGetCount(int* count) {
 }
 CuResult cuDeviceGet(CuDevice* device, int ordinal) {
   if (ordinal < 0 || ordinal >= kGpuCount) return kCuInvalidDevice;
-  *device = ordinal + 40;  // No ordinal.
+  *device = ordinal + 40;  // A device is no ordinal.
   return kCuSuccess;
 }
 CuResult cuDeviceGetName(char* name, int length, CuDevice device) {
@@ -222,7 +222,7 @@ CuResult cuMemFree_v2(CuDevicePointer address) {
   if (!InContext()) return kCuInvalidContext;
   const auto at = Get().memory.find(address);
   if (at == Get().memory.end() || at->second.freed_by_owner) return kCuInvalidValue;
-  Get().RunAll();  // As the driver waits.
+  Get().RunAll();  // The driver waits in this call too.
   at->second.freed_by_owner = true;
   Get().FreeIfUnused(address);
   return kCuSuccess;
@@ -263,8 +263,8 @@ CuResult cuIpcGetMemHandle(CuIpcHandle* handle, CuDevicePointer address) {
   static uint64_t next = 1;
   const auto at = Get().memory.find(address);
   if (at == Get().memory.end()) return kCuInvalidValue;
-  // The handle must be unique for each allocation, also at an address that another one had. Only
-  // this test uses it, so a serial for each call will do.
+  // Each allocation needs a handle of its own, even at an address that another one had. Only this
+  // test uses it, so each call takes the next serial number.
   (*serials)[address] = next++;
   *handle = MakeHandle(kMemoryTag, address, (*serials)[address]);
   return kCuSuccess;
@@ -314,7 +314,7 @@ CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priori
 }
 CuResult cuStreamDestroy_v2(CuStream stream) {
   if (!IsStream(stream)) return kCuInvalidHandle;
-  Of(stream)->closed = true;  // Its work goes on.
+  Of(stream)->closed = true;  // The stream's work goes on.
   return kCuSuccess;
 }
 CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
@@ -440,7 +440,7 @@ CuResult cuLaunchKernel(CuFunction function, unsigned blocks, unsigned y, unsign
     return kCuInvalidValue;
   }
   kernels::ReducePlan plan = reinterpret_cast<talweg::gpu::cuda::stub::Kernel*>(function)->plan;
-  // The parameters are copied at the launch.
+  // The launch copies the parameters.
   std::memcpy(&plan.arguments, parameters[0], sizeof(plan.arguments));
   const uint64_t bytes = plan.arguments.element_count * talweg::DTypeSize(plan.dtype);
   const auto reaches = [&](const uint64_t* addresses, uint32_t count) {

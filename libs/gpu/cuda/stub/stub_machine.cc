@@ -15,7 +15,7 @@ int InjectedResult(const char* function) {
 
 Machine& Machine::Get() {
   static Machine* const machine =
-      new Machine;  // Never destroyed: a driver outlives static objects.
+      new Machine;  // It is never destroyed: a driver outlives static objects.
   return *machine;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NCCL's functions, by their own names, in the mode that does not block. A communicator is ready,
-// and a collective launched, after it has been asked a few times.
+// NCCL's functions, under their own names, in the mode that does not block. A communicator is
+// ready, and a collective is launched, after a few queries.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -81,7 +81,7 @@ std::vector<std::byte> Combine(const std::vector<Call>& parts, size_t first_byte
   return sum;
 }
 
-// All parts' calls, in rank order.
+// Runs the calls of all parts, in rank order.
 void Run(const std::vector<Call>& parts) {
   const size_t bytes = parts[0].count * DTypeSize(parts[0].dtype);
   std::vector<std::vector<std::byte>> results(parts.size());

@@ -140,7 +140,7 @@ TEST_CASE("A rank that is ahead leaves alone what the others still read") {
   }
 }
 
-TEST_CASE("A tensor that was declared in the old way can be pushed with a shorter length") {
+TEST_CASE("A tensor of talweg_declare can be pushed with a shorter length") {
   const bool ranks_sum = GENERATE(false, true);
   const bool in_place = GENERATE(false, true);
   // Large counts are those where ranks share the sums, or where arrivals are announced.

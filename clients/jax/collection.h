@@ -2,7 +2,7 @@
 #ifndef TALWEG_CLIENTS_JAX_COLLECTION_H_
 #define TALWEG_CLIENTS_JAX_COLLECTION_H_
 
-// The rounds that one call of XLA's collects, until the last of them is over.
+// The rounds that one call of XLA collects, until the last of them is over.
 
 #include <cstddef>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace talweg::jax {
 
-// One thread fills it and calls Run(); then it belongs to whoever ends its last round.
+// One thread fills it and calls Run(). Then it belongs to whoever ends its last round.
 class Collection {
  public:
   explicit Collection(const xla::Api& api) : api_(api) {}
@@ -22,10 +22,10 @@ class Collection {
   // `out` has room for what the round gives, until the collection is complete.
   void Add(OpenRound round, void* out);
 
-  // Collects what is over on this thread, and each other round on the loop's thread when it is
-  // over. Where such are left *future is set, and one of Finishers completes it after the last.
-  // Every round is taken, also when another has failed, so their tensors may be pushed again. The
-  // error is the first one's.
+  // Collects the rounds that are over on this thread, and each other round on the loop's thread
+  // when it is over. If there are such, this sets *future, and one of Finishers completes it after
+  // the last round. Every round is taken, even when another has failed, so that their tensors may
+  // be pushed again. The error is that of the first round that failed.
   static xla::Error* Run(std::unique_ptr<Collection> collection, xla::Future** future);
 
  private:

@@ -2,12 +2,11 @@
 #ifndef TALWEG_CLIENTS_JAX_COMPARISON_H_
 #define TALWEG_CLIENTS_JAX_COMPARISON_H_
 
-// What ranks are about to call, compared in one round before they call it.
+// Compares in one round what ranks are about to call, before they call it.
 //
 // Each rank gives its words and their complements, and the round takes the maximum of each byte. So
-// a rank learns each byte's maximum and minimum over all ranks, in a round whose length does not
-// depend on how many ranks there are. Where two different words were given, each rank can tell the
-// other's.
+// a rank learns each byte's maximum and minimum over all ranks. The round's length does not depend
+// on how many ranks there are. If there are two different words, each rank can tell the other's.
 //
 //   0       words_bytes   words_bytes + 4    twice that
 //   +-------+-------------+------------------+
@@ -26,7 +25,7 @@ namespace talweg::jax {
 // FNV-1a, 32 bits.
 uint32_t WordsDigest(std::span<const unsigned char> words);
 
-// Says how the ranks' calls differ; "" where they do not. `given`: this rank's part of the round.
+// Says how the ranks' calls differ; "" if they do not. `given`: this rank's part of the round.
 // `maxima`: the round's result. Both have the same length.
 std::string Differences(std::span<const unsigned char> given,
                         std::span<const unsigned char> maxima);

@@ -4,9 +4,10 @@
 
 // Threads that complete XLA's futures.
 //
-// XLA goes on with a program on the thread that completes its future: that thread computes, and may
-// be blocked by a callback into Python. So it is never the completion loop's, which others wait
-// for, and no task waits for another one: a thread is made where none is idle. One is the rule.
+// XLA goes on with a program on the thread that completes its future. That thread computes, and a
+// callback into Python may block it. So it is never the completion loop's thread, for which others
+// wait, and no task waits for another one: if no thread is idle, another one is made. Usually one
+// thread is enough.
 
 #include <condition_variable>
 #include <cstddef>
@@ -18,10 +19,11 @@ namespace talweg::jax {
 
 class Finishers {
  public:
-  // The process's; never destroyed, as its threads outlive main().
+  // The process's one. It is never destroyed, because its threads outlive main().
   static Finishers& Shared();
 
-  // Runs `task` on one of them, or here where the system gives no thread. Any thread calls it.
+  // Runs `task` on one of the threads, or here if the system gives no thread. Any thread may call
+  // it.
   void Run(std::function<void()> task);
 
  private:

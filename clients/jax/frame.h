@@ -2,7 +2,7 @@
 #ifndef TALWEG_CLIENTS_JAX_FRAME_H_
 #define TALWEG_CLIENTS_JAX_FRAME_H_
 
-// What a handler does with the frame that XLA calls it with.
+// How a handler uses the frame that XLA calls it with.
 
 #include <cstdint>
 #include <optional>
@@ -14,32 +14,32 @@
 
 namespace talweg::jax {
 
-// An attribute of the call; nothing if it has none of that name and type.
+// Returns an attribute of the call, or nothing if there is none of that name and type.
 std::optional<std::string_view> StringAttribute(const xla::CallFrame& frame, std::string_view name);
 std::optional<std::span<const int64_t>> IntegersAttribute(const xla::CallFrame& frame,
                                                           std::string_view name);
 std::optional<std::span<const double>> NumbersAttribute(const xla::CallFrame& frame,
                                                         std::string_view name);
 
-// The arguments, or results, which tokens of XLA's are not counted among: those order calls and
-// have no bytes. Null after the last one.
+// Returns an argument or result. XLA's tokens do not count: they order calls and have no bytes.
+// Null after the last one.
 const xla::Buffer* BufferAt(const xla::Buffers& buffers, int64_t index);
 
 int64_t ElementCount(const xla::Buffer& buffer);
 
-// An error that XLA owns when it is returned to it.
+// Returns an error that XLA owns when it gets it.
 xla::Error* MakeError(const xla::Api& api, xla::ErrorCode code, const std::string& text);
 
-// What a handler returns in the frame instead of waiting: null if XLA gives none.
+// Returns what a handler puts into the frame instead of waiting. Null if XLA gives none.
 xla::Future* MakeFuture(const xla::Api& api);
-// The future's end: with an error, or without.
+// Completes the future, with an error or without.
 void Complete(const xla::Api& api, xla::Future* future, xla::Error* error);
 
-// Whether the frame asks what the handler was built for; then it has been answered, and
-// VersionOfXla() has what XLA tells of itself.
+// Returns whether the frame asks what the handler was built for. If so, it has been answered, and
+// VersionOfXla() has what XLA says about itself.
 bool AnswersMetadata(const xla::CallFrame& frame);
 
-// What XLA has said of itself when it last asked.
+// What XLA said about itself when it last asked.
 struct XlaVersion {
   int major_version = -1;  // -1: it has not asked.
   int minor_version = -1;

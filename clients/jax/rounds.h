@@ -20,7 +20,7 @@
 
 namespace talweg::jax {
 
-// What a call is, alike at all ranks but for the lengths.
+// A call. It is the same at all ranks, except for the lengths.
 struct Call {
   std::string name;
   talweg_dtype dtype = TALWEG_F32;
@@ -29,12 +29,14 @@ struct Call {
   talweg_share gets = TALWEG_SHARE_WHOLE;
   uint32_t root_rank = 0;
   int32_t priority = 0;
-  uint64_t element_count = 0;  // A full part has so many.
+  uint64_t element_count = 0;  // A full part has this many.
   std::vector<uint32_t> ranks;
-  // The bytes of each part that this rank gives, and gets.
+  // The bytes of each part that this rank gives, and of each that it gets.
   std::vector<uint64_t> given;
   std::vector<uint64_t> got;
-  uint64_t signature = 0;  // What the round is of, by the shape; gradients as what they are of.
+  // What the shape must be at all ranks. 0: no signature. A gradient signs the shape of its
+  // original.
+  uint64_t signature = 0;
   // Whether the round gives no result, but compares what ranks are about to call (comparison.h).
   bool compares = false;
   double prescale = 1;
@@ -42,7 +44,7 @@ struct Call {
 
   uint64_t GivenBytes() const;
   uint64_t GotBytes() const;
-  // Reads what Python's talweg.jax writes (_primitive.py): nothing if it is something else.
+  // Reads what Python's talweg.jax writes (_primitive.py). Returns nothing if it is something else.
   static std::optional<Call> From(std::string_view name, std::span<const int64_t> numbers,
                                   std::span<const double> factors);
 };
@@ -52,45 +54,45 @@ struct Outcome {
   std::string text;
 
   bool ok() const { return status == TALWEG_OK; }
-  // What this thread's last call to libtalweg has come to.
+  // Returns the outcome of this thread's last call to libtalweg.
   static Outcome Of(talweg_status status);
-  // The outcome where nothing tells when the call's round is over.
+  // Returns the outcome if nothing reports when the call's round is over.
   static Outcome Untold(talweg_status status, const Call& call);
 };
 
-// One round between its start and its collection.
+// A round between its start and its collection.
 struct OpenRound {
   Call call;
-  talweg_client* client = nullptr;    // Null: of a job of one rank without an agent.
+  talweg_client* client = nullptr;    // Null: a job of one rank without an agent.
   c::CompletionLoop* loop = nullptr;  // The client's.
   talweg_tensor tensor = 0;
   talweg_round round = 0;
-  Outcome start;                     // Why there is no round.
-  std::vector<unsigned char> given;  // What a lone rank has given, or what it compares.
+  Outcome start;                     // Why there is no round, if there is none.
+  std::vector<unsigned char> given;  // What a lone rank has given, or what is compared.
 
-  // Whether Collect() does not wait for other ranks.
+  // Returns whether Collect() would not wait for other ranks.
   bool IsOver() const;
-  // What the round gives into `out`, scaled. Waits without limit.
+  // Writes the round's result to `out`, scaled. Waits without limit.
   Outcome Collect(void* out);
 
  private:
-  // Waits, and compares the parts that have come with those that are expected. Takes a round whose
-  // parts are others.
+  // Waits, and compares the parts that have come with those that are expected. If they differ, it
+  // takes the round.
   Outcome Lengths();
-  // Waits for what is to be compared, and compares.
+  // Waits for the words of all ranks, and compares them.
   Outcome Compare(void* out);
 };
 
 class Rounds {
  public:
-  // Whose rounds are started from now on: null, no rank's; `alone`: of a job of one rank.
+  // Sets whose rounds are started from now on. Null: nobody's. `alone`: those of a job of one rank.
   void Use(talweg_client* client, bool alone);
 
-  // Starts a round of the bytes at `data`. Its ticket, also where it could not be started: Take()
-  // then has the reason.
+  // Starts a round of the bytes at `data`. Returns its ticket even if the round could not be
+  // started: Take() then has the reason.
   uint64_t Start(Call call, const void* data);
 
-  // The round of a ticket; nothing for none, or one that was taken.
+  // Returns the round of a ticket, or nothing if there is no such ticket or it was taken.
   std::optional<OpenRound> Take(uint64_t ticket);
 
  private:
@@ -102,12 +104,13 @@ class Rounds {
 
   Outcome Push(OpenRound& round, const void* data);
   Outcome Declare(OpenRound& round);
-  // Ends the round of a ticket that nobody takes any more.
+  // Ends the round of a ticket that nobody will take.
   void Forsake(uint64_t ticket);
 
   std::mutex mutex_;
   talweg_client* client_ = nullptr;
-  // Never destroyed, as Python never frees a client: its thread ends with the client's health.
+  // It is never destroyed, because Python never frees a client. Its thread ends with the client's
+  // health.
   c::CompletionLoop* loop_ = nullptr;
   bool alone_ = false;
   uint64_t last_ticket_ = 0;

@@ -2,9 +2,9 @@
 #ifndef TALWEG_CLIENTS_JAX_XLA_FFI_H_
 #define TALWEG_CLIENTS_JAX_XLA_FFI_H_
 
-// The part of XLA's stable C ABI for foreign functions that Talweg uses, declared for itself: no
-// file of XLA is needed to build this, and whichever jaxlib is installed is checked when it loads a
-// handler. xla_ffi_test compares these declarations with the header that jaxlib carries.
+// Declares the part of XLA's stable C ABI for foreign functions that Talweg uses. So no file of XLA
+// is needed to build this, and an installed jaxlib is checked when it loads a handler. xla_ffi_test
+// compares these declarations with the header that jaxlib carries.
 //
 // A handler gets a CallFrame. It returns nullptr, or an Error that XLA then owns. Every struct
 // begins with its size, so that either side may be older; new members come at the end.
@@ -14,7 +14,7 @@
 
 namespace talweg::jax::xla {
 
-// What these declarations are of. XLA refuses a handler of another major version.
+// The version of these declarations. XLA refuses a handler of another major version.
 inline constexpr int kMajorVersion = 0;
 inline constexpr int kMinorVersion = 3;
 
@@ -48,7 +48,7 @@ struct ApiVersion {
   int minor_version;
 };
 
-// ---- What a handler is given.
+// ---- The data that a handler gets.
 
 struct Buffer {
   size_t struct_size;
@@ -74,7 +74,7 @@ enum class AttributeType : int { kArray = 1, kDictionary = 2, kScalar = 3, kStri
 
 enum class BufferType : int { kBuffer = 1 };
 
-// Arguments, and results.
+// Arguments or results.
 struct Buffers {
   size_t struct_size;
   Extension* extensions;
@@ -88,8 +88,8 @@ struct Attributes {
   Extension* extensions;
   int64_t size;
   AttributeType* types;
-  ByteSpan** names;  // Ascending.
-  void** values;     // An Array, a ByteSpan, ... by the type.
+  ByteSpan** names;  // In ascending order.
+  void** values;     // Each is an Array, a ByteSpan or the like, by its type.
 };
 
 enum class Stage : int { kInstantiate = 0, kPrepare = 1, kInitialize = 2, kExecute = 3 };
@@ -97,7 +97,7 @@ enum class Stage : int { kInstantiate = 0, kPrepare = 1, kInitialize = 2, kExecu
 struct Api;
 
 struct CallFrame {
-  size_t struct_size;  // Up to `attributes`, whether or not `future` is there.
+  size_t struct_size;  // The bytes up to `attributes`, whether or not `future` is there.
   Extension* extensions;
   const Api* api;
   ExecutionContext* context;
@@ -105,14 +105,15 @@ struct CallFrame {
   Buffers arguments;
   Buffers results;
   Attributes attributes;
-  // Set by a handler that has not finished when it returns: XLA keeps the buffers until it is.
+  // A handler that has not finished when it returns sets this. XLA then keeps the buffers until the
+  // future is complete.
   Future* future;
 };
 inline constexpr size_t kCallFrameBytes = offsetof(CallFrame, future);
 
 using Handler = Error*(CallFrame*);
 
-// A frame whose extension this is asks what the handler was built for.
+// A frame with this extension asks what the handler was built for.
 struct Metadata {
   size_t struct_size;
   ApiVersion api_version;
@@ -125,7 +126,7 @@ struct MetadataExtension {
   Metadata* metadata;
 };
 
-// ---- What a handler may call.
+// ---- The functions that a handler may call.
 
 struct ErrorCreateArguments {
   size_t struct_size;
@@ -150,7 +151,7 @@ struct FutureSetErrorArguments {
   size_t struct_size;
   Extension* extensions;
   Future* future;
-  Error* error;  // XLA's from then on.
+  Error* error;  // XLA owns it from then on.
 };
 
 struct Api {

@@ -46,7 +46,7 @@ TEST_CASE("NoSuchGpu: it names what was asked for, what there is, and what hides
                  Contains("CUDA_VISIBLE_DEVICES") && Contains("NVIDIA_VISIBLE_DEVICES"));
 }
 
-TEST_CASE("Combines: an operation that means the same between GPUs", "[gpu]") {
+TEST_CASE("Combines: it is true where a collective keeps the operation's meaning", "[gpu]") {
   CHECK(Communicator::Combines(DType::kBF16, Op::kSum));
   CHECK(Communicator::Combines(DType::kI8, Op::kMin));
   CHECK(Communicator::Combines(DType::kU64, Op::kMax));

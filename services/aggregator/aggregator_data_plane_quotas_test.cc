@@ -50,7 +50,7 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
   }
   // Each job has two results of each tensor.
   pool.Until([&] { return job(1)->counters().results == 2 * kTensors; });
-  // Until then job 1 gets a quarter, and what was summed before both frames came.
+  // Until then the other job gets a quarter, and what was summed before both frames came.
   CHECK(job(0)->counters().results <= 30);
   pool.Until([&] { return job(0)->counters().results == 2 * kTensors; });
   // Each job has 60 contributions, 30 sums of two and 60 results.

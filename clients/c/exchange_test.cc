@@ -322,7 +322,7 @@ TEST_CASE("A call that cannot be made is refused, and nothing is pushed") {
   exchange.call.out = out.data();
   exchange.call.bytes = 40;
   std::string text;
-  SECTION("The words are too long") {
+  SECTION("The call is too large") {
     exchange.call.data_bytes = TALWEG_EXCHANGE_BYTES_MAX;
     text = "TALWEG_EXCHANGE_BYTES_MAX";
   }
@@ -347,7 +347,7 @@ TEST_CASE("A call that cannot be made is refused, and nothing is pushed") {
     exchange.call.bytes = 39;
     text = "whole elements";
   }
-  SECTION("There is no struct") {
+  SECTION("The struct is too short") {
     exchange.call.struct_bytes = 8;
     text = "struct_bytes";
   }

@@ -90,7 +90,7 @@ TEST_CASE("The environment names the socket and the local rank") {
   talweg_free(other);
 }
 
-TEST_CASE("A local rank that is taken, too high or beyond the node is refused") {
+TEST_CASE("A local rank that is taken or beyond the node is refused, and so is one rank too many") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));
   const TestClient first(agent.socket_path(), 0);

@@ -70,7 +70,8 @@ TEST_CASE("AwakeTime: a long gap was a stop, and only a little of it counts", "[
 }
 
 TEST_CASE(
-    "OpDefined: numbers have arithmetic, floats have averages, the others have operations on bits",
+    "OpDefined: bools have no arithmetic, only floats have averages, floats have no bitwise "
+    "operations",
     "[base]") {
   for (const DTypeRow& row : kDTypeRows) {
     const DType dtype = row.dtype;

@@ -311,14 +311,14 @@ TEST_CASE("AgentCore: a scheduler that comes and goes has been silent since it f
   }
 }
 
-TEST_CASE("AgentCore: a scheduler that answers may still give a word that only it has",
+TEST_CASE("AgentCore: a scheduler that answers may still give what only it can give",
           "[pipeline]") {
   Patient f;
-  SECTION("The word is the end of a quiesce") {
+  SECTION("The member waits for the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
     f.Stop();
   }
-  SECTION("The word is a first view") {}
+  SECTION("The member waits for a first view") {}
   f.Silent();
   f.Pass(20 * kSecond);
   f.Answers();
@@ -390,12 +390,12 @@ TEST_CASE("AgentCore: an epoch that needs a dead node is not waited for without 
   CHECK(f.failed());
 }
 
-TEST_CASE("AgentCore: a word that only the scheduler has is waited for no longer than the limit",
+TEST_CASE("AgentCore: a member waits for what only the scheduler can give no longer than the limit",
           "[pipeline]") {
   Patient f;
   std::string text;
-  SECTION("The word is a first view") { text = "job 'job' has not begun"; }
-  SECTION("The word is the end of a quiesce") {
+  SECTION("The member waits for a first view") { text = "job 'job' has not begun"; }
+  SECTION("The member waits for the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
     f.Pass(1000 * kSecond);
     f.Stop();

@@ -136,8 +136,8 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   const int64_t now_ns = timeline_->now_ns();
   const int64_t limit_ns = config_.profile->unreachable_ns;
   if (silent_since_ns_ && now_ns - *silent_since_ns_ >= limit_ns) return;
-  // While the scheduler answers, it may still give the word that it alone has. So such a text needs
-  // a silence that still lasts.
+  // A scheduler that answers may still give what only it can give. So a text about that needs a
+  // silence that still lasts.
   const bool is_undecided =
       relapsed_ && now_ns - undecided_since_ns_ >= limit_ns &&
       (silent_since_ns_ || (is_of_the_dead && now_ns < *answers_since_ns_ + 2 * kLeaseNs));

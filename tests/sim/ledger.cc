@@ -9,7 +9,7 @@ namespace talweg::sim {
 
 namespace {
 
-// The round is not done and never will be. Members that are behind when the view changes hear of a
+// The round is not done and never will be. Members that are late when the view changes hear of a
 // mismatch as an aborted round.
 bool IsOver(Ledger::End end) { return end != Ledger::End::kDone; }
 

@@ -108,7 +108,7 @@ absl::Status Fault(const GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(const EventId done, device->NewEvent(EventScope::kProcess));
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   const auto free = reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"));
-  // Frees the memory behind the device's back, because the device would refuse the calls below.
+  // Frees the memory without the device, which would refuse the calls below.
   if (free(gone.address) != 0) return absl::InternalError("cuMemFree");
   const uint64_t inputs[] = {gone.address, gone.address + kBytes / 2};
   TALWEG_RETURN_IF_ERROR(device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, inputs,

@@ -152,8 +152,7 @@ TEST_CASE("A broadcast carries the root's bytes, and a barrier carries nothing")
 }
 
 TEST_CASE(
-    "Ten thousand tensors work at once, in other orders, from several threads, through a small "
-    "ring") {
+    "Ten thousand tensors work at once, in any order, from several threads, over a small ring") {
   constexpr uint32_t kRanks = 2;
   constexpr size_t kTensors = 10'000;
   constexpr size_t kThreads = 4;
@@ -360,8 +359,7 @@ TEST_CASE("A full ring is back-pressure: pushes wait, time out, and go on") {
 }
 
 TEST_CASE(
-    "A declaration that ranks disagree on names both sides, and a repeated one is the same "
-    "tensor") {
+    "A declaration that ranks disagree on names both sides; repeating one gives the same tensor") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 2));
   const TestClient zero(agent.socket_path(), 0);

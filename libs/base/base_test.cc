@@ -69,10 +69,8 @@ TEST_CASE("AwakeTime: a long gap was a stop, and only a little of it counts", "[
   CHECK(time.Take(201 * kSecondNs) == kSecondNs);
 }
 
-TEST_CASE(
-    "OpDefined: bools have no arithmetic, only floats have averages, floats have no bitwise "
-    "operations",
-    "[base]") {
+TEST_CASE("OpDefined: bools have no arithmetic, floats no bitwise operations, integers no averages",
+          "[base]") {
   for (const DTypeRow& row : kDTypeRows) {
     const DType dtype = row.dtype;
     INFO(row.name);

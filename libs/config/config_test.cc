@@ -59,10 +59,8 @@ TEST_CASE("config: every option has its default when nothing is given", "[config
   CHECK(LoadAgentConfig({}, {}).value() == AgentConfig{});
 }
 
-TEST_CASE(
-    "config: a flag wins over the environment, which wins over the file, which wins over the "
-    "default",
-    "[config]") {
+TEST_CASE("config: a flag wins over the environment, then over the file, then over the default",
+          "[config]") {
   const TemporaryFile file("node_rank: 1\nrank_count: 2\njob: \"from-file\"\nmax_members: 9\n");
   const Environment environment = {{"TALWEG_RANK_COUNT", "3"},
                                    {"TALWEG_JOB", "from-environment"},

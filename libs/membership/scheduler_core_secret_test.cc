@@ -114,8 +114,7 @@ TEST_CASE("SchedulerCore: secrets are still known after a restart", "[membership
 }
 
 TEST_CASE(
-    "SchedulerCore: an epoch that nobody can have been given is refused, and only its caller "
-    "suffers",
+    "SchedulerCore: an epoch that nobody can have been given is refused, and harms only its caller",
     "[membership]") {
   constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;
   constexpr uint64_t kDayNs = 86'400'000'000'000;

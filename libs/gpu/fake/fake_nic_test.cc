@@ -61,7 +61,7 @@ TEST_CASE("FakeNic: what a NIC reads must be done, and known to be done", "[gpu]
   CHECK(f.machine.violations().empty());
 }
 
-TEST_CASE("FakeNic: the GPU sees what a NIC wrote after a flush", "[gpu]") {
+TEST_CASE("FakeNic: after a flush the GPU sees what a NIC wrote", "[gpu]") {
   Fixture f;
   const std::vector<std::byte> written(f.pages.bytes, std::byte{7});
   f.machine.NicWrites(*f.device, f.pages, written);

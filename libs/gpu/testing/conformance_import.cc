@@ -85,8 +85,7 @@ TEST_CASE("import: events of either process order both processes' work", "[gpu]"
 }
 
 TEST_CASE(
-    "import: only an event that this process records may wake it, since a wake-up may block a "
-    "stream",
+    "import: only an event that this process records may wake it: a wake-up may block a stream",
     "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;

@@ -81,7 +81,7 @@ TEST_CASE("Ranks that disagree all get the same error, and go on") {
       group.PushOne(2, full);
       mismatch(group, "40 bytes", "rank 1 has pushed 16 bytes");
       good_round(group);
-      // The rank pushes only one part.
+      // Only one part has another length.
       if (group.part_count() == 1) continue;
       group.PushOne(0, full);
       group.PushOne(1, full);

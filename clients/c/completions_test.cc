@@ -172,7 +172,7 @@ TEST_CASE("More rounds than there is room for are reported one after another, in
     node.PushOthers(tensor);
     CHECK(talweg_wait(node.clients[1].get(), tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
   }
-  // This client also reports what another thread has learned of them.
+  // The agent has completed all of them before the first one is reported.
   node.agent.WaitUntil(
       [](const FakeAgent::Seen& seen) { return seen.counters.completions == kTensors; });
   for (uint64_t i = 0; i < kTensors; ++i) {

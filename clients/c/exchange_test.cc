@@ -342,7 +342,7 @@ TEST_CASE("A call that cannot be made is refused, and nothing is pushed") {
     exchange.call.op = static_cast<talweg_op>(99);
     text = "no such reduction";
   }
-  SECTION("The elements are not whole") {
+  SECTION("The bytes are not a number of whole elements") {
     exchange.call.op = TALWEG_SUM;
     exchange.call.bytes = 39;
     text = "whole elements";

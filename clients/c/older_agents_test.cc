@@ -143,7 +143,7 @@ TEST_CASE("Ranks that know tables of lengths sum beside ranks that do not") {
   }
 }
 
-TEST_CASE("What an older agent does not know is refused, and the error names its version") {
+TEST_CASE("A client refuses what an older agent does not know, names its version and goes on") {
   const bool ranks_sum = GENERATE(false, true);
   const TestDirectory directory;
   FakeAgent agent(ranks_sum ? SummingOptions(directory, 1) : AgentOptions(directory, 1));

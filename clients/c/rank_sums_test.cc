@@ -23,8 +23,8 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 
-// While it lives, clients may take the node's cache as too small for their tensors. Then large
-// copies and sums go around the cache.
+// If `streams`, clients take the node's cache as too small for their tensors while this lives. Then
+// large copies and sums go around the cache.
 class CacheBytes {
  public:
   explicit CacheBytes(bool streams) {
@@ -37,8 +37,8 @@ class CacheBytes {
 
 TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
   const CacheBytes cache(GENERATE(false, true));
-  // The counts pass the sizes from which copies and sums go around the caches and are shared. Some
-  // have an odd end.
+  // The larger counts pass the sizes from which copies and sums go around the caches and are
+  // shared. All have an odd end.
   const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001}, size_t{1'100'003});
   constexpr uint32_t kRanks = 3;
   const TestDirectory directory;
@@ -352,7 +352,7 @@ TEST_CASE("Ranks that sum: pushes wake nobody, and a rank that waits or polls do
       tensors[i] = Declare(*client, 1, TALWEG_I32, TALWEG_SUM, 0, name.c_str());
     }
   }
-  SECTION("Fewer pushes than half of the ring ring no bell") {
+  SECTION("Pushes that fill less than half of the ring ring no bell") {
     const uint64_t before = agent.seen().counters.doorbells_received;
     Push(zero, tensors[0], values.data());
     Push(one, tensors[0], values.data());

@@ -119,7 +119,7 @@ TEST_CASE("Nobody rings for rounds that nobody sleeps for, until a ring is half 
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
   const uint64_t before = node.agent.seen().counters.doorbells_received;
   for (int i = 0; i < 31; ++i) node.Round(node.tensor, 10);
-  // The agent looks at the rings because this asks it.
+  // seen() makes the agent look at its rings, because no bell does.
   CHECK(node.agent.seen().counters.doorbells_received == before);
   node.agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 64; });
   for (int i = 0; i < 40; ++i) node.Round(node.tensor, 10);

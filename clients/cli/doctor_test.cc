@@ -446,7 +446,7 @@ TEST_CASE("doctor: each problem is one finding with its remedy", "[cli]") {
   }
 }
 
-TEST_CASE("doctor: a machine without GPUs has no finding about them", "[cli]") {
+TEST_CASE("doctor: a machine without GPUs is reported as having none", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), Contains("none from NVIDIA"));
 }
 

@@ -147,7 +147,7 @@ TEST_CASE("NodeLife: ranks that outlive their agent get another one", "[cli]") {
   }
 }
 
-TEST_CASE("NodeLife: a rank that fails while it waits for an agent ends the node", "[cli]") {
+TEST_CASE("NodeLife: a node starts again when a rank fails while it waits for an agent", "[cli]") {
   NodeLife life = Working(1, kTwice);
   CHECK(life.OnAgentEnds(false, 0, true) == NodeAction::kPause);
   // No process of the node is left to be ended.
@@ -157,7 +157,7 @@ TEST_CASE("NodeLife: a rank that fails while it waits for an agent ends the node
   CHECK(life.OnAgentServes() == NodeAction::kStartRanks);
 }
 
-TEST_CASE("NodeLife: an agent that fails before its ranks are there ends the node", "[cli]") {
+TEST_CASE("NodeLife: an agent that fails before its ranks are there starts again", "[cli]") {
   NodeLife life(2, kTwice);
   life.Start();
   SECTION("It fails before it serves") { CHECK(life.state() == NodeState::kStarting); }

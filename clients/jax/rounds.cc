@@ -12,7 +12,7 @@ namespace talweg::jax {
 namespace {
 
 constexpr int64_t kNoLimit = -1;
-// They come before the ranks, and the lengths that are given and got.
+// So many numbers come before the ranks, and before the lengths that are given and got.
 constexpr size_t kFixedNumbers = 12;
 
 uint64_t Sum(const std::vector<uint64_t>& lengths) {

@@ -34,8 +34,8 @@ struct Call {
   // The bytes of each part that this rank gives, and of each that it gets.
   std::vector<uint64_t> given;
   std::vector<uint64_t> got;
-  // What the shape must be at all ranks. 0: no signature. A gradient signs the shape of its
-  // original.
+  // Signs the shape, which must be the same at all ranks. 0: no signature. A gradient signs the
+  // shape of its original.
   uint64_t signature = 0;
   // Whether the round gives no result, but compares what ranks are about to call (comparison.h).
   bool compares = false;

@@ -55,7 +55,7 @@ TEST_CASE("Call: numbers that do not fit together are refused", "[jax]") {
   }
 }
 
-TEST_CASE("Rounds: a lone rank gets what it gives, scaled once", "[jax]") {
+TEST_CASE("Rounds: a lone rank gets what it gives, scaled, and only once", "[jax]") {
   Rounds rounds;
   rounds.Use(nullptr, /*alone=*/true);
   const std::array<float, 3> given{1, 2, 3};

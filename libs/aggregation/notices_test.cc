@@ -39,7 +39,7 @@ struct Fixture : CoreParts {
 };
 
 TEST_CASE(
-    "Notices: a round that waits is announced after 1, 2, 4 ... seconds, until it is complete",
+    "Notices: a round that waits is announced after 1, 2, 4 ... seconds, until it waits no more",
     "[aggregation]") {
   Fixture f;
   f.ReportAll();
@@ -60,7 +60,7 @@ TEST_CASE(
 
   tensor.local[0].round.Forget(MemberIndex{0});
   CHECK(f.NoticesBy(100 * f.kSecond) == 0);
-  // Notices look at nothing before an event.
+  // Without an event, Notices does not look at rounds again.
   tensor.local[0].round.OnContribution(MemberIndex{0}, given, 100 * f.kSecond);
   CHECK(f.NoticesBy(200 * f.kSecond) == 0);
   f.notices.OnEvent();

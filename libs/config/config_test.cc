@@ -59,7 +59,7 @@ TEST_CASE("config: every option has its default when nothing is given", "[config
   CHECK(LoadAgentConfig({}, {}).value() == AgentConfig{});
 }
 
-TEST_CASE("config: a flag wins over the environment, then over the file, then over the default",
+TEST_CASE("config: a flag beats the environment, which beats the file, which beats the default",
           "[config]") {
   const TemporaryFile file("node_rank: 1\nrank_count: 2\njob: \"from-file\"\nmax_members: 9\n");
   const Environment environment = {{"TALWEG_RANK_COUNT", "3"},
@@ -185,7 +185,7 @@ TEST_CASE("config: options that exclude each other are refused", "[config]") {
   }
   CHECK_THAT(AgentError({"--standalone", "--max_members=2"}), Contains("serves one node"));
   CHECK_FALSE(LoadSchedulerConfig({"--in_memory", "--store_path=/x"}, {}).ok());
-  // A scheduler on a socket allows shared memory only.
+  // A Unix socket allows shared memory only.
   CHECK(LoadAgentConfig({"--scheduler=unix:/s"}, {}).value().scheduler == "unix:/s");
   CHECK_THAT(AgentError({"--scheduler=unix:/s", "--nolocal_transport"}),
              Contains("--scheduler=unix:/s is of this machine"));

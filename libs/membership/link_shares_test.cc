@@ -29,7 +29,7 @@ std::vector<view::ViewAggregator> OnHosts(const std::vector<size_t>& hosts) {
   return aggregators;
 }
 
-// Places aggregators on the first `m` of the members' hosts and on `k` other hosts.
+// Returns aggregators on the first `m` of the members' hosts and on `k` other hosts.
 std::vector<view::ViewAggregator> Deployed(size_t n, size_t m, size_t k) {
   std::vector<size_t> hosts;
   for (size_t i = 0; i < m; ++i) hosts.push_back(i);

@@ -68,7 +68,7 @@ TEST_CASE("SchedulerCore: a caller without a member's secret does not speak for 
   f.shows_secrets = true;
   CHECK(f.Renew(job, member, Epoch{1}).ok());
   CHECK(f.Join(Fixture::Request("mnist", 0, 10, Spec(2, 3))).answer.ok());
-  // The member's answers after its end also need its secret.
+  // Calls after the member's end need its secret too.
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   CHECK(f.Leave(job, member, LeaveReason::kFinished).ok());
   f.shows_secrets = false;

@@ -41,7 +41,7 @@ TEST_CASE("AgentCore: ranks keep their numbers, and mean the same root by them, 
   f.Start(view);
   CHECK(f.member.views().GlobalRank(LocalRank{1}) == Rank{3});
   view.epoch = Epoch{2};
-  // Node 0 is gone: other members now number its ranks anew.
+  // Node 0 is gone, so other members number this node's ranks anew.
   view.members.erase(view.members.begin());
   f.OnView(view);
   f.AnswerAll();

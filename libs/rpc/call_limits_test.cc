@@ -92,7 +92,7 @@ TEST_CASE("CallLimits: a long answer counts as several calls", "[rpc]") {
   const CallPeer a = limits.Begin(Of("a"), 0).peer;
   limits.Charge(a, CallLimits::kAnswerBytesOfCall - 1);
   CHECK(Admitted(limits, Of("a"), 100, 0) == 19);
-  // This charges 49 calls more than there are, in nearly five seconds.
+  // No calls are left. It takes nearly five seconds to make up for these 49.
   limits.Charge(a, 49 * CallLimits::kAnswerBytesOfCall);
   CHECK(Refusal(limits, Of("a"), 4 * kSecond) ==
         "a has made the peer_calls_per_second_max=10 calls a second, long answers counted as "

@@ -14,7 +14,7 @@ using talweg::rpc::HalfBytes;
 
 namespace {
 
-// Feeds the bytes in pieces of one size. Holds the verdict, and how much the guard would keep.
+// The verdict on bytes that come in pieces of one size, and how much the guard would keep.
 struct Outcome {
   FrameGuard::Verdict verdict = FrameGuard::Verdict::kGood;
   uint64_t half_bytes = 0;

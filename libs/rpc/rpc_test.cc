@@ -136,11 +136,11 @@ TEST_CASE("Conversion: a view is rebuilt from what it changes of the one before"
     base.aggregators.push_back(Summing(4, "d", 6));
     view.aggregators = {Summing(2, "b", 6), Summing(4, "d", 4)};
   }
-  SECTION("One of two aggregators with one weight each now has another") {
+  SECTION("Two aggregators with one weight now have different ones") {
     view.aggregators[0].weight = 7;
     view.aggregators[1].weight = 8;
   }
-  SECTION("The second of two aggregators with one weight now has another") {
+  SECTION("The second of two aggregators with one weight now has another one") {
     view.aggregators[1].weight = 8;
   }
   for (const bool whole : {false, true}) {

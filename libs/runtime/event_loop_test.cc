@@ -157,7 +157,7 @@ TEST_CASE("EventLoop: descriptors are served until they are removed", "[runtime]
   loop->RunOnce();
   CHECK(served == 1);
   loop->RunOnce();
-  CHECK(served == 2);  // The remaining one is level-triggered, so it is served again.
+  CHECK(served == 2);  // Events are level-triggered, so the remaining one is served now.
 }
 
 TEST_CASE("EventLoop: a callback may replace its own descriptor by one of the same number",

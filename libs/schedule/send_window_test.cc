@@ -93,7 +93,7 @@ TEST_CASE("SendWindow: long links are kept full", "[schedule]") {
           CHECK(figures.busy > 0.93 * CreditShare(shape));
           LinkShape twice = shape;
           twice.credit_bytes /= 2;
-          if (CreditShare(twice) < 1) continue;  // Otherwise the slice waits for credit.
+          if (CreditShare(twice) < 1) continue;  // Then the slice waits for credit.
           // The bytes that fill the way do not hold up an urgent slice.
           const double slices_ms =
               static_cast<double>((10 + owner_count) * kSliceBytes) * 8 / gigabits / 1e6;

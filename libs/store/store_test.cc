@@ -352,7 +352,7 @@ TEST_CASE("Store: a store of schema 1 is taken over", "[store]") {
                                               .members = {member},
                                               .aggregators = {aggregator}},
                            .members = {{.member = member, .state = MemberState::kJoined}}});
-  // Members keep what they said when they joined. The view that they hold does not have that.
+  // The store keeps what members said when they joined. The view that they hold does not have that.
   expected.jobs[0].members[0].member.host_id = "b";
   expected.aggregators.push_back({.aggregator = aggregator, .state = AggregatorState::kLive});
   Random random(1);

@@ -426,7 +426,7 @@ TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if they w
   CHECK(same(OnHosts(MakeView({1, 1}, {}), {"x", "y"}, {}), CollectiveOf("reduce_scatter", kMiB)));
 }
 
-TEST_CASE("Placement: a tensor has not many more slices than its parts and runs ask for",
+TEST_CASE("Placement: a tensor never has many more slices than its parts and runs ask for",
           "[view]") {
   std::vector<uint32_t> ones(32, 1);
   Names hosts;

@@ -404,7 +404,8 @@ TEST_CASE("fake: a lost GPU fails its communicators", "[gpu]") {
   CHECK(p.IsDone());  // The other GPU goes on.
 }
 
-TEST_CASE("fake: a collective orders every one of its streams after all the others", "[gpu]") {
+TEST_CASE("fake: a collective that nothing orders after the copy to its input is a violation",
+          "[gpu]") {
   Pair p;
   CHECK(p.PollAfter(2'000'000) == State::kReady);
   const DeviceSpan send = {p.parts[0].send, 4000};

@@ -24,7 +24,7 @@ struct Fixture {
     bytes.resize(pages.bytes);
     REQUIRE(device->OpenToNic(pages).ok());
   }
-  // Posts a copy to or from the pages, and completes it as far as it was posted.
+  // Posts a copy to or from the pages. Finish() waits for it.
   void Copy(DeviceSpan target, DeviceSpan source) {
     REQUIRE(device->CopyOnDevice(stream, target, source).ok());
     REQUIRE(device->Record(event, stream).ok());

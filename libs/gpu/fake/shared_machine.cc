@@ -138,7 +138,7 @@ class SharedDevice final : public Device {
   absl::Status Wait(StreamId stream, EventId event) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(const bool done, Query(event));
-    // On a real GPU this would be a wait for a dead process that never ends.
+    // On a real GPU this wait would never end if the other process is dead.
     return done ? absl::OkStatus()
                 : absl::InternalError("a stream was to wait for an event that is not done");
   }

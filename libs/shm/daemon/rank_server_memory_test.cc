@@ -237,7 +237,7 @@ constexpr uint64_t OnDevice(uint32_t buffer) {
   return kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
 }
 
-TEST_CASE("An agent offers memory of GPUs, finds it in pushes, and takes it back") {
+TEST_CASE("A rank offers memory of GPUs, names it in pushes, and asks to take it back") {
   RankServerFixture fixture(true);
   RawRank rank(fixture);
   rank.Join();

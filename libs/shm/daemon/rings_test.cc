@@ -101,7 +101,7 @@ TEST_CASE_METHOD(RingsFixture, "Rings: a push that makes no sense ends its rank"
     ranks[0].Push(0, 1);
     ranks[0].Push(0, 2);
   }
-  SECTION("The ring holds fewer entries than that") {
+  SECTION("The rank names more entries than the ring holds") {
     ranks[0].control.rank_line().submitted.store(5);
   }
   rings.Poll(sink);

@@ -193,7 +193,7 @@ TEST_CASE("Fabric: the options say where to listen", "[transport]") {
       CHECK(port(third) <= last);
     }
   }
-  SECTION("The host is advertised") {
+  SECTION("It advertises another host") {
     const auto address = transport->Listen({.advertise_host = "gateway.example"});
     REQUIRE(address.ok());
     CHECK(address->starts_with("fi:tcp://gateway.example:"));

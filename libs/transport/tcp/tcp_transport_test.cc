@@ -408,7 +408,7 @@ TEST_CASE("Tcp: the options say where to listen", "[transport]") {
     REQUIRE(third.ok());
     CHECK(PortOf(*third) > port);
   }
-  SECTION("The host is advertised") {
+  SECTION("It advertises another host") {
     const auto address = transport->Listen({.advertise_host = "gateway.example"});
     REQUIRE(address.ok());
     CHECK(address->starts_with("tcp://gateway.example:"));

@@ -293,7 +293,7 @@ CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
   const auto at = process.events.find(event);
   if (!InContext() || flags != 0 || at == process.events.end()) return kCuInvalidHandle;
   const std::shared_ptr<Event> waited = at->second;
-  // On a real GPU this would be a wait for a dead process that never ends.
+  // On a real GPU this wait would never end if the other process is dead.
   if (waited->file != nullptr && !waited->state().IsDone()) return kCuUnknown;
   const uint64_t recorded = waited->state().recorded.load();
   const CuResult posted = process.Post(

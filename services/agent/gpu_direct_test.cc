@@ -11,7 +11,7 @@ TEST_CASE("GpuDirect: it makes the same sums as through the host, and bypasses t
   const auto gpus = GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0},
                              std::vector<size_t>{0, 0, 0}, std::vector<size_t>{1, 0},
                              std::vector<size_t>{0, 1, 0}, std::vector<size_t>{0, 1, 2, 3});
-  // The last slice is short and leaves in a frame, or it is not.
+  // With some of these, the last slice is short and leaves in a frame.
   const uint64_t elements = GENERATE(300'001u, 262'144u, 262'145u);
   // The name decides which of several GPUs is home.
   const std::string name = GENERATE("a", "b", "c");
@@ -117,7 +117,7 @@ TEST_CASE("GpuDirect: a lost GPU is made anew if it is not the tensor's home", "
 }
 
 TEST_CASE("GpuDirect: ranks that move to other GPUs keep giving and getting", "[gpu]") {
-  // A switch lies between the third GPU and the others.
+  // Whether the third GPU is behind another switch than the first two.
   const bool switches = GENERATE(false, true);
   Fixture f({.gpus = {0, 0},
              .direct = true,

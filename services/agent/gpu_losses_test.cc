@@ -6,7 +6,8 @@
 namespace talweg::agent {
 namespace {
 
-TEST_CASE("GpuLosses: a lost GPU is opened now and then, and given up in the end", "[gpu]") {
+TEST_CASE("GpuLosses: a lost GPU is due to be opened now and then, and overdue in the end",
+          "[gpu]") {
   const GpuStageOptions options{.reopen_every_ns = 10, .reopen_deadline_ns = 100};
   GpuLosses losses(options);
   const gpu::GpuUuid uuid{};

@@ -51,7 +51,8 @@ TEST_CASE("GpuReopening: a GPU that nobody uses any more is closed, and not open
   CHECK(p.node.Find(p.uuid) == nullptr);
 }
 
-TEST_CASE("GpuReopening: a lost GPU is opened now and then, and given up in the end", "[gpu]") {
+TEST_CASE("GpuReopening: it tries now and then to open a lost GPU, and gives up in the end",
+          "[gpu]") {
   Lost p;
   p.Lose();
   p.machine.RefuseContexts(absl::ResourceExhaustedError("no memory"));

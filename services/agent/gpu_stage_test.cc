@@ -154,7 +154,7 @@ TEST_CASE("GpuStage: staging is made on the NUMA node of its GPU", "[gpu]") {
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a question that a rank may not ask is refused", "[gpu]") {
+TEST_CASE("GpuStage: a request that a rank may not make is refused", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   const auto push = [&](uint32_t buffer, uint64_t offset) {
     return std::string(

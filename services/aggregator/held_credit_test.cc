@@ -24,7 +24,7 @@ struct Fixture {
     credit.GiveBack(
         [this](ConnectionId connection, uint64_t bytes) { given.emplace_back(connection, bytes); });
   }
-  // Both jobs want the link, and measure what it carries. Afterwards they share it.
+  // Makes both jobs want the link until it is known what it carries. Afterwards they share it.
   int64_t Measure() {
     int64_t now_ns = 0;
     credit.SetWants(kFirst, true);

@@ -114,7 +114,7 @@ TEST_CASE("JobConnection: results past the window wait, and leave before a Fence
   f.SendWritten(3);
   CHECK(f.totals.results_queued == 2);
   CHECK(f.Posted() == std::vector<std::string>{"write 1", "Result"});
-  CHECK_FALSE(f.connection.OnWritten(2));  // The first one has not left.
+  CHECK_FALSE(f.connection.OnWritten(2));  // Write 2 still waits.
   CHECK(f.connection.OnWritten(1));
   CHECK(f.Posted() == std::vector<std::string>{"write 2", "Result"});
   f.connection.Say({.connection = kId, .epoch = Epoch{2}, .entry = wire::FenceAck{}});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The data plane's frames of version 2.1, byte for byte. Frames of 2.0 can be read, and those of
-// version 1 are refused.
+// The data plane's frames of version 2.3, byte for byte. Frames of versions 2.0 to 2.2 can be read,
+// and those of version 1 are refused.
 
 #include <map>
 #include <string>

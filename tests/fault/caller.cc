@@ -54,7 +54,7 @@ class Caller {
  private:
   [[noreturn]] void Flood() {
     grpc::ChannelArguments arguments;
-    // Each client has a connection of its own.
+    // Each thread has a connection of its own.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto channel = grpc::CreateCustomChannel(
         address_, rpc::CredentialsAccess::Channel(credentials_, address_, {}), arguments);

@@ -3,7 +3,7 @@
 // A client without credentials, for tests. It makes the calls of the scheduler's protocol, and
 // prints the answers.
 //
-// stranger ADDRESS look                            reads everything that AdminService shows
+//   stranger ADDRESS look                            reads all that AdminService shows
 //   stranger ADDRESS join JOB NODE                   joins, and asks for the views
 //   stranger ADDRESS leave JOB NODE INCARNATION      leaves as stopped, then as finished
 //   stranger ADDRESS renew JOB NODE INCARNATION      renews, and holds the highest epoch

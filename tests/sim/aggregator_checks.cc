@@ -113,8 +113,8 @@ void AggregatorProcess::CheckTokensAreSpent() {
   }
 }
 
-// Rule 3: a member that is welcomed over a new connection writes nothing over an old one. An
-// incarnation that was lost may still receive messages; what it writes lands in its own memory.
+// Rule 3: a member that is welcomed over a new connection writes nothing over an old one. A lost
+// incarnation of the member does not count: what it still writes lands in slots of its own.
 void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) {
   if (entry.status != wire::WelcomeStatus::kOk) {
     refused_.insert(connection);

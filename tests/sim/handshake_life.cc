@@ -199,7 +199,7 @@ class HandshakeWorld {
   }
   void Hear(Connecting& to, const AnswerMessage& answer) {
     to.proof = to.shake.OnAnswer(answer);
-    // In this model the listening side goes on.
+    // In this model the connecting side then waits for another Answer.
     if (!to.proof) return Reached("an Answer is refused");
     to.heard = answer;
     Reached("an Answer is taken");

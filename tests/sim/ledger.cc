@@ -105,7 +105,7 @@ void Ledger::CheckNotDead(const std::string& what, const Outcome& outcome) const
   const auto deaths = deaths_.find({outcome.tensor, outcome.needed});
   if (deaths == deaths_.end() || outcome.end != End::kDone) return;
   for (const Death& death : deaths->second) {
-    // A member that has left since may have been the only one that heard of the end.
+    // A member that has left since may have been the only one that heard of the tensor's death.
     if (outcome.round <= death.last || !SawBoth(death.member, death.epoch, outcome)) continue;
     throw Violation{what + "was done, and for node " + std::to_string(death.member.node.value()) +
                     " the tensor is dead since round " + std::to_string(death.last.value())};

@@ -252,8 +252,8 @@ void World::CheckDeathIsSeen(const view::MemberIdentity& member) {
   });
 }
 
-// A member sees a joiner by the view that it has. Between that view and this one, another joiner
-// may have come only to members that have left.
+// For each member, a joiner is one that is not in the view which that member has. A view between
+// that one and this one may have reached only members that have left.
 void World::CheckJoiners(const view::View& view) const {
   if (trace_.HasReached(kForged)) return;
   std::vector<const pipeline::AgentCore*> members;

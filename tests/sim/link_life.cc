@@ -40,7 +40,7 @@ enum class Kind : uint8_t {
 struct Member {
   double tcp = 1;       // How TCP sees its connection beside others.
   double own_link = 0;  // Bytes a millisecond; 0: as fast as the aggregator's.
-  double window = 0;    // At most this much is in flight, with the credit that the lane holds back.
+  double window = 0;    // At most this much is in flight, counting credit that is held back.
   double in_flight = 0;
   double queue_in = 0;   // On its way here.
   double queue_out = 0;  // Results on their way to it.

@@ -23,7 +23,7 @@ namespace talweg::sim {
 namespace {
 
 constexpr uint64_t kLives = 10'000;
-// A sanitizer makes a life several times as slow.
+// With a sanitizer, a life takes several times as long.
 constexpr uint64_t kSanitizedLives = 1'000;
 // With fewer lives than this, chance decides which points are reached.
 constexpr uint64_t kLivesForCoverage = 4'000;

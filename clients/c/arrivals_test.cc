@@ -45,7 +45,7 @@ struct Rank {
   talweg_status Wait(int64_t timeout_ns = kGenerousNs) {
     return talweg_wait(client.get(), tensor, round, out.data(), timeout_ns);
   }
-  // Returns whether this range of `out` is that of `from`.
+  // Returns whether `out` and `from` are equal in this range.
   bool OutHas(uint64_t begin_bytes, uint64_t end_bytes, const std::vector<int32_t>& from) const {
     const auto begin = static_cast<ptrdiff_t>(begin_bytes / sizeof(int32_t));
     const auto end = static_cast<ptrdiff_t>(end_bytes / sizeof(int32_t));

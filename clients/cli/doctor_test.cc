@@ -195,7 +195,7 @@ TEST_CASE("doctor: a daemon that serves without TLS is found, however it was con
   proc.Start(4, {agent, "--config=insecure.conf"});
   proc.Start(5, {"talweg-scheduler", "--config", proc.Path("spelled.conf")});
   proc.Start(6, {"talweg-aggregator"}, {"TALWEG_CONFIG=insecure.conf"});
-  // These daemons have TLS.
+  // These do not serve without TLS.
   proc.Start(11, {agent, "--insecure", "--noinsecure"});
   proc.Start(12, {agent, "--config=secure.conf"});
   proc.Start(13, {agent, "--config=insecure.conf"}, {"TALWEG_INSECURE=off"});

@@ -52,7 +52,7 @@ absl::Status FakeDevice::WriteNow(DeviceSpan target, std::span<const std::byte> 
   return absl::OkStatus();
 }
 
-// Returns the place of a span that OpenToNic() gave, or of a part of it.
+// Returns the place of a span that was opened with OpenToNic(), or of a part of one.
 Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
   world_->Advance();
   const auto place = dynamic_cast<FakeDevice&>(device).memory().Resolve(span);

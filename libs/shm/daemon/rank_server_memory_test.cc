@@ -22,7 +22,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// Returns how much of a mapping huge pages back, in kB.
+// Returns how many kB of a mapping lie in huge pages, by the kernel's word.
 uint64_t HugeKb(const std::byte* address) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;

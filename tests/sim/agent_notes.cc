@@ -27,7 +27,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   }
 }
 
-// Records which members share the work on a tensor's parts.
+// Records whether an aggregator sums a part on the host of the rank that gets or gives it.
 void AgentProcess::NotePlacement(const view::Group& group,
                                  const pipeline::AgentTensor& tensor) const {
   const view::View* const view = core().views().present();

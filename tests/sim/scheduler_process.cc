@@ -423,7 +423,7 @@ void SchedulerProcess::OnHostEnded(HostIndex host, bool silently) {
   for (auto& [id, stream] : streams_) {
     if (stream.host != host || !stream.open) continue;
     stream.open = false;
-    // Otherwise a cable was cut and no process ended: only the lease reveals that.
+    // If it is silent, a cable was cut and no process ended: only the lease reveals that.
     if (!silently) BreakLater(id);
   }
 }

@@ -9,11 +9,13 @@ import sys
 import unittest
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from talweg.torch._callbacks import Callbacks, Future, runs_here
+from talweg.errors import Forked
+from talweg.torch._callbacks import Callbacks, Future, OwnFuture, runs_here
 
 
 class CallbacksTest(unittest.TestCase):
@@ -197,6 +199,23 @@ class CallbacksTest(unittest.TestCase):
                 else:
                     self.elsewhere.pop(0)()
             self.assertEqual([name for name, _ in self.ran], [at / 2 for at in range(12)])
+
+    def test_a_fork_is_told_that_nothing_completes_a_future_there(self) -> None:
+        """Else its wait has no end, and a callback waits in a line that nobody runs."""
+        open_ones = (self._future(), OwnFuture([]))
+        chained = open_ones[0].then(self._runs("a"))
+        uses: list[Callable[[], Any]] = []
+        for future in open_ones:
+            uses.append(partial(future.then, self._runs("b")))
+            uses.append(partial(future.add_done_callback, self._runs("c")))
+        uses += [future.wait for future in (*open_ones, chained)]
+        complete = self._future()
+        complete.set_result(1)
+        with mock.patch("os.getpid", lambda: -1):
+            for use in uses:
+                with self.assertRaisesRegex(Forked, "of which this process .* is a fork"):
+                    use()
+            self.assertEqual(complete.wait(), 1)  # Its value is here.
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ A callback may wait for what it has called or chained, and for callbacks that we
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections import deque
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from talweg.errors import Forked
 
 _Call = Callable[[], None]
 
@@ -162,11 +165,47 @@ def _raise(value: _Raised) -> None:
     raise future.failure
 
 
-class Future(torch.futures.Future[Any]):
+class OwnFuture(torch.futures.Future[Any]):
+    """A future of torch that only the process which has made it may wait for and chain to.
+
+    A fork has none of the threads that complete futures, and may have a lock that one of them held.
+    """
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        super().__init__(devices=list(devices))
+        self._pid = os.getpid()
+
+    def check_process(self) -> None:
+        """Raises Forked in a fork of the process that has made the future."""
+        if os.getpid() != self._pid:
+            raise Forked(
+                f"this future belongs to process {self._pid}, of which this process "
+                f"({os.getpid()}) is a fork: no thread completes it or runs callbacks here. Wait "
+                "for it before the fork, and give the fork its value"
+            )
+
+    def wait(self) -> Any:
+        """Returns the value when it is there, or raises what the call failed with."""
+        if not self.done():
+            self.check_process()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """Returns a future of what `callback` returns, or raises, when it is given this future."""
+        self.check_process()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Has `callback` called with this future. torch logs what it raises."""
+        self.check_process()
+        super().add_done_callback(callback)
+
+
+class Future(OwnFuture):
     """A future of torch whose callbacks run in the order in which they were chained."""
 
     def __init__(self, callbacks: Callbacks, devices: list[torch.device]) -> None:
-        super().__init__(devices=list(devices))
+        super().__init__(devices)
         self._callbacks = callbacks
         self._devices = devices
         self.failure: BaseException | None = None
@@ -177,6 +216,7 @@ class Future(torch.futures.Future[Any]):
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Returns a future of what `callback` returns, or raises, when it is given this future."""
+        self.check_process()
         result = Future(self._callbacks, self._devices)
 
         def run() -> None:
@@ -197,6 +237,7 @@ class Future(torch.futures.Future[Any]):
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Has `callback` called with this future. torch logs what it raises."""
+        self.check_process()
 
         def run() -> None:
             turn: torch.futures.Future[None] = torch.futures.Future()

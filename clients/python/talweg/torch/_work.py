@@ -19,6 +19,7 @@ from talweg._collectives.collectives import Given, job_of
 from talweg._collectives.kinds import MORE_MAX
 from talweg.errors import Timeout
 from talweg.torch._backward import when_it_ends
+from talweg.torch._callbacks import OwnFuture
 from talweg.torch._group_calls import GroupCalls
 from talweg.torch._profiling import Range
 
@@ -185,7 +186,7 @@ class Pending(dist.Work):
         return future
 
     def _new_future(self, gpus: list[torch.device]) -> torch.futures.Future[Any]:
-        return torch.futures.Future(devices=list(gpus))
+        return OwnFuture(gpus)
 
     def _give_up(self) -> None:
         """Ends all calls of the group, if this one is not over: the future's time has passed."""

@@ -22,7 +22,7 @@ constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
-// How long a rank that has said that it fails may take to end: a framework has much to shut down.
+// How long a rank whose program has ended may take to end: a framework has much to shut down.
 constexpr int64_t kFailingNs = 10'000'000'000;
 // How often ranks that have left their job are asked whether they need another agent.
 constexpr int64_t kNeedNs = 50'000'000;

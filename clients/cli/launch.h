@@ -120,7 +120,7 @@ class Launch : public SupervisorEvents {
   void OnDaemonEnd(const Failure& failure);
   // A rank or an agent has failed, in kRanks.
   void OnNodeFailure(const Failure& failure);
-  // Returns when a rank said that its program fails; nullopt: it has not.
+  // Returns when a rank said that its program has ended; nullopt: it has not.
   std::optional<int64_t> FailsSince(ChildId rank) const;
   // Returns the first time at which a rank that still runs said so; nullopt: none has.
   std::optional<int64_t> FirstFailsSince() const;

@@ -102,7 +102,7 @@ std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank
 // A file that exists while a rank looks for an agent.
 std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// A file that exists when a rank is about to end by an error of its program; its time says since
+// A file that exists when a rank's program has ended, and the rank is about to; its time says since
 // when.
 std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 

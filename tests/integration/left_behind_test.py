@@ -21,6 +21,10 @@ class LeftBehindTest(unittest.TestCase):
         self.assertRegex(output, r"rank 0 \(pid \d+\) failed first: exit status 1")
         self.assertIn("    ValueError: this is the first", output)
 
+    def test_the_rank_that_has_called_exit_first_is_named(self) -> None:
+        output = job.run(job.command("fails_first.py", ["7"], nodes=1, ranks=2), check=False)
+        self.assertRegex(output, r"rank 0 \(pid \d+\) failed first: exit status 7")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -10,15 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 
-# A file that says to `talweg run` that this rank's program has ended by an error, and since when.
-# The other ranks fail because of it, and may end before it.
+# A file that says to `talweg run` that this rank's program has ended, and since when. If it has
+# ended by an error or by sys.exit(), the other ranks fail because of it, and may end before it.
 _MARK_VARIABLE = "TALWEG_RUN_FAILS"
 
 
-def _mark_failure() -> None:
+def _mark_end() -> None:
     path = os.environ.get(_MARK_VARIABLE)
-    # The interpreter sets it where nobody has caught an exception.
-    if not path or getattr(sys, "last_value", None) is None:
+    if not path:
         return
     now_ns = time.time_ns()
     with contextlib.suppress(OSError), open(path, "w"):
@@ -30,8 +29,11 @@ def register(call: Callable[[], None]) -> None:
     child, as torch.multiprocessing.spawn starts it, calls nothing of atexit's.
     """
 
+    pid = os.getpid()
+
     def at_exit() -> None:
-        _mark_failure()
+        if os.getpid() == pid:  # The end of a fork is not the rank's.
+            _mark_end()
         call()
 
     atexit.register(at_exit)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 raises an exception, and ends when rank 1 has, which fails because of it."""
+"""Rank 0 raises an exception, and ends when rank 1 has, which fails because of it.
+
+With a number as an argument rank 0 calls sys.exit() with it instead.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 
 _others: list[int] = []
@@ -23,6 +27,8 @@ def main() -> None:
     pids = talweg.all_gather_object(os.getpid())
     if talweg.rank() == 0:
         _others.append(pids[1])
+        if len(sys.argv) > 1:
+            sys.exit(int(sys.argv[1]))
         raise ValueError("this is the first")
     talweg.barrier()
 

@@ -283,6 +283,33 @@ class StateTest(unittest.TestCase):
         finally:
             talweg.shutdown()
 
+    def test_a_copy_of_a_step_has_what_its_lost_ranks_did_not_end(self) -> None:
+        """All may have to go back to it later: no sample is forgotten."""
+        state = talweg.State(sampler=_sampler(10, 2), step=0)
+        state.sampler.deal(0, 2)
+        taken = list(next(iter(state.sampler)))
+        state.step = 1
+        state.save()
+        state._commit([True, False])
+        next(iter(state.sampler))  # The step that all give up.
+        state.restore()
+        self.assertEqual(state.step, 1)
+        state.sampler.deal(0, 1)
+        for batch in state.sampler:
+            taken += batch
+            state._commit(None)
+        self.assertEqual(sorted(taken), list(range(10)))
+
+    def test_a_copy_stays_as_it_is_when_all_have_gone_back_to_it(self) -> None:
+        state = talweg.State(sampler=_sampler(6, 2), step=0)
+        next(iter(state.sampler))
+        state.save()
+        state.restore()
+        for _ in state.sampler:
+            state._commit(None)
+        state.restore()
+        self.assertEqual(state.sampler.left, 4)
+
     def test_a_callback_that_raises(self) -> None:
         """The others are called all the same, and samplers are dealt to the ranks that are there."""
         talweg.init()

@@ -68,6 +68,7 @@ class State:
                 raise InvalidArgument(f"State({name}=...): choose another name for this value")
         self._values: dict[str, Any] = dict(values)
         self._saved: dict[str, Any] = {}
+        self._saved_in_step = False  # The step of the last save() has not ended.
         self._hook = apply
         self._recorders: list[Recorder] = []
         self._digest_steps = 0
@@ -130,6 +131,7 @@ class State:
         membership = membership_of(_client.current())
         if membership.begins_anew:
             self._go_back()
+        self._saved_in_step = False
         for sampler in self._samplers():
             sampler.begin_again()
         try:
@@ -193,9 +195,11 @@ class State:
         its ranks' processes: a job of one node loses everything with its agent.
         """
         self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
+        self._saved_in_step = True
 
     def restore(self) -> None:
         """Goes back to the values of the last save()."""
+        self._saved_in_step = False
         for name, value in self._saved.items():
             self._load(name, copy.deepcopy(value))
 
@@ -223,6 +227,11 @@ class State:
     def _commit(self, ended: Sequence[bool] | None) -> None:
         for sampler in self._samplers():
             sampler.end_step(ended)
+        if self._saved_in_step:  # The copy does not know whose batches are dealt again.
+            self._saved_in_step = False
+            for name, value in self._values.items():
+                if isinstance(value, ElasticSampler):
+                    self._saved[name] = value.state_dict()
 
     def _samplers(self) -> Iterator[ElasticSampler]:
         return (value for value in self._values.values() if isinstance(value, ElasticSampler))

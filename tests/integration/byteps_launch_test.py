@@ -468,6 +468,10 @@ class CommandsTest(unittest.TestCase):
             ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_SERVER and DMLC_PS_ROOT_URI"),
             (shared(), "DMLC_WORKER_ID must be set"),
             (shared(DMLC_WORKER_ID="2"), "DMLC_WORKER_ID is 2; .* must be 0 to 1"),
+            (
+                shared(BYTEPS_GLOBAL_RANK="2"),
+                r"BYTEPS_GLOBAL_RANK, the global_rank of resume\(\), is 2; .* must be 0 to 1",
+            ),
             ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC=1 is not offered.*CrossBarrier"),
             ({"BYTEPS_PARTITION_BYTES": "100"}, "BYTEPS_PARTITION_BYTES is '100'; .* 4096 to"),
             ({"DMLC_ENABLE_RDMA": "ucx"}, "DMLC_ENABLE_RDMA=ucx is not offered"),

@@ -69,8 +69,14 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
     if role == "worker" and worker is None and (workers > 1 or forced):
         _needed(environment, ["DMLC_WORKER_ID"], f"it says which of {workers} workers this is")
     if worker is not None and worker >= workers:
+        ranks = workers * local_size
+        told = TABLE.value(environment, "BYTEPS_GLOBAL_RANK")
         raise VariableError(
-            f"DMLC_WORKER_ID is {worker}; with DMLC_NUM_WORKER={workers} it must be 0 to {workers - 1}"
+            f"BYTEPS_GLOBAL_RANK, the global_rank of resume(), is {told}; with DMLC_NUM_WORKER="
+            f"{workers} and {local_size} ranks a node it must be 0 to {ranks - 1}"
+            if told
+            else f"DMLC_WORKER_ID is {worker}; with DMLC_NUM_WORKER={workers} it must be 0 to "
+            f"{workers - 1}"
         )
     return Job(
         workers,

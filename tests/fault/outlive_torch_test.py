@@ -15,6 +15,10 @@ class OutliveTorchTest(unittest.TestCase):
     def test_on_two_nodes(self) -> None:
         live(self, "outlive_torch.py", _WAYS, forks=torch_forks())
 
+    def test_a_rank_is_killed(self) -> None:
+        """DDP of the process that takes its place has other buckets at first."""
+        live(self, "outlive_torch.py", ["hook"], forks=torch_forks())
+
     def test_on_one_node(self) -> None:
         live(self, "outlive_torch.py", _WAYS, on_one_node=True, forks=torch_forks())
 

@@ -10,7 +10,9 @@ import itertools
 import os
 import queue
 import threading
-from typing import Any, Optional
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -37,6 +39,22 @@ def _said(shape: Optional[tuple[int, ...]]) -> str:
     return "not there" if shape is None else f"of shape {list(shape)}"
 
 
+class _Part(NamedTuple):
+    """What one round averages: a bucket, or one gradient of it."""
+
+    name: str
+    tensor: torch.Tensor
+    shapes: _Shapes
+
+
+class _Started(NamedTuple):
+    """The rounds of a bucket, and the future of their averages."""
+
+    handles: list[Handle]
+    buffer: torch.Tensor
+    future: torch.futures.Future
+
+
 class _Completer:
     """Takes rounds in the order in which they were started, and fulfils their futures.
 
@@ -55,13 +73,11 @@ class _Completer:
         self.client = client
         self._has_thread = cpus_are_left(client)
         self._buckets: dict[str, Bucket] = {}
-        self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
+        self._pending: dict[str, _Started] = {}
         self._failures: dict[str, Exception] = {}  # Failures since a bucket's last start.
-        self._shapes: dict[str, _Shapes] = {}  # Keyed by bucket.
+        self._shapes: dict[str, _Shapes] = {}  # Keyed by part.
         # None is the end of the thread.
-        self._queue: queue.SimpleQueue[Optional[tuple[Handle, torch.futures.Future]]] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[Optional[_Started]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         _client.call_when_replaced(self._end)
 
@@ -73,35 +89,41 @@ class _Completer:
         _forget(self)
 
     def start(
-        self, name: str, tensor: torch.Tensor, priority: int, shapes: _Shapes
+        self, name: str, buffer: torch.Tensor, priority: int, parts: Sequence[_Part]
     ) -> torch.futures.Future:
+        """Starts the averages of the parts of bucket `name`, which make up `buffer`."""
         if name in self._pending:  # The backward pass of the pending round has failed.
             self._take(name)
-        self._failures.pop(name, None)
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            bucket = self._buckets[name] = Bucket(self.client, name)
         # The future of a CUDA tensor makes its waiter's stream wait for the result.
-        devices = [tensor.device] if tensor.is_cuda else None
+        devices = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
-        self._shapes[name] = shapes
+        started = _Started([], buffer, future)
         try:
-            handle = bucket.start(tensor, priority, _signature(shapes))
+            for part in parts:
+                started.handles.append(self._start_part(part, priority))
         except AgentLost as error:  # The model is used again with the next agent.
             self._failures[name] = error
-            future.set_result(tensor)
+            future.set_result(buffer)
             when_it_ends(lambda: when_it_ends(self._raise_failure))
             return future
         if self._has_thread or current_node() is None:
-            self._hand_over(handle, future)
+            self._hand_over(started)
         else:
-            self._pending[name] = (handle, future)
+            self._pending[name] = started
             # For each bucket: of nested backward passes each has its own end.
             when_it_ends(self._take_all)
         # Outside of backward this is refused, and the call that a later bucket queues must do.
         with contextlib.suppress(RuntimeError):
             when_it_ends(lambda: when_it_ends(self._raise_failure))
         return future
+
+    def _start_part(self, part: _Part, priority: int) -> Handle:
+        self._failures.pop(part.name, None)
+        self._shapes[part.name] = part.shapes
+        bucket = self._buckets.get(part.name)
+        if bucket is None:
+            bucket = self._buckets[part.name] = Bucket(self.client, part.name)
+        return bucket.start(part.tensor, priority, _signature(part.shapes))
 
     def _raise_failure(self) -> None:
         failures, self._failures = self._failures, {}
@@ -113,16 +135,17 @@ class _Completer:
             self._take(name)
 
     def _take(self, name: str) -> None:
-        self._fulfil(*self._pending.pop(name))
+        self._fulfil(self._pending.pop(name))
 
-    def _fulfil(self, handle: Handle, future: torch.futures.Future) -> None:
-        try:
-            finish(self.client, handle)
-        except Mismatch as error:
-            self._failures[handle.name] = self._named(handle.name, error)
-        except Exception as error:  # backward() raises it in the trainer's thread.
-            self._failures[handle.name] = error
-        future.set_result(handle.result)
+    def _fulfil(self, started: _Started) -> None:
+        for handle in started.handles:
+            try:
+                finish(self.client, handle)
+            except Mismatch as error:
+                self._failures[handle.name] = self._named(handle.name, error)
+            except Exception as error:  # backward() raises it in the trainer's thread.
+                self._failures[handle.name] = error
+        started.future.set_result(started.buffer)
 
     def _named(self, name: str, mismatch: Mismatch) -> Mismatch:
         """Returns a Mismatch, the same at all ranks, that says which gradient differs; `mismatch`
@@ -142,15 +165,15 @@ class _Completer:
                     )
         return mismatch
 
-    def _hand_over(self, handle: Handle, future: torch.futures.Future) -> None:
+    def _hand_over(self, started: _Started) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="talweg-ddp", daemon=True)
             self._thread.start()
-        self._queue.put((handle, future))
+        self._queue.put(started)
 
     def _run(self) -> None:
         while (started := self._queue.get()) is not None:
-            self._fulfil(*started)
+            self._fulfil(started)
             del started  # Else it keeps its client until another one comes.
 
 
@@ -178,17 +201,57 @@ def _forget(completer: _Completer) -> None:
             _completer = None
 
 
+class _Numbers:
+    """The numbers of one model's parameters, in the order of its first backward pass.
+
+    DDP's first buckets are the same at all ranks and in all processes. So a joiner, which makes its
+    first pass when the others have cut their buckets anew, gives its parameters the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._next = 0
+
+    def of(self, parameter: torch.Tensor) -> int:
+        known = self._found.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            self._found = {key: each for key, each in self._found.items() if each[0]() is not None}
+            if not self._found:  # Another model has the name now.
+                self._next = 0
+            known = self._found[id(parameter)] = (weakref.ref(parameter), self._next)
+            self._next += 1
+        return known[1]
+
+
+_numbers: dict[str, _Numbers] = {}  # Keyed by model. They outlive an agent.
+
+
+def _gradients_of(model: str, bucket: dist.GradBucket) -> list[_Part]:
+    """Returns a part for each gradient, whatever bucket it is in."""
+    numbers = _numbers.setdefault(model, _Numbers())
+    parameters = bucket.parameters()
+    buffer = bucket.buffer()
+    sizes = [parameter.numel() for parameter in parameters]
+    # A sparse gradient is alone in its bucket.
+    tensors = buffer.split(sizes) if len(parameters) > 1 else (buffer,)
+    return [
+        _Part(f"ddp.{model}.gradient.{numbers.of(parameter)}", tensor, (tuple(parameter.shape),))
+        for parameter, tensor in zip(parameters, tensors)
+    ]
+
+
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages DDP's gradient buckets over Talweg's ranks instead of the process group's.
 
         model = DistributedDataParallel(model)          # any process group, gloo for instance
         model.register_comm_hook(None, talweg.torch.ddp_hook)
 
-    The process group must have the same ranks as the job. If the ranks of one node are the whole
-    job, a bucket on the CPU is summed in place. torch moves the bucket into shared memory for that,
-    so a process that is forked later sees zeros there. `state` names the model (a str) if a process
-    has several models, else it is None. If a round has failed, backward() raises the error when it
-    ends, and the gradients are undefined.
+    The process group must have the same ranks as the job, or this rank alone. Where nodes may come
+    and go each gradient has a round of its own: DDP of a rank that enters has other buckets at
+    first. If the ranks of one node are the whole job, a bucket on the CPU is summed in place. torch
+    moves the bucket into shared memory for that, so a process that is forked later sees zeros
+    there. `state` names the model (a str) if a process has several models, else it is None. If a
+    round has failed, backward() raises the error when it ends, and the gradients are undefined.
     """
     if state is not None and not isinstance(state, str):
         raise InvalidArgument(
@@ -196,10 +259,16 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
             "model's name where a process has several: "
             "model.register_comm_hook(None, talweg.torch.ddp_hook)"
         )
-    tensor = bucket.buffer()
+    client = _client.current()
+    model = state or "model"
+    buffer = bucket.buffer()
     # DDP cuts its buckets anew after the first step, so their sizes belong to their names.
-    name = f"ddp.{state or 'model'}.{bucket.index()}.{tensor.numel()}.{tensor.dtype}"
+    name = f"ddp.{model}.{bucket.index()}.{buffer.numel()}.{buffer.dtype}"
+    if client.nodes_change:
+        parts = _gradients_of(model, bucket)
+    else:
+        # Ranks may each have a process group of their own, in which torch has compared nothing.
+        shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters())
+        parts = [_Part(name, buffer, shapes)]
     # Backward fills the last layers' buckets first; the first layers' are needed first.
-    # Ranks may each have a process group of their own, in which torch has compared nothing.
-    shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters())
-    return _shared_completer(_client.current()).start(name, tensor, bucket.index(), shapes)
+    return _shared_completer(client).start(name, buffer, bucket.index(), parts)

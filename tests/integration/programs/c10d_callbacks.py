@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import talweg.torch  # noqa: F401 - It makes the backend known.
+import talweg
+import talweg.torch  # It makes the backend known.
 import torch
 import torch.distributed as dist
 from expected_errors import expect
@@ -195,6 +197,38 @@ def check_optimizer_in_callbacks() -> None:
             _require_equal(overlapped(make_hook, shard_buckets), expected)
 
 
+def _forked(call: Callable[[], object]) -> int:
+    """Returns 0 if `call` raises Forked in a fork of this process."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)  # Ends a hang.
+        try:
+            call()
+        except talweg.Forked:
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+
+def check_forks() -> None:
+    """A fork, as a DataLoader's worker, is told so, also while its parent has calls under way."""
+    if dist.get_rank() != 0:
+        talweg.barrier()
+    tensor = torch.ones(2)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    if dist.get_rank() == 0:
+        for call in (
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: dist.all_reduce(torch.ones(2), async_op=True),
+            lambda: future.then(lambda _: None),
+            future.wait,
+        ):
+            assert _forked(call) == 0
+        talweg.barrier()
+    future.wait()
+    assert tensor[0] == dist.get_world_size()
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("talweg")
@@ -203,6 +237,7 @@ def main() -> None:
     if _SIZE % 2 == 0 and _SIZE > 2:
         check_groups()
     check_failures()
+    check_forks()
     check_power_sgd()
     check_optimizer_in_callbacks()
     dist.destroy_process_group()

@@ -53,7 +53,11 @@ class GroupCalls:
         return self._is_destroyed or self.client.connection.view_suffix != self._view
 
     def begin(self, operation: str) -> None:
-        """Counts one; InvalidArgument if they are over."""
+        """Counts one; InvalidArgument if they are over. Forked in a fork, which has their locks as
+        they were, and none of their threads.
+        """
+        if self.client.is_inherited:
+            self.client.connection.check_health()
         if self._is_destroyed:
             raise InvalidArgument(
                 f"{operation}: this process group is destroyed: make another one, and wrap models "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages a model's gradients, which leave while backward still runs."""
+"""Averages a model's gradients. Their rounds start while backward still runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._tensors import declaration_of, finish
 
-# The attribute of a gradient that holds its count of changes, once it was no longer new.
+# The attribute that marks a gradient as no longer new. It holds the gradient's count of changes.
 _SEEN = "_talweg_seen"
 _TEXTS = {
     Refusal.CAME_AGAIN: (
@@ -83,19 +83,19 @@ class GradientAverager(ClientAdapter):
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
         self._hooks: dict[int, RemovableHandle] = {}  # The hooks of active parameters.
-        self._outer: list[RemovableHandle] = []  # For after a nested backward.
+        self._outer: list[RemovableHandle] = []  # Hooks that notice the end of a nested backward.
         self.add(named_parameters)
         _client.call_when_replaced(self.use)
 
     def use(self, client: Client) -> None:
-        if self.client.is_abandoned:  # What the parameters have is a part of a step without an end.
+        if self.client.is_abandoned:  # The gradients belong to a step that never ends.
             for parameter in self.parameters:
                 parameter.grad = None
         super().use(client)
         self.exchange.begin_anew()
 
     def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Adds parameters, between two steps and at every rank."""
+        """Adds parameters. Every rank calls it, between two steps."""
         new: dict[torch.nn.Parameter, str] = {}
         for name, parameter in named_parameters:
             if parameter not in self._index:
@@ -125,7 +125,7 @@ class GradientAverager(ClientAdapter):
             for index in self.exchange.active
         ]
 
-    # What autograd does.
+    # ----- Autograd -----
 
     def is_trainable(self, index: int) -> bool:
         return self.parameters[index].requires_grad
@@ -141,7 +141,7 @@ class GradientAverager(ClientAdapter):
         )
 
     def let_go(self, parameter: torch.nn.Parameter) -> None:
-        """Stops averaging this parameter's gradient: another averager does it from now on."""
+        """Stops averaging this parameter's gradient, because another averager does it now."""
         index = self._index.get(parameter)
         if index is not None and index in self._hooks:
             self._hooks[index].remove()
@@ -159,14 +159,14 @@ class GradientAverager(ClientAdapter):
     def _on_backward_end(self) -> None:
         node = current_node()
         if node is not None:
-            # It ran within another's node (a reentrant checkpoint's): that one goes on.
+            # This pass ran within a node of an outer pass (a reentrant checkpoint), which goes on.
             self._outer = [
                 behind.register_prehook(self._on_outer_node)
                 for behind, _ in node.next_functions
                 if behind is not None
             ]
         elif self.exchange.on_pass_end() and self._waits:
-            # begin() of all other averagers of this pass comes first: another rank may wait for
+            # All other averagers of this pass begin() first, because another rank may wait for
             # their rounds.
             when_it_ends(self.exchange.synchronize)
 
@@ -175,7 +175,7 @@ class GradientAverager(ClientAdapter):
             self.forget_pass()
             when_it_ends(self._on_backward_end)
 
-    # Rounds.
+    # ----- Rounds -----
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         together: dict[tuple[torch.device, bool], list[Tensor]] = {}
@@ -240,7 +240,7 @@ class GradientAverager(ClientAdapter):
         name = f"{self.exchange.name}.loss"
         self.client.run(name, value, op, 0, group.listed, group.suffix)
 
-    # Gradients.
+    # ----- Gradients -----
 
     def put(self, index: int, average: torch.Tensor) -> None:
         self.parameters[index].grad = average
@@ -274,5 +274,5 @@ class GradientAverager(ClientAdapter):
         return _TEXTS[refusal]
 
 
-# Which averager averages a gradient, by the id of an active parameter, which it keeps alive.
+# The averager of each active parameter, by the parameter's id. It keeps the parameter alive.
 _averagers: weakref.WeakValueDictionary[int, GradientAverager] = weakref.WeakValueDictionary()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel's buckets, summed where they lie."""
+"""Sums DistributedDataParallel's buckets where they lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from talweg.errors import TalwegError
 from talweg.torch._in_place import is_worth_it
 from talweg.torch._tensors import declaration_of, start
 
-# As often a bucket may come in other memory before its averages are copied for good.
+# How often a bucket is moved to new memory. After that its averages are always copied.
 _PLACES_MAX = 2
 # Marks a storage that torch has moved into shared memory for us, and for nobody else.
 _OURS = "_talweg_moved"
@@ -26,7 +26,7 @@ _SHARED_MEMORY = "/dev/shm"
 class Bucket:
     """The tensor of one name.
 
-    Where the node's ranks sum, its pages become those that they sum in place: torch moves its
+    If the node's ranks sum in place, the bucket moves into memory that they share: torch moves the
     storage into a mapping of its own, and the tensor's buffer is attached there. Then a round copies
     nothing. DDP keeps a bucket's memory from its second step on, so a bucket is moved when it comes
     a second time.
@@ -39,9 +39,10 @@ class Bucket:
         self._places_left = _PLACES_MAX
 
     def start(self, tensor: torch.Tensor, priority: int, signature: int = 0) -> Handle:
-        """Starts the average of `tensor`, which finish() returns when it holds it.
+        """Starts the average of `tensor`, in place. finish() returns the tensor.
 
-        Mismatch if ranks sign it with other numbers. Nothing is signed where it is on a GPU.
+        The round fails with Mismatch if ranks give different signatures. A tensor on a GPU has no
+        signature.
         """
         client = self._client
         if not _is_plain(tensor):
@@ -74,7 +75,7 @@ class Bucket:
         return has_come_before and self._places_left > 0 and self.attach(tensor, buffer)
 
     def attach(self, tensor: torch.Tensor, buffer: Buffer) -> bool:
-        """Has the buffer stand where the tensor lies; False: it cannot."""
+        """Attaches the buffer where the tensor lies. Returns False if that is not possible."""
         storage = tensor.untyped_storage()
         if not may_be_moved(tensor, self._client.local_size):
             return False
@@ -84,7 +85,7 @@ class Bucket:
             storage.share_memory_()
             setattr(storage, _OURS, True)
             address = storage.data_ptr()
-            # It keeps the storage alive, so that nothing else comes to lie there.
+            # The lambda keeps the storage alive, so nothing else gets that address.
             buffer.attach(address, lambda: storage.data_ptr() == address)
         except (TalwegError, OSError, RuntimeError):
             return False
@@ -92,11 +93,11 @@ class Bucket:
         return True
 
     def _watch(self, storage: Any, buffer: Buffer) -> None:
-        # Empty once the client is closed, whose memory the storage must not keep.
+        # close() empties it, because the storage must not keep the memory of a closed client.
         attached = [buffer]
 
         def share() -> Any:
-            # With another process, which gets torch's file of it.
+            # torch calls it to share the storage with another process, which maps torch's file.
             for each in attached:
                 each.give_back()
             setattr(storage, _OURS, False)
@@ -105,14 +106,14 @@ class Bucket:
         storage._share_fd_cpu_ = share
 
         def close() -> None:
-            with contextlib.suppress(TalwegError):  # Then it stays there, and is nobody else's.
+            with contextlib.suppress(TalwegError):  # The buffer then stays, and nobody else has it.
                 attached.pop().give_back()
 
         self._client.call_when_closed(close)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are pushed as they lie, from host memory."""
+    """Whether the tensor lies in host memory, and its bytes can be pushed as they lie."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -124,29 +125,29 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def may_be_in_place(tensor: torch.Tensor) -> bool:
-    """By what all ranks agree on."""
+    """Whether ranks may sum the tensor in place. All ranks get the same answer."""
     return tensor.is_cpu and tensor.layout is torch.strided and is_worth_it(tensor)
 
 
 def may_be_moved(tensor: torch.Tensor, local_size: int) -> bool:
-    """Whether torch may move its storage into shared memory."""
+    """Whether torch may move the tensor's storage into shared memory."""
     storage = tensor.untyped_storage()
     nbytes = tensor.numel() * tensor.element_size()
     return (
         tensor.is_contiguous()
         and storage.nbytes() == nbytes
-        # Else nothing tells when it is shared. (Before torch 2.1 each call made a new object.)
+        # _watch() needs one object for the storage. (Before torch 2.1 each call makes a new one.)
         and tensor.untyped_storage() is storage
         and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
         and (getattr(storage, _OURS, False) or not storage.is_shared())
-        # Nobody has its address, as an array over it does.
+        # Nobody else has the storage's address. A NumPy array over it would.
         and getattr(storage, "resizable", lambda: False)()
         and _has_room(2 * local_size * nbytes)
     )
 
 
 def _has_room(nbytes: int) -> bool:
-    """Whether as much can be written to shared memory, for a moment: else SIGBUS ends the rank."""
+    """Whether shared memory has room for so many bytes. Without it SIGBUS would end the rank."""
     try:
         free = os.statvfs(_SHARED_MEMORY)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sum of sparse tensors for torch.distributed: all ranks gather indices and values."""
+"""Sums sparse tensors for torch.distributed: all ranks gather the indices and the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from talweg.torch._c10d_tensors import Outputs, Reduction
 
 
 class _Gathered(Outputs):
-    """The rows of all ranks, in a tensor made when their number is known."""
+    """The rows of all ranks, in a tensor that is made when their number is known."""
 
     def __init__(self, like: torch.Tensor) -> None:
         super().__init__([], "all_reduce")
@@ -33,7 +33,7 @@ class _Gathered(Outputs):
 
 
 class _Sum(_Gathered):
-    """Gets the ranks' values after their shapes and indices, and has the tensor be the sum."""
+    """Gets the ranks' values, after their shapes and indices, and writes the sum to the tensor."""
 
     def __init__(
         self, tensor: torch.Tensor, values: torch.Tensor, shapes: _Gathered, indices: _Gathered
@@ -59,9 +59,11 @@ class _Sum(_Gathered):
 def all_reduce(
     tensor: torch.Tensor, reduction: Reduction, size: int
 ) -> tuple[list[Outputs], list[Given]]:
-    """The calls that sum a COO tensor of `size` ranks, and what gets their results.
+    """Returns the outputs of the calls that sum the COO tensors of `size` ranks, and these calls.
 
-    Ranks may have other indices, and as many as they like. The sum is coalesced.
+    Each rank may have other indices, and any number of them. The sum is coalesced. Raises
+    Unsupported for other operations than sum and average, and InvalidArgument for a tensor that is
+    not in host memory.
     """
     if reduction.op not in (Op.SUM, Op.AVERAGE):
         raise Unsupported(
@@ -85,7 +87,7 @@ def all_reduce(
 
 
 def _gather(rows_of_rank: torch.Tensor, output: Outputs) -> Given:
-    """Gathers tensors whose first dimension may differ between ranks."""
+    """Returns a gather of tensors whose first dimension may differ between ranks."""
     row_shape = tuple(rows_of_rank.shape[1:])
     row_bytes = math.prod(row_shape) * rows_of_rank.element_size()
     rows = Rows(tensors_.elements(rows_of_rank).dtype, row_shape, row_bytes)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch.distributed as Talweg's collectives give and get them.
+"""Translates the tensors of torch.distributed's calls for Talweg's collectives, and back.
 
-Where torch has ranks give tensors of one shape, shapes are compared, else numbers of elements
-(docs/torch.md says which). What is given must stay unchanged until the call is complete, so nothing
-is copied that lies in one piece; results go straight into outputs that do.
+If torch wants tensors of one shape from all ranks, ranks compare shapes. Otherwise they compare
+numbers of elements (docs/torch.md says which). The program keeps its inputs unchanged until the
+call is complete, so an input in one piece is not copied. A result goes straight into an output in
+one piece.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _OPS = {
     "BXOR": Op.BIT_XOR,
     "PREMUL_SUM": Op.SUM,
 }
-# Some are newer than the oldest torch.
+# The oldest torch that Talweg supports lacks some of them.
 _BY_REDUCE_OP = {
     getattr(dist.ReduceOp, name): op for name, op in _OPS.items() if hasattr(dist.ReduceOp, name)
 }
 # The kinds of devices that the backend takes tensors on.
 DEVICES = ("cpu", "cuda")
-# A sum or a product of bools is whether any or all are true, as in NCCL.
+# As in NCCL, a sum of bools tells whether any is true, and a product whether all are.
 _OPS_OF_BOOLS = {Op.SUM: Op.MAX, Op.PRODUCT: Op.MIN}
-# torch divides none of these, which are newer than the oldest torch.
+# torch cannot divide integers of these dtypes. The oldest torch lacks the dtypes.
 _NUMPY_DIVIDES = {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
@@ -64,7 +65,7 @@ class Reduction:
 
     @classmethod
     def of(cls, reduce_op: Any) -> Reduction:
-        """What torch's ReduceOp stands for."""
+        """Returns the reduction of torch's ReduceOp; raises Unsupported if Talweg has none."""
         op = _BY_REDUCE_OP.get(getattr(reduce_op, "op", reduce_op))
         if op is not None:
             is_scaled = reduce_op == getattr(dist.ReduceOp, "PREMUL_SUM", None)
@@ -73,7 +74,7 @@ class Reduction:
 
 
 def name_of(reduce_op: Any) -> Any:
-    """torch's ReduceOp as a key, without what it is scaled by."""
+    """Returns torch's ReduceOp as a key for dicts, without its factor."""
     return getattr(reduce_op, "op", reduce_op)
 
 
@@ -82,12 +83,12 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def said(tensor: torch.Tensor) -> str:
-    """A tensor in an error message."""
+    """Returns a tensor's dtype and shape for an error message."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def require_strided(tensor: torch.Tensor, operation: str) -> None:
-    """InvalidArgument for what is no ordinary tensor, or on a device of another kind."""
+    """Raises InvalidArgument unless `tensor` is a strided tensor on a device of DEVICES."""
     _TORCH.shape(tensor)
     if tensor.device.type not in DEVICES:
         raise InvalidArgument(
@@ -97,7 +98,7 @@ def require_strided(tensor: torch.Tensor, operation: str) -> None:
 
 
 def require_one_dtype(tensors: Sequence[torch.Tensor], operation: str) -> None:
-    """InvalidArgument unless all have the first one's dtype."""
+    """Raises InvalidArgument unless all tensors have the first one's dtype."""
     for tensor in tensors:
         if tensor.dtype != tensors[0].dtype:
             raise InvalidArgument(
@@ -107,7 +108,7 @@ def require_one_dtype(tensors: Sequence[torch.Tensor], operation: str) -> None:
 
 
 def only(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """The tensor of a list of one."""
+    """Returns the tensor of a list of one; raises InvalidArgument for other lists."""
     if len(tensors) != 1:
         raise InvalidArgument(f"{operation}: {len(tensors)} tensors; give a list of one")
     return tensors[0]
@@ -116,8 +117,10 @@ def only(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
 def whole(
     tensor: torch.Tensor, any_shape: bool = False, shape: Sequence[int] | None = None
 ) -> Rows:
-    """A tensor as one row: ranks whose tensors have other shapes are told, with `any_shape` only
-    those whose tensors have other lengths. `shape`: instead of the tensor's own.
+    """Returns rows in which the whole tensor is one row.
+
+    Ranks get Mismatch if their tensors differ in shape; with `any_shape`, if they differ in length.
+    `shape` stands in place of the tensor's own.
     """
     dims = tuple(tensor.shape if shape is None else shape)
     if len(dims) > DIMENSIONS_MAX:
@@ -127,17 +130,17 @@ def whole(
 
 
 def elements(tensor: torch.Tensor) -> Rows:
-    """A tensor as its elements: ranks may give several lengths."""
+    """Returns rows in which each element is a row, so ranks may give different lengths."""
     return Rows(_TORCH.dtype(tensor), (), tensor.element_size())
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; what the result of a functional collective stands for, when that is there.
+    """Returns the tensor. For the result of a functional collective, waits and returns its tensor.
 
-    InvalidArgument for another one that has no memory of its own.
+    Raises InvalidArgument for another tensor that has no memory of its own.
     """
     if not has_memory(tensor):
-        # It is loaded where there is such a result.
+        # A program that has such a result has loaded this module.
         from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
         if isinstance(tensor, AsyncCollectiveTensor):
@@ -148,9 +151,9 @@ def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors one after another, in one piece; the tensor itself if it is one, and is so.
+    """Returns the tensors one after another, in one piece on their device.
 
-    Where they are, on a GPU too.
+    A single tensor that is in one piece is not copied.
     """
     pieces = [
         _in_memory(tensor).detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors
@@ -159,7 +162,7 @@ def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _divide(sums: torch.Tensor, divisor: int) -> None:
-    """Sums of integers, in place, cut off towards zero."""
+    """Divides sums of integers in place, and rounds towards zero."""
     if sums.dtype in _NUMPY_DIVIDES:
         numbers = sums.numpy()
         np.floor_divide(numbers, divisor, out=numbers)
@@ -173,15 +176,19 @@ class Order(Protocol):
     are_ascending: bool
 
     def by_rank(self, by_place: Sequence[Any]) -> list[Any]:
-        """What there is for each place, in ascending order of the ranks there."""
+        """Takes one item for each place. Returns them in ascending order of the places' ranks."""
 
     def put_back(self, result: torch.Tensor, lengths: list[int]) -> list[int]:
-        """Puts parts of these lengths, which are by rank, into the order of the places."""
+        """Puts the result's parts, which are in ascending order of ranks, into the order of the
+        places. `lengths` are theirs. Returns the lengths in the new order.
+        """
 
 
 class Outputs:
-    """Tensors that get parts of a result, in the order of the ranks that they come from. One tensor
-    that gets a part of every rank has them in the order of `places`.
+    """The tensors that get a result.
+
+    Several tensors get a part each, in ascending order of the ranks that the parts come from. A
+    single tensor that gets a part from every rank has the parts in the order of `places`.
     """
 
     def __init__(
@@ -197,24 +204,24 @@ class Outputs:
             and _cuda.is_plain(self._tensors[0])
             and not self._tensors[0].is_conj()
         )
-        self._way: Way | None = None  # To a GPU, if they are on one.
+        self._way: Way | None = None  # The way to the GPU that the tensors are on, if any.
 
     def expects(self, counts: list[int]) -> bool:
-        """Whether so many elements may come from each rank."""
+        """Whether each rank may send so many elements."""
         return True
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a result of so many bytes is written into the one output, and that is all."""
+        """Whether a result of so many bytes goes into a single output without further steps."""
         if not self._direct or self._divisor != 1 or self._places is not None:
             return False
         return self._tensors[0].numel() * self._tensors[0].element_size() == nbytes
 
     def divide_by(self, divisor: int) -> None:
-        """The result is a sum of integers; their average is cut off towards zero, as NCCL does."""
+        """Has the result, a sum of integers, divided and rounded towards zero, as NCCL does."""
         self._divisor = divisor
 
     def begin(self) -> None:
-        """The call begins: what the GPU has to do with them so far comes before the result."""
+        """Begins the call. Work that the GPU has for the outputs by now ends before the result."""
         if not self._tensors or self._tensors[0].is_cpu:
             return
         devices = [str(tensor.device) for tensor in self._tensors]
@@ -225,7 +232,7 @@ class Outputs:
         self._way = way_of(self._tensors[0])
 
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
-        """Where a result goes: into the output, if it is one piece that has place for it."""
+        """Returns memory for a result: the output itself if it is one piece of the right length."""
         per_row = math.prod(rows.row_shape)
         count = sum(counts) * per_row
         if not counts:
@@ -235,13 +242,13 @@ class Outputs:
         elif self._way is not None:
             result = self._way.room(count, self._tensors[0].dtype)
         else:
-            # Other ranks count on this one, also where its outputs turn out to be wrong.
+            # Other ranks need this rank in the call, even if finish() finds its outputs wrong.
             result = torch.empty(count, dtype=self._tensors[0].dtype)
         lengths = [each * per_row for each in counts]
         return (result, lengths), int(result.data_ptr())
 
     def take(self, came: torch.Tensor) -> None:
-        """Copies what has come in host memory, of as many elements, to the one output."""
+        """Copies `came`, in host memory, to the single output, which has as many elements."""
         [tensor] = self._tensors
         if self._way is None:
             _cuda.copy(tensor, came.view(tensor.shape))
@@ -250,7 +257,7 @@ class Outputs:
         self._way.bring_up(self._tensors, [room.copy_(came.view(-1))])
 
     def finish(self, got: Any) -> None:
-        """Brings a result to the outputs. Mismatch if they are made for another one."""
+        """Copies a result to the outputs. Raises Mismatch if its lengths are not theirs."""
         if got is None:
             return
         result, lengths = got
@@ -277,7 +284,7 @@ class Outputs:
 
 
 class SplitOutput(Outputs):
-    """One tensor that gets a part of every rank, each of the length that this rank expects."""
+    """One tensor that gets a part from every rank. This rank says how long each part is."""
 
     def __init__(
         self, tensor: torch.Tensor, counts: list[int], operation: str, places: Order
@@ -286,7 +293,7 @@ class SplitOutput(Outputs):
         self._counts = places.by_rank(counts)
 
     def expects(self, counts: list[int]) -> bool:
-        """Whether so many elements are to come from each rank."""
+        """Whether this rank expects so many elements from each rank."""
         return self._counts == counts
 
     def finish(self, got: Any) -> None:
@@ -306,12 +313,12 @@ def given(
     root_rank: int,
     outputs: Outputs | None,
 ) -> Given:
-    """A call that moves tensors. Without inputs this rank gives nothing."""
+    """Returns a call that moves tensors. Without inputs this rank gives nothing."""
     source = _source(inputs) if inputs else None
     address = _TORCH.address(source) if source is not None else 0
 
     def itself(rows: Rows, counts: list[int]) -> tuple[Any, int]:
-        """Where what a sender gets goes: its own data."""
+        """Returns the address of the sender's own data, where its result goes."""
         return None, call.address
 
     call = Given(
@@ -338,8 +345,10 @@ def reduced(
     size: int,
     part_shape: Sequence[int] | None = None,
 ) -> Given:
-    """A call that combines `size` ranks' tensors; of a reduce_scatter in `parts` of so many elements,
-    all of them of `part_shape` if one is given.
+    """Returns a call that combines the tensors of `size` ranks.
+
+    In a reduce_scatter `parts` are the numbers of elements of the ranks' parts. If `part_shape` is
+    given, all parts have it. Raises Unsupported if the operation does not exist for the dtype.
     """
     operation = kind.name
     source = _source(inputs)
@@ -373,17 +382,17 @@ def reduced(
 
 
 def real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Complex tensors as pairs of real numbers, for reductions."""
+    """Returns the tensors for a reduction, complex ones as pairs of real numbers."""
     return [_real(tensor) for tensor in tensors]
 
 
 def outputs_of(operation: str) -> Callable[[torch.Tensor], Outputs]:
-    """What makes the outputs of calls of that operation with one output tensor."""
+    """Returns a function that makes the Outputs of a call with one output tensor."""
     return lambda output: Outputs(real([output]), operation)
 
 
 def options_of(kind: Any, given: Any) -> Any:
-    """The options of a call, of which torch's callers give all, an operation, or none."""
+    """Returns options of `kind`. Callers in torch give options, only an operation, or None."""
     if isinstance(given, kind):
         return given
     options = kind()

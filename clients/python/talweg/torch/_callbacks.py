@@ -12,7 +12,7 @@ module keeps one order for all ranks:
 - A callback that is chained in a callback stands in another line, one level deeper, with another
   channel. It runs at the same time as the outer callback, which may wait for it.
 
-A callback may wait for what it has called or chained, and for callbacks that were chained before it.
+A callback may wait for what it has called or chained, and for callbacks chained before it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Line:
 
 
 class _Here(threading.local):
-    line: _Line | None = None  # Whose callback this thread runs.
+    line: _Line | None = None  # The line whose callback this thread runs.
 
 
 _here = _Here()
@@ -161,7 +161,8 @@ class _Raised(NamedTuple):
 def _raise(value: _Raised) -> None:
     future = value.future()
     if future is None or future.failure is None:
-        raise RuntimeError(value.text)  # Torch alone has the future. Its own errors are such, too.
+        # Only torch's own code has the future, whose errors are RuntimeErrors, too.
+        raise RuntimeError(value.text)
     raise future.failure
 
 
@@ -223,7 +224,7 @@ class Future(OwnFuture):
             try:
                 value = callback(self)
             except BaseException as failure:
-                # Who waits for the result exits, if it is an exit.
+                # If the error is an exit, the thread that waits for the result exits.
                 with _standing_in(None):
                     result._fail(failure)
                 if isinstance(failure, KeyboardInterrupt):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no call takes as a tensor."""
+"""Refuses tensors that no call can take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from talweg.torch import _cuda
 
 
 def require_tensor(tensor: Any) -> None:
-    """InvalidArgument for what is none."""
+    """Raises InvalidArgument unless `tensor` is a torch.Tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(
             f"expected a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor()"
@@ -21,7 +21,7 @@ def require_tensor(tensor: Any) -> None:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """InvalidArgument for a tensor whose elements do not lie in memory one by one."""
+    """Raises InvalidArgument for a sparse or nested tensor."""
     if tensor.layout != torch.strided:
         raise InvalidArgument(
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
@@ -31,19 +31,19 @@ def require_dense(tensor: torch.Tensor) -> None:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie at its own address. Those of a wrapper lie elsewhere."""
+    """Whether the tensor's elements lie at its own address. A wrapper's elements lie elsewhere."""
     if not (tensor.is_cpu or tensor.is_cuda):
         return not tensor.is_meta
     return tensor.data_ptr() != 0 or tensor.numel() == 0
 
 
 def is_in_ram(tensor: torch.Tensor) -> bool:
-    """Whether it is dense, and its elements lie in host memory at its own address. Quick."""
+    """Whether the tensor is dense and has elements in host memory at its own address. Quick."""
     return tensor.is_cpu and tensor.layout is torch.strided and tensor.data_ptr() != 0
 
 
 def require_memory(tensor: torch.Tensor) -> None:
-    """InvalidArgument for a tensor without memory of its own."""
+    """Raises InvalidArgument for a tensor without memory of its own."""
     if has_memory(tensor):
         return
     kind = type(tensor).__name__
@@ -58,7 +58,7 @@ def require_memory(tensor: torch.Tensor) -> None:
 
 
 def require_elements(tensor: torch.Tensor) -> None:
-    """require_dense() and require_memory()."""
+    """Raises InvalidArgument for a tensor that is not dense or has no memory of its own."""
     require_dense(tensor)
     if tensor.is_meta:
         raise InvalidArgument(
@@ -68,7 +68,7 @@ def require_elements(tensor: torch.Tensor) -> None:
 
 
 def require_places(tensor: torch.Tensor) -> None:
-    """InvalidArgument for a tensor that no result can be written into."""
+    """Raises InvalidArgument if several elements of the tensor share one place in memory."""
     steps = zip(tensor.stride(), tensor.shape)
     if tensor.numel() > 0 and any(step == 0 and many > 1 for step, many in steps):
         raise InvalidArgument(
@@ -78,7 +78,7 @@ def require_places(tensor: torch.Tensor) -> None:
 
 
 def require_in_place(tensor: Any) -> None:
-    """InvalidArgument for what a call cannot write its result into."""
+    """Raises InvalidArgument if a call cannot write its result into `tensor`."""
     require_tensor(tensor)
     require_elements(tensor)
     if not _cuda.is_plain(tensor):
@@ -86,7 +86,7 @@ def require_in_place(tensor: Any) -> None:
 
 
 def tensors_of(tensors: Any) -> list[torch.Tensor]:
-    """Those of a grouped call."""
+    """Returns the tensors of a grouped call; raises InvalidArgument if one is not a tensor."""
     every = listed(tensors, "grouped_push_pull")
     for tensor in every:
         require_tensor(tensor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of torch tensors, without gradients. GPU tensors go through host memory."""
+"""Collectives of torch tensors, without gradients. Tensors on a GPU go through host memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's tensors on NVIDIA's GPUs, as Talweg's handing over wants them."""
+"""Hands torch's tensors on NVIDIA's GPUs to the agent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from talweg._gpu.place import Place
 
 
 def gpus_of(client: Client, tensor: torch.Tensor) -> gpu.Gpus | None:
-    """Whoever takes the tensor where it lies; None for all but NVIDIA's GPUs.
+    """Returns what hands the tensor to the agent where it lies; None if it is not on an NVIDIA GPU.
 
-    Tensors on other accelerators are copied through RAM by torch.
+    torch copies tensors on other accelerators to host memory and back.
     """
     if not tensor.is_cuda or torch.version.hip is not None:
         return None
@@ -39,13 +39,17 @@ def declare_all(
     declarations: Sequence[tuple[str, Declaration, int]],
     in_place: bool = False,
 ) -> None:
-    """Declares their gradients, all on one device; `in_place` is for those in host memory."""
+    """Declares the parameters' gradients, which are all on one device.
+
+    `in_place` lets ranks sum gradients in host memory in place.
+    """
     gpus = gpus_of(client, parameters[0])
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
     if gpus is None:
         client.tensors.declare_all(declarations, in_place)
-    elif there:  # Else nothing shows whether the agent takes them: each is declared with its push.
+    # Without a gradient nothing tells whether the agent takes them, so each push declares its own.
+    elif there:
         gpus.declare_all(declarations, place_of(there[0]))
 
 
@@ -59,7 +63,8 @@ def start(
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`.
 
-    The result takes the contribution's place, so that is `out` itself where it is contiguous.
+    The result takes the contribution's place in memory. So the contribution lies in `out` if `out`
+    is contiguous.
     """
     contribution = out.detach()
     if not is_plain(out):
@@ -78,11 +83,11 @@ def start(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements, as they are, lie one after the other."""
+    """Whether the tensor's elements lie one after another, and none is to be negated."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """On the current stream; autograd does not see it."""
+    """Copies on the current stream. Autograd does not see it."""
     with torch.no_grad():
         target.copy_(source.view(target.shape))

@@ -59,14 +59,14 @@ class _Completer:
     """Takes rounds in the order in which they were started, and fulfils their futures.
 
     If a CPU is left over, a thread does this beside backward. If every CPU has a rank that
-    computes, the thread would only be in the way, so backward's own thread does it when backward
-    ends: in a callback of the autograd engine, queued before the callback in which
-    DistributedDataParallel waits for the futures. That order holds for buckets that a gradient
+    computes, the thread would only be in the way. Then backward's own thread does it when backward
+    ends, in a callback of the autograd engine. That callback is queued before the callback in which
+    DistributedDataParallel waits for the futures. This order holds for buckets that a gradient
     completes. The thread takes the others: buckets of unused parameters, and of the first pass over
     a static graph.
 
-    backward raises a round's failure after DistributedDataParallel has ended the pass: that end
-    takes whatever a future holds for a tensor, and prepares the model for the next pass.
+    backward raises a round's failure after DistributedDataParallel has ended the pass. That end
+    takes the value of each future as a tensor, and prepares the model for the next pass.
     """
 
     def __init__(self, client: Client) -> None:
@@ -76,13 +76,13 @@ class _Completer:
         self._pending: dict[str, _Started] = {}
         self._failures: dict[str, Exception] = {}  # Failures since a bucket's last start.
         self._shapes: dict[str, _Shapes] = {}  # Keyed by part.
-        # None is the end of the thread.
+        # None ends the thread.
         self._queue: queue.SimpleQueue[Optional[_Started]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         _client.call_when_replaced(self._end)
 
     def _end(self, _: Client) -> None:
-        """Ends for a client that another one has replaced: frees all that holds its memory."""
+        """Ends, because another client has replaced this one. Frees all that holds its memory."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join()  # The round that the thread waits for has failed.
@@ -110,9 +110,9 @@ class _Completer:
             self._hand_over(started)
         else:
             self._pending[name] = started
-            # For each bucket: of nested backward passes each has its own end.
+            # Each bucket queues it, because each of several nested backward passes has its own end.
             when_it_ends(self._take_all)
-        # Outside of backward this is refused, and the call that a later bucket queues must do.
+        # torch refuses it outside of backward. Then a later bucket queues the call.
         with contextlib.suppress(RuntimeError):
             when_it_ends(lambda: when_it_ends(self._raise_failure))
         return future
@@ -174,7 +174,7 @@ class _Completer:
     def _run(self) -> None:
         while (started := self._queue.get()) is not None:
             self._fulfil(started)
-            del started  # Else it keeps its client until another one comes.
+            del started  # It would keep its client until the next round comes.
 
 
 def cpus_are_left(client: Client) -> bool:
@@ -241,16 +241,16 @@ def _gradients_of(model: str, bucket: dist.GradBucket) -> list[_Part]:
 
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages DDP's gradient buckets over Talweg's ranks instead of the process group's.
+    """Averages DDP's gradient buckets over Talweg's ranks, not over the process group's.
 
         model = DistributedDataParallel(model)          # any process group, gloo for instance
         model.register_comm_hook(None, talweg.torch.ddp_hook)
 
-    The process group must have the same ranks as the job, or this rank alone. Where nodes may come
-    and go each gradient has a round of its own: DDP of a rank that enters has other buckets at
-    first. If the ranks of one node are the whole job, a bucket on the CPU is summed in place. torch
+    The process group must have the same ranks as the job, or this rank alone. If nodes may come
+    and go, each gradient has a round of its own, because the DDP of a rank that enters has other
+    buckets at first. If the ranks of one node are the whole job, a bucket on the CPU is summed in place. torch
     moves the bucket into shared memory for that, so a process that is forked later sees zeros
-    there. `state` names the model (a str) if a process has several models, else it is None. If a
+    there. `state` is None, or a str that names the model if a process has several. If a
     round has failed, backward() raises the error when it ends, and the gradients are undefined.
     """
     if state is not None and not isinstance(state, str):
@@ -262,13 +262,13 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     client = _client.current()
     model = state or "model"
     buffer = bucket.buffer()
-    # DDP cuts its buckets anew after the first step, so their sizes belong to their names.
+    # DDP makes new buckets after the first step, so a bucket's name contains its size.
     name = f"ddp.{model}.{bucket.index()}.{buffer.numel()}.{buffer.dtype}"
     if client.nodes_change:
         parts = _gradients_of(model, bucket)
     else:
-        # Ranks may each have a process group of their own, in which torch has compared nothing.
+        # Each rank may have a process group of its own, so torch may not have compared the models.
         shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters())
         parts = [_Part(name, buffer, shapes)]
-    # Backward fills the last layers' buckets first; the first layers' are needed first.
+    # Backward fills the last layers' buckets first. The next step needs the first layers first.
     return _shared_completer(client).start(name, buffer, bucket.index(), parts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a group takes tensors on, and whose they are, as torch asks for it."""
+"""Tells torch which devices a group takes tensors on, and which backend has each device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from talweg.torch._names import NamedGroup
 class GroupOfDevices(NamedGroup):
     """A group in Python for host memory and GPUs of CUDA, with the backends registered beside it.
 
-    It stands for the backend of its own devices as well. torch keeps none for a group in Python,
-    and asks for it.
+    torch asks a group for the backend of a device, but keeps none for a group in Python. So the
+    group returns itself for its own devices.
     """
 
     supports_coalescing = False
@@ -25,7 +25,7 @@ class GroupOfDevices(NamedGroup):
     supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether it gives memory for tensors."""
+        """Whether the group allocates tensors."""
         return False
 
     def is_beside(self, device: torch.device | None) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.State for PyTorch: models, optimizers and what goes with them. docs/elastic.md."""
+"""talweg.State for PyTorch: models, optimizers and their companions. See docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._replay import TorchReplay
 
-# In an optimizer's captured value: the names of each group's parameters, for ranks that lack groups.
+# The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
+# rank that lacks groups adds them by these names.
 _NAMES = "talweg_names"
 
 
@@ -30,12 +31,12 @@ def _kind_of(state_dict: dict[str, Any], key: str) -> str:
     if key not in state_dict:
         return "is not there"
     value = state_dict[key]
-    # A module's extra state may be anything.
+    # A module's extra state may be any object.
     return f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "is no tensor"
 
 
 class _Pickler(pickle.Pickler):
-    """Dense tensors as their elements in host memory, where they lie if they do."""
+    """Pickles a dense tensor as its elements, without a copy if they lie in host memory."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided:
@@ -48,20 +49,20 @@ class _Pickler(pickle.Pickler):
 
 
 class Elastic(State):
-    """What a rank of an elastic job needs: a joiner starts with that of the others.
+    """The values that a rank of an elastic job needs. A joiner starts with those of the others.
 
         state = talweg.torch.Elastic(model, optimizer, sampler=sampler, scheduler=scheduler, epoch=0)
         state.begin()
 
-    `model` and `optimizer` are attributes as all other values are: schedulers, a GradScaler, an
-    ElasticSampler, numbers, anything with state_dict() and load_state_dict() or that can be
-    pickled. Digests are of the model's parameters, which are to be equal at all ranks; buffers, as
-    those of BatchNorm, need not be. Without a model they are of all arrays and tensors that are
-    values.
+    Each value is an attribute, as `model` and `optimizer` are. A value is an object with
+    state_dict() and load_state_dict(), such as a scheduler or a GradScaler, or one that can be
+    pickled, such as a number, or an ElasticSampler. Ranks compare digests of the model's
+    parameters, which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Without
+    a model ranks compare all values that are arrays or tensors.
 
-    `scale="global_batch"` multiplies learning rates, during each step of the optimizer, by the
-    samples in it over those of a full step of the ranks that the job began with. It needs a value
-    that is an ElasticSampler.
+    `scale="global_batch"` multiplies learning rates during each step of the optimizer. The factor
+    is the number of samples in the step, divided by that of a full step of the ranks that the job
+    began with. It needs a value that is an ElasticSampler.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Elastic(State):
             named["optimizer"] = optimizer
         super().__init__(**named)
         self._sampler: ElasticSampler | None = next(self._samplers(), None)
-        # With the state, so that a joiner scales as the others do.
+        # It is a part of the state, so a joiner scales as the others do.
         self._values["full_step"] = 0
         if scale not in (None, "global_batch"):
             raise InvalidArgument(f"scale is {scale!r}; it is None or 'global_batch'")
@@ -101,15 +102,17 @@ class Elastic(State):
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
 
     def begin(self) -> bool:
-        # Once: who begins again, as others were lost, keeps that of the job's beginning.
+        # A rank that begins again, because others were lost, keeps the value of the first begin().
         if self._sampler is not None and not self._values["full_step"]:
             self._values["full_step"] = self._sampler.batch_size * _client.current().size
         return super().begin()
 
     @property
     def weight(self) -> float:
-        """What to multiply this rank's loss by, a mean over its samples, so that the ranks' average
-        is the mean over all samples of the step. 1.0 where all have as many.
+        """The factor for this rank's loss, which is a mean over its own samples.
+
+        With it the ranks' average is the mean over all samples of the step. It is 1.0 if all ranks
+        have the same number of samples.
         """
         sampler = self._sampler
         if sampler is None or sampler.step_samples == 0:
@@ -127,7 +130,7 @@ class Elastic(State):
         for group, rate in zip(optimizer.param_groups, self._rates):
             group["lr"] = rate
 
-    # talweg._state_rounds.StateHolder
+    # ----- talweg._elastic.state_rounds.StateHolder -----
 
     def replay(self) -> TorchReplay:
         apart = ("model", "optimizer")
@@ -161,14 +164,14 @@ class Elastic(State):
         return captured
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that all models have."""
+        """Returns the parameters of all models, by name."""
         models = {k: v for k, v in self._values.items() if isinstance(v, torch.nn.Module)}
         return {f"{k}.{name}": p for k, v in models.items() for name, p in v.named_parameters()}
 
     def _add_groups(
         self, name: str, own: torch.optim.Optimizer, groups: list[list[str | None]]
     ) -> None:
-        """Those that the others have added since they began."""
+        """Adds the parameter groups that the other ranks have added since they began."""
         here = len(own.param_groups)
         problem = f"Elastic: '{name}' has {here} parameter groups at this rank, and {len(groups)}"
         if here > len(groups):
@@ -219,7 +222,7 @@ class Elastic(State):
         own.load_state_dict(value)
 
     def _compared(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is to be equal at all ranks."""
+        """Yields the tensors that must be equal at all ranks, with their names."""
         if "model" in self._values:
             yield from self._values["model"].named_parameters()
             return
@@ -238,7 +241,10 @@ class Elastic(State):
         return own if "model" in self._values else own ^ super().digest()
 
     def hashing(self) -> Hashing | None:
-        """Where updates can be replayed parameters stay as they are until the optimizer's step."""
+        """Returns the Hashing of the parameters, if the optimizer's steps can be replayed.
+
+        It ends before the optimizer's next step, because parameters stay as they are until then.
+        """
         if "model" not in self._values or self.replay().problem() is not None:
             return None
 

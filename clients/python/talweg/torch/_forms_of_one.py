@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a process group in the forms that take one tensor, as torch's own groups have them."""
+"""Adds the forms of a process group's calls that take one tensor, which torch's own groups have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from talweg.torch._process_group import ProcessGroup
 
 
 def _options(kind: Any, timeout: timedelta | None, **named: Any) -> Any:
-    """Options with these values; None: their own."""
+    """Returns options with these values. A value of None leaves the default."""
     options = kind()
     for name, value in {**named, "timeout": timeout}.items():
         if value is not None:
@@ -22,8 +22,9 @@ def _options(kind: Any, timeout: timedelta | None, **named: Any) -> Any:
 
 
 class GroupWithForms(ProcessGroup):
-    """A group whose calls may also be made with a tensor instead of a list of it. A root, an
-    operation or a timeout stand then where the options do. allreduce() of any group may.
+    """A group whose calls take a tensor as well as a list of tensors. With a tensor, the root, the
+    operation or the timeout stands where the options stand otherwise. allreduce() needs no such
+    form here, because ProcessGroup has it.
     """
 
     def broadcast(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that the next forward pass makes, module by module, as the averages come."""
+"""Lets the next forward pass make an optimizer's step, module by module, as the averages come."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Averages(Protocol):
 class ForwardOverlap:
     """Puts an optimizer's updates off until a module's forward needs its parameters.
 
-    step() keeps what an update needs (the groups' hyperparameters as they are then, and the rounds
-    under way); a hook before each module's forward waits for the averages of that module's own
-    parameters and lets the optimizer update these alone.
+    step() keeps what an update needs: the groups' current hyperparameters, and the rounds under
+    way. A hook before each module's forward waits for the averages of that module's own parameters,
+    and lets the optimizer update these alone.
 
-    Whoever computes with a parameter without calling the forward of a module that owns it would
-    see it before its update. So only those parameters are put off whose module's forward ran
-    since the last step; others are updated in step(), which waits for them. A module in eval mode
-    updates all parameters below it, because such shortcuts are common there (fused inference).
+    Code that computes with a parameter, without calling the forward of the module that owns it,
+    would see the parameter before its update. So step() puts off only the parameters of modules
+    whose forward has run since the last step. It waits for all others and updates them. A module in
+    eval mode updates all parameters below it, because such code is common there (fused inference).
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class ForwardOverlap:
                 "all others: leave overlap_forward out"
             )
         self._optimizer = optimizer
-        # Without the hooks that users register, which belong to the whole step.
+        # The step without the hooks that users register, because these belong to the whole step.
         self._update_all = getattr(original.step, "__wrapped__", original.step)
         self._averages = averages
         self._exchange = averages.exchange
-        self._waiting: dict[int, int] = {}  # By parameter: its group.
+        self._waiting: dict[int, int] = {}  # The group of each parameter that is put off.
         self._groups: list[dict[str, Any]] = []
         self._kept: dict[int, torch.Tensor | None] = {}
         self._announced: set[int] = set()
-        self.hooks: list[RemovableHandle] = []  # The model's.
+        self.hooks: list[RemovableHandle] = []  # The hooks of the model's modules.
         _client.call_when_replaced(self._begin_anew)
         _client.call_at_end_of_step(self.finish)
         for module in model.modules():
@@ -82,7 +82,7 @@ class ForwardOverlap:
             self._update(own if module.training else below)
 
     def _begin_anew(self, _: Client) -> None:
-        """The client that had the rounds under way is gone: their updates never come."""
+        """Drops all updates, because the client that had their rounds is gone."""
         self._waiting.clear()
         self._kept.clear()
         self._announced.clear()
@@ -93,7 +93,10 @@ class ForwardOverlap:
         return bool(self._waiting)
 
     def step(self, at_once: bool) -> None:
-        """Updates now what cannot be put off: all `at_once`, or if the averages are there."""
+        """Puts updates off, and makes those that cannot be put off.
+
+        Makes all of them now if `at_once`, or if the averages are there already.
+        """
         self.finish()
         if at_once or self._exchange.averaged:
             self._update_all(self._optimizer)
@@ -103,7 +106,7 @@ class ForwardOverlap:
         strangers: list[list[torch.nn.Parameter]] = []
         self._groups = []
         for number, group in enumerate(self._optimizer.param_groups):
-            # A scheduler may change them before the forward pass comes.
+            # A scheduler may change the hyperparameters before the forward pass comes.
             kept = {name: _copy(value) for name, value in group.items() if name != "params"}
             self._groups.append(kept)
             strangers.append([])
@@ -144,13 +147,13 @@ class ForwardOverlap:
                 parameter.grad = gradient
 
     def _update_some(self, parameters: list[list[torch.nn.Parameter]]) -> None:
-        """The optimizer's step over these parameters of each group."""
+        """Makes the optimizer's step for these parameters of each group."""
         groups = self._optimizer.param_groups
         self._optimizer.param_groups = [
             {**kept, "params": some} for kept, some in zip(self._groups, parameters) if some
         ]
         try:
-            with torch.inference_mode(False):  # The forward pass may be in it.
+            with torch.inference_mode(False):  # The forward pass may run in inference mode.
                 self._update_all(self._optimizer)
         finally:
             self._optimizer.param_groups = groups

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all calls of one process group have in common."""
+"""The state that all calls of one process group share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from talweg.torch._lanes import Lane
 
 
 class GroupCalls:
-    """The calls of the group of `ranks`, in the lane that it has."""
+    """The calls of the group of `ranks`, which has `lane`."""
 
     def __init__(self, ranks: Sequence[int], lane: Lane) -> None:
         self.count = 0
@@ -32,16 +32,16 @@ class GroupCalls:
 
     @property
     def channel(self) -> CallChannel:
-        """That of all ranks' calls, but for those in callbacks."""
+        """The channel of the calls of all ranks, except for calls in callbacks."""
         return self._channel
 
     def channel_here(self) -> CallChannel:
-        """That of a call which this thread makes: callbacks have channels of their own."""
+        """Returns the channel for a call that this thread makes. Callbacks have their own."""
         name = self.callbacks.channel_name()
         return self.channel_of(name, self._lane.group) if name else self._channel
 
     def channel_of(self, name: str, group: Group) -> CallChannel:
-        """One of other calls, or of some of the ranks."""
+        """Returns the lane's channel of that name for `group`, which may be some of the ranks."""
         channel = self._lane.channel(name, group)
         if self._channel.aborted is not None:
             channel.abort(self._channel.aborted)
@@ -53,8 +53,9 @@ class GroupCalls:
         return self._is_destroyed or self.client.connection.view_suffix != self._view
 
     def begin(self, operation: str) -> None:
-        """Counts one; InvalidArgument if they are over. Forked in a fork, which has their locks as
-        they were, and none of their threads.
+        """Counts a call. Raises InvalidArgument if the group makes no more calls.
+
+        Raises Forked in a fork, which has copies of the locks, but none of the threads.
         """
         if self.client.is_inherited:
             self.client.connection.check_health()
@@ -72,7 +73,7 @@ class GroupCalls:
         self.count += 1
 
     def text_of(self, operation: str, tensors: Sequence[torch.Tensor]) -> str:
-        """A call in words for people."""
+        """Returns a text for people that says what call it is."""
         shown = ", ".join(said(tensor) for tensor in tensors[:4])
         if len(tensors) > 4:
             shown += f" and {len(tensors) - 4} more"
@@ -82,13 +83,13 @@ class GroupCalls:
         return text
 
     def destroy(self) -> None:
-        """Another group of the ranks may have the lane. A second call does nothing."""
+        """Gives the lane back, for another group of the ranks. A second call does nothing."""
         if not self._is_destroyed:
             self._is_destroyed = True
             self._lane.let_go()
 
     def abort(self) -> None:
-        """Ends this rank's calls with Aborted, those that are made later too."""
+        """Ends this rank's calls with Aborted. Later calls end so too."""
         is_of_some = self._lane.group.listed
         what = f"the process group of ranks {self._ranks}" if is_of_some else "the process group"
         self.end_with(
@@ -96,7 +97,7 @@ class GroupCalls:
         )
 
     def end_with(self, failure: TalwegError) -> None:
-        """Ends this rank's calls with `failure`, those that are made later too."""
-        # Its own first: channels that come now see it there.
+        """Ends this rank's calls with `failure`. Later calls end so too."""
+        # The group's own channel comes first, because channel_of() looks there for the failure.
         for channel in (self._channel, *(self._lane.channels - {self._channel})):
             channel.abort(failure)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes groups for torch.distributed, with the backends that stand beside Talweg."""
+"""Makes groups for torch.distributed, with backends beside Talweg for other devices."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ leave_package_uncompiled()
 
 
 def _devices(default: str) -> dict[str, str]:
-    """The backend of each device in the call that makes a group.
+    """Returns the backend of each device, as the call that makes the group names it.
 
-    torch tells a Python group nothing of the backends beside it, and makes none of them: it is read
-    where torch has it.
+    torch does not tell a group in Python which other backends were named, and does not make them.
+    So this reads torch's local variable in the stack.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -76,7 +76,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     else:
         world = c10d._get_default_group()
         if not isinstance(world, ProcessGroup) and not has_joined_for(world):
-            # The group of all ranks is another backend's.
+            # Another backend has the group of all ranks.
             store = c10d._get_default_store()
             join(store, dist.get_rank(), dist.get_world_size(), timeout_s, world)
     ranks = ranks or range(options.group_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients whose averages are given out where the ranks have summed them."""
+"""Averages gradients, and gives out the averages where the ranks have summed them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from talweg.torch import _cuda
 from talweg.torch._checks import is_in_ram
 from talweg.torch._tensors import NUMBERS, start
 
-# A copy of smaller ones costs less than a tensor.
+# For a smaller gradient a copy costs less than a new tensor object.
 BYTES_MIN = 64 << 10
 
 
 def is_worth_it(parameter: torch.Tensor) -> bool:
-    """By what all ranks agree on."""
+    """Whether ranks sum the parameter's gradient in place. All ranks get the same answer."""
     return parameter.dtype in NUMBERS and parameter.numel() * parameter.element_size() >= BYTES_MIN
 
 
 @dataclass(eq=False)
 class _Round(Handle):
-    """Its result is a tensor over the buffer, made when it is there."""
+    """A round whose result is a tensor over the buffer. take() makes that tensor."""
 
     gradient: torch.Tensor | None = None
     buffer: Buffer | None = None
@@ -42,18 +42,18 @@ def _view(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
 
 
 def start_average(client: Client, gradient: torch.Tensor, name: str, priority: int) -> Handle:
-    """Starts the average of a gradient, whose shape the ranks have compared before; what finish()
-    returns then takes the gradient's place.
+    """Starts the average of a gradient. The ranks have compared its shape before.
 
-    That is the gradient itself, or memory that the ranks have summed it in, which nobody writes
-    before the tensor's next round; a result that somebody still has by then stays as it is.
+    finish() returns the tensor that takes the gradient's place: the gradient itself, or the memory
+    that the ranks have summed it in. Nobody writes to that memory before the tensor's next round. A
+    result that somebody still has then keeps its values.
     """
     declared = client.tensors.declared_on_host(name)
     if declared is None or declared.buffer is None or not _fits(gradient, declared):
         return start(client, gradient, gradient, Op.AVERAGE, name, priority, says_shape=False)
     buffer = declared.buffer
     if not _cuda.is_plain(gradient):
-        # One copy each way, into and out of another order of its elements.
+        # The gradient's elements have another order in memory, so they are copied in and out.
         buffer.claim()
         _cuda.copy(_view(buffer, gradient), gradient)
 
@@ -62,7 +62,7 @@ def start_average(client: Client, gradient: torch.Tensor, name: str, priority: i
 
         return client.push_declared(declared, buffer.address, 0, priority, gradient, finish=take)
     address = gradient.data_ptr()
-    if address == buffer.address:  # Accumulated onto the last average.
+    if address == buffer.address:  # The gradient was accumulated onto the last average.
         return client.push_declared(declared, address, 0, priority, gradient, gradient)
     buffer.claim()
     if not buffer.gives_views:

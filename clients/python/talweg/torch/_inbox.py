@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank receives from other ranks, by tags."""
+"""Matches the messages from other ranks with this rank's receives, by tag."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from talweg.torch._messages import Lock, MessageJob, Receive
 
 @dataclass
 class _Early:
-    """A message that nobody wants yet."""
+    """A message that has come before its receive."""
 
     order: int
     came: Came
-    data: bytes  # Empty where it is long, and so put off.
+    data: bytes  # Empty for a long message, which stays with its sender.
 
 
 class ByTag:
-    """A queue for each tag, while it has anything."""
+    """A queue for each tag. Empty queues are removed."""
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[Any]] = {}
@@ -40,12 +40,12 @@ class ByTag:
         self._queues.setdefault(tag, deque()).append(item)
 
     def first(self, tag: int) -> Any:
-        """None: there is nothing with that tag."""
+        """Returns the first item with that tag; None if there is none."""
         queue = self._queues.get(tag)
         return queue[0] if queue else None
 
     def take(self, tag: int) -> Any:
-        """Removes the first one, and returns it."""
+        """Removes and returns the first item with that tag. There must be one."""
         queue = self._queues[tag]
         item = queue.popleft()
         if not queue:
@@ -53,7 +53,7 @@ class ByTag:
         return item
 
     def firsts(self) -> Any:
-        """The first one of each tag, those first whose tag is there for longest."""
+        """Returns the first item of each tag. The tag with the oldest queue comes first."""
         return (queue[0] for queue in self._queues.values())
 
     def take_all(self) -> list[Any]:
@@ -65,12 +65,12 @@ class ByTag:
 class _Arrival:
     """A call in which a message comes."""
 
-    receive: Receive | None = None  # Who gets it.
+    receive: Receive | None = None  # The receive that gets the message.
     put_off: Came | None = None
-    failure: BaseException | None = None  # It came, but could not be brought to the receive.
+    failure: BaseException | None = None  # Why the receive cannot take the message.
 
     def land(self, came: Came) -> int | None:
-        """Where its data goes; None: nowhere."""
+        """Returns the address that the message's data goes to; None if nobody takes it."""
         if self.receive is None:
             return None
         try:
@@ -81,10 +81,10 @@ class _Arrival:
 
 
 class Mail:
-    """All that the rank at `place` of a group of `size` receives.
+    """All messages to the rank at `place` of a group of `size` ranks.
 
-    `inbox_of` makes the Inbox of a place. Who holds `lock` sees each receive in one of these states:
-    it waits in a queue, a call brings its message, or it is over.
+    `inbox_of` makes the Inbox for messages from a place. A thread that holds `lock` sees each
+    receive in one of these states: it waits in a queue, a call brings its message, or it is over.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Mail:
         return inbox
 
     def receive(self, receive: Receive, place: int) -> None:
-        """The next message from that place with the receive's tag is for it."""
+        """Gives the receive the next message from that place that has its tag."""
         with self.lock:
             receive.order = next(self._orders)
             self._inbox(place).receive(receive)
@@ -121,7 +121,7 @@ class Mail:
             for inbox in inboxes:
                 inbox.carry_on()
                 inbox.open(is_async=True)
-            self.end_if_all_are_closed()  # They may have been so before.
+            self.end_if_all_are_closed()  # All may have been closed before.
 
     # ----- With the lock -----
 
@@ -133,7 +133,7 @@ class Mail:
         return next(self._orders)
 
     def is_first(self, receive: Receive) -> bool:
-        """Whether it comes before those from any source with its tag."""
+        """Whether it was made before all receives from any source that have its tag."""
         other = self._from_any.first(receive.tag)
         return other is None or receive.order < other.order
 
@@ -144,7 +144,7 @@ class Mail:
         return receive
 
     def end_if_all_are_closed(self) -> None:
-        """Nothing can come for receives from any source."""
+        """Ends the receives from any source, if no rank can send anything more."""
         closed = [self._inbox(place).closed for place in self._others]
         if None not in closed:
             for receive in self._from_any.take_all():
@@ -154,12 +154,12 @@ class Mail:
 class Inbox:
     """The messages from one rank, which come in the order of its sends.
 
-    `place` is that rank's in the group, and `sender` among the two of `channel`. `late` is the channel
-    of messages that are put off.
+    `place` is the sender's place in the group, and `sender` its place among the two ranks of
+    `channel`. `late` is the channel for messages that are put off.
 
-    As many calls are open as there are receives that wait for this rank, and one for those that
-    take from any. What comes first is not always what the first of them waits for: then the message
-    is early, and another call is opened.
+    One call is open for each receive that waits for this sender, and one for all receives from any
+    source. If a message comes that no receive waits for, the message is early, and another call is
+    opened.
     """
 
     def __init__(
@@ -175,14 +175,14 @@ class Inbox:
         self._wanted_count = 0
         self.early = ByTag()
         self._open: deque[MessageJob] = deque()
-        self._carried_on: MessageJob | None = None  # The last one that carry_on() has seen to.
-        # Nothing more comes, as the rank has left or a call has failed.
+        self._carried_on: MessageJob | None = None  # The last job that carry_on() has handed over.
+        # The error after which nothing more comes: the rank has left, or a call has failed.
         self.closed: BaseException | None = None
 
     # ----- With the lock -----
 
     def receive(self, receive: Receive) -> None:
-        """Gives it the first message with its tag that has come, or has it wait for the next."""
+        """Gives the receive the first early message with its tag, or has it wait for the next."""
         if self.early.first(receive.tag) is None:
             self._wanted.add(receive.tag, receive)
             self._wanted_count += 1
@@ -201,7 +201,7 @@ class Inbox:
         receive.end(arrival.failure)
 
     def open(self, is_async: bool) -> None:
-        """Opens calls. Not `is_async`: whoever carries on the channel opens them."""
+        """Opens the calls that are missing. `is_async` is False if the caller carries them on."""
         wants_any = self._mail.wants_any and self.closed is None
         while len(self._open) < self._wanted_count + wants_any:
             arrival = _Arrival()
@@ -209,19 +209,20 @@ class Inbox:
                 self._channel,
                 partial(self._hear, arrival),
                 partial(self._heard, arrival),
-                is_wanted=lambda: self._mail.wants_any,  # For the call that is opened after it.
+                # A receive from any source needs the call that is opened when this one ends.
+                is_wanted=lambda: self._mail.wants_any,
             )
             self._open.append(job)
             self._channel.submit(job, is_async)
 
     def carry_on(self) -> None:
-        """Has completion threads end the calls that are open, whoever waits for their receives."""
+        """Has completion threads end the open calls, even if no thread waits for their receives."""
         if self._open and self._open[-1] is not self._carried_on:
             self._carried_on = self._open[-1]
             self._channel.call_when_done(self._carried_on, lambda: None)
 
     def _take(self, tag: int) -> Receive | None:
-        """Whoever gets the next message with that tag."""
+        """Removes and returns the receive that gets the next message with that tag, if any."""
         receive: Receive | None = self._wanted.first(tag)
         if receive is not None and self._mail.is_first(receive):
             self._wanted.take(tag)
@@ -247,7 +248,7 @@ class Inbox:
             receive.end(failure)
         self._mail.end_if_all_are_closed()
 
-    # ----- What calls do -----
+    # ----- The steps of calls -----
 
     def _hear(self, arrival: _Arrival) -> Steps:
         receiver = Receiver(self._channel, self._sender)

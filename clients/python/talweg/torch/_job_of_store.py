@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which job of Talweg the ranks of init_process_group() are.
+"""Joins the job of Talweg for the ranks of init_process_group().
 
 Ranks whose job this module has made stay in that job for the next init_process_group(), unless the
 new group has other ranks, or other numbers for them. They agree on that through torch's store:
 
     all ranks are in one job, with these numbers      they stay
-    one is in no job, in another, or another number   all leave theirs, and join one that is new
+    one is in no job, in another, or another number   all leave their jobs, and join a new one
 
-A job that the program itself has joined, or whose agent was there before, is never left.
+A rank never leaves a job that the program itself has joined, or whose agent ran before.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class _Joined:
     """The job that this process has joined last."""
 
     client: Client
-    name: bytes  # Alike at its ranks, and at those of no other job.
-    world: weakref.ref[Any] | None  # The group of another backend whose ranks these are.
+    name: bytes  # The same at all ranks of the job, and at no rank of another one.
+    world: weakref.ref[Any] | None  # The group of all ranks, if another backend has it.
 
 
 _joined: _Joined | None = None
 
 
 def has_joined_for(world: Any) -> bool:
-    """Whether this process is in a job for the ranks of `world`, or in one of the program's."""
+    """Whether this process is in a job for the ranks of `world`, or in a job of the program's."""
     if not talweg.is_initialized():
         return False
     return not _may_leave() or (
@@ -54,14 +54,14 @@ def has_joined_for(world: Any) -> bool:
 
 
 def _may_leave() -> bool:
-    """Whether the job that this process is in was made here."""
+    """Whether this module has made the job that this process is in."""
     client = _client.current()
     is_made_here = _joined is not None and _joined.client is client
     return is_made_here and (client.is_alone or client.attachment is not None)
 
 
 def _may_stay(joined: _Joined, store: Any, rank: int, size: int) -> bool:
-    """Whether this rank's job is that of the ranks which have told theirs, with these numbers."""
+    """Whether this rank's job is the one that other ranks have named, and has these numbers."""
     fits = (rank, size) == (talweg.rank(), talweg.size())
     return fits and store.compare_set(_JOB, "", joined.name.decode()) == joined.name
 
@@ -69,10 +69,11 @@ def _may_stay(joined: _Joined, store: Any, rank: int, size: int) -> bool:
 def join(store: Any, rank: int, size: int, timeout_s: float, world: Any = None) -> None:
     """Joins the job of torch's ranks, as `rank` of `size`, or stays in it.
 
-    `world`: the group of all of them, where another backend has it.
+    `world` is the group of all ranks, if another backend has it. Raises InvalidArgument if the
+    process stays in a job in which it has other numbers.
     """
     global _joined
-    # A store may outlive groups, and each of them has keys of its own there.
+    # A store may outlive a group, so each group has keys of its own in it.
     times = store.add(f"talweg.{size}.{rank}", 1)
     store = dist.PrefixStore(f"talweg.{size}.{times}", store)
     if not talweg.is_initialized():

@@ -2,7 +2,7 @@
 """Keeps the Python objects of Works that C++ code waits for.
 
 torch's C++ code calls a group in Python, and takes the Work that it returns. Once the Python object
-is gone, its methods are gone, too: C++ would then wait for a Work that nobody ends. Since version
+is gone, its methods are gone, too, and C++ would wait for a Work that nobody ends. Since version
 2.7 torch keeps the object itself.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The channels that the process groups of the same ranks have one after another.
 
-A tensor is there until the job ends, at every rank and agent. So a group has a *lane*: a prefix of
+A tensor exists until the job ends, at every rank and agent. So a group has a *lane*: a prefix of
 its channels' names. When the group is destroyed, another group may take the lane. Ranks destroy a
 group in their own time, and may leave calls of it open. So they agree on the lane when they make a
 group: it is the first lane that is free at all of them. The first group of some ranks needs no
@@ -26,7 +26,7 @@ from talweg.errors import Timeout
 
 @dataclass(eq=False)
 class Lane:
-    """A lane. One group has it at a time."""
+    """A lane. At most one group has it at a time."""
 
     client: Client
     group: Group

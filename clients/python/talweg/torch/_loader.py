@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DataLoader of what an ElasticSampler deals: docs/elastic.md."""
+"""A DataLoader for the batches that an ElasticSampler deals. See docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader
 from talweg._elastic.sampler import ElasticSampler
 from talweg.errors import InvalidArgument
 
-# What the sampler decides, or what would bring batches in another order than it deals them.
+# Options that the sampler decides, or that would change the order of batches.
 _DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 
 
 class _Ahead:
-    """What workers are given to read: batches that the sampler has not dealt yet."""
+    """The batches that workers read ahead. The sampler has not dealt them yet."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         self._sampler = sampler
@@ -37,12 +37,12 @@ class ElasticLoader(DataLoader):  # type: ignore[type-arg]
             ...
             state.end_step()      # Before the next batch is taken.
 
-    Options are those of DataLoader. Workers read ahead. A batch counts as taken when the program
-    gets it; after a change of membership what they have read is dropped, and what is left is dealt
-    and read anew (persistent_workers=True spares them a start).
+    It takes the options of DataLoader. Workers read ahead. A batch counts as taken when the program
+    gets it. After a change of membership the loader drops what workers have read, and the rest of
+    the epoch is dealt and read anew. With persistent_workers=True workers go on and need no start.
 
-    A rank that has no sample in an epoch's last step gets the dataset's first one, and the `weight`
-    of its Elastic is 0: multiply the loss by it.
+    A rank that has no sample in an epoch's last step gets the dataset's first sample, and the
+    `weight` of its Elastic is 0: multiply the loss by it.
     """
 
     def __init__(self, dataset: Any, sampler: ElasticSampler, **options: Any) -> None:
@@ -68,6 +68,6 @@ class ElasticLoader(DataLoader):  # type: ignore[type-arg]
         changes = 0
         for _ in self._dealer:
             if batches is None or changes != self._dealer.changes:
-                batches = None  # Its workers end before others start.
+                batches = None  # The old workers end before new ones start.
                 batches, changes = super().__iter__(), self._dealer.changes
             yield next(batches)

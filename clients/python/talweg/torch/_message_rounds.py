@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sender and the receiver of messages say to each other, and the rounds that carry them.
+"""The protocol between the sender and the receiver of messages, and its rounds.
 
-The messages from one rank to another are calls of one channel, in the order in which they are sent,
-whatever their tags. In a call's control round the sender gives the tag, what it sends, and up to
-4 KiB of data. The receiver *names* messages that it waits for. Then
+The messages from one rank to another are calls of one channel, in the order of the sends. Tags do
+not matter for that. In a call's control round the sender tells the tag, the tensor's dtype and
+shape, and up to 4 KiB of data. The receiver *names* the messages that it waits for. Then
 
-    a message of at most 4 KiB    is there: the receiver keeps it if it is one for later
+    a message of at most 4 KiB    has arrived: the receiver keeps it until a receive wants it
     a longer one that was named   follows at once
     any other one                 is put off: it stays with its sender
 
@@ -32,7 +32,8 @@ from talweg._collectives.words import HEADER, Said, check_alike, header, read_ro
 
 # How many messages a receiver names. A longer list would only cost time.
 NAMED_MAX = 16
-# A tag, or the number of a message; then a header(). The receiver says first how many follow.
+# A message is named by its tag or its number, and a header(). The receiver tells first how many
+# names follow.
 _NUMBER = struct.Struct("<q")
 _NAME_BYTES = _NUMBER.size + HEADER.size
 # Makes a push, and returns its round.
@@ -40,12 +41,12 @@ Pushes = Callable[[Callable[[], int]], int]
 
 
 class Came(NamedTuple):
-    """What a sender has said of a message."""
+    """A message, as its sender has described it in the control round."""
 
     number: int
     tag: int
     rows: Rows
-    data: int  # Where its data is, until the next round, if it is short.
+    data: int  # The address of a short message's data, which is there until the next round.
 
     @property
     def is_short(self) -> bool:
@@ -53,7 +54,7 @@ class Came(NamedTuple):
 
 
 class Goes(enum.Enum):
-    """How the data of a message goes."""
+    """When the data of a message goes: in the control round, after it, or when asked for."""
 
     WITH_WORDS = 0
     AFTER_THEM = 1
@@ -62,14 +63,14 @@ class Goes(enum.Enum):
 
 @dataclass
 class Receiver:
-    """What a receiver does in one call, as a generator tells it."""
+    """The receiver's side of one call. Each method is a generator of the call's steps."""
 
     channel: CallChannel
-    sender: int  # Its place among the two.
+    sender: int  # The sender's place among the two ranks.
     _round: int = 0
 
     def hear(self, names: Sequence[bytes]) -> Steps:
-        """Names messages; returns the one that has Came."""
+        """Names messages, and returns the one that has come, as Came."""
         said = _NUMBER.pack(len(names)) + b"".join(names)
         self._round = yield from _control(self.channel, said)
         at = len(said) if self.sender == 1 else 0
@@ -78,7 +79,7 @@ class Receiver:
         return Came(self._round, tag, rows, self.channel.said_at + at + _NAME_BYTES)
 
     def ask(self, given: Given, came: Came) -> Steps:
-        """Asks for a message that was put off; Mismatch if it is none for this rank's tensor."""
+        """Asks for a message that was put off. Raises Mismatch if it does not fit this tensor."""
         self._round = yield from _control(self.channel, name_of(came.number, given))
         yield from self.require_alike(given, came)
 
@@ -88,7 +89,7 @@ class Receiver:
         yield from _require_alike(self.channel, given, self.sender, came.rows, given.rows)
 
     def take(self, given: Given, came: Came, out: int | None) -> Steps:
-        """Its data comes to `out`; None: to nowhere."""
+        """Takes the message's data to the address `out`; drops it if `out` is None."""
         nbytes = came.rows.row_bytes
         turn = self.channel.turn_of(self._round)
         yield from carry(self.channel, given, 0, turn, Parts(0, []), Parts(out, [nbytes]), nbytes)
@@ -96,18 +97,17 @@ class Receiver:
 
 @dataclass
 class Sender:
-    """What a sender does in one call."""
+    """The sender's side of one call. Each method is a generator of the call's steps."""
 
     channel: CallChannel
-    receiver: int  # Its place among the two.
+    receiver: int  # The receiver's place among the two ranks.
     round: int = 0
 
     def say(self, given: Given, tag: int, pushed: Pushes) -> Steps:
-        """Gives a message if it is short, and says what it is. Returns how a longer one goes.
+        """Describes a message, and gives its data if it is short. Returns when the data goes.
 
-        `pushed` pushes the round and notes its number: the receiver may ask for it at once.
-
-        Mismatch if the receiver waits for something else with the tag.
+        `pushed` pushes the round and notes its number, because the receiver may ask for the message
+        at once. Raises Mismatch if the receiver waits for another tensor with this tag.
         """
         if given.is_ready is not None:
             yield Wait(0, 0, 0, 0, is_ready=given.is_ready)
@@ -128,7 +128,7 @@ class Sender:
         return Goes.AFTER_THEM if wanted is not None else Goes.WHEN_ASKED_FOR
 
     def _wanted(self, at: int, tag: int) -> Rows | None:
-        """What the receiver has named with that tag."""
+        """Returns the rows of the message that the receiver has named with that tag, if any."""
         view = memoryview(self.channel.said.data)
         (count,) = _NUMBER.unpack_from(view, at)
         at += _NUMBER.size
@@ -149,7 +149,7 @@ class Sender:
         yield from _require_alike(self.channel, given, 1 - self.receiver, given.rows, wanted)
 
     def give(self, given: Given) -> Steps:
-        """The data of a message that was named or asked for goes."""
+        """Gives the data of a message that was named or asked for."""
         assert given.rows is not None
         nbytes = given.rows.row_bytes
         turn = self.channel.turn_of(self.round)
@@ -158,7 +158,7 @@ class Sender:
 
 
 def name_of(number: int, given: Given) -> bytes:
-    """A message with that tag or number, of that tensor."""
+    """Returns the name of a message: its tag or number, and the header of its tensor."""
     return _NUMBER.pack(number) + header(given, 1)
 
 
@@ -174,7 +174,7 @@ def _push(push: Callable[[], int]) -> int:
 def _control(
     channel: CallChannel, said: bytes, pushes_more: bool = True, pushed: Pushes = _push
 ) -> Steps:
-    """A control round; returns its number."""
+    """Makes a control round, and returns its number."""
     control, connection = channel.control(), channel.client.connection
     round_ = pushed(lambda: connection.push_parts(control, said, [len(said)]))
     yield Wait(control, round_, channel.said_at, channel.said.size, pushes_more)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sends and receives of a process group, as its callers hold them."""
+"""The works that a process group's sends and receives return."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from talweg.torch._group_calls import GroupCalls
 from talweg.torch._message_rounds import are_alike, name_of
 from talweg.torch._work import Pending, late
 
-Lock = AbstractContextManager[Any]  # threading has no name for that of an RLock.
+Lock = AbstractContextManager[Any]  # threading has no name for the type of an RLock.
 # How soon a signal's handler in Python runs while a thread waits for any source.
 _SLICE_S = 0.5
 
 
 class MessageJob(Job):
-    """What carries messages on; `ended` is told when it is over, with what it failed with.
+    """The job of one call that carries messages. It calls `ended` with its error, or None.
 
-    `is_wanted` tells whether it has to end without anybody who waits for it: more hangs on its end
-    than its own message.
+    `is_wanted` tells whether more than its own message depends on its end. Then it must end even
+    if no thread waits for that message.
     """
 
     def __init__(
@@ -55,21 +55,22 @@ class MessageJob(Job):
 
 @dataclass
 class Posted:
-    """One send or receive, as the program makes it."""
+    """The arguments of one send or receive."""
 
     given: Given
     tensor: torch.Tensor
-    what: Callable[[], str]  # In words for people.
+    what: Callable[[], str]  # Returns a text for people that says what call it is.
     timeout_s: float
-    source: int  # Whose message it is, as a place in the group; -1: any rank's.
+    source: int  # The sender's place in the group; -1 for any rank.
     tag: int
 
 
 class Message(Pending):
     """A send or a receive.
 
-    `lock` is that of all messages of the group: who holds it sees a message either over or in a
-    line. The first job of the line carries it on; without one the completion threads do.
+    `lock` guards all messages of the group. A thread that holds it sees a message that is over, or
+    that has a line of jobs. The first job of the line carries the message on. Without a line the
+    completion threads do.
     """
 
     def __init__(self, group: GroupCalls, lock: Lock, posted: Posted) -> None:
@@ -84,10 +85,10 @@ class Message(Pending):
         self._calls: list[Callable[[], None]] = []
 
     def end(self, failure: BaseException | None) -> None:
-        """It is over. With the lock."""
+        """Ends the message. The caller holds the lock."""
         self._ended_with = failure
         self._over.set()
-        self.line = None  # Its job knows the message.
+        self.line = None  # The line's jobs refer to the message.
         calls, self._calls = self._calls, []
         for call in calls:
             self._completions.call(call)
@@ -139,11 +140,11 @@ class Message(Pending):
 
 
 class Receive(Message):
-    """A receive. Its source is known when one has sent, where it takes from any."""
+    """A receive. If it takes from any rank, its source is known when a message has come."""
 
     def __init__(self, group: GroupCalls, lock: Lock, posted: Posted) -> None:
         super().__init__(group, lock, posted)
-        self.order = 0  # How many were made before it.
+        self.order = 0  # How many receives were made before it.
         self._output = Outputs([posted.tensor], "recv")
         self._output.begin()
         self._got: Any = None
@@ -152,7 +153,7 @@ class Receive(Message):
         return name_of(self.tag, self.given)
 
     def comes_from(self, place: int, rank: int) -> None:
-        """It gets what that rank sends, which has that place in the group."""
+        """Notes that the receive gets a message from `rank`, which has that place in the group."""
         self._source, self.given.root_rank = place, rank
 
     def takes(self, rows: Rows) -> bool:
@@ -160,7 +161,7 @@ class Receive(Message):
         return are_alike(rows, self.given.rows)
 
     def land(self, rows: Rows) -> int:
-        """Where its data goes. Mismatch if it does not fit."""
+        """Returns the address for the data; raises Mismatch if the message does not fit."""
         if not self.takes(rows):
             shown = f"{rows.dtype}{list(rows.row_shape)}"
             raise Mismatch(

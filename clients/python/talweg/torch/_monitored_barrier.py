@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.monitored_barrier(), which torch has for Gloo alone.
+"""monitored_barrier() for groups of Talweg. torch.distributed has it for Gloo alone.
 
-Each rank tells the group's first rank that it is there, with the number of its call, and waits for
-an answer from that rank. A rank that comes too late, when the others have given up, gets no answer:
-its message has the number of a call that is over.
+Each rank sends the number of its call to the group's first rank, and waits for an answer. A rank
+that comes after the others have given up gets no answer, because its message has the number of a
+call that is over.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from talweg.errors import InvalidArgument, Timeout
 if TYPE_CHECKING:
     from talweg.torch._process_group import ProcessGroup
 
-# No program's own messages have it.
+# A tag that no message of a program has.
 _TAG = -1
-# A message: the call's number, and then for each rank of the group whether it is missing.
+# An answer has the call's number, then 1 for each rank of the group that is missing, else 0.
 
 
 @dataclass
 class _Calls:
-    """One group's."""
+    """The calls of one group."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     count: int = 0
-    # At the first rank: what it waits for from others, which stays open where they have not come. At
-    # the others: its word.
+    # Open receives. The first rank has one for each other rank; it stays open if that rank does not
+    # come. The other ranks have one for the first rank's answer.
     open: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
 
 def _received(group: ProcessGroup, calls: _Calls, source: int, size: int, end: float) -> Any:
-    """The next message of that rank as numbers; None: none has come when `end` has passed."""
+    """Returns the next message from that rank as numbers; None if none comes before `end`."""
     if source not in calls.open:
         tensor = torch.zeros(size, dtype=torch.int64)
         calls.open[source] = group.recv([tensor], source, _TAG), tensor
@@ -61,13 +61,13 @@ def _names(group: ProcessGroup, places: list[int]) -> str:
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Returns when all ranks of the group have called it; as torch.distributed.monitored_barrier().
+    """Returns when all ranks of the group have called it, as torch.distributed.monitored_barrier().
 
-    If some have not within `timeout` (the group's), the group's first rank raises Timeout, which is
-    a RuntimeError too, and names the first of them, or all with `wait_all_ranks`. So do those that
-    have come. Those that come later raise Timeout after theirs.
+    The default of `timeout` is the group's. If a rank has not called by then, the ranks that have
+    called raise Timeout, which is also a RuntimeError. It names the first missing rank, or all of
+    them with `wait_all_ranks`. A rank that calls later raises Timeout after its own time.
 
-    A group of another backend is handed to torch's.
+    For a group of another backend it calls torch's function.
     """
     from talweg.torch._process_group import ProcessGroup  # It needs torch.distributed.
 
@@ -109,20 +109,20 @@ def _gather(group: ProcessGroup, calls: _Calls, end: float, waits_for_all: bool)
             if told[0] >= calls.count:
                 come.append(place)
                 break
-            # It has come too late to a call that is over.
+            # The message belongs to an earlier call, which is over.
     if not waits_for_all:
         missing = missing[:1]
     word = torch.zeros(1 + size, dtype=torch.int64)
     word[0] = calls.count
     word[[1 + place for place in missing]] = 1
     for work in [group.send([word], place, _TAG) for place in come]:
-        with contextlib.suppress(Timeout):  # It has given up, and takes it in its next call.
+        with contextlib.suppress(Timeout):  # The rank has given up. Its next call takes the answer.
             work.wait(timedelta(seconds=max(end - time.monotonic(), 1.0)))
     return missing
 
 
 def _report(group: ProcessGroup, calls: _Calls, end: float) -> list[int]:
-    """Tells the first rank, and returns who is missing by its word."""
+    """Tells the first rank that this rank is there. Returns the missing ranks that it names."""
     group.send([torch.tensor([calls.count])], 0, _TAG)
     while True:
         told = _received(group, calls, 0, 1 + group.size(), end)

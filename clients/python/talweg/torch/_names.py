@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch calls a process group."""
+"""Keeps the name and the description that torch gives a process group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 class NamedGroup(dist.ProcessGroup):
     """A group in Python that keeps its own name and description.
 
-    torch keeps them in a group's backends in C++, of which one in Python has none.
+    torch keeps them in a group's C++ backends. A group in Python has no such backend.
     """
 
     _name = ""
@@ -18,7 +18,7 @@ class NamedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
-    def getGroupName(self) -> str:  # C++ asks for it.
+    def getGroupName(self) -> str:  # torch's C++ code calls it.
         return self._name
 
     @property

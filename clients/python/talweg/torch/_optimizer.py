@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer whose gradients are averaged over all ranks while backward still runs."""
+"""Makes an optimizer average its gradients over all ranks, while backward still runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _DistributedMethods:
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         """Pickles or copies the plain optimizer: the averages belong to this process."""
         self.synchronize_parameters()
-        # object's own makes one of that class; pickle gives it the state.
+        # object.__new__ makes an object of the plain class, and pickle then gives it the state.
         return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
 
     def synchronize(self) -> None:
@@ -54,7 +54,7 @@ class _DistributedMethods:
             self._talweg_skip = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as the optimizer does, and averages its gradients. All ranks do the same."""
+        """Adds a group as the optimizer does, and averages its gradients. Every rank calls it."""
         self.synchronize_parameters()
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
@@ -129,12 +129,12 @@ def _after_step(optimizer: Any, _: Any, __: Any) -> None:
 
 
 class _OverlappedMethods(_DistributedMethods):
-    """The same methods, for `overlap_forward`: the next forward pass waits layer by layer."""
+    """The methods for `overlap_forward`, with which the next forward pass waits layer by layer."""
 
     _talweg_overlap: ForwardOverlap
 
     def step(self, closure: Any = None) -> Any:
-        """Takes the step. Each parameter's update runs when forward comes to its module."""
+        """Makes the step. Each parameter's update runs when forward comes to its module."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

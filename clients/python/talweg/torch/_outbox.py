@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank sends to one other rank."""
+"""Sends a rank's messages to one other rank."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Sent:
 class _Asked:
     """A call in which the receiver asks for a message that was put off."""
 
-    sent: _Sent | None = None  # None: it has not said which.
+    sent: _Sent | None = None  # None until the receiver has told which message it wants.
 
 
 class Outbox:
     """The messages to one rank, which leave in the order of their sends.
 
-    `receiver` is its place among the two of `channel`. `late` is the channel of messages that are
-    put off.
+    `receiver` is that rank's place among the two ranks of `channel`. `late` is the channel for
+    messages that are put off.
     """
 
     def __init__(self, channel: CallChannel, late: CallChannel, receiver: int, lock: Lock) -> None:
@@ -42,8 +42,8 @@ class Outbox:
         self._late = late
         self._receiver = receiver
         self._lock = lock
-        self._under_way: dict[int, _Sent] = {}  # By the numbers of their rounds.
-        # As many calls as messages that are put off, in which the receiver asks for them.
+        self._under_way: dict[int, _Sent] = {}  # Messages, by the number of their control round.
+        # One call for each message that is put off. In it the receiver asks for one of them.
         self._asked: deque[MessageJob] = deque()
 
     def send(self, message: Message) -> None:
@@ -64,7 +64,10 @@ class Outbox:
             yield from sender.give(given)
 
     def _push(self, sent: _Sent, push: Callable[[], int]) -> int:
-        """The receiver may ask for a message before this rank has taken the round."""
+        """Pushes the round, and notes the message under its number.
+
+        The receiver may ask for the message before this rank has taken the round.
+        """
         with self._lock:
             sent.number = push()
             self._under_way[sent.number] = sent
@@ -78,9 +81,9 @@ class Outbox:
             return
         asked = _Asked()
         job = MessageJob(self._late, partial(self._hear, asked), partial(self._heard, asked))
-        with self._lock:  # All see the jobs in one order.
+        with self._lock:  # `_asked` and the channel get the jobs in the same order.
             self._asked.append(job)
-            if not sent.message.is_over:  # It may have been asked for in an earlier one.
+            if not sent.message.is_over:  # The receiver may have asked for it in an earlier call.
                 sent.message.line = self._asked
             self._late.submit(job)
 

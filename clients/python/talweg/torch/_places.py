@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places of a group's ranks, which torch lets a program put in any order.
+"""The places of a group's ranks. torch lets a program put the ranks in any order.
 
-Talweg's collectives have parts in ascending order of the ranks that they come from or go to. Where
-a group's order is another one, what a rank gives is put into that order before a call, and what it
-gets is put back after it.
+Talweg's collectives have parts in ascending order of the ranks that they come from or go to. If a
+group has another order, a rank sorts the parts that it gives before a call, and puts the parts that
+it gets back into the group's order after the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Item = TypeVar("_Item")
 
 
 class Places:
-    """The places of `ranks`, the job's numbers of a group's ranks in the group's own order."""
+    """The places of a group's ranks. `ranks` are the job's numbers for them, in group order."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         ascending = sorted(ranks)
@@ -30,12 +30,12 @@ class Places:
         self.are_ascending = list(ranks) == ascending
 
     def by_rank(self, by_place: Sequence[_Item]) -> list[_Item]:
-        """What there is for each place, in ascending order of the ranks there."""
+        """Takes one item for each place. Returns them in ascending order of the places' ranks."""
         return [by_place[place] for place in self._by_rank]
 
     def put_back(self, result: torch.Tensor, lengths: list[int]) -> list[int]:
-        """Puts parts of these lengths, in ascending order of the ranks that they come from, into
-        the order of the places. Returns their lengths.
+        """Puts the result's parts, which are in ascending order of ranks, into the order of the
+        places. `lengths` are theirs. Returns the lengths in the new order.
         """
         flat = result.view(-1)
         parts = flat.split(lengths)
@@ -45,7 +45,11 @@ class Places:
     def parts(
         self, tensors: Sequence[torch.Tensor], counts: list[int]
     ) -> tuple[Sequence[torch.Tensor], list[int]]:
-        """Tensors that have a part of so many elements for each place, one after another, by rank."""
+        """Returns the parts of `tensors` and their counts, in ascending order of ranks.
+
+        `tensors` are one tensor for each place, or hold the places' parts one after another.
+        `counts` are the numbers of elements for each place.
+        """
         if self.are_ascending:
             return tensors, counts
         pieces = tensors
@@ -54,7 +58,11 @@ class Places:
         return self.by_rank(pieces), self.by_rank(counts)
 
     def of_every_rank(self, lists: Any, like: torch.Tensor, operation: str) -> list[torch.Tensor]:
-        """The one list of one tensor for each place, by rank."""
+        """Returns the tensors of the one list in `lists`, in ascending order of ranks.
+
+        Raises InvalidArgument unless that list has one tensor for each place, and all have the
+        dtype of `like`.
+        """
         if len(lists) != 1 or len(lists[0]) != self._size:
             counts = [len(each) for each in lists]
             raise InvalidArgument(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives of a process group.
 
-Messages of one sender, one receiver and one tag belong together by their order. All messages from
-one rank to another go the same way whatever their tags (_message_rounds.py). So any number of tags
-cost no more than one. A receiver that takes from any source takes part in the next call of each
-other rank, and gets the first message that has come. The others wait for later receives.
+Sends and receives of one sender, one receiver and one tag are matched by their order. All messages
+from one rank to another have the same channels, whatever their tags (_message_rounds.py). So many
+tags cost no more than one. A receive from any source takes part in the next call of each other
+rank, and gets the first message that comes. The other messages wait for later receives.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ class PointToPoint:
             )
 
     def _channels(self, source: int, target: int) -> tuple[CallChannel, CallChannel]:
-        """That of the messages from one to the other, and of those that are put off."""
+        """Returns the channels from `source` to `target`: for messages, and for those put off."""
         sender, receiver = self._ranks[source], self._ranks[target]
         group = Group(self._client, ProcessSet([sender, receiver]), "a message")
         name = f".{sender}.{receiver}"
         return self._calls.channel_of(name, group), self._calls.channel_of(f"{name}.late", group)
 
     def _second(self, source: int, target: int) -> int:
-        """The place of the target among the two ranks of the channel."""
+        """Returns the target's place, 0 or 1, among the two ranks of the channel."""
         return int(self._ranks[target] > self._ranks[source])
 
     def _inbox_of(self, mail: Mail, source: int) -> Inbox:

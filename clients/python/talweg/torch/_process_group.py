@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend "talweg" of torch.distributed: docs/torch.md says which parts of it there are.
+"""The backend "talweg" of torch.distributed. docs/torch.md says which calls it has.
 
-A group's calls are matched by their order, which c10d makes the same at all ranks. Sends and
-receives are matched by their order for each pair of ranks, direction and tag. Ranks compare what
-they give, so tensors that do not fit together raise Mismatch at every rank.
+A group's calls are matched by their order, which must be the same at all ranks, as c10d demands.
+Sends and receives are matched by their order for each pair of ranks, direction and tag. Ranks
+compare what they give, so tensors that do not fit together raise Mismatch at every rank.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from talweg.torch._work import Work
 
 NAME = "talweg"
 
-# Sums of one element that a group keeps: more than one step of DDP makes.
+# How many sums of one element a group keeps. It is more than DDP makes in a step.
 _KEPT_MAX = 64
 
 
 class ProcessGroup(GroupOfDevices):
-    """A torch.distributed group over Talweg. Other backends of the group get their devices'
-    tensors.
+    """A torch.distributed group over Talweg. If another backend has a tensor's device, that backend
+    makes the call.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ProcessGroup(GroupOfDevices):
         timeout: timedelta,
         lane: Lane,
     ) -> None:
-        super().__init__(rank, len(ranks))  # torch has no other way for a class in Python.
+        super().__init__(rank, len(ranks))  # The one constructor that torch has for Python classes.
         self._store = store
         self._client = lane.client
         self._ranks = list(ranks)
@@ -90,7 +90,8 @@ class ProcessGroup(GroupOfDevices):
                 self._channel.slots = TensorSlots(self._client, lane.name)
             self._channel.slots.begin_again()
         self._timeout = timeout
-        # DDP's join() gives one to the reducer, in C++, and keeps none: its methods would be gone.
+        # DDP's join() gives such a work to the reducer in C++ and keeps no Python object, without
+        # which the work would lose its methods.
         self._kept: deque[Work] = deque(maxlen=_KEPT_MAX)
 
     def getBackendName(self) -> str:
@@ -136,7 +137,7 @@ class ProcessGroup(GroupOfDevices):
         if self._all_calls.kept.all_are_wanted:
             self._all_calls.kept.add(work)
         if range_ is not None and is_async:
-            range_.end()  # It goes on, and may end on any thread.
+            range_.end()  # The call goes on, and may end on any thread.
         elif range_ is not None:
             work.show(range_)
         return work
@@ -270,7 +271,7 @@ class ProcessGroup(GroupOfDevices):
                     f"give {size} parts, of which part {self._place} has the output's length"
                 )
             target = Outputs(real([output]), operation)
-            # What scatters one tensor may have it joined or stacked.
+            # A caller with one input tensor may have joined or stacked the parts in it.
             shapes = {part.shape for part in parts} if len(parts) == size > 1 else {output.shape}
             shape = shapes.pop() if len(shapes) == 1 else None
             parts, counts = self._places.parts(parts, counts)
@@ -306,7 +307,7 @@ class ProcessGroup(GroupOfDevices):
         parts = [[each] for each in inputs]
         return self._reduce_scatter(outputs, parts, opts, "reduce_scatter_tensor_coalesced")
 
-    # ----- Copies from one rank, or to one -----
+    # ----- Copies from one rank or to one rank -----
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.BroadcastOptions, opts)
@@ -350,7 +351,7 @@ class ProcessGroup(GroupOfDevices):
             if any(each.numel() != inputs[0].numel() for each in inputs):
                 raise InvalidArgument("scatter: the tensors have several lengths: give one length")
         output = Outputs([tensor], "scatter")
-        # Ranks must have outputs of one shape, as long as what the root has for them.
+        # All outputs must have one shape, and the length of the parts that the root gives.
         of_root = inputs[0] if inputs and inputs[0].numel() != tensor.numel() else tensor
         rows = tensors_.whole(of_root)
         call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
@@ -379,7 +380,7 @@ class ProcessGroup(GroupOfDevices):
         for each, tensor in zip(outputs, inputs):
             target = Outputs(each, operation, self._places if len(each) == 1 else None)
             alike = len({output.numel() for output in each}) == 1
-            # Ranks may give tensors of several shapes, for which they have outputs.
+            # Ranks may give tensors of different shapes, if their outputs have these shapes.
             any_shape = len(each) > 1 and any(output.shape != tensor.shape for output in each)
             rows = tensors_.whole(tensor, any_shape) if alike else tensors_.elements(tensor)
             count = 1 if alike else tensor.numel()
@@ -510,7 +511,7 @@ class ProcessGroup(GroupOfDevices):
         row = tensor.numel() // rows if rows > 0 else 0
         return [each * row for each in chosen]
 
-    # ----- Between two ranks -----
+    # ----- Messages between two ranks -----
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors, "send"):
@@ -553,7 +554,7 @@ class ProcessGroup(GroupOfDevices):
     def _get_sequence_number_for_group(self) -> int:
         return self._all_calls.count
 
-    # Names of torch before 2.13.
+    # The names in torch before 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranges of the backend's calls that torch's profiler shows, as `talweg:all_reduce`.
+"""Shows the backend's calls in torch's profiler, as ranges such as `talweg:all_reduce`.
 
-Without a profiler a call asks once whether there is one.
+Without a profiler this costs a call one check.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch.autograd.profiler import record_function
 
 _is_profiled = torch._C._autograd._profiler_enabled
-# Newer than the oldest torch: it takes the inputs, whose shapes the profiler may record.
+# It takes the inputs too, whose shapes the profiler may record. The oldest torch lacks it.
 _of_tensors: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)
 
 
 class Range:
-    """One call's, from begin() to end(), both on one thread."""
+    """The range of one call, from begin() to end(). Both must be called on one thread."""
 
     def __init__(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
         name = f"talweg:{operation}"
@@ -36,14 +36,15 @@ class Range:
 
 
 def range_of(operation: str, tensors: Sequence[torch.Tensor]) -> Range | None:
-    """That of a call; None: nobody profiles."""
+    """Returns the range of a call; None if no profiler runs."""
     return Range(operation, tensors) if _is_profiled() else None
 
 
 @contextlib.contextmanager
 def shown(operation: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The range of a call that goes on after it was begun: it ends here. On another thread torch
-    might have ended its profiler meanwhile.
+    """A context that is the range of a call which goes on after it.
+
+    The range ends here, because the call may end on another thread, when the profiler is over.
     """
     range_ = range_of(operation, tensors)
     if range_ is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of an optimizer, recorded at one rank and made again at another: a replay.Replay.
+"""Records an optimizer's steps at one rank, and makes them again at another: a replay.Replay.
 
-The recorder is the last of the optimizer's hooks before step(). So it sees gradients as the step
-sees them: averaged, unscaled, clipped; and the learning rates of the moment. The other rank gives
-its optimizer the same gradients and rates, and calls its step without any hook.
+The recorder is the last of the optimizer's hooks before step(). So it sees the gradients that the
+step sees (averaged, unscaled and clipped), and the current learning rates. The other rank gives its
+optimizer the same gradients and rates, and calls its step without any hook.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from talweg.torch._optimizer import _OverlappedMethods, decides_by_loss
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """A dense tensor's elements, where they lie if they are contiguous."""
+    """Returns the bytes of a dense tensor; they are not copied if the tensor is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     elements: np.ndarray = flat.view(torch.uint8).numpy()
     return elements
@@ -66,7 +66,7 @@ def _without_hooks(optimizer: Any) -> Iterator[None]:
 
 
 class Recorder:
-    """replay.Recording of one optimizer."""
+    """The replay.Recording of one optimizer."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Recorder:
 
 
 class TorchReplay:
-    """replay.Replay of a model and its optimizer; `others` are the State's other values."""
+    """The replay.Replay of a model and its optimizer. `others` returns the State's other values."""
 
     def __init__(
         self,

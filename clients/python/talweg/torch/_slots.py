@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel's buckets that the backend reduces again and again: where the node's
-ranks sum, each bucket is summed where it lies.
+"""Sums the buckets of DistributedDataParallel, which the backend reduces again and again, where
+they lie.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from talweg.errors import TalwegError
 from talweg.torch._backward import current_node
 from talweg.torch._buckets import Bucket, may_be_in_place, may_be_moved
 
-# A slot takes memory until the job's end.
+# How many slots a group has at most. A slot takes memory until the job ends.
 _SLOTS_MAX = 64
-# How many tensors are remembered that have come once.
+# How many tensors that have come once the group remembers.
 _SEEN_MAX = 256
 
 
 def is_reducer() -> bool:
-    """Whether DistributedDataParallel's reducer makes the call: there is no Python code between
-    autograd's engine and the method of the group, which asks by way of one other function. Tensors
-    of other callers stay where they are, since torch cannot resize what it has moved into shared
-    memory.
+    """Whether DistributedDataParallel's reducer makes the call.
+
+    It does if there is no Python code between autograd's engine and the group's method. That method
+    calls this one by way of one other function. Tensors of other callers are not moved, because
+    torch cannot resize a tensor that it has moved into shared memory.
     """
     if current_node() is None:
         return False
@@ -40,18 +41,18 @@ def is_reducer() -> bool:
 class _Slot:
     name: str
     declaration: Declaration
-    key: Any  # What this rank's tensor is; None: nobody has the slot any more.
-    storage: Any = None  # Where the buffer stands, if it does.
+    key: Any  # The _key() of this rank's tensor; None if no tensor has the slot.
+    storage: Any = None  # The storage that the buffer is attached at, if it is.
     declared: Declared | None = None
 
 
 class TensorSlots:
-    """The slots of a group that is all ranks of one node: talweg._kinds.Slots.
+    """The slots of a group of all ranks of a job on one node: talweg._collectives.kinds.Slots.
 
-    A tensor wants a slot when it comes for the second time at the same address. Where its storage
-    can be moved into shared memory the slot's buffer stands there, and a round copies nothing.
-    Otherwise the tensor is copied in and out, as without a slot. A tensor that nobody but the slot
-    has any more gets its memory back.
+    A tensor wants a slot when it comes for the second time at the same address. If its storage can
+    be moved into shared memory, the slot's buffer is attached there, and a round copies nothing.
+    Otherwise the tensor is copied in and out, as without a slot. The slot gives a tensor up that
+    nobody else has any more, and its memory becomes free.
     """
 
     def __init__(self, client: Client, name: str) -> None:
@@ -59,11 +60,12 @@ class TensorSlots:
         self._name = name
         self._slots: list[_Slot] = []
         self._numbers: dict[Any, int] = {}
-        self._left: list[int] = []  # Slots that may be given once more: alike at all ranks.
+        # The slots that may be given once more. They are the same at all ranks.
+        self._left: list[int] = []
         self._seen: set[Any] = set()
 
     def number_of(self, given: Given) -> int:
-        """By this rank's own tensors."""
+        """Returns the slot of this rank's tensor, or WANTS_SLOT or NO_SLOT."""
         tensor = given.keep
         if not isinstance(tensor, torch.Tensor) or not may_be_in_place(tensor):
             return NO_SLOT
@@ -82,8 +84,10 @@ class TensorSlots:
         return WANTS_SLOT if is_worth_it else NO_SLOT
 
     def agree(self, given: Given) -> None:
-        """The next number is the tensor's. A rank where that fails has no tensor for it, which the
-        others hear when they bring theirs.
+        """Gives the next slot to the call's tensor.
+
+        If that fails, this rank has no tensor in the slot. The other ranks learn that when they
+        bring theirs.
         """
         tensor = given.keep
         declaration = Declaration(given.dtype, tensor.numel(), given.op, 0)
@@ -97,12 +101,12 @@ class TensorSlots:
         is_attached = buffer is not None and Bucket(self._client, name).attach(tensor, buffer)
         if is_attached:
             slot.storage = tensor.untyped_storage()
-        # It lies elsewhere if it was moved.
+        # If the tensor was moved, its address is a new one.
         slot.key = (tensor.data_ptr(), *_key(given)[1:])
         self._numbers[slot.key] = number
 
     def _next(self, declaration: Declaration) -> int:
-        """The slot that the next tensor gets: an earlier one of its kind, or a new one."""
+        """Returns the slot of the next tensor: a left one of the same declaration, or a new one."""
         for number in self._left:
             if self._slots[number - 1].declaration == declaration:
                 self._left.remove(number)
@@ -125,11 +129,11 @@ class TensorSlots:
         return slot.declared
 
     def tensor(self, number: int) -> int:
-        """The native one."""
+        """Returns the number of the slot's tensor in the library."""
         return self._declared(self._slots[number - 1]).tensor
 
     def push(self, number: int, given: Given) -> tuple[int, bool]:
-        """Copies nothing where the buffer stands at the tensor."""
+        """Pushes the tensor. Copies nothing if the buffer is attached where the tensor lies."""
         slot, connection = self._slots[number - 1], self._client.connection
         declared, lengths = self._declared(slot), [slot.declaration.nbytes]
         buffer = declared.buffer
@@ -141,7 +145,7 @@ class TensorSlots:
         return connection.push_parts(declared.tensor, given.address, lengths), False
 
     def retire(self, number: int) -> None:
-        """Its tensor is copied from now on, unless it comes to another slot."""
+        """Takes the slot from its tensor, which is copied from now on, or gets another slot."""
         slot = self._slots[number - 1]
         if slot.declared is not None and slot.declared.buffer is not None:
             slot.declared.buffer.give_back()
@@ -149,7 +153,7 @@ class TensorSlots:
         slot.key = slot.storage = None
 
     def _let_go(self) -> None:
-        """Retires the slots of tensors that nobody else has."""
+        """Retires the slots whose tensors nobody else has."""
         for number, slot in enumerate(self._slots, 1):
             if slot.storage is not None and _is_only_ours(slot.storage):
                 self.retire(number)

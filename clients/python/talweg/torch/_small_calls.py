@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.distributed that the caller waits for at once, and that take one round.
+"""Small calls of torch.distributed: they take one round, and the caller waits for them at once.
 
-The steps of such a call depend on its dtype and shapes alone. So they are worked out once, and the
-next call like it goes straight to the library.
+The steps of a small call depend on its dtype and shapes alone. So a group works them out once, and
+the next call of that kind goes straight to the library.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Over(dist.Work):
 
 
 class Begun(NamedTuple):
-    """A small call that was made, and is left to be carried on."""
+    """A small call that has begun, and that the caller carries on."""
 
     job: Job
     output: Outputs

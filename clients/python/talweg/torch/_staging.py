@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's tensors on GPUs that a process group's calls bring to host memory, and their results."""
+"""Brings the GPU tensors of a process group's calls to host memory, and results back."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from talweg.torch import _cuda
 
 
 class Way(Protocol):
-    """Between one device and host memory, for one call."""
+    """The way between one device and host memory, for one call."""
 
     def bring_down(
         self, source: torch.Tensor
     ) -> tuple[int, Any, Callable[[float | None], bool] | None]:
-        """Copies a plain tensor. Returns where its copy is, what must be kept until the call is
-        complete, and what tells whether the copy is there; None: it is.
+        """Copies a plain tensor to host memory.
+
+        Returns the copy's address, an object to keep until the call is complete, and a function
+        that tells whether the copy is done; None if it is done already.
         """
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory on the host for a result of so many elements."""
+        """Returns host memory for a result of so many elements."""
 
     def bring_up(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Copies the parts of what room() gave to the tensors. Returns when they are there."""
+        """Copies the parts of room()'s memory to the tensors. Returns when they are there."""
 
 
 class _OfPinned:
-    """By way of pinned memory, on streams of Talweg's."""
+    """Copies through pinned memory, on Talweg's own streams."""
 
     def __init__(self, staging: Staging, streams: Streams) -> None:
         self._staging = staging
@@ -80,7 +82,7 @@ class _OfPinned:
 
 
 class _OfTorch:
-    """As torch copies, which waits for the device: where there is no driver of NVIDIA's."""
+    """Copies as torch does, and waits for the device. For machines without NVIDIA's driver."""
 
     def bring_down(
         self, source: torch.Tensor
@@ -97,11 +99,14 @@ class _OfTorch:
 
 
 _lock = threading.Lock()
-_staging: Staging | None = None  # This process's.
+_staging: Staging | None = None  # The one Staging of this process.
 
 
 def way_of(tensor: torch.Tensor) -> Way:
-    """A call begins that gives the tensor, or gets its result there: now, on the current stream."""
+    """Returns the way for a call that gives the tensor, or whose result goes there.
+
+    The call begins now, on the current stream.
+    """
     global _staging
     driver = gpu.driver() if torch.version.hip is None else None
     if driver is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters and optimizer state, made equal on all ranks before training.
+"""Makes parameters and optimizer state equal on all ranks before training.
 
-Parameters in host memory travel together, as one stream of bytes. Before it the root says which
-tensors it is made of. Otherwise hundreds of small tensors would take a round and a declaration
-each, for this one broadcast. Parameters on GPUs stay where they are, and each is a tensor of its
+Parameters in host memory travel together, as one stream of bytes. The root first tells which
+tensors the stream has. Otherwise hundreds of small tensors would take a round and a declaration
+each, for this one broadcast. Parameters on GPUs stay where they are, and each has a round of its
 own.
 """
 
@@ -107,7 +107,7 @@ def broadcast_parameters(
         if whole is not tensor and not stream.is_root:
             try:
                 _cuda.copy(tensor, whole)
-            except RuntimeError as failure:  # Torch does not write to it.
+            except RuntimeError as failure:  # torch refuses to write to the tensor.
                 failures.append(failure)
         mark_changed(tensor)
     _broadcast_alone(client, alone, root_rank)
@@ -121,7 +121,7 @@ def broadcast_parameters(
 
 def _stand_in(entry: _Entry) -> torch.Tensor:
     """Returns a tensor for this rank's part in the root's rounds, if it has no such tensor."""
-    dtype = getattr(torch, entry.dtype, None)  # Another torch may have none of that name.
+    dtype = getattr(torch, entry.dtype, None)  # This torch may lack a dtype of the root's torch.
     if entry.is_streamed or dtype is None:
         return torch.empty(entry.nbytes, dtype=torch.uint8)
     return torch.empty(entry.shape, dtype=dtype)
@@ -132,7 +132,7 @@ def _mismatch(name: str, text: str) -> Mismatch:
 
 
 def _tell(client: Client, entries: list[_Entry], root_rank: int) -> tuple[ByteStream, list[_Entry]]:
-    """Returns the stream, after what the root says of it, and the root's entries."""
+    """Begins the stream, in which the root tells its entries first. Returns both."""
     header = json.dumps([astuple(entry) for entry in entries]).encode()
     streamed = sum(entry.nbytes for entry in entries if entry.is_streamed)
     size = np.array([len(header)], dtype=np.int64)
@@ -150,8 +150,9 @@ def _tell(client: Client, entries: list[_Entry], root_rank: int) -> tuple[ByteSt
 
 
 def _whole(tensor: torch.Tensor, is_root: bool) -> torch.Tensor:
-    """The tensor, if its elements lie in their order in host memory; else the root's in a copy, or
-    room for them."""
+    """Returns the tensor itself if its elements lie in their order in host memory. Otherwise
+    returns a copy at the root, and memory for the root's elements at other ranks.
+    """
     if tensor.is_cpu and _cuda.is_plain(tensor) and not tensor.is_conj():
         return tensor
     if is_root:
@@ -160,7 +161,7 @@ def _whole(tensor: torch.Tensor, is_root: bool) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous tensor's, which does not keep it alive."""
+    """Returns the bytes of a contiguous tensor. The array does not keep the tensor alive."""
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return np.empty(0, dtype=np.uint8)
@@ -183,7 +184,7 @@ def _broadcast_alone(
         handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
         handles[name] = for_autograd(handle, tensor)
     failure: TalwegError | None = None
-    for handle in handles.values():  # All of them: what is left open could not be pushed again.
+    for handle in handles.values():  # All are finished: an open name could not be pushed again.
         try:
             finish(client, handle)
         except TalwegError as error:
@@ -205,6 +206,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     name = f"optimizer_state.{root_rank}"
     data = objects.broadcast_bytes(client, payload, root_rank, name)
     if client.rank != root_rank:
-        # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.
+        # To host memory first, and not to the root's GPU. The optimizer moves it to its own device.
         state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""push_pull and broadcast of torch tensors."""
+"""push_pull() and broadcast() of torch tensors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ DTYPES: Mapping[torch.dtype, DType] = {
     torch.int16: DType.I16,
     torch.int32: DType.I32,
     torch.int64: DType.I64,
-    # Newer than the oldest torch.
+    # The oldest torch lacks these.
     **{
         getattr(torch, name): dtype
         for name, dtype in (("uint16", DType.U16), ("uint32", DType.U32), ("uint64", DType.U64))
         if hasattr(torch, name)
     },
 }
-# A bool is no number.
+# All of DTYPES except bool.
 NUMBERS = {torch_dtype: dtype for torch_dtype, dtype in DTYPES.items() if torch_dtype != torch.bool}
 
 
@@ -54,7 +54,7 @@ _old_order = takes_old_order("average", "name", "priority", "op", "timeout_s")
 
 
 def wire_dtype(tensor: torch.Tensor) -> DType:
-    """The wire's name of a tensor's dtype; InvalidArgument for one that Talweg cannot sum."""
+    """Returns Talweg's dtype of a tensor; raises InvalidArgument if Talweg cannot sum it."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         names = ", ".join(str(known).replace("torch.", "") for known in DTYPES)
@@ -78,16 +78,16 @@ def start(
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype.
 
-    Ranks that bring a name's tensor in other shapes are told so. Without `says_shape`, alike at all
-    ranks, they are not: their shapes have been compared before.
+    Ranks get Mismatch if their tensors have different shapes. `says_shape` is False, at all ranks,
+    if the ranks have compared the shapes before.
     """
     shape = tensor.shape if says_shape else None
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
         return _start_rare(
             client, tensor, out, op, name, priority, root_rank, process_set, factors, shape
         )
-    # After a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
-    # round like the one before goes a short way.
+    # After a layer's backward pass Python's code is not in the CPU's caches, so each call takes
+    # microseconds. Therefore a round like the last one of its name takes a short way.
     declared = client.tensors.declared_on_host(name)
     if declared is not None and out is tensor:
         dtype = NUMBERS.get(tensor.dtype)
@@ -128,7 +128,7 @@ def _start_rare(
     factors: Factors,
     shape: tuple[int, ...] | None,
 ) -> Handle:
-    """start() in host memory: for sets, factors and tensors without elements."""
+    """Does the same as start(), in host memory, for sets, factors and tensors without elements."""
     operation = _operation(op)
     group = Group(client, process_set, operation)
     if op is Op.BROADCAST:
@@ -157,7 +157,7 @@ def _start_on_host(
     priority: int,
     factors: Factors = NO_FACTORS,
 ) -> Handle:
-    """A round in host memory, whose result goes to `shown_out`, the memory of `out`."""
+    """Starts a round in host memory. Its result goes to `shown_out`, the memory of `out`."""
     source = shown.detach().to("cpu").resolve_neg().contiguous()
     in_place = shown_out.device.type == "cpu" and _cuda.is_plain(shown_out)
     target = shown_out.detach() if in_place else torch.empty_like(source)
@@ -181,8 +181,10 @@ def _start_on_host(
 
 
 def as_pushed(tensor: torch.Tensor, op: Op) -> torch.Tensor:
-    """The tensor's memory in a dtype that Talweg has: complex numbers are pairs of real ones, and a
-    broadcast carries any bytes."""
+    """Returns the tensor's memory in a dtype that Talweg has.
+
+    Complex numbers become pairs of real numbers. For a broadcast other dtypes become bytes.
+    """
     if tensor.is_complex() and op in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
         if tensor.is_conj():
             raise InvalidArgument("a conjugate view cannot be pushed: use tensor.resolve_conj()")
@@ -200,7 +202,10 @@ def as_pushed(tensor: torch.Tensor, op: Op) -> torch.Tensor:
 def declaration_of(
     tensor: torch.Tensor, op: Op, root_rank: int = 0, says_shape: bool = False
 ) -> Declaration:
-    """What the ranks must agree on for a round of `tensor`; InvalidArgument for one of no rounds."""
+    """Returns what the ranks must agree on for a round of `tensor`.
+
+    Raises InvalidArgument for a tensor that cannot be pushed.
+    """
     shape = tuple(tensor.shape) if says_shape else None
     return _declaration_of(as_pushed(tensor, op), op, root_rank, shape)
 
@@ -209,14 +214,14 @@ def _declaration_of(
     tensor: torch.Tensor, op: Op, root_rank: int, shape: tuple[int, ...] | None = None
 ) -> Declaration:
     require_elements(tensor)
-    # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
+    # A bool is a byte of 0 or 1. Its min and max are all() and any(). A sum is not a bool.
     if tensor.dtype == torch.bool and op in (Op.SUM, Op.AVERAGE, Op.PRODUCT):
         raise InvalidArgument(
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
         )
     if shape is not None:
-        shape = tuple(tensor.shape)  # As it is shown.
+        shape = tuple(tensor.shape)  # The shape as it is pushed.
     return Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank, shape=shape)
 
 
@@ -227,7 +232,7 @@ def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> to
 
 
 def for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
-    """Has autograd refuse what it saved of the tensor before it was changed in place."""
+    """Has autograd refuse what it has saved of the tensor before the round changes it in place."""
     return and_then(handle, lambda: mark_changed(tensor))
 
 
@@ -245,8 +250,8 @@ def and_then(handle: Handle, act: Callable[[], None]) -> Handle:
 
 
 def mark_changed(tensor: torch.Tensor) -> None:
-    """Tells autograd of a change that was made past it."""
-    # Newer than the oldest torch.
+    """Tells autograd that the tensor has changed without it."""
+    # The oldest torch lacks it.
     increment = getattr(torch.autograd.graph, "increment_version", None)
     if increment is not None and not tensor.is_inference():
         increment(tensor)
@@ -257,7 +262,8 @@ def declare(
 ) -> None:
     """Agrees on a tensor like `tensor` before its first round, which then starts sooner.
 
-    Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
+    A call is optional. Raises Mismatch, which names both ranks, if another rank has declared the
+    name differently.
     """
     client = _client.current()
     require_tensor(tensor)
@@ -297,14 +303,17 @@ def push_pull_async(
 ) -> Handle:
     """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
 
-    Any shape, strided layout, dtype f32, f64, f16, bf16, integers of 8 to 64 bits with and without
-    a sign (bool: min, max and bitwise; complex: sum and average). Bitwise: of integers and bools.
-    `op` overrules `average`; the average is not defined for integers. Rounds with a larger
-    `priority` overtake others. Rounds without a name belong together by the order of such calls,
-    which must then be the same at every rank; two are under way at once, so give names to many. A
-    name is fastest where each of its calls is alike. Raises Busy when the name's last round is
-    still open, and Mismatch at every rank where they bring what does not go together.
-    Autograd does not see it; it sees push_pull().
+    The tensor has any shape, a strided layout, and one of these dtypes: f32, f64, f16, bf16,
+    integers of 8 to 64 bits with or without a sign, bool (min, max and bitwise), complex (sum and
+    average). Bitwise operations take integers and bools. `op` overrules `average`. The average is
+    not defined for integers. Rounds with a larger `priority` overtake others.
+
+    Rounds without a name are matched by the order of such calls, which must be the same at every
+    rank. Two of them are under way at once, so give names to many. A name is fastest if all its
+    calls are alike.
+
+    Raises Busy if the name's last round is still open. Every rank gets Mismatch if their tensors do
+    not fit together. Autograd does not see the call; it sees push_pull().
     """
     factors = Factors(prescale_factor, postscale_factor)
     return _start_new(tensor, chosen_op(op, average), name, priority, process_set, factors)
@@ -322,9 +331,9 @@ def push_pull_async_inplace(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
-    """As push_pull_async(), but synchronize() writes the result into `tensor`.
+    """Does the same as push_pull_async(), but synchronize() writes the result into `tensor`.
 
-    Autograd refuses what it has saved of the tensor before, and sees nothing else of it.
+    Autograd then refuses what it has saved of the tensor before, and sees nothing else of the call.
     """
     factors = Factors(prescale_factor, postscale_factor)
     op = chosen_op(op, average)
@@ -347,13 +356,13 @@ def push_pull(
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
-    """push_pull_async() and synchronize() in one: returns a new tensor of the same shape.
+    """Does push_pull_async() and synchronize() in one. Returns a new tensor of the same shape.
 
-    Autograd goes through it: where `tensor` requires a gradient, so does the result, and backward
-    push_pulls the result's gradient in turn, as f"{name}.gradient" and as the tensor was: with the
-    same op, priority and time limit. So what requires a gradient at one rank must at all, and each
-    rank's backward must come through here, else the others wait for it; it does so in the same
-    order at every rank when the ranks compute alike. Sum and average have gradients; of other
+    Autograd sees it. If `tensor` requires a gradient, the result does too, and backward push_pulls
+    the result's gradient in turn. The name of that round is f"{name}.gradient". It has the same op,
+    priority and time limit. So a tensor must require a gradient at all ranks or at none, and each
+    rank's backward must come through here, because the others wait for it. Backward comes in the
+    same order at every rank if the ranks compute alike. Sum and average have gradients. For other
     ops backward raises InvalidArgument: pass tensor.detach().
     """
     factors = Factors(prescale_factor, postscale_factor)
@@ -362,8 +371,8 @@ def push_pull(
 
 
 class _PushPull(torch.autograd.Function):
-    """Every rank's result depends on every rank's tensor alike. So what the losses of all ranks
-    have to say to one's tensor is what they say to the results, combined as the tensors were.
+    """The gradient of a push_pull(). Each rank's result depends in the same way on each rank's
+    tensor. So the gradient for a tensor is the ranks' gradients, combined by the same operation.
     """
 
     @staticmethod
@@ -380,8 +389,8 @@ class _PushPull(torch.autograd.Function):
         client = _client.current()
         left_s = rounds.before_call(client, name, process_set, timeout_s)
         handle = _start_new(tensor, op, name, priority, process_set, factors)
-        # Without a name: after the tensor whose turn it is, which is agreed on when forward runs.
-        # Numbers of backward's own would have others' rounds without names come in between.
+        # If the call has no name, backward uses the tensor that forward has used. Tensors of its
+        # own turn would get mixed up with other rounds without a name.
         ctx.round = (op, handle.name, priority, timeout_s, process_set, factors)
         result: torch.Tensor = finish_call(client, handle, left_s)
         return result
@@ -436,7 +445,7 @@ def push_pull_inplace(
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
-    """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
+    """Does the same as push_pull(), in place, and without a gradient. Returns `tensor`."""
     client = _client.current()
     left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = push_pull_async_inplace(
@@ -459,7 +468,7 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
-    """Waits for a round and returns its tensor; see talweg.synchronize() for the errors."""
+    """Waits for a round and returns its tensor. See talweg.synchronize() for the errors."""
     return finish(_client.current(), handle, timeout_s)
 
 
@@ -469,7 +478,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
-    """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
+    """Makes every rank's `tensor` the root's, byte for byte, in place, and returns it.
+
+    The tensor may have any dtype.
+    """
     client = _client.current()
     rounds.before_call(client, name, process_set)
     result: torch.Tensor = finish_call(
@@ -484,7 +496,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Starts broadcast_(); the tensor stays unread and unwritten until synchronize()."""
+    """Starts broadcast_(). Do not read or write the tensor until synchronize()."""
     client = _client.current()
     require_in_place(tensor)
     handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank, process_set)
@@ -497,7 +509,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
-    """Returns a copy of the root's tensor on every rank, byte for byte; without a gradient."""
+    """Returns a copy of the root's tensor at every rank, byte for byte, without a gradient."""
     client = _client.current()
     rounds.before_call(client, name, process_set)
     result: torch.Tensor = finish_call(
@@ -539,9 +551,9 @@ def _grouped(
 def grouped_push_pull_async(
     tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
-    """push_pull_async() of many tensors, with its options; they have one handle.
+    """Starts push_pull_async() of many tensors, with its options. Returns one handle for all.
 
-    With a name the tensors are name.0, name.1 and so on.
+    With a name the tensors have the names name.0, name.1 and so on.
     """
     return _grouped(tensors, name, lambda tensor, own: push_pull_async(tensor, own, op, **options))
 
@@ -549,7 +561,7 @@ def grouped_push_pull_async(
 def grouped_push_pull_async_inplace(
     tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
 ) -> Handle:
-    """As grouped_push_pull_async(), into the tensors themselves."""
+    """Does the same as grouped_push_pull_async(), in place."""
     return _grouped(
         tensors, name, lambda tensor, own: push_pull_async_inplace(tensor, own, op, **options)
     )
@@ -563,7 +575,7 @@ def grouped_push_pull(
     timeout_s: float | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
-    """push_pull() of many tensors; returns a list of results, without gradients."""
+    """Does push_pull() of many tensors. Returns the list of results, without gradients."""
     client, every = _client.current(), tensors_of(tensors)
     left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
     handle = grouped_push_pull_async(every, name, op, **options)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile leaves as it is.
+"""Keeps torch.compile from compiling Talweg's functions.
 
 torch traces each Python frame that runs within a compiled call: what the program calls, and what
-torch calls from C++, as the reducer of DistributedDataParallel and autograd do. Talweg's functions
-would be compiled for nothing, with a warning for each native call, and torch fails at the super()
-of some. Importing torch._dynamo to say so would cost a program seconds that compiles nothing.
+torch calls from C++, as the reducer of DistributedDataParallel and autograd do. It would compile
+Talweg's functions without any gain, and with a warning for each native call. At the super() of some
+it fails. This module does not import torch._dynamo, which would cost a program seconds even if it
+compiles nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from torch._C._dynamo import eval_frame
 
 
 def _functions_of(member: Any) -> Iterator[FunctionType]:
-    """A function, or those of a class."""
+    """Yields the function that `member` is, or the functions of a class."""
     if isinstance(member, property):
         member = member.fget
     elif isinstance(member, (MethodType, staticmethod, classmethod)):
         member = member.__func__
-    member = getattr(member, "__wrapped__", member)  # A context manager's, or a cached one.
+    # A context manager or a cached function wraps the function that it was made from.
+    member = getattr(member, "__wrapped__", member)
     if isinstance(member, FunctionType):
         yield member
     elif isinstance(member, type):
@@ -35,7 +37,7 @@ def _functions_of(member: Any) -> Iterator[FunctionType]:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """It, and those of the functions that are made within it."""
+    """Yields the code itself, and that of each function that is made within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -43,12 +45,12 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def leave_uncompiled(*members: Any) -> None:
-    """Has torch run these functions, and those of these classes, as they stand, and all that they
-    call.
+    """Has torch run these functions, the functions of these classes, and all that they call,
+    without compiling them.
     """
     action = getattr(eval_frame, "_FrameAction", None)
     if action is None:
-        return  # Older torch has no such thing.
+        return  # Older torch cannot be told so.
     strategy = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)
     for member in members:
         for function in _functions_of(member):
@@ -57,7 +59,7 @@ def leave_uncompiled(*members: Any) -> None:
 
 
 def leave_package_uncompiled() -> None:
-    """Has torch run all of Talweg as it stands that is imported."""
+    """Has torch run all modules of Talweg that are imported by now without compiling them."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "talweg" and module is not None:
             own = [each for each in vars(module).values() if _module_of(each) == name]
@@ -69,8 +71,8 @@ def _module_of(member: Any) -> str:
 
 
 def keep_out_of_graphs(*members: Any) -> None:
-    """Has a graph end before a call of these functions, or of those of these classes. A compiled
-    function would go on within them.
+    """Has torch end a graph before it calls one of these functions, or a function of these classes.
+    Otherwise the graph would go on within them.
     """
     for member in members:
         for function in _functions_of(member):
@@ -78,8 +80,10 @@ def keep_out_of_graphs(*members: Any) -> None:
 
 
 def leave_calls_uncompiled(module: dict[str, Any], *questions: str) -> None:
-    """Has torch run as it stands what a module of a framework's calls has, and all of Talweg that is
-    imported by now. `module` is its namespace; torch may compile its `questions`.
+    """Has torch run the calls of a framework's module without compiling them, and all modules of
+    Talweg that are imported by now.
+
+    `module` is the namespace of that module. torch may compile the functions named in `questions`.
     """
     leave_package_uncompiled()
     keep_out_of_graphs(*(module[name] for name in module["__all__"] if name not in questions))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of torch.distributed returns, and waits for."""
+"""The works that calls of torch.distributed return and wait for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gpus_of(outputs: Any) -> list[torch.device]:
 class Pending(dist.Work):
     """A call that is under way. Any thread may wait for it, as often as it likes.
 
-    Subclasses know how it goes on. `what` returns a text for people that says what call it is.
+    Subclasses know how the call goes on. `what` returns a text that says what call it is.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class Pending(dist.Work):
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._deadline = 0  # The number of the future's deadline, for forget().
-        # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
-        # it is given the outputs in any case, and backward raises the failure when it ends.
+        # In C++ the reducer of DistributedDataParallel takes any value of a future as tensors. So
+        # it always gets the outputs, and backward raises the failure when it ends.
         self._fails_later = False
-        self._waits_left = 1  # Functional collectives of many tensors wait once for each, in C++.
+        # How often C++ still waits. A functional collective of many tensors waits once for each.
+        self._waits_left = 1
         self._range: Range | None = None
 
-    # ----- What subclasses know -----
+    # ----- Implemented by subclasses -----
 
     def _is_over(self) -> bool:
         raise NotImplementedError
@@ -99,7 +100,7 @@ class Pending(dist.Work):
         """Makes the range end when the caller has waited for the call, which it does at once."""
         self._range = range_
 
-    # ----- What callers want -----
+    # ----- Called by programs and by torch -----
 
     def _take(self) -> BaseException | None:
         """Finishes the call, which is over. Returns its error, or None."""
@@ -174,7 +175,7 @@ class Pending(dist.Work):
         if is_first:
             if _is_called_by_engine():
                 self._fails_later = True
-                # After the reducer's own end, for which it queues a call as well.
+                # It runs after the reducer's own end, for which the reducer queues a call as well.
                 when_it_ends(lambda: when_it_ends(self._raise_failure))
             if self._is_over():
                 # Nothing is chained to it yet. The reducer takes its value at once, after wait().
@@ -227,9 +228,9 @@ def late(who: str) -> str:
 class Work(Pending):
     """A call of all the group's ranks.
 
-    `finish` runs once, when the results are there and somebody wants them: it brings them to the
-    outputs that they could not be written into directly. `is_async`: perhaps nobody waits soon.
-    `begun`: the call is submitted already.
+    `finish` runs once, when the results are there and somebody wants them. It brings them to the
+    outputs that they could not be written into directly. `is_async` says that perhaps nobody waits
+    soon. `begun` is the job of a call that is submitted already.
     """
 
     def __init__(

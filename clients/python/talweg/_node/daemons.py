@@ -29,7 +29,7 @@ class Daemon:
                 [*line, f"--ready_fd={writer}"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                # A daemon's output goes to stderr: it is no output of the program.
+                # A daemon's output goes to stderr, because it is no output of the program.
                 stdout=2,
                 pass_fds=[writer],
                 preexec_fn=_die_with_parent,

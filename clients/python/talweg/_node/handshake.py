@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a node's keeper and the first node's show each other that they belong to one job.
+"""Lets a node's keeper and the first node's keeper show each other that they are of one job.
 
     node:   {"job", "nonce"[, "credential"]}
     first:  {"nonce", "proof"[, "secret"]}       or {"refused"}, and the end
@@ -101,7 +101,7 @@ class Munge:
 
 @dataclass
 class Node:
-    """What a node says about itself."""
+    """The facts that a node tells about itself."""
 
     rank: int  # The number that the launcher gave the node's first rank.
     local_size: int

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a job that come and go, as its launcher sees them: docs/elastic.md has the states.
+"""The hosts of a job that come and go, as its launcher sees them. docs/elastic.md has the states.
 
-No process, no clock, no file: each event returns what is to be done, in this order. hosts_run.py does it.
+This module uses no process, clock or file. Each event returns the actions to do, in their order.
+hosts_run.py does them.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from talweg._node.listed_hosts import Host
 
 
 class JobState(enum.Enum):
-    GATHERING = "gathering"  # Nothing is started: there are too few hosts to begin with.
-    MEETING = "meeting"  # Hosts are reached. Nothing of the job runs there before all of them are.
+    GATHERING = "gathering"  # Nothing is started, because there are too few hosts to begin with.
+    MEETING = "meeting"  # Hosts are being reached. The job starts there when all are reached.
     RUNNING = "running"
-    SHORT = "short"  # It runs with fewer than the least, and waits for more.
-    FINISHING = "finishing"  # The job is about to end, or has: nobody else enters.
-    ENDING = "ending"  # All that is left is being ended.
+    SHORT = "short"  # The job runs on fewer hosts than the least number, and waits for more.
+    FINISHING = "finishing"  # The job is about to end, or has ended. No other host enters.
+    ENDING = "ending"  # The launcher ends all that still runs.
     OVER = "over"
 
 
 class HostState(enum.Enum):
-    LISTED = "listed"  # Nothing runs there: there is no room, or the job has not begun.
+    LISTED = "listed"  # Nothing runs there, because there is no room, or the job has not begun.
     RUNNING = "running"
-    LEAVING = "leaving"  # What runs there is being ended.
+    LEAVING = "leaving"  # The launcher ends what runs there.
     COOLING = "cooling"  # It has failed, and is used again when its time comes.
     BARRED = "barred"  # It has failed, and is not used again before it has been off the list.
     DONE = "done"  # Its ranks have ended well.
@@ -35,8 +36,10 @@ class HostState(enum.Enum):
 
 @dataclass(frozen=True)
 class Bounds:
-    """In nodes or in ranks. `first` is with how many the job begins, not fewer than `least`; a `most` of
-    0 is no bound.
+    """How many nodes, or ranks with `in_ranks`, a job has.
+
+    The job begins with `first`, which is at least `least`. It waits for more hosts if it has fewer
+    than `least`. It never has more than `most`; 0 is no bound.
     """
 
     first: int = 1
@@ -50,9 +53,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Policy:
-    """`wait_s` is how long the job may be without enough hosts, `meet_s` how long those that it begins
-    with may take to be reached. Hosts that have failed are used again after `cooldown_s`, which
-    doubles from the first to the second; None: they are barred.
+    """How long a job waits for hosts, and when it uses hosts again that have failed.
+
+    The job ends if it is without enough hosts for `wait_s`. It begins without hosts that are not
+    reached within `meet_s`. A host that has failed is used again after the first of `cooldown_s`;
+    that time doubles with each failure, up to the second. With None failed hosts are barred. The
+    job ends if hosts come or go more than `changes_max` times; None is no limit.
     """
 
     wait_s: float = 600.0
@@ -63,7 +69,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Start:
-    """Reaches a host, which says by on_here() that it has been."""
+    """Reach a host. Its on_here() event says that it is reached."""
 
     host: str
     node: int
@@ -72,7 +78,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Begin:
-    """Has a host that was reached start its node, of a job that begins with so many."""
+    """Have a host that was reached start its node. The job begins with `nodes` nodes."""
 
     host: str
     nodes: int
@@ -80,8 +86,8 @@ class Begin:
 
 @dataclass(frozen=True)
 class Expect:
-    """Tells those that have been told to begin that no more than so many come. Says by on_begun() if
-    the job has begun.
+    """Tell the nodes that wait for each other that only `nodes` of them come. The on_begun() event
+    says that the job has begun already.
     """
 
     nodes: int
@@ -94,8 +100,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class FindEntered:
-    """The job is about to end, since a node's ranks have: says by on_outside() which hosts have not
-    entered it.
+    """Find out which hosts have not entered the job, for on_outside(). The job is about to end,
+    because the ranks of `node` have ended.
     """
 
     node: int
@@ -114,10 +120,10 @@ class _Place:
     host: Host
     state: HostState = HostState.LISTED
     is_listed: bool = True
-    is_here: bool = False  # It has been reached.
-    goes: bool = False  # It has been off the list, and ends as soon as it may.
-    is_first: bool = False  # It is to begin with the job.
-    has_state: bool = False  # The training's: it would go on without the others.
+    is_here: bool = False  # The host has been reached.
+    goes: bool = False  # The host is off the list, and ends as soon as it may.
+    is_first: bool = False  # The host is one of those that the job begins with.
+    has_state: bool = False  # The host has the training's state, so it can go on without others.
     node: int = -1
     ranks: int = 0
     failures: int = 0
@@ -126,31 +132,32 @@ class _Place:
 
 @dataclass
 class HostSet:
-    """One job's."""
+    """The hosts of one job."""
 
     bounds: Bounds
     policy: Policy
-    now_s: float  # When it begins to wait.
+    now_s: float  # The time at which the job begins to wait for hosts.
     state: JobState = JobState.GATHERING
     status: int = 0
-    report: str = ""  # What went wrong, for people.
-    _places: dict[str, _Place] = field(default_factory=dict)  # In the order in which they came.
-    _nodes: int = 0  # That have been numbered. No number is given twice.
+    report: str = ""  # A text for people that says what went wrong.
+    _places: dict[str, _Place] = field(default_factory=dict)  # By host, in the order of coming.
+    _nodes: int = 0  # How many nodes have a number. No number is given twice.
     _changes: int = 0
-    _has_changed: bool = False  # In this event.
-    _is_empty: bool = False  # The list, when it was read last.
+    _has_changed: bool = False  # Whether hosts have come or gone in this event.
+    _is_empty: bool = False  # Whether the list named no host when it was read last.
     _short_s: float = field(init=False)
-    _met_s: float = 0.0  # When the job begins with the hosts that were reached.
-    _first_nodes: int = 0  # How many were told to begin at first.
-    _has_begun: bool = False  # It needs no more: it has made a view.
-    _expected: int = 0  # How many those that wait for each other wait for.
+    _met_s: float = 0.0  # When the job begins at the latest, with the hosts that were reached.
+    _first_nodes: int = 0  # How many nodes were told to begin at first.
+    _has_begun: bool = False  # Whether the job has made its first view.
+    _expected: int = 0  # The number of nodes that the first nodes wait for.
     _failures: list[str] = field(default_factory=list)
-    _stay_s: float | None = None  # Since when a host may not go, as no listed one has its state.
+    # Since when a host that is off the list must stay, because no listed host has its state.
+    _stay_s: float | None = None
 
     def __post_init__(self) -> None:
         self._short_s = self.now_s
 
-    # ----- What is asked -----
+    # ----- Questions -----
 
     def state_of(self, host: str) -> HostState | None:
         place = self._places.get(host)
@@ -161,11 +168,11 @@ class HostSet:
 
     @property
     def asks_for_state(self) -> bool:
-        """Whether on_state() is to say which hosts have the training's state."""
+        """Whether on_state() must be told which hosts have the training's state."""
         return self._may_change() and bool(self._going())
 
     def waiting(self) -> str:
-        """For whom the job waits; empty: for nobody."""
+        """Returns a text that says which hosts the job waits for; empty if it does not wait."""
         if self._stay_s is not None and self._may_change():
             return self._going_text()
         if self.state not in (JobState.GATHERING, JobState.SHORT):
@@ -183,7 +190,7 @@ class HostSet:
         return text + "".join(f"; {each}" for each in unusable)
 
     def next_s(self) -> float | None:
-        """When on_time() has something to do."""
+        """Returns the next time at which on_time() has something to do; None if there is none."""
         times = [
             place.again_s for place in self._places.values() if place.state is HostState.COOLING
         ]
@@ -198,11 +205,11 @@ class HostSet:
     # ----- Events -----
 
     def on_listed(self, hosts: Sequence[Host], now_s: float) -> list[Action]:
-        """What the file or the script names now, in its order."""
+        """Takes the hosts that the file or the script names now, in its order."""
         actions: list[Action] = []
         named = {host.name: host for host in hosts if host.slots > 0}
         if not named and self._may_change():
-            # Somebody may be writing the file, or the script's source be away.
+            # Somebody may be writing the file, or the script may not reach its source.
             return self._settle(self._say_empty(), now_s)
         self._is_empty = False
         for name, place in list(self._places.items()):
@@ -227,7 +234,7 @@ class HostSet:
         return self._settle(actions, now_s)
 
     def on_here(self, host: str, now_s: float) -> list[Action]:
-        """It has been reached, and waits for a word to begin."""
+        """Notes that the host has been reached. It waits for a Begin."""
         place = self._places.get(host)
         if place is None or place.state is not HostState.RUNNING or place.is_here:
             return []
@@ -236,7 +243,7 @@ class HostSet:
         return self._settle([Begin(host, self._first_nodes)] if began else [], now_s)
 
     def on_ended(self, host: str, status: int, failure: str, now_s: float) -> list[Action]:
-        """All that ran there has ended; `failure` says why, where the status is not 0."""
+        """Notes that all has ended on the host. If `status` is not 0, `failure` says why."""
         place = self._places[host]
         actions: list[Action] = []
         if place.state is HostState.LEAVING or self.state is JobState.ENDING:
@@ -253,12 +260,14 @@ class HostSet:
         return self._settle(actions, now_s)
 
     def may_be_late(self, host: str) -> bool:
-        """Whether what has failed there may have come when the job had finished."""
+        """Whether the host may have failed because it came when the job had finished."""
         is_late_enough = self._may_change() or self.state is JobState.FINISHING
         return is_late_enough and self.state_of(host) is HostState.RUNNING
 
     def on_too_late(self, host: str, outside: Sequence[str], now_s: float) -> list[Action]:
-        """All that ran there has failed: the job had finished before it could enter, nor can those."""
+        """Notes that the host has failed because the job had finished before it could enter. The
+        hosts of `outside` cannot enter either.
+        """
         place = self._places[host]
         text = f"host {host} (node {place.node}) comes too late: the job has finished"
         place.state, self.state = HostState.LISTED, JobState.FINISHING
@@ -267,11 +276,11 @@ class HostSet:
         return self._settle([Say(text), *self.on_outside(outside, now_s)], now_s)
 
     def on_begun(self) -> None:
-        """The job has begun: nobody waits for others any more."""
+        """Notes that the job has begun, so no node waits for the others any more."""
         self._has_begun = True
 
     def on_state(self, hosts: Sequence[str], has_begun: bool, now_s: float) -> list[Action]:
-        """These have the training's state."""
+        """Takes the hosts that have the training's state, and whether the job has begun."""
         self._has_begun |= has_begun
         for name, each in self._places.items():
             each.has_state = each.state is HostState.RUNNING and name in hosts
@@ -286,7 +295,7 @@ class HostSet:
         return self._settle(actions, now_s)
 
     def on_outside(self, hosts: Sequence[str], now_s: float) -> list[Action]:
-        """These have not entered the job, which is about to end."""
+        """Stops these hosts, because they have not entered the job, which is about to end."""
         actions: list[Action] = []
         for name in hosts:
             if self.state_of(name) is HostState.RUNNING:
@@ -312,7 +321,7 @@ class HostSet:
         self._check_over()
         return actions
 
-    # ----- What follows -----
+    # ----- Consequences of events -----
 
     def _say_empty(self) -> list[Action]:
         if self._is_empty:
@@ -324,7 +333,7 @@ class HostSet:
         return self.state in (JobState.MEETING, JobState.RUNNING, JobState.SHORT)
 
     def _going(self) -> list[_Place]:
-        """Those that run, and end as soon as they may."""
+        """Returns the hosts that run, and that end as soon as they may."""
         places = self._places.values()
         return [each for each in places if each.state is HostState.RUNNING and each.goes]
 
@@ -333,7 +342,7 @@ class HostSet:
         return f"host {names} is not listed any more, and goes when a listed host has its state"
 
     def _may_go(self, place: _Place) -> bool:
-        """Whether the training goes on from where it is without this host."""
+        """Whether the training keeps its state without this host."""
         others = [
             each
             for each in self._places.values()
@@ -373,16 +382,16 @@ class HostSet:
         return [Say(text)]
 
     def _ends_well(self) -> bool:
-        """Whether a host's ranks have ended well, or may do so."""
+        """Whether the ranks of some host have ended well, or still may."""
         return bool(self.hosts(HostState.DONE) or self.hosts(HostState.RUNNING))
 
     def _settle(self, actions: list[Action], now_s: float) -> list[Action]:
-        """Starts what there is room for; waits, goes on, or ends as the number of hosts says."""
+        """Starts hosts that have room. Waits, goes on or ends, as the number of hosts demands."""
         if self.state is JobState.GATHERING:
             if self._offered() >= self.bounds.first:
                 self.state, self._met_s = JobState.MEETING, now_s + self.policy.meet_s
                 actions += self._start_all()
-                self._has_changed = False  # It begins.
+                self._has_changed = False  # The job's beginning does not count as a change.
                 return actions
         elif self._may_change():
             if self.state is not JobState.MEETING and not self.hosts(HostState.RUNNING):
@@ -414,7 +423,7 @@ class HostSet:
         return self.policy.changes_max is None or self._changes <= self.policy.changes_max
 
     def _meet(self, now_s: float) -> list[Action]:
-        """Begins when all hosts have been reached that the job begins with, or in any case by now."""
+        """Begins the job when all its hosts are reached, or when the time for that is over."""
         if self.state is not JobState.MEETING:
             return []
         running = self.hosts(HostState.RUNNING)
@@ -436,12 +445,12 @@ class HostSet:
         return actions
 
     def _expect(self) -> list[Action]:
-        """Those that have been told to begin wait for no host that is lost. One that is reached later
-        may come instead.
+        """Keeps the first nodes from waiting for a host that is lost. A host that is reached later
+        may take its place.
         """
         if self.state is JobState.MEETING or self._has_begun:
             return []
-        # One that is being ended could begin alone, if it were left out.
+        # A host that is leaving counts, too. Otherwise it could begin alone.
         there = (HostState.RUNNING, HostState.LEAVING)
         count = sum(each.is_here and each.state in there for each in self._places.values())
         if not 0 < count < self._expected:
@@ -479,7 +488,7 @@ class HostSet:
         return sum(self._size(each) for each in places if each.state is HostState.RUNNING)
 
     def _room(self) -> int:
-        """For how many more there is room; those that go leave theirs."""
+        """Returns how many more nodes or ranks have room. Hosts that go leave their room."""
         left = sum(self._size(each) for each in self._going())
         return self.bounds.most - (self._count() - left) if self.bounds.most else 1 << 30
 
@@ -487,7 +496,7 @@ class HostSet:
         return self.hosts(HostState.LISTED)
 
     def _offered(self) -> int:
-        """How many nodes or ranks the hosts would give that nothing runs on."""
+        """Returns how many nodes or ranks the hosts offer on which nothing runs."""
         places = [self._places[name] for name in self._usable()]
         return sum(each.host.slots for each in places) if self.bounds.in_ranks else len(places)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a job's ranks on several hosts by ssh, and ends with them.
 
-ranks.py does it there. What it needs goes over ssh's stdin: no secret and no variable is on a
-command line. The ranks' init() brings up the daemons, and the nodes meet at the first host.
+ranks.py starts them on each host. It gets its Task through ssh's stdin, so no secret and no
+variable is on a command line. The ranks' init() starts the daemons, and the nodes meet at the first
+host.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from talweg._node.meeting import own_addresses
 from talweg.errors import InvalidArgument, TalwegError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import ranks; ranks.main()"
-# What a host's ranks get to end in.
+# How long a host's ranks may take to end.
 GRACE_S = 15.0
-# What is one machine's own, or would name another's rank.
+# Variables that belong to one machine, or that name a rank of another launcher.
 _NOT_SENT = re.compile(
     "(BASH_FUNC_|SSH_|XDG_|OMPI_|PMI|SLURM_|TALWEG_AGENT_SOCKET|TORCHELASTIC_)|"
     "(CUDA_VISIBLE_DEVICES|DBUS_SESSION_BUS_ADDRESS|DISPLAY|HOSTNAME|OLDPWD|PWD|SHLVL|TMPDIR|TERM|_)$"
@@ -42,13 +43,13 @@ _NOT_SENT = re.compile(
 
 @dataclass
 class Ssh:
-    """How hosts are reached. `program` stands for ssh."""
+    """How the launcher reaches hosts. `program` is the command to run as ssh."""
 
     port: int | None = None
     identity_file: str | None = None
     user: str | None = None
     program: str = "ssh"
-    # After so long without a word a host counts as gone.
+    # A host that says nothing for so long counts as gone.
     silence_s: float = 30.0
 
     def line(self, host: str, command: str) -> list[str]:
@@ -64,8 +65,10 @@ class Ssh:
 
 @dataclass
 class Launch:
-    """`say` gets what ranks write: rank, "stdout" or "stderr", and a line, or a part of one that a
-    carriage return ends.
+    """The ranks to start, and where.
+
+    `say` is called with what ranks write: the rank, "stdout" or "stderr", and a line, or a part of
+    a line that ends with a carriage return.
     """
 
     command: Sequence[str]
@@ -81,7 +84,9 @@ class Launch:
 
 @dataclass
 class Outcome:
-    """`failure` says who failed first; results are what ranks have left, by rank."""
+    """How a launch has ended. `failure` names the first rank or host that failed. `results` has the
+    files that ranks have left, by rank.
+    """
 
     status: int = 0
     failure: str = ""
@@ -89,7 +94,10 @@ class Outcome:
 
 
 def deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """The hosts with as many slots as ranks; they are filled in order."""
+    """Returns the hosts to use, each with the slots that get a rank. Hosts are filled in order.
+
+    Raises InvalidArgument if the hosts have fewer slots than `ranks`.
+    """
     dealt: list[Host] = []
     left = ranks
     for host in hosts:
@@ -109,7 +117,7 @@ def is_here(host: str) -> bool:
 
 
 def _variables(launch: Launch, hosts: Sequence[Host]) -> dict[str, str]:
-    """What all ranks have."""
+    """Returns the variables that all ranks get."""
     first = hosts[0].name
     own = [address for address in own_addresses() if ":" not in address]
     addresses = own if is_here(first) else [first]
@@ -127,28 +135,29 @@ def _variables(launch: Launch, hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def sent(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:
-    """What of an environment the ranks of a host get."""
+    """Returns the variables of an environment that the ranks of a host get."""
     if is_here:
         return dict(environment)
     return {name: value for name, value in environment.items() if not _NOT_SENT.match(name)}
 
 
 def end_of(text: str) -> str:
-    """What follows a text that a rank has written: nothing after a part of a line."""
+    """Returns the end of a text that a rank has written: empty for a part of a line."""
     return "" if text.endswith("\r") else "\n"
 
 
 class OnHost:
-    """What ranks.py runs on one host, here or by ssh, for as long as this process lives.
+    """A ranks.py that runs on one host, here or by ssh. It ends when this process does.
 
-    `task` is its Task, `python` the interpreter there. TalwegError when ssh is not there.
+    `task` is its Task, and `python` the interpreter on that host. Raises TalwegError if there is no
+    ssh.
     """
 
     def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
         self.host = host
         self._text: list[bytes] = []  # Parts of a line whose end has not come.
-        # The task is more than a pipe holds where the environment is large, and nobody reads it
-        # before ssh has reached the host.
+        # With a large environment the task does not fit into a pipe, and nobody reads it before ssh
+        # has reached the host.
         self._unsent = json.dumps(task).encode() + b"\n"
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
@@ -158,7 +167,7 @@ class OnHost:
                 line,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is passed on by closing its stdin.
+                start_new_session=True,  # Ctrl-C reaches it when this process closes its stdin.
             )
         except OSError as error:
             raise TalwegError(f"{line[0]} cannot be started: {error}") from None
@@ -172,7 +181,7 @@ class OnHost:
         return self._process.stdout.fileno()
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Messages that have come; None at their end."""
+        """Returns the messages that have come, without waiting; None if no more will come."""
         try:
             part = os.read(self.fileno(), 1 << 20)
         except BlockingIOError:
@@ -187,7 +196,7 @@ class OnHost:
         return [dict(json.loads(line)) for line in lines]
 
     def failure(self) -> str:
-        """After the end of its messages: why it could not do its work; empty if it has."""
+        """Returns, after the last message, why it could not do its work; empty if it could."""
         status = self._process.wait()
         self._close()
         if status == 0:
@@ -196,18 +205,18 @@ class OnHost:
         return f"the ranks of host {self.host} could not be started or watched: {how} (above)"
 
     def begin(self, words: str) -> None:
-        """Has a task that waits start its ranks; `words` complete its command."""
+        """Has a task that waits start its ranks. `words` complete its command."""
         self._unsent += ranks.BEGIN + words.encode() + b"\n"
         self.send()
 
     def beat(self) -> None:
-        """Tells a task that has a `silence_s` that this launcher is there, and the way to it."""
+        """Tells a task that has a `silence_s` that this launcher still reaches it."""
         if not self._unsent:
             self._unsent = ranks.BEAT
             self.send()
 
     def send(self) -> None:
-        """Sends what is left of what is to be told there, as far as there is room for it."""
+        """Sends as much of the unsent text as the pipe has room for."""
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
@@ -216,7 +225,7 @@ class OnHost:
                 self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
         except BlockingIOError:
             pass
-        except OSError:  # It ends.
+        except OSError:  # The process is ending.
             self._unsent = b""
 
     def ask_to_end(self) -> None:
@@ -225,12 +234,12 @@ class OnHost:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """What it has started there ends with the connection to it."""
+        """Kills it. The connection breaks then, and what it has started on the host ends."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self, deadline_s: float) -> None:
-        """Returns when it has ended; kills it at that time of the monotonic clock."""
+        """Returns when it has ended. Kills it when time.monotonic() is `deadline_s`."""
         try:
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -333,7 +342,7 @@ class _Run:
             on_host.ask_to_end()
 
     def _end(self) -> None:
-        """Also after an interrupt."""
+        """Ends all hosts. It is also called after an interrupt."""
         self._ask_to_end()
         deadline_s = time.monotonic() + GRACE_S
         for on_host in self._running:
@@ -341,9 +350,10 @@ class _Run:
 
 
 def run(launch: Launch) -> Outcome:
-    """Returns when all ranks have ended. SIGTERM ends them, as Ctrl-C does: KeyboardInterrupt.
+    """Starts the ranks, and returns when all have ended.
 
-    InvalidArgument when the hosts have too few slots; TalwegError when ssh is not there.
+    SIGTERM and Ctrl-C end the ranks, and raise KeyboardInterrupt. Raises InvalidArgument if the
+    hosts have too few slots, and TalwegError if there is no ssh.
     """
 
     def interrupt(*_: object) -> None:

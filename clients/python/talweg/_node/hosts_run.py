@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `talweg run` becomes where hosts come and go: docs/launching.md.
+"""The program that `talweg run` becomes if hosts come and go: docs/launching.md.
 
-host_set.py decides; this does it. On each host `talweg run` runs one node of the job, here or by ssh
-(hosts.py). The scheduler is here.
+host_set.py decides what to do, and this module does it. On each host it has `talweg run` run one
+node of the job, here or by ssh (hosts.py). The scheduler runs on this host.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from talweg.errors import InvalidArgument, TalwegError
 _TURN_S = 0.2
 _SAY_S = 10.0
 _ANSWER_S = 10.0
-# After so long without a word from a host it counts as lost, and ends what runs there itself.
+# A host that says nothing for so long counts as lost. It then ends by itself what runs there.
 _SILENCE_S = 30.0
 _SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
 _NODES_MAX = 65536
-# What a node's own `talweg run` gets as it is.
+# Options that a node's own `talweg run` gets unchanged.
 _NODE_OPTIONS = (
     *("aggregators", "data-security", "gather-ms", "grace-ms", "job", "master-addr"),
     *("master-port", "provider", "ready-timeout-ms", "restart-pause-ms", "restart-window-s"),
     *("line-prefix", "output-dir", "restarts", "trace"),
 )
-# How often a scheduler is started again, and in how many seconds.
+# How often a scheduler is started again within how many seconds.
 _SCHEDULER_STARTS = 10
 _SCHEDULER_WINDOW_S = 60.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    """`talweg run` has checked what it passes on."""
+    """Returns the parser of this program's options, which `talweg run` has checked."""
     parser = argparse.ArgumentParser(prog="talweg run", allow_abbrev=False)
     parser.add_argument("--directory", required=True)
     for name in ("hosts", "hostfile", "host-discovery-script", "ssh-identity-file"):
@@ -127,7 +127,10 @@ def _silence_s() -> float:
 
 
 def _address_towards(host: str) -> str:
-    """By which that host, perhaps, and others reach this one. Nothing is sent."""
+    """Returns this host's address on the way to `host`, by which other hosts probably reach it.
+
+    Sends nothing.
+    """
     own = own_addresses() or ["127.0.0.1"]
     if not hosts.is_here(host) and "TALWEG_INTERFACE" not in os.environ:
         with contextlib.suppress(OSError):
@@ -140,7 +143,7 @@ def _address_towards(host: str) -> str:
     return own[0]
 
 
-# The states of members that have entered, though they may have said so of no view yet.
+# The states of members that have entered, even if they hold no view yet.
 _ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
 
 
@@ -149,7 +152,7 @@ def _nodes_of(members: Iterable[Any]) -> set[int]:
 
 
 def _entered_of(members: Sequence[Any]) -> set[int]:
-    """The nodes of a job that have entered it, as the scheduler shows its members."""
+    """Returns the nodes that have entered a job, from the members that the scheduler shows."""
     return _nodes_of(
         each
         for each in members
@@ -159,8 +162,9 @@ def _entered_of(members: Sequence[Any]) -> set[int]:
 
 
 def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
-    """The nodes that have the training's state, by the scheduler's word on its jobs, and whether the
-    job of that name has begun.
+    """Returns the nodes that have the training's state, and whether the job of that name has begun.
+
+    `jobs` are the jobs that the scheduler shows.
     """
     of_name = [each["job"] for each in jobs if each["job"]["summary"]["name"] == name]
     members = [each for job in of_name for each in job["members"]]
@@ -169,7 +173,7 @@ def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
 
 
 class _Scheduler:
-    """The job's, started again where it was."""
+    """The job's scheduler. If it ends, it is started again at the same address."""
 
     def __init__(self, directory: Path, log_level: list[str]) -> None:
         self._directory = directory
@@ -187,24 +191,25 @@ class _Scheduler:
             f"--listen={self._listen}",
             f"--store_path={self._directory}/scheduler.db",
             f"--secret_file={self._directory}/secret",
-            "--insecure",  # No certificate is at hand; the job's secret says who may join.
+            "--insecure",  # There is no certificate. The job's secret says who may join.
             *self._log_level,
         ]
         return Daemon("talweg-scheduler", line, os.environ)
 
     def serve(self) -> None:
-        """Returns when it serves; TalwegError when it does not start."""
+        """Returns when the scheduler serves. Raises TalwegError if it does not start."""
         addresses = self._daemon.read_ready()
         if addresses is None:
             raise TalwegError(f"{self._daemon.how_it_ended()}: see above why")
-        # As which others may reach it; it binds to what it was told.
+        # The address by which others reach it. A restart binds to the same port.
         self.address = addresses["listen"]
         self.port = int(self.address.rpartition(":")[2])
         self._listen = f"{self._listen.rpartition(':')[0]}:{self.port}"
 
     def check(self, now_s: float) -> str:
-        """Starts it again when it has ended, and returns what has happened. TalwegError when it has
-        ended too often.
+        """Starts the scheduler again if it has ended. Returns a text that says so, or an empty one.
+
+        Raises TalwegError if it has ended too often.
         """
         if self._daemon.process.poll() is None:
             return ""
@@ -224,7 +229,7 @@ class _Scheduler:
 
 
 class _Node:
-    """One host's, until all has ended there."""
+    """The node on one host, until all that runs there has ended."""
 
     def __init__(self, host: str, number: int, on_host: hosts.OnHost) -> None:
         self.host = host
@@ -235,7 +240,7 @@ class _Node:
 
 
 class HostsRun:
-    """One job."""
+    """One job on hosts that come and go."""
 
     def __init__(self, options: Any) -> None:
         self._options = options
@@ -252,7 +257,7 @@ class HostsRun:
         self._bounds = _bounds_of(options)
         self._list = _list_of(options)
         self._selector = selectors.DefaultSelector()
-        # What is watched while much is unwritten: what hosts say waits in their pipes.
+        # It is used while much is unwritten. It does not watch the hosts' pipes, so hosts wait.
         self._selector_when_full = selectors.DefaultSelector()
         self._outputs = {"stdout": Output(1), "stderr": Output(2)}
         self._nodes: dict[str, _Node] = {}  # By host.
@@ -261,25 +266,25 @@ class HostsRun:
         self._said = ""
         self._said_s = 0.0
         self._job = HostSet(self._bounds, _policy_of(options), time.monotonic())
-        # With how many the job is to begin; 0: as its members say, or it has been told.
+        # With how many nodes the job begins; 0 if the scheduler knows, or the members decide.
         self._expected = 0
         self._told = 0
         self._telling = Question()
         self._state = Question()
         told = "TALWEG_LOG_LEVEL" in os.environ
-        # Daemons of a run are its own affair: they are heard of when something is amiss.
+        # The user hears of a run's daemons only if something is wrong.
         self._log_level = [] if told else ["--log_level=warning"]
         self._scheduler: _Scheduler | None = None
 
     def run(self) -> int:
-        """Returns the exit status when everything has ended."""
+        """Runs the job. Returns the exit status when everything has ended."""
         ranks.use_interface(self._options.network_interfaces.split(","), os.environ)
         secret_file = self._directory / "secret"
         secret_file.touch(0o600)
         secret_file.write_text(f"{self._secret}\n")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # What nohup has started outlives its terminal.
+                continue  # A program under nohup outlives its terminal.
             signal.signal(number, lambda number, _: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `talweg run` has blocked them.
         try:
@@ -305,7 +310,7 @@ class HostsRun:
     # ----- Events -----
 
     def _turn(self) -> None:
-        # Whatever is to end does, also where nobody reads what it says last.
+        # While the job ends, hosts are always read, even if nobody reads this program's output.
         is_full = self._job.state is not JobState.ENDING and any(
             output.is_full for output in self._outputs.values()
         )
@@ -344,14 +349,14 @@ class HostsRun:
             failure = output.write()
             if failure:
                 self._say(f"what is written to {name} is lost, the job goes on: {failure}")
-            if output.is_gone:  # Nobody reads it any more.
+            if output.is_gone:  # Its reader has gone.
                 self._do(self._job.end(128 + signal.SIGPIPE, ""))
         for output in self._outputs.values():
             output.wake(self._selector)
             output.wake(self._selector_when_full)
 
     def _tell_expected(self, now_s: float) -> None:
-        """Has the scheduler know that fewer nodes come; again as long as it knows no such job."""
+        """Tells the scheduler that fewer nodes come, again until the scheduler knows the job."""
         said = self._telling.answer()
         if said is not None:
             if self._expected == self._told:
@@ -364,7 +369,7 @@ class HostsRun:
                 self._told = self._expected
 
     def _ask_for_state(self, now_s: float) -> None:
-        """Finds out which hosts have the training's state, while one waits for it that is to go."""
+        """Finds out which hosts have the training's state, while a host waits for that to go."""
         said = self._state.answer()
         if said is not None:
             with_state, has_begun = _state_of(json.loads(said)["jobs"], self._name)
@@ -374,7 +379,7 @@ class HostsRun:
             self._state.ask(self._line("status", "--brief", "--json"), self._environment, now_s)
 
     def _line(self, command: str, *options: str) -> list[str]:
-        """The tool, which asks the scheduler."""
+        """Returns a command line of the tool `talweg` that asks the scheduler."""
         assert self._scheduler is not None
         return [self._tool, command, f"--scheduler={self._scheduler.address}", *options]
 
@@ -382,7 +387,7 @@ class HostsRun:
         while self._signals:
             number = self._signals.pop(0)
             if self._job.state is JobState.ENDING:
-                # Whoever asks twice does not want to wait.
+                # After a second signal the user does not want to wait.
                 for node in self._nodes.values():
                     node.on_host.kill()
             text = f"ended by signal {number} ({signal.strsignal(number)})"
@@ -409,7 +414,7 @@ class HostsRun:
         for message in messages or []:
             if "text" in message:
                 if node.kill_s is not None and message["text"].startswith("talweg: run: "):
-                    continue  # That it is being ended is no news.
+                    continue  # The launcher is ending the node itself, so its text is no news.
                 self._pass(message["stream"], message["text"])
             elif "status" in message:
                 node.status = int(message["status"])
@@ -466,7 +471,7 @@ class HostsRun:
         here = hosts.is_here(start.host)
         least = "TALWEG_RANKS_MIN" if self._bounds.in_ranks else "TALWEG_NODES_MIN"
         own = {least: str(self._bounds.least), "TALWEG_HOST": start.host}
-        line = [*self._node_line(start), "--nodes="]  # As many as Begin says.
+        line = [*self._node_line(start), "--nodes="]  # Begin gives the number.
         task = {
             "command": [*line, "--", *self._options.program],
             "completed": len(line) - 1,
@@ -478,7 +483,7 @@ class HostsRun:
             "waits": True,
             "silence_s": self._silence_s,
         }
-        # TalwegError when ssh is not there: for no host, then.
+        # Raises TalwegError if there is no ssh. Then no host can be reached.
         on_host = hosts.OnHost(start.host, task, self._ssh, sys.executable)
         node = _Node(start.host, start.node, on_host)
         self._nodes[start.host] = node
@@ -493,7 +498,7 @@ class HostsRun:
             "run",
             f"--scheduler={address}:{self._scheduler.port}",
             f"--node-rank={start.node}",
-            f"--max-nodes={_NODES_MAX}",  # Their number is bounded here.
+            f"--max-nodes={_NODES_MAX}",  # This program limits the number of nodes itself.
             f"--ranks-per-node={start.ranks}",
         ]
         told = {"aggregators": "1"}
@@ -515,7 +520,7 @@ class HostsRun:
         self._do(self._job.on_outside(self._outside(entered), time.monotonic()))
 
     def _outside(self, entered: set[int]) -> list[str]:
-        """The hosts that run, and whose nodes are not among these."""
+        """Returns the running hosts whose nodes are not in `entered`."""
         running = self._job.hosts(HostState.RUNNING)
         return [
             name
@@ -524,8 +529,8 @@ class HostsRun:
         ]
 
     def _entered(self, node: int) -> set[int] | None:
-        """The nodes that are in the job of that one, or have been; None when the scheduler does not
-        say. One that came when all others had left is in a job of its own, which begins from nothing.
+        """Returns the nodes that are or have been in the job of `node`; None if the scheduler does
+        not answer. A node that came when all others had left is in a job of its own.
         """
         jobs = self._jobs()
         if jobs is None:
@@ -534,7 +539,9 @@ class HostsRun:
         return set().union(*(nodes for nodes in entered if node in nodes))
 
     def _entered_before(self, node: int) -> set[int] | None:
-        """The nodes that have been in the job, if it has finished before that one could enter it."""
+        """Returns the nodes that have been in a job which finished before `node` could enter it;
+        None if there is no such job.
+        """
         for job in self._jobs() or []:
             if job["summary"]["state"] == "JOB_STATE_FINISHED":
                 entered = _entered_of(job["members"])
@@ -543,8 +550,8 @@ class HostsRun:
         return None
 
     def _jobs(self) -> list[Any] | None:
-        """The jobs that the scheduler knows, with those that have ended lately; None: it does not
-        say.
+        """Returns the jobs that the scheduler knows, and those that have ended lately; None if the
+        scheduler does not answer.
         """
         line = self._line("status", "--brief", "--all", "--json")
         try:
@@ -558,7 +565,7 @@ class HostsRun:
 
 def main() -> None:
     options = _parser().parse_args()
-    options.program = options.program[1:]  # The parser leaves the -- in front of it.
+    options.program = options.program[1:]  # The parser leaves the "--" before it.
     status = 1
     try:
         status = HostsRun(options).run()

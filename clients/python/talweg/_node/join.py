@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's side: starts its node's keeper if it is the first there, and gets the agent from it."""
+"""The rank's side of a keeper. The node's first rank starts it, and all get the agent from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASK_S = 0.02
 _AGAIN_S = 1.0
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import keeper; keeper.main()"
 
-# How often this process has joined a job whose name its launcher knows: each is a job of its own.
+# How often this process has joined jobs of the launcher's name. Each of them is a job of its own.
 _lives = 0
 
 
@@ -43,7 +43,7 @@ class Attachment:
         self._connection = connection
 
     def connect(self, timeout_s: float) -> Connection:
-        """Connects to the agent; returns when the whole job is there."""
+        """Connects to the agent. Returns the connection when the whole job is there."""
         global _lives
         try:
             connection = Connection(self.agent_socket, self._place.local_rank, timeout_s)
@@ -56,13 +56,13 @@ class Attachment:
         return connection
 
     def ask_for_agent(self) -> None:
-        """Has the keeper start another agent: this rank has outlived its own, and waits."""
+        """Has the keeper start another agent, because this rank has outlived its own and waits."""
         self._connection.setblocking(True)
         with contextlib.suppress(OSError):
             self._connection.sendall(b'{"lost": true}\n')
 
     def check_agent_comes(self) -> None:
-        """AgentLost when there will be no other agent."""
+        """Raises AgentLost if the keeper starts no other agent."""
         text = b""
         self._connection.setblocking(False)
         try:
@@ -79,13 +79,13 @@ class Attachment:
         raise AgentLost("this node's keeper, which had its daemons, is gone: start the job again")
 
     def tell_attached(self) -> None:
-        """This rank is attached to the agent that it has waited for."""
+        """Tells the keeper that this rank is attached to the agent that it has waited for."""
         self._connection.setblocking(True)
         with contextlib.suppress(OSError):
             self._connection.sendall(b'{"attached": true}\n')
 
     def leave(self) -> None:
-        """Says goodbye. Where this rank is its node's last, returns when the daemons have ended."""
+        """Says goodbye to the keeper. The node's last rank waits for the end of the daemons."""
         with contextlib.suppress(OSError):
             self._connection.sendall(b'{"bye": true}\n')
             self._connection.settimeout(_LEAVE_S)
@@ -95,7 +95,7 @@ class Attachment:
 
 
 def _restarts(environment: Mapping[str, str]) -> int:
-    """How often the keeper starts an agent again."""
+    """Returns how often the keeper may start an agent again."""
     text = environment.get(RESTARTS_VARIABLE, "") or str(RESTARTS)
     if re.fullmatch("[0-9]{1,6}", text) is None:
         raise InvalidArgument(
@@ -158,7 +158,7 @@ class _Start:
     # ----- The keeper -----
 
     def _meets(self) -> bool:
-        """Whether the nodes have something to tell each other."""
+        """Whether the nodes need to meet, because they do not know everything about the job."""
         place = self._place
         knows_all = place.node_rank is not None and place.nodes is not None
         if self._environment.get("TALWEG_SCHEDULER") and knows_all:
@@ -185,9 +185,11 @@ class _Start:
         }
 
     def _name(self) -> str:
-        """Jobs of one scheduler have names of their own. Where the nodes meet, the first one's counts.
+        """Returns the job's name, which no other job of its scheduler has.
 
-        It is drawn where it can be: a launcher may begin lives that not every node counts.
+        If the nodes meet, or there is only one, the name is random, because not every node may
+        count the lives that a launcher begins. The first node's name counts. Otherwise all nodes
+        make the same name from the job.
         """
         is_one_node = self._place.local_size == self._place.size
         is_drawn = is_one_node or self._meets()
@@ -224,7 +226,7 @@ class _Start:
         self._say_to_keeper(plan)
         answer = self._keeper.stdout.readline()
         self._keeper.stdout.close()
-        self._keeper.wait()  # It lives on as a process of its own.
+        self._keeper.wait()  # The keeper goes on in a forked process.
         told = json.loads(answer) if answer else {"failed": "it has ended; see above why"}
         if "failed" in told:
             raise NoAgent(
@@ -240,7 +242,9 @@ class _Start:
             self._keeper.stdin.flush()
 
     def _ask_again(self) -> None:
-        """What the first node had told may have been of an earlier life of the job."""
+        """Asks again where the first node is. Its earlier answer may be from an earlier life of the
+        job.
+        """
         if self._meeting is None or not self._meeting.changes or self._place.rank == 0:
             return
         if time.monotonic() - self._asked_at < _AGAIN_S:
@@ -265,7 +269,7 @@ class _Start:
                 if agent is not None:
                     return Attachment(agent, self._place, connection)
             except OSError:
-                pass  # It is not there yet.
+                pass  # The keeper is not there yet.
             except BaseException:
                 connection.close()
                 raise
@@ -274,7 +278,7 @@ class _Start:
             time.sleep(_ASK_S)
 
     def _hear(self, connection: socket.socket) -> str | None:
-        """The agent's socket; None when the keeper does not take this rank."""
+        """Returns the path of the agent's socket; None if the keeper does not take this rank."""
         text = b""
         while True:
             connection.settimeout(min(self._left_s(), _AGAIN_S))
@@ -297,8 +301,9 @@ class _Start:
 
 
 def attach(place: Place, environment: Mapping[str, str], timeout_s: float) -> Attachment:
-    """Has the node's agent started, once a node, and says where it is.
+    """Has the node's agent started, once on each node. Returns the connection to the keeper.
 
-    Timeout when the nodes do not meet in time; NoAgent or AgentLost when the daemons do not start.
+    Raises Timeout if the nodes do not meet in time, and NoAgent or AgentLost if the daemons do not
+    start.
     """
     return _Start(place, environment, timeout_s).run()

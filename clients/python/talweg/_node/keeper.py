@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper of a node: has the node's daemons, and ends them when the last rank has left.
+"""The keeper of a node. It starts the node's daemons, and ends them when the last rank has left.
 
     kMeeting -> kStarting -> kServing -> kEnding
 
-Local rank 0 starts it and hands it a Plan. It is no child of that rank, and in a session of its own,
-so it outlives the rank that started it. Each rank of the node keeps a connection to it. A rank is
-gone when it says so, when its connection closes or when its process has ended, whichever is first.
-Ranks that have outlived their agent ask for another one (docs/elastic.md).
-One thread owns everything but the connection attempts to the first node.
+Local rank 0 starts it and hands it a Plan. The keeper is no child of that rank and has a session of
+its own, so it outlives the rank. Each rank of the node keeps a connection to it. A rank is gone
+when it says so, when its connection closes or when its process has ended, whichever is first. Ranks
+that have outlived their agent ask for another one (docs/elastic.md).
+One thread owns everything except the connection attempts to the first node.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .meeting_point import Group, MeetingPoint
 
 SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
-_NAMED_MAX = 8  # How many of the ranks that have not come are named.
+_NAMED_MAX = 8  # At most so many missing ranks are named.
 _SAY_S = 10.0
-# How often an agent is started again for ranks that have outlived it, and in how many seconds.
+# How often an agent is started again for ranks that have outlived it, within how many seconds.
 RESTARTS = 3
 RESTARTS_VARIABLE = "TALWEG_AGENT_RESTARTS"
 _RESTARTS_WINDOW_S = 300.0
-# How long nodes that a launcher has counted wait for each other, where a job may begin with fewer.
+# How long nodes that a launcher has counted wait for each other, if a job may begin with fewer.
 _GATHER_MS = 600_000
-# What a job may take to be over, once this node's ranks have left.
+# How long the job may take to end after this node's ranks have left.
 _OVER_S = 60.0
 _GRACE_S = 10.0
 
@@ -50,28 +50,28 @@ MEETING, STARTING, SERVING, ENDING = range(4)
 
 @dataclass
 class Plan:
-    """What the keeper is told, as a line of JSON on its stdin."""
+    """The keeper's orders, which it reads as a line of JSON from stdin."""
 
     tool: str
     directory: str
-    job: str  # What tells jobs apart; the same on all nodes.
-    name: str  # The job's name, for people and the scheduler. Where nodes meet, the first one's.
-    rank: int  # That of the node's first rank.
+    job: str  # Tells jobs apart. It is the same on all nodes of a job.
+    name: str  # The job's name, for people and the scheduler. The first node's counts.
+    rank: int  # The rank of the node's local rank 0.
     size: int
     local_size: int
     host: str
-    restarts: int = RESTARTS  # How often its agent is started again.
-    scheduler: str = ""  # One that is there already.
-    node_rank: int | None = None  # None: the first node says it.
+    restarts: int = RESTARTS  # How often the node's agent may be started again.
+    scheduler: str = ""  # The address of a scheduler that runs already, if there is one.
+    node_rank: int | None = None  # None if the first node tells it.
     nodes: int = 1
-    # How nodes meet; not at all where there is one, or all is known.
+    # How nodes meet. They do not meet if there is only one node, or if everything is known.
     meets: bool = False
     secret: str = ""
     munge: str | None = (
-        None  # The socket of munge, where it hands out the secret ("": the usual one).
+        None  # The socket of munge if it hands out the secret; "" is the usual socket.
     )
     ports: list[int] = field(default_factory=list)  # The first node listens on one of them.
-    addresses: list[list[Any]] = field(default_factory=list)  # The others look there for it.
+    addresses: list[list[Any]] = field(default_factory=list)  # The other nodes look there for it.
 
     @property
     def is_first(self) -> bool:
@@ -83,12 +83,12 @@ class _Rank:
         self.connection = connection
         self.local_rank = -1
         self.text = b""
-        self.life = 0  # The number of the agent that it is attached to, or was last.
-        self.waits = False  # That one is lost, and it waits for the next.
+        self.life = 0  # The number of the agent that the rank is attached to, or was last.
+        self.waits = False  # Whether that agent is lost, and the rank waits for the next one.
         self.pidfd = -1
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.pid, self.uid, _ = struct.unpack("iII", credentials)
-        # Not where it is in another PID namespace.
+        # It fails if the rank is in another PID namespace.
         with contextlib.suppress(OSError):
             self.pidfd = os.pidfd_open(self.pid)
 
@@ -110,19 +110,19 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._phase = MEETING
         self._ranks: list[_Rank] = []
-        self._last: list[_Rank] = []  # Their goodbye is answered when everything has ended.
-        self._seen: set[int] = set()  # Local ranks that have been here.
+        self._last: list[_Rank] = []  # Ranks whose goodbye is answered when everything has ended.
+        self._seen: set[int] = set()  # Local ranks that have come.
         self._has_begun = False  # A rank has said that the whole job is there.
         self._daemons: list[Daemon] = []
         self._agent: Daemon | None = None
-        self._life = 0  # How many agents there were before.
+        self._life = 0  # The number of the agent: how many agents there were before it.
         self._restarts: deque[float] = deque()  # When agents were started again.
         self._failure = ""
         self._waiting = ""
         self._said_at = time.monotonic()
         self._munge = handshake.Munge(plan.munge) if plan.munge is not None else None
-        self._point: MeetingPoint | None = None  # The first node's.
-        self._group: Group | None = None  # Another node's way to it.
+        self._point: MeetingPoint | None = None  # Only at the first node.
+        self._group: Group | None = None  # Only at another node: its way to the first node.
         self._agent_path = f"{plan.directory}/agent.sock"
         self._agent_line: list[str] = []
         self._environment = dict(os.environ)
@@ -132,7 +132,7 @@ class Keeper:
         self._listener.bind(f"{path}.new")
         self._listener.listen(256)
         self._listener.setblocking(False)
-        os.rename(f"{path}.new", path)  # Whoever finds it can connect.
+        os.rename(f"{path}.new", path)  # A rank that finds the path can connect.
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._wake, wake_writer = socket.socketpair()
         for end in (self._wake, wake_writer):
@@ -144,14 +144,14 @@ class Keeper:
     # ----- The loop -----
 
     def listen(self) -> int:
-        """The first node's port for the others."""
+        """Listens for the other nodes, at the first node. Returns the port."""
         self._point = MeetingPoint(
             self._selector, self._plan, self._munge, self._on_all_here, self._on_node_lost
         )
         return self._point.port
 
     def run(self) -> None:
-        """Returns when everything has ended."""
+        """Runs the keeper. Returns when everything has ended."""
         signal.set_wakeup_fd(self._wake_writer.fileno())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, self._on_signal)
@@ -247,7 +247,8 @@ class Keeper:
 
     def _on_hello(self, rank: _Rank, local_rank: int) -> None:
         if local_rank in self._seen or self._phase == ENDING:
-            # An earlier life of this job, or another job under the same name: it asks again.
+            # The other process is of an earlier life of the job, or of another job of this name.
+            # The rank asks again.
             rank.tell({"waiting": f"local rank {local_rank} of this job is another process"})
             self._forget(rank)
             rank.close()
@@ -286,7 +287,7 @@ class Keeper:
             self._see_to_agent()
 
     def _fail(self, text: str) -> None:
-        """The job does not begin, or ends: says why to whoever is here."""
+        """Ends, because the job does not begin or has failed. Tells the ranks why."""
         if self._phase == ENDING:
             return
         self._failure = text
@@ -317,7 +318,7 @@ class Keeper:
     # ----- The other nodes -----
 
     def _on_all_here(self) -> None:
-        """All ranks are counted: the first node starts the scheduler, then tells the others."""
+        """Starts the first node's scheduler when all ranks have come, and tells the others."""
         assert self._point is not None
         self._phase = STARTING
         if self._plan.scheduler:
@@ -329,7 +330,7 @@ class Keeper:
                 "scheduler",
                 f"--listen={self._point.address}:0",
                 "--in_memory",
-                "--insecure",  # No certificate is at hand; the job's secret says who may join.
+                "--insecure",  # There is no certificate. The job's secret says who may join.
             ],
         )
         self._await(daemon, lambda addresses: self._tell_nodes(addresses["listen"]))
@@ -343,7 +344,7 @@ class Keeper:
             self._fail(f"the ranks of {host} have left before the job began")
 
     def _on_group(self) -> None:
-        """The thread that looks for the first node may have found it."""
+        """Goes on if the thread that looks for the first node has found it."""
         assert self._group is not None
         connection = self._group.take_found()
         if connection is not None:
@@ -373,7 +374,7 @@ class Keeper:
         if not scheduler or self._plan.scheduler:
             self._start_agent(scheduler)
             return
-        # Bound to the address by which this node and the first one have met.
+        # Daemons bind to the address by which this node and the first one have met.
         point = self._point or self._group
         assert point is not None
         daemon = self._launch(
@@ -409,7 +410,10 @@ class Keeper:
         self._await(self._agent, lambda _: self._serve())
 
     def _bounds(self) -> list[str]:
-        """With how few nodes the job goes on; it begins with all of them in any case."""
+        """Returns the agent's options for the fewest nodes with which the job goes on.
+
+        The job always begins with all nodes.
+        """
         if self._environment.get("TALWEG_LOSS_POLICY") != "continue":
             return [f"--min_members={self._plan.nodes}"]
         told = self._environment.keys()
@@ -422,7 +426,7 @@ class Keeper:
         if self._phase != SERVING or not any(rank.waits for rank in here):
             return
         if self._agent is not None:
-            # If all have left it, it hangs: when it has ended, this is called again.
+            # If all ranks have left the agent, it hangs. This is called again when it has ended.
             if all(rank.waits and rank.life == self._life for rank in here):
                 self._agent.process.kill()
             return
@@ -455,16 +459,17 @@ class Keeper:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._agent_path)
         self._agent = self._launch("talweg-agent", self._agent_line)
-        self._await(self._agent, lambda _: None)  # Ranks try its socket.
+        self._await(self._agent, lambda _: None)  # Ranks try the agent's socket themselves.
 
     def _serve(self) -> None:
         self._phase = SERVING
         self._tell_agent()
 
     def _tell_agent(self) -> None:
-        """Tells all ranks when all have come: the last rank's end is the end of the daemons.
+        """Tells the agent's address to all ranks, when all have come.
 
-        A rank that came, trained nothing and left before another was there would be the last.
+        The daemons end with the last rank. Without this wait, a rank that leaves before another one
+        has come would be the last.
         """
         missing = sorted(set(range(self._plan.local_size)) - self._seen)
         message = {"agent": self._agent_path}
@@ -479,7 +484,7 @@ class Keeper:
                 rank.tell(message)
 
     def _launch(self, name: str, line: list[str]) -> Daemon:
-        # With a scheduler that was there before, the user's own secret counts.
+        # For a scheduler that ran before, the user's own secret counts.
         if self._plan.meets and not self._plan.scheduler:
             line.append(f"--secret_file={self._secret_file()}")
         daemon = Daemon(name, [self._plan.tool, *line], self._environment)
@@ -510,12 +515,16 @@ class Keeper:
         self._selector.register(daemon.ready_fd, selectors.EVENT_READ, on_ready)
 
     def _on_daemon_ended(self, daemon: Daemon) -> None:
-        """Ranks hear from the library that their agent is lost; the others' loss is the agent's to tell."""
+        """Reports a daemon that has ended, and fails if the job has not begun.
+
+        After that, ranks learn from the library that their agent is lost, and agents tell of other
+        losses.
+        """
         if daemon not in self._daemons:
             return
         self._daemons.remove(daemon)
         is_agent = daemon is self._agent
-        # With the status 0 its ranks are done.
+        # With the status 0 the agent's ranks are done.
         if not is_agent or daemon.process.returncode != 0 or not self._has_begun:
             print(f"talweg: {daemon.how_it_ended()}", file=sys.stderr, flush=True)
         if is_agent:
@@ -527,12 +536,12 @@ class Keeper:
     # ----- The end -----
 
     def _end(self) -> None:
-        """The agent, then, when no node needs them any more, the aggregators, then the scheduler."""
+        """Ends the agent; then the aggregators and the scheduler, when no node needs them."""
         self._selector.unregister(self._listener)
         self._listener.close()
         if self._agent is not None:
             agent = self._agent
-            # In a job with a scheduler it ends by itself when its ranks have left.
+            # In a job with a scheduler the agent ends by itself when its ranks have left.
             if "--standalone" not in agent.process.args and not self._failure:  # type: ignore[operator]
                 self._wait(lambda: agent.process.poll() is not None, _GRACE_S)
             self._end_daemon(agent)
@@ -542,7 +551,7 @@ class Keeper:
         if self._point is not None:
             self._wait(self._point.have_all_left, 0 if self._failure else _OVER_S)
             self._point.tell_all({"over": True})
-        for daemon in reversed(self._daemons):  # The scheduler is the first of them.
+        for daemon in reversed(self._daemons):  # The scheduler is the first in the list.
             is_scheduler = daemon.name == "talweg-scheduler"
             if is_scheduler and self._point is not None and not self._failure:
                 self._wait(self._point.are_all_gone, _GRACE_S)
@@ -560,7 +569,7 @@ class Keeper:
 def main() -> None:
     line = sys.stdin.buffer.readline()
     plan = Plan(**json.loads(line))
-    if os.fork() > 0:  # The rank that has started it has no child to reap.
+    if os.fork() > 0:  # The rank waits for this parent alone, so it has no child to reap later.
         os._exit(0)
     answer = os.dup(1)
     os.dup2(2, 1)
@@ -574,4 +583,4 @@ def main() -> None:
     os.write(answer, json.dumps(told).encode() + b"\n")
     os.close(answer)
     keeper.run()
-    os._exit(0)  # A thread may be reading stdin still.
+    os._exit(0)  # A thread may still read from stdin.

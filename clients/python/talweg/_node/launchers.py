@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which launcher has started this process, and what it says of the job.
+"""Finds the launcher that has started this process, and the process's place in the job.
 
-It is the first one in LAUNCHERS that has set its variables. In that list a launcher that another
-launcher may start (torchrun under srun) comes before that other one.
+The launcher is the first one in LAUNCHERS that has set its variables. In that list a launcher that
+another launcher may start (torchrun under srun) comes before that other one.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from talweg.errors import InvalidArgument, TalwegError
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place in a job. Ranks are the launcher's."""
+    """A process's place in a job, with the launcher's numbers."""
 
     launcher: str
-    job: str  # What tells jobs apart: the same at all ranks of one.
-    node: str  # What tells lives of the job on one host, and its nodes there, apart.
+    job: str  # Tells jobs apart. It is the same at all ranks of a job.
+    node: str  # Tells apart the lives of the job on one host, and the job's nodes there.
     rank: int
     size: int
     local_rank: int
     local_size: int
-    # Where the launcher says it; else the nodes are counted when they meet.
+    # None if the launcher does not tell it. Then the nodes are counted when they meet.
     node_rank: int | None = None
     nodes: int | None = None
-    # Makes the nodes' way to each other, of a job of several. Takes a time limit in seconds, and what
+    # Makes the Meeting of a job with several nodes. Takes a time limit in seconds, and a text that
     # tells lives of the job apart.
     meet: Callable[[float, str], Meeting] | None = field(default=None, compare=False)
-    # Whether `job` is drawn anew whenever ranks join. Else jobs of one name are counted by process.
+    # Whether `job` is random and new whenever ranks join. Otherwise each process counts the jobs of
+    # that name.
     is_drawn: bool = False
-    # Whether each rank takes part in that, not only each node's first: Open MPI ends a job of which
-    # some processes have called PMIx, when others end without it.
+    # Whether each rank calls `meet`, and not only each node's first. Open MPI ends a job in which
+    # some processes have called PMIx and others end without having called it.
     all_meet: bool = False
 
 
@@ -63,7 +64,10 @@ def _place(
     node: str,
     **rest: Any,
 ) -> Place:
-    """`names`: the variables of rank, size, local rank and local size."""
+    """Returns the place. `names` are the variables of rank, size, local rank and local size.
+
+    Raises InvalidArgument if a number is missing, or if they do not fit together.
+    """
     numbers = [
         _number(environment, name, launcher, lowest) for name, lowest in zip(names, (0, 1, 0, 1))
     ]
@@ -80,7 +84,7 @@ _TORCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def _torchrun(environment: Mapping[str, str]) -> Place | None:
-    """torchrun, and whatever else sets torch's variables."""
+    """Returns the place that torchrun gives, or another launcher that sets torch's variables."""
     if not any(environment.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return None
     is_torchrun = bool(environment.get("TORCHELASTIC_RUN_ID"))
@@ -92,8 +96,8 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 "TALWEG_AGENT_SOCKET to the socket of an agent that is there"
             )
     words: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TALWEG_RUN_ID", "TORCHELASTIC_RUN_ID")
-    # Each of torchrun's nodes counts only the lives that its own ranks have ended. So nodes differ on
-    # the number: they meet in each life, and find its first node by asking again.
+    # Each of torchrun's nodes counts only the lives that its own ranks have ended, so counts may
+    # differ. Nodes meet in each life, and ask again until they find its first node.
     is_one_node = environment.get("GROUP_WORLD_SIZE") == "1"
     nodes_meet = is_torchrun and not is_one_node
     if is_one_node:
@@ -143,7 +147,7 @@ def _speaks_pmix(environment: Mapping[str, str]) -> bool:
 def _open_mpi(environment: Mapping[str, str]) -> Place | None:
     if not environment.get("OMPI_COMM_WORLD_RANK"):
         return None
-    # mpirun draws a key for each job, and all ranks have it.
+    # mpirun makes a random key for each job, and gives it to all ranks.
     key = environment.get("OMPI_MCA_orte_precondition_transports", "")
     namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
     job = f"Open MPI {namespace} {key}"
@@ -161,7 +165,7 @@ def _open_mpi(environment: Mapping[str, str]) -> Place | None:
             return agreed
         if _speaks_pmix(environment):
             return meeting.PmixMeeting(life)
-        # mpirun's own host is then taken for the first node's.
+        # mpirun's own host counts as the first node's then.
         uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
         hosts = uri.partition("tcp://")[2].partition(":")[0].split(",")
         if not key or not hosts[0]:
@@ -175,9 +179,8 @@ def _open_mpi(environment: Mapping[str, str]) -> Place | None:
 
 
 def _ancestor(name: str) -> tuple[str, str]:
-    """The nearest ancestor whose program's name begins so: what tells it apart, and its command line.
-
-    The parent, where there is none.
+    """Returns the identity and the command line of the nearest ancestor whose program's name begins
+    with `name`. If there is none, returns the parent's PID, and an empty command line.
     """
     pid = parent = os.getppid()
     while pid > 1:
@@ -192,13 +195,13 @@ def _ancestor(name: str) -> tuple[str, str]:
 
 
 def _hydra(environment: Mapping[str, str]) -> Place | None:
-    """mpirun of MPICH and of Intel MPI."""
+    """Returns the place that mpirun of MPICH or of Intel MPI gives."""
     if not environment.get("PMI_RANK") or not environment.get("PMI_SIZE"):
         return None
     if not environment.get("MPI_LOCALRANKID"):
         return None
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    # Its variables name no job. Each node has a proxy, and its command line mpirun's own port.
+    # The variables name no job. But each node has a proxy, whose command line has mpirun's port.
     proxy, line = _ancestor("hydra_")
     control = re.search(r"--control-port[ =](\S+)", line)
     job = f"Hydra {environment.get('PMI_JOBID', '')} {control[1] if control else ''}"
@@ -257,9 +260,9 @@ LAUNCHERS = (_torchrun, _open_mpi, _hydra, _srun)
 
 
 def find(environment: Mapping[str, str]) -> Place | None:
-    """This process's place; None when no launcher that is known has started it.
+    """Returns this process's place; None if no known launcher has started it.
 
-    InvalidArgument when a launcher's variables are not complete, or do not fit together.
+    Raises InvalidArgument if a launcher's variables are not complete, or do not fit together.
     """
     for launcher in LAUNCHERS:
         place = launcher(environment)
@@ -269,7 +272,9 @@ def find(environment: Mapping[str, str]) -> Place | None:
 
 
 def _host_identity() -> str:
-    """Alike for two processes that share /tmp and an abstract namespace, most likely."""
+    """Returns a text that is most likely the same for processes that share /tmp and a network
+    namespace.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "uts")]
@@ -278,7 +283,7 @@ def _host_identity() -> str:
 
 @dataclass(frozen=True)
 class World:
-    """What torch.distributed tells a backend: a store that all ranks have, and who this one is."""
+    """The facts that torch.distributed tells a backend: a store of all ranks, and this rank."""
 
     store: Any
     rank: int
@@ -286,12 +291,12 @@ class World:
 
 
 def find_in(environment: Mapping[str, str], world: World, timeout_s: float) -> Place:
-    """find() for a backend of torch.distributed: its store is the nodes' way to each other.
+    """Returns the place of a rank of torch.distributed. The nodes meet through torch's store.
 
-    Every rank calls it. Where no launcher speaks of this world to each of them, ranks of one host
-    are a node. A launcher whose variables are not complete speaks of no world: programs set
-    WORLD_SIZE for reasons of their own. Only some ranks of a new world may have other numbers than
-    the launcher said.
+    Every rank calls it. If the launcher has told every rank its number in this world, its places
+    count. Otherwise the ranks of one host are a node. A launcher whose variables are not complete
+    does not count, because programs set WORLD_SIZE for reasons of their own. Ranks compare, because
+    only some of them may have other numbers in a new world.
     """
     try:
         place = find(environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of hosts: as text, in a file that may change, and as what a script prints again and again."""
+"""Reads lists of hosts: from text, from a file that may change, and from a script's output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from talweg.errors import InvalidArgument, TalwegError
 
 _SCRIPT_S = 60.0
 _LAST_LINES = 5
-# What a script, or a file, may have for all its hosts.
+# How long the text of a script or a file may be.
 _TEXT_BYTES_MAX = 1 << 20
 _SHOWN_MAX = 100
 
@@ -43,7 +43,7 @@ def _shown(line: str) -> str:
 
 
 def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
-    """ "a:2,b:4"."""
+    """Returns the hosts of a text like "a:2,b:4"."""
     found = []
     for part in text.split(","):
         host = _host(part.strip(), slots_default)
@@ -56,7 +56,7 @@ def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
 
 
 def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
-    """Lines `host`, `host:slots` or `host slots=n`; what stands after # is not read."""
+    """Returns the hosts of lines `host`, `host:slots` or `host slots=n`. Skips text after a #."""
     found: dict[str, Host] = {}
     for line in text.splitlines():
         words = line.split("#")[0].split()
@@ -77,18 +77,19 @@ def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
 
 
 class HostList(Protocol):
-    """Where the hosts of a job stand. Nothing blocks."""
+    """A source of a job's hosts. No call blocks."""
 
     def poll(self, now_s: float) -> list[Host] | None:
-        """The list, where it may have changed since the last call. TalwegError or OSError for a list
-        that cannot be had; the next call tries again.
+        """Returns the list if it may have changed since the last call, else None.
+
+        Raises TalwegError or OSError if there is no list now. The next call tries again.
         """
 
     def close(self) -> None: ...
 
 
 class FixedHosts:
-    """A list that does not change. InvalidArgument if a host is there twice."""
+    """A list that does not change. Raises InvalidArgument if it names a host twice."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         names = [host.name for host in hosts]
@@ -106,7 +107,7 @@ class FixedHosts:
 
 
 class HostFile:
-    """A file that is read again when it has changed, and has not for as long as once more."""
+    """A file of hosts. A change counts when the file has stayed the same for one more poll."""
 
     def __init__(self, path: str, every_s: float, slots_default: int) -> None:
         self._path = path
@@ -114,7 +115,7 @@ class HostFile:
         self._slots_default = slots_default
         self._due_s = 0.0
         self._text: str | None = None
-        self._read: str | None = None  # The last time.
+        self._read: str | None = None  # The text that was read last.
 
     def poll(self, now_s: float) -> list[Host] | None:
         if now_s < self._due_s:
@@ -132,7 +133,7 @@ class HostFile:
             )
         before, self._read = self._read, text
         if text == self._text or (before is not None and text != before):
-            return None  # Somebody may be writing it.
+            return None  # Somebody may be writing the file.
         hosts = parse_lines(text, f"--hostfile={self._path}", self._slots_default)
         self._text = text
         return hosts
@@ -142,7 +143,7 @@ class HostFile:
 
 
 class HostScript:
-    """What a program prints, which is run every so many seconds."""
+    """A program that prints the hosts, and that is run every `every_s` seconds."""
 
     def __init__(self, command: str, every_s: float, slots_default: int) -> None:
         self._command = command

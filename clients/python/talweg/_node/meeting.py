@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the nodes of a job find the first one: by what their launcher lets them tell each other."""
+"""Lets the nodes of a job find the first one, in the way that their launcher offers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from talweg._node import pmix, slurm
 from talweg.errors import InvalidArgument, TalwegError, Timeout
 
 _SIOCGIFADDR = 0x8915
-# Ports that nodes without another way try by turns; below those that the kernel gives out itself.
+# Nodes that have no other way try some of these ports in turn. The kernel gives out higher ones.
 _PORT_MIN, _PORT_MAX = 20000, 32000
 _PORT_COUNT = 8
 _SECRET_BYTES_MIN = 32
@@ -30,28 +30,31 @@ Address = tuple[str, int]
 
 
 class Meeting:
-    """One node's way to the others. Called by its first rank, on one thread."""
+    """One node's way to the others. The node's first rank calls it, on one thread."""
 
-    # On which ports the first node's keeper listens; none: on any.
+    # The ports on one of which the first node's keeper listens. Without any it takes a free port.
     ports: Sequence[int] = ()
-    # The socket of the munge that hands out the secret ("": the usual one); None: no munge.
+    # The socket of the munge that hands out the secret; "" is the usual one, and None is no munge.
     munge: str | None = None
-    # Whether find() may say something else when it is asked again.
+    # Whether a later find() may return another answer.
     changes = False
 
     def secret(self) -> str:
-        """What the first node's keeper is to have for the job's secret."""
+        """Returns the job's secret, for the first node's keeper."""
         return secrets.token_hex(32)
 
     def announce(self, port: int, secret: str) -> None:
-        """The first node tells the others where its keeper is."""
+        """Tells the other nodes where the keeper is. The first node calls it."""
 
     def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
-        """Where the first node's keeper is, and the job's secret; None when nobody has said it yet."""
+        """Returns the addresses of the first node's keeper, and the job's secret.
+
+        Returns None if the first node has not told them yet.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
-        """The nodes have met."""
+        """Frees what the meeting needs, when the nodes have met."""
 
 
 def _write(port: int, secret: str) -> str:
@@ -64,10 +67,10 @@ def _read(text: str) -> tuple[list[Address], str]:
 
 
 def all_say(yes: bool, store: Any, key: str, size: int, timeout_s: float) -> bool:
-    """Whether each of `size` ranks says yes. They tell by a store of torch.distributed; one key
-    serves once. A rank that says no waits for nobody.
+    """Returns whether each of `size` ranks says yes.
 
-    Timeout when fewer ranks have said anything within `timeout_s`.
+    They tell through a store of torch.distributed. A key serves only once. A rank that says no
+    waits for nobody. Raises Timeout if nobody says no and a rank does not answer in `timeout_s`.
     """
     if not yes:
         store.set(key, "no")
@@ -84,7 +87,7 @@ def all_say(yes: bool, store: Any, key: str, size: int, timeout_s: float) -> boo
 
 
 class StoreMeeting(Meeting):
-    """Through a store of torch.distributed."""
+    """A meeting through a store of torch.distributed."""
 
     changes = True
 
@@ -98,14 +101,14 @@ class StoreMeeting(Meeting):
     def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
         try:
             self._store.wait([self._key], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError:  # The kinds differ; a store that is gone fails in get().
+        except RuntimeError:  # Stores raise different errors. A store that is gone fails in get().
             if timeout_s > 0:
                 return None
         return _read(self._store.get(self._key).decode())
 
 
 def torch_store(environment: Mapping[str, str], rank: int, size: int, timeout_s: float) -> Any:
-    """torchrun's store, or the one that rank 0 opens for torch.distributed, too."""
+    """Returns torchrun's store, or the one that rank 0 opens, for torch.distributed, too."""
     from torch.distributed import TCPStore
 
     is_torchruns = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
@@ -121,7 +124,7 @@ def torch_store(environment: Mapping[str, str], rank: int, size: int, timeout_s:
 
 
 class PmixMeeting(Meeting):
-    """Through the launcher's PMIx."""
+    """A meeting through the launcher's PMIx."""
 
     def __init__(self, key: str) -> None:
         self._client = pmix.Pmix()
@@ -139,7 +142,7 @@ class PmixMeeting(Meeting):
 
 
 class FixedMeeting(Meeting):
-    """At addresses that all nodes know, with a secret that they have, or that munge hands out."""
+    """A meeting at known addresses, with a secret that the nodes have or that munge hands out."""
 
     def __init__(
         self, hosts: Sequence[str], ports: Sequence[int], secret: str, munge: str | None = None
@@ -157,14 +160,16 @@ class FixedMeeting(Meeting):
 
 
 def ports_of(job: str) -> list[int]:
-    """The ports on which the nodes of a job look for each other."""
+    """Returns the ports on which the nodes of a job look for each other."""
     digest = hashlib.sha256(f"ports of {job}".encode()).digest()
     numbers = struct.unpack(f">{_PORT_COUNT}H", digest[: 2 * _PORT_COUNT])
     return [_PORT_MIN + number % (_PORT_MAX - _PORT_MIN) for number in numbers]
 
 
 def agreed_meeting(environment: Mapping[str, str], job: str) -> Meeting | None:
-    """At $TALWEG_RENDEZVOUS, with the secret of this user's file."""
+    """Returns a meeting at $TALWEG_RENDEZVOUS with the secret of this user's file; None if the
+    variable is not set. Raises InvalidArgument if the variable names no host.
+    """
     told = environment.get("TALWEG_RENDEZVOUS", "")
     if not told:
         return None
@@ -180,7 +185,7 @@ def agreed_meeting(environment: Mapping[str, str], job: str) -> Meeting | None:
 
 
 def slurm_meeting(environment: Mapping[str, str], job: str) -> Meeting:
-    """At the step's first host, with a secret that munge hands out."""
+    """Returns a meeting at the first host of Slurm's step, with a secret that munge hands out."""
     first = slurm.first_host(environment.get("SLURM_STEP_NODELIST", ""))
     is_here = environment.get("SLURM_PROCID") == "0"
     hosts = [] if is_here else list(dict.fromkeys([slurm.address_of(first), first]))
@@ -188,7 +193,9 @@ def slurm_meeting(environment: Mapping[str, str], job: str) -> Meeting:
 
 
 def users_secret(environment: Mapping[str, str]) -> str:
-    """What is in the user's secret file. TalwegError where there is none, or others may read it."""
+    """Returns the secret in the user's file. Raises TalwegError if there is none, or if others may
+    read it.
+    """
     home = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
     path = Path(environment.get("TALWEG_SECRET_FILE") or f"{home}/talweg/secret")
     try:
@@ -216,13 +223,13 @@ def _ipv4_of(interface: str) -> list[str]:
         request = struct.pack("256s", interface.encode()[:15])
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:  # It has none.
+        except OSError:  # The interface has no such address.
             return []
     return [socket.inet_ntoa(answer[20:24])]
 
 
 def _ipv6_of(interface: str) -> list[str]:
-    """Those that are good beyond the link."""
+    """Returns the interface's IPv6 addresses that are valid beyond its link."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
@@ -233,9 +240,9 @@ def _ipv6_of(interface: str) -> list[str]:
 
 
 def own_addresses() -> list[str]:
-    """This host's addresses, those that other hosts may reach before loopback's.
+    """Returns this host's addresses; with $TALWEG_INTERFACE, only that interface's.
 
-    With $TALWEG_INTERFACE, that interface's.
+    Addresses that other hosts may reach come before loopback's.
     """
     names = [name for _, name in socket.if_nameindex()]
     if os.environ.get("TALWEG_INTERFACE") in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the keepers of a job's nodes meet: the first node's side, and the others'."""
+"""The place where the keepers of a job's nodes meet: the first node's side, and the others'."""
 
 from __future__ import annotations
 
@@ -272,8 +272,8 @@ class Group:
         self._wake.send(b"\0")
 
     def _hear(self) -> None:
-        """Reads from stdin where the first node is by now, which the rank that started this process
-        tells.
+        """Reads where the first node is now from stdin, where the rank that started this process
+        tells it.
         """
         for line in sys.stdin.buffer:
             told = json.loads(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher has yet to write to its own outputs: a reader that stops reading does not stop it."""
+"""Keeps what a launcher cannot write yet, so a reader that stops reading does not stop it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import select
 import selectors
 import time
 
-# A write of so much does not block a pipe of which poll says that there is room.
+# A write of so many bytes does not block if poll() says that the pipe has room.
 _PIECE_BYTES = select.PIPE_BUF
-# Above that it is better to read no more from those whose lines these are.
+# With more unsent bytes than that the launcher reads nothing more from the ranks.
 _BYTES_MAX = 1 << 20
 
 
 class Output:
-    """One output. Nothing blocks but drain(). One thread."""
+    """One output. Only drain() blocks. One thread calls it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -24,8 +24,8 @@ class Output:
         self._selectors: list[selectors.BaseSelector] = []
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._failure = 0  # Why the last write has failed, until one succeeds.
-        # Nobody reads it any more.
+        self._failure = 0  # The error of the last write; 0 if it succeeded.
+        # Whether the output's reader has gone.
         self.is_gone = False
 
     @property
@@ -37,8 +37,8 @@ class Output:
             self._unsent += text.encode(errors="replace")
 
     def write(self) -> str:
-        """Writes while there is room. What cannot be written, as on a full disk, is dropped: returns
-        why, once.
+        """Writes while there is room. Drops text that cannot be written, as on a full disk, and
+        returns the reason once.
         """
         while self._unsent and not self.is_gone and self._poll.poll(0):
             try:
@@ -58,8 +58,8 @@ class Output:
         return ""
 
     def wake(self, selector: selectors.BaseSelector) -> None:
-        """Has the selector wake when more can be written, while something is unsent. Its key's data is
-        None.
+        """Has the selector wake when more can be written, while text is unsent. The data of the
+        selector's key is None.
         """
         is_in = selector in self._selectors
         if bool(self._unsent) == is_in:
@@ -71,11 +71,11 @@ class Output:
         try:
             selector.register(self._fd, selectors.EVENT_WRITE)
         except OSError:
-            return  # A regular file, which always has room, or one that is closed.
+            return  # A regular file always has room. A closed file fails here, too.
         self._selectors.append(selector)
 
     def drain(self, deadline_s: float) -> None:
-        """Returns when all is written, or at that time of the monotonic clock."""
+        """Returns when all is written, or when time.monotonic() is `deadline_s`."""
         while True:
             self.write()
             left_s = deadline_s - time.monotonic()

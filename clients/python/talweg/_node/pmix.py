@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text from rank 0 to other ranks through PMIx, which mpirun (and srun --mpi=pmix) speaks.
+"""Brings a text from rank 0 to other ranks through PMIx, which mpirun (and srun --mpi=pmix) offers.
 
-By the library libpmix alone, which Open MPI needs as well. An MPI of the same process may have
-called PMIx before, or may do so later: its calls are counted.
+It needs only the library libpmix, which Open MPI needs as well. An MPI library of the same process
+may call PMIx before or after, because PMIx counts the calls of PMIx_Init.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def is_offered(environment: Mapping[str, str]) -> bool:
-    """Whether the launcher speaks it and the library is here."""
+    """Whether the launcher offers PMIx and this host has the library."""
     return bool(environment.get("PMIX_NAMESPACE")) and library() is not None
 
 
 class Pmix:
-    """This process as the launcher's PMIx client, until close()."""
+    """This process as a PMIx client of the launcher, until close()."""
 
     def __init__(self) -> None:
         found = library()
@@ -85,7 +85,7 @@ class Pmix:
         self._check(self._library.PMIx_Commit(), "PMIx_Commit")
 
     def get_of_rank_0(self, key: str, timeout_s: float) -> str | None:
-        """None when rank 0 has not put it in time."""
+        """Returns the text that rank 0 has put; None if it has not within `timeout_s`."""
         process = _Process(self._self.namespace, 0)
         limit = _Info(b"pmix.timeout")
         limit.value.type = _INT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question that a launcher asks the scheduler by the tool `talweg`, without waiting for it."""
+"""Asks the scheduler a question through the tool `talweg`, without waiting for the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Question:
         if self._process is not None or now_s < self._next_s:
             return False
         self._next_s = now_s + _EVERY_S
-        # A pipe would fill, because nobody reads while the tool writes.
+        # A pipe would become full, because nobody reads while the tool writes.
         self._output = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             line, env=environment, stdout=self._output, stderr=subprocess.DEVNULL, text=True

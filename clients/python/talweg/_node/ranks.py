@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts one host's ranks for a launcher on another: what horovodrun has ssh run there.
+"""Starts one host's ranks for a launcher on another host, which has ssh run this program.
 
-It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout: {"rank", "stream",
-"text"} for lines that ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
-rank has left. When stdin closes, the launcher or the connection to it is gone, and ranks are ended.
-A text that ends with a carriage return is a part of a line, as of a progress bar.
-A task that waits says {"here"}, and starts its ranks when a line that starts with BEGIN comes. The
-rest of that line completes its command. One with a `silence_s` ends them when nothing has come for so
-long, not even a BEAT: a host that is cut off silently has a connection that never closes.
+It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout:
+
+    {"rank", "stream", "text"}    a line that a rank has written; if it ends with a carriage return,
+                                  a part of a line, such as a progress bar's
+    {"rank", "status"}            a rank has ended
+    {"rank", "result"}            a file that a rank has left
+
+When stdin closes, the launcher or the connection to it is gone, and this program ends the ranks.
+
+A task that waits writes {"here"}, and starts its ranks when a line that starts with BEGIN comes.
+The rest of that line completes its command. A task with a `silence_s` ends its ranks if nothing
+comes for so long, not even a BEAT, because the connection of a host that is silently cut off never
+closes.
 """
 
 from __future__ import annotations
@@ -36,19 +42,19 @@ from typing import Any
 BEGIN = b"b"
 BEAT = b"\n"
 _GRACE_S = 5.0
-# What ranks have written and the launcher has not read yet. Above that they wait.
+# Ranks wait while they have written more than that and the launcher has not read it.
 _UNSENT_BYTES_MAX = 1 << 20
-# What ends a line, or is between the parts of one: after a carriage return more has come.
+# The end of a line, or of a part of one. A part ends at a carriage return that more text follows.
 _LINES = re.compile(rb"\r?\n|(?<=\r)(?!\n|\Z)")
 _PR_SET_PDEATHSIG = 1
-# The directory for what the ranks get and leave, and a file in it that is locked while it is used.
+# The directory for the files that the ranks get and leave. A file in it is locked while it is used.
 _PREFIX = "talweg-ranks-"
 _LOCK = "lock"
 _libc = ctypes.CDLL(None)
 
 
 def use_interface(names: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Has what starts with `environment` use the first of these that this host has, if any."""
+    """Sets the first of these interfaces that this host has, if any, in `environment`."""
     own = [name for _, name in socket.if_nameindex()]
     for name in names:
         if name in own:
@@ -58,18 +64,20 @@ def use_interface(names: Sequence[str], environment: MutableMapping[str, str]) -
 
 @dataclass
 class Task:
-    """`variables` are each rank's own by its rank, on top of `environment`."""
+    """The ranks to start on this host. `variables` has each rank's variables, by rank. They are
+    added to `environment`.
+    """
 
     command: list[str]
     directory: str
     environment: dict[str, str]
     variables: dict[str, dict[str, str]]
     secret: str = ""
-    interfaces: list[str] = field(default_factory=list)  # The first that this host has is used.
-    files: dict[str, str] = field(default_factory=dict)  # In base64, made in TALWEG_TASK_DIR.
+    interfaces: list[str] = field(default_factory=list)  # Ranks use the first that the host has.
+    files: dict[str, str] = field(default_factory=dict)  # For TALWEG_TASK_DIR, in base64.
     waits: bool = False
-    completed: int | None = None  # The word of `command` that what comes with BEGIN is added to.
-    silence_s: float = 0.0  # 0: the launcher may be silent.
+    completed: int | None = None  # The index of the word of `command` that BEGIN's text completes.
+    silence_s: float = 0.0  # How long the launcher may be silent; 0 is no limit.
 
 
 def _die_with_parent() -> None:
@@ -82,12 +90,12 @@ class _Ranks:
         self._scratch = scratch
         self._selector = selectors.DefaultSelector()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._end = 0.0  # When those that are left are killed.
+        self._end = 0.0  # When the ranks that are left are killed.
         self._killed = False
         self._may_begin = not task.waits
-        self._told = b""  # The part of a line of the launcher's that has come.
+        self._told = b""  # The part that has come of a line from the launcher.
         self._heard_s = time.monotonic()
-        # What is watched while much is unsent: what ranks write waits in their pipes.
+        # It is used while much is unsent. It does not watch the ranks' pipes, so ranks wait.
         self._selector_when_full = selectors.DefaultSelector()
         self._unsent: collections.deque[memoryview] = collections.deque()
         self._unsent_bytes = 0
@@ -120,7 +128,7 @@ class _Ranks:
         self._unsent_bytes = 0
 
     def _watch_stdout(self) -> None:
-        """While something is unsent, a turn also ends when more can be sent."""
+        """Has a turn end when more can be sent, while something is unsent."""
         wanted = bool(self._unsent)
         if wanted == self._watches_stdout:
             return
@@ -162,7 +170,7 @@ class _Ranks:
         self._send()
         silence_s = self._task.silence_s
         if silence_s and time.monotonic() - self._heard_s > silence_s:
-            self._drop_unsent()  # Nobody reads it.
+            self._drop_unsent()  # The launcher is gone.
             self.ask_to_end()
 
     def _start(self, rank: str, own: dict[str, str]) -> None:
@@ -188,7 +196,7 @@ class _Ranks:
             self._selector.register(stream, selectors.EVENT_READ, (rank, name, b""))
 
     def _read(self, key: selectors.SelectorKey) -> bool:
-        """Whether there may be more."""
+        """Reads what a rank has written. Returns whether more may come."""
         rank, name, before = key.data
         try:
             part = os.read(key.fd, 65536)
@@ -231,7 +239,7 @@ class _Ranks:
                 continue
             del self._running[rank]
             for key in list(self._selector.get_map().values()):
-                if key.data[0] == rank:  # What it wrote last.
+                if key.data[0] == rank:  # The rank's last text may still be in its pipes.
                     while self._read(self._selector.get_key(key.fileobj)):
                         pass
                     self._finish(key.fileobj)
@@ -245,7 +253,7 @@ class _Ranks:
                 self.ask_to_end()
 
     def _finish(self, stream: Any) -> None:
-        """Passes on a last line without an end."""
+        """Passes on a last line that has no line end."""
         if stream in self._selector.get_map():
             rank, name, rest = self._selector.get_key(stream).data
             self._selector.unregister(stream)
@@ -253,7 +261,7 @@ class _Ranks:
                 self._say_line(rank, name, rest.rstrip(b"\r"))
 
     def ask_to_end(self) -> None:
-        """They have a while, then they are killed."""
+        """Asks the ranks to end. Those that have not after a while are killed."""
         if not self._end:
             self._end = time.monotonic() + _GRACE_S
             self._signal(signal.SIGTERM)
@@ -267,7 +275,9 @@ class _Ranks:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the file's lock for as long as this process lives; None: another does."""
+    """Returns a descriptor that holds the file's lock while this process lives; None if another
+    process holds the lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -278,11 +288,11 @@ def _lock(path: Path) -> int | None:
 
 
 def _remove_left() -> None:
-    """Removes directories of this user's whose processes were killed, and could not do so."""
+    """Removes this user's directories whose processes were killed before they could do it."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # One without a lock is being made.
+        # A directory without a lock file is being made.
         with contextlib.suppress(OSError):
-            # Another user's link to a directory of this user's is not followed.
+            # lstat() does not follow another user's link to a directory of this user.
             if path.lstat().st_uid != os.geteuid() or not (path / _LOCK).exists():
                 continue
             descriptor = _lock(path / _LOCK)
@@ -296,7 +306,7 @@ def main() -> None:
     _remove_left()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as scratch:
         path = Path(scratch)
-        # Nobody else may have it before it is locked.
+        # The lock file gets its name when it is locked, so nobody else can lock it before.
         _lock(path / f"{_LOCK}.new")
         (path / f"{_LOCK}.new").rename(path / _LOCK)
         if task.secret:

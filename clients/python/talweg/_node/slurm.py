@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm says of a step's nodes."""
+"""Reads what Slurm tells about a step's nodes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import subprocess
 from collections.abc import Mapping
 
 _ASK_S = 20.0
-# Steps that are no srun of the user's: interactive, batch script, external, pending.
+# Step numbers from here on are no srun of the user: interactive, batch script, external, pending.
 _RESERVED_STEPS = 0xFFFFFFF0
 
 
 def is_step(environment: Mapping[str, str]) -> bool:
-    """Whether srun has started this process: a shell of an allocation, or its script, is no rank."""
+    """Whether srun has started this process. An allocation's shell or batch script is no rank."""
     step = environment.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _RESERVED_STEPS:
         return False
@@ -21,14 +21,14 @@ def is_step(environment: Mapping[str, str]) -> bool:
 
 
 def first_host(nodes: str) -> str:
-    """The first of a list as Slurm writes it: "gpu003" of "gpu[003-007,9],login"."""
+    """Returns the first host of a list as Slurm writes it: "gpu003" of "gpu[003-007,9],login"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     name = first[0] if first is not None else nodes
     return re.sub(r"\[([^\]]*)\]", lambda match: re.split("[-,]", match[1])[0], name)
 
 
 def counts(tasks_per_node: str) -> list[int]:
-    """ "2(x3),1" is 2, 2, 2, 1."""
+    """Returns the numbers of tasks on each node: 2, 2, 2, 1 for "2(x3),1"."""
     found: list[int] = []
     for part in tasks_per_node.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -53,12 +53,12 @@ def _scontrol(*arguments: str) -> str:
 
 
 def address_of(node: str) -> str:
-    """The address by which Slurm reaches a node; its name where Slurm does not say."""
+    """Returns the address by which Slurm reaches a node; its name if Slurm does not tell it."""
     match = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", node))
     return match[1] if match is not None else node
 
 
 def munge_socket() -> str:
-    """Where the cluster's munge listens; empty: at the usual place."""
+    """Returns the socket of the cluster's munge; empty for the usual one."""
     match = re.search(r"^AuthInfo\s*=.*\bsocket=([^,\s]+)", _scontrol("show", "config"), re.M)
     return match[1] if match is not None else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logical cores each rank of a node is bound to, by BytePS's rules on what hwloc knows of it.
+"""Chooses the logical cores that each rank of a node is bound to, by BytePS's rules.
 
 hwloc tells which logical cores are threads of one physical core, and where cores and GPUs lie.
 """
@@ -22,17 +22,20 @@ _NVIDIA = 0x10DE
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use of a machine."""
+    """The cores and GPUs of a machine."""
 
-    # By NUMA node: its physical cores, of each its logical ones.
+    # For each NUMA node, its physical cores; each of these is a list of its logical cores.
     nodes: list[list[list[int]]]
-    # For each of NVIDIA's GPUs, in the order of their PCI addresses: the logical cores on its NUMA
-    # node; none where that is not known.
+    # For each of NVIDIA's GPUs, in the order of their PCI addresses, the logical cores on its NUMA
+    # node; empty if the node is not known.
     near_gpus: list[set[int]]
 
 
 def read(environment: Mapping[str, str] | None = None) -> Machine:
-    """This machine, or another one whose topology hwloc's variables name."""
+    """Returns this machine, or another one if hwloc's variables name its topology.
+
+    Raises TalwegError if hwloc does not know the cores.
+    """
     line = [_programs.tool(), "topology", "--json"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -43,7 +46,7 @@ def read(environment: Mapping[str, str] | None = None) -> Machine:
 
 
 def machine_of(told: Any) -> Machine:
-    """What `talweg topology --json` says."""
+    """Returns the machine that `talweg topology --json` has told of."""
     by_node: dict[tuple[bool, int], list[list[int]]] = {}
     for core in told["cores"]:
         node, socket = core["numa_node"], core["socket"]
@@ -58,7 +61,7 @@ def machine_of(told: Any) -> Machine:
 
 
 def parse(text: str) -> list[int]:
-    """The cores of `1,4-5`."""
+    """Returns the cores of a text like `1,4-5`."""
     cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -67,7 +70,7 @@ def parse(text: str) -> list[int]:
 
 
 def of_ranks(near_gpus: list[set[int]], visible: str, local_size: int) -> list[set[int]]:
-    """The cores near each rank's GPU, which is its entry of NVIDIA_VISIBLE_DEVICES."""
+    """Returns the cores near each rank's GPU, which is its entry of NVIDIA_VISIBLE_DEVICES."""
     entries = [entry.strip() for entry in visible.split(",")]
     near = []
     for local_rank in range(local_size):
@@ -84,9 +87,10 @@ def plan(
     usable: set[int],
     near_gpus: list[set[int]] | None = None,
 ) -> list[list[int]] | None:
-    """The cores of each rank; None: they are not bound, as there are fewer cores than ranks.
+    """Returns the cores of each rank; None if ranks are not bound, because cores are too few.
 
-    `usable` are those that this process may run on, `near_gpus` those near each rank's GPU.
+    `usable` are the cores that this process may run on. `near_gpus` are those near each rank's GPU.
+    Raises VariableError if BYTEPS_VISIBLE_CPU_CORES names no usable core for a rank.
     """
     told = TABLE.value(environment, "BYTEPS_VISIBLE_CPU_CORES")
     if told:
@@ -110,7 +114,11 @@ def plan(
 def of_daemons(
     environment: Mapping[str, str], ranks: list[list[int]], usable: set[int]
 ) -> set[int]:
-    """The cores of the node's daemons: those that its ranks were told, or all but the blacklist."""
+    """Returns the cores of the node's daemons.
+
+    These are the cores of BYTEPS_VISIBLE_CPU_CORES. Without that variable they are all usable cores
+    except for those of BYTEPS_CPU_BLACKLIST.
+    """
     if TABLE.value(environment, "BYTEPS_VISIBLE_CPU_CORES"):
         return usable.intersection(core for mine in ranks for core in mine)
     return usable - _left_out(environment)
@@ -133,7 +141,7 @@ def _automatic(
     if not threaded:
         nodes = [sorted([cpu] for core in cores for cpu in core) for cores in nodes]
     has_siblings = any(len(core) > 1 for cores in nodes for core in cores)
-    # A core whose first thread is left out is not used.
+    # A physical core is left out if its first logical core is left out.
     free = [[core for core in cores if core[0] in usable] for cores in nodes]
     total = sum(len(cores) for cores in free)
     if total < local_size:
@@ -142,7 +150,7 @@ def _automatic(
     quota = int(quota_text) if quota_text else total // local_size
     while quota > 1 and quota * local_size > total:
         quota -= 1
-    # The last rank is the node's root: the rest, but no more than half a NUMA node.
+    # The last rank is the node's root. It gets the rest, but at most half a NUMA node.
     root_quota = TABLE.number(environment, "BYTEPS_NUMA_ROOT_QUOTA")
     root_quota = root_quota or total - quota * (local_size - 1)
     largest = max(len(cores) for cores in nodes)
@@ -156,9 +164,10 @@ def _automatic(
 
 
 def _take(free: list[list[list[int]]], wanted: int, near: set[int]) -> list[list[int]]:
-    """So many cores of the first node that has them, else one fewer, and so on.
+    """Removes and returns `wanted` cores of the first node that has them.
 
-    The node that `near` lies on comes first, even if it has fewer of them left.
+    If no node has so many, it takes one fewer, and so on. It takes cores only from the node of
+    `near`, if that node has any left.
     """
     on_it = [cores for cores in free if cores and all(core[0] in near for core in cores)]
     nodes = on_it if on_it and len(on_it) < len(free) else free
@@ -172,7 +181,7 @@ def _take(free: list[list[list[int]]], wanted: int, near: set[int]) -> list[list
 
 
 def show(cores: list[int]) -> str:
-    """`0-3,32-35`."""
+    """Returns a text like `0-3,32-35` for cores in ascending order."""
     runs: list[list[int]] = []
     for core in cores:
         if runs and core == runs[-1][1] + 1:

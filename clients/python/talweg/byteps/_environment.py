@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every environment variable of BytePS, and what it does here. docs/byteps.md shows this table."""
+"""The table of BytePS's environment variables, with their effect. docs/byteps.md shows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG_LEVELS = {
     "ERROR": ("ERROR", "error"),
     "FATAL": ("CRITICAL", "error"),
 }
-# By DMLC_ENABLE_RDMA: libfabric's provider.
+# libfabric's provider for each value of DMLC_ENABLE_RDMA.
 PROVIDERS = {"0": "tcp", "1": "verbs", "ibverbs": "verbs", "fabric": "efa"}
 
 
@@ -448,5 +448,5 @@ TABLE = Table(
 
 
 def log_levels(environment: Mapping[str, str]) -> tuple[str, str]:
-    """What BYTEPS_LOG_LEVEL is for Python's logging, and for the daemons."""
+    """Returns the levels of BYTEPS_LOG_LEVEL for Python's logging and for the daemons."""
     return _LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL").upper()]

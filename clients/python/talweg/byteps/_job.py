@@ -18,20 +18,20 @@ from talweg._compat.environment import VariableError
 from talweg._node import places
 from talweg.byteps._environment import PROVIDERS, TABLE, log_levels
 
-# How long everyone waits for the others, as the agent's join_timeout_ms has it.
+# How long ranks wait for the others. It is the default of the agent's join_timeout_ms.
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
 _SLICE_BYTES_MAX = 1 << 30
 _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
-# The longest that a daemon takes.
+# The largest renew_ms that a daemon accepts, in seconds.
 _RENEW_MAX_S = 3600
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
 class Job:
-    """`worker` is None where a role does not need it."""
+    """A job as BytePS's variables describe it. `worker` is None if the role does not need it."""
 
     workers: int
     servers: int
@@ -59,7 +59,7 @@ def _needed(environment: Mapping[str, str], names: list[str], why: str) -> None:
 
 
 def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
-    """VariableError names what is missing or does not fit together."""
+    """Returns the job. Raises VariableError if variables are missing or do not fit together."""
     workers = TABLE.number(environment, "DMLC_NUM_WORKER")
     forced = TABLE.switch(environment, "BYTEPS_FORCE_DISTRIBUTED")
     if workers > 1 or forced:
@@ -91,7 +91,7 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
 
 
 def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
-    """Which node this is: from the global rank if there is one, else the worker's id."""
+    """Returns the number of this node, from BYTEPS_GLOBAL_RANK or else from DMLC_WORKER_ID."""
     told = TABLE.value(environment, "BYTEPS_GLOBAL_RANK")
     if told:
         local_rank = TABLE.number(environment, "BYTEPS_LOCAL_RANK")
@@ -112,7 +112,10 @@ def slice_bytes(environment: Mapping[str, str]) -> int:
 
 
 def dealing(environment: Mapping[str, str]) -> str:
-    """How slices are dealt to aggregators, as the agent's option says it; "": its default."""
+    """Returns the value of the agent's option `dealing`; empty for its default.
+
+    Raises VariableError if variables contradict each other.
+    """
     told = TABLE.value(environment, "BYTEPS_KEY_HASH_FN")
     if TABLE.switch(environment, "BYTEPS_ENABLE_MIXED_MODE"):
         bound = TABLE.number(environment, "BYTEPS_MIXED_MODE_BOUND")
@@ -134,7 +137,7 @@ def dealing(environment: Mapping[str, str]) -> str:
 
 
 def log_level(environment: Mapping[str, str], is_server: bool = False) -> str:
-    """The daemons'."""
+    """Returns the daemons' log level."""
     verbose = TABLE.number(environment, "PS_VERBOSE")
     if verbose >= 2 or (is_server and TABLE.switch(environment, "BYTEPS_SERVER_DEBUG")):
         return "debug"
@@ -143,7 +146,7 @@ def log_level(environment: Mapping[str, str], is_server: bool = False) -> str:
 
 
 def daemon_variables(environment: Mapping[str, str], is_server: bool = False) -> dict[str, str]:
-    """The daemons' options that BytePS's variables stand for, as their own variables."""
+    """Returns the daemons' variables that BytePS's variables stand for."""
     found = {"TALWEG_LOG_LEVEL": log_level(environment, is_server)}
     if environment.get("BYTEPS_PARTITION_BYTES"):
         found["TALWEG_SLICE_BYTES_MAX"] = str(slice_bytes(environment))
@@ -167,12 +170,12 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
         if environment.get(variable):
             found[f"TALWEG_{option}"] = TABLE.value(environment, variable)
     if environment.get("DMLC_INTERFACE") and not environment.get("TALWEG_TLS_DIR"):
-        found["TALWEG_INSECURE"] = "true"  # An agent answers admin calls there, too.
+        found["TALWEG_INSECURE"] = "true"  # An agent answers admin calls on the interface, too.
     return found
 
 
 def provider(environment: Mapping[str, str], devices: Path = _RDMA_DEVICES) -> str:
-    """Libfabric's provider. VariableError where this machine has no device for it."""
+    """Returns libfabric's provider. Raises VariableError if this machine has no device for it."""
     told = TABLE.value(environment, "DMLC_ENABLE_RDMA")
     found = PROVIDERS[told]
     if found != "tcp" and not (devices.is_dir() and any(devices.iterdir())):
@@ -184,12 +187,12 @@ def provider(environment: Mapping[str, str], devices: Path = _RDMA_DEVICES) -> s
     return found
 
 
-# The documented commands know no certificate. The daemons warn at each start.
+# The documented commands have no certificates. The daemons warn of that at each start.
 NETWORK_OPTIONS = ("--insecure",)
 
 
 def own_address(job: Job, environment: Mapping[str, str]) -> str:
-    """The address of this machine that the job's other machines reach."""
+    """Returns the address of this machine that the job's other machines reach."""
     told = TABLE.value(environment, "DMLC_NODE_HOST")
     if told:
         return told
@@ -198,7 +201,7 @@ def own_address(job: Job, environment: Mapping[str, str]) -> str:
             job.host.strip("[]"), int(job.port), type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # Sends nothing: the kernel picks the way.
+            probe.connect(address)  # It sends nothing. The kernel only chooses the way.
             host = str(probe.getsockname()[0])
     except OSError as error:
         raise VariableError(
@@ -209,7 +212,7 @@ def own_address(job: Job, environment: Mapping[str, str]) -> str:
 
 
 def agent_line(job: Job, environment: Mapping[str, str], socket_path: str) -> list[str]:
-    """The command of this node's agent."""
+    """Returns the command line of this node's agent."""
     line = [
         _programs.tool(),
         "agent",
@@ -231,7 +234,7 @@ def agent_line(job: Job, environment: Mapping[str, str], socket_path: str) -> li
 
 
 def status(scheduler: str) -> dict[str, Any] | None:
-    """What the scheduler says of its jobs and servers; None when it does not answer."""
+    """Returns what the scheduler tells of its jobs and servers; None if it does not answer."""
     line = [_programs.tool(), "status", f"--scheduler={scheduler}", "--all", "--brief", "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -241,7 +244,10 @@ def status(scheduler: str) -> dict[str, Any] | None:
 
 
 def await_servers(job: Job, say: Callable[[str], None], timeout_s: float = WAIT_S) -> None:
-    """Returns when the scheduler is there and has as many servers as the job wants."""
+    """Returns when the scheduler is there and has as many servers as the job wants.
+
+    Raises TimeoutError after `timeout_s`.
+    """
     begin = last = time.monotonic()
     while True:
         told = status(job.scheduler)
@@ -263,28 +269,28 @@ def await_servers(job: Job, say: Callable[[str], None], timeout_s: float = WAIT_
 
 
 def live_servers(told: Mapping[str, Any]) -> int:
-    """How many servers are there. The lanes of one are NAME, NAME/1, ..."""
+    """Returns how many servers live. The lanes of a server are called NAME, NAME/1 and so on."""
     live = [each["aggregator"]["name"] for each in told["pool"] if each["state"] == "STATE_LIVE"]
     return len({name.partition("/")[0] for name in live})
 
 
 class OwnJob:
-    """The one job of its name that a launcher's scheduler and servers are for.
+    """The job that a launcher's scheduler and servers serve.
 
-    It is the first that there is. A rank that has left it and is still there has its agent join
-    another one. A scheduler that others have started may have older ones, which are over.
+    It is the first job of its name. A rank that leaves the job and stays has its agent join a later
+    one. A scheduler that others have started may also know older jobs, which are over.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._id: Any = None
         self._has_looked = False
-        # forming, running, failed or finished ("": it is not there yet), and why.
+        # The state is forming, running, failed or finished; empty before the job is there.
         self.state = self.why = ""
         self.member_count = 0
 
     def look(self, told: Mapping[str, Any]) -> None:
-        """Takes what status() has told."""
+        """Takes an answer of status()."""
         summaries = [each["job"]["summary"] for each in told["jobs"]]
         mine = [each for each in summaries if each["name"] == self._name]
         if self._id is None and mine:
@@ -305,10 +311,10 @@ class OwnJob:
 
 
 def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> str:
-    """Where the ranks of this node, which no launcher has started, meet their agent.
+    """Returns the agent's socket for the ranks of this node, which no launcher has started.
 
-    Each job that a process joins has a place of its own: the agent of the `jobs_before` earlier
-    ones may still be ending when another rank comes back.
+    Each job that a process joins has a socket of its own, because an agent of the `jobs_before`
+    earlier jobs may still be ending. Raises VariableError if the directory cannot be used.
     """
     told = TABLE.value(environment, "BYTEPS_SOCKET_PATH")
     directory = os.path.join(told, f"talweg-{os.getuid()}")

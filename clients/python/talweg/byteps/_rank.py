@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bpslaunch has `talweg run` start for each rank: sets the rank's place, then becomes COMMAND.
+"""Sets a rank's place, then becomes COMMAND. bpslaunch has `talweg run` start it for each rank.
 
     python _rank.py CORES COMMAND
 
-CORES are the ranks' lists of cores with colons between them ("": they are not bound). COMMAND is
-the shell's. A file, not a module: importing the package would cost every rank its start again.
+CORES are the ranks' lists of cores, with colons between them. If it is empty, ranks are not bound.
+COMMAND is a line for the shell. This runs as a file and not as a module, because each rank would
+have to import the package first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
     local_rank = os.environ["LOCAL_RANK"]
     os.environ["BYTEPS_LOCAL_RANK"] = local_rank
     os.environ["BYTEPS_LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
-    os.environ["TALWEG_BYTEPS_LAUNCHED"] = "1"  # What there is to say of variables is said.
+    os.environ["TALWEG_BYTEPS_LAUNCHED"] = "1"  # bpslaunch has reported the variables already.
     if sections:
         try:
             os.sched_setaffinity(0, _cores(sections.split(":")[int(local_rank)]))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BYTEPS_DEBUG_SAMPLE_TENSOR: the first and the last element of a partition, as it goes and comes.
+"""BYTEPS_DEBUG_SAMPLE_TENSOR: logs the first and the last element of a slice.
 
-Each tensor's keys (_keys.py) are logged when it is first pushed.
+It logs them when the slice is pushed and when its result is taken. It also logs each tensor's keys
+(_keys.py) when the tensor is first pushed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NUMPY = {
     DType.F32: np.float32,
     DType.F64: np.float64,
     DType.F16: np.float16,
-    DType.BF16: np.uint16,  # The upper half of an f32.
+    DType.BF16: np.uint16,  # NumPy has no bf16. Its bits are the upper half of an f32.
     DType.I8: np.int8,
     DType.U8: np.uint8,
     DType.I16: np.int16,
@@ -34,7 +35,7 @@ _NUMPY = {
 
 
 def parse_key(text: str) -> int:
-    """Decimal, or hexadecimal with 0x."""
+    """Returns the key of a decimal number, or of a hexadecimal one that begins with 0x."""
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)
 
 
@@ -48,7 +49,7 @@ def _element(declaration: Declaration, address: int, index: int) -> str:
 
 
 class Samples:
-    """Those of one tensor's slice, in one life of the client."""
+    """Logs the elements of one tensor's slice, during one life of the client."""
 
     def __init__(self, client: Client, key: int, slice_bytes: int, log: logging.Logger) -> None:
         self._client = client
@@ -57,7 +58,7 @@ class Samples:
         self._slice_bytes = slice_bytes
         self._log = log
         self._keys = Keys(slice_bytes)
-        # The sampled tensor's.
+        # The declaration of the sampled tensor, when it has been pushed.
         self._declaration: Declaration | None = None
         self._pushed = ""
         client.push_watchers.append(self._on_push)
@@ -84,7 +85,9 @@ class Samples:
             self._say(ends, "PULL")
 
     def _ends(self, address: int) -> tuple[str, str] | None:
-        """The first and the last element of the slice; None where there is none."""
+        """Returns the first and the last element of the slice; None if the tensor has no such slice
+        or no address.
+        """
         assert self._declaration is not None
         width = DType(self._declaration.dtype).nbytes
         begin = self._slice * self._slice_bytes // width
@@ -106,7 +109,7 @@ class Samples:
 
 
 def _address_of(result: Any) -> int:
-    """Where the elements of a result lie one after another in host memory; 0: nowhere."""
+    """Returns a result's address; 0 if its elements do not lie in their order in host memory."""
     if isinstance(result, np.ndarray):
         return result.ctypes.data if result.flags.c_contiguous else 0
     is_plain = getattr(result, "is_cpu", False) and result.is_contiguous()

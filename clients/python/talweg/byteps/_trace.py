@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BYTEPS_TRACE_ON: BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, as BytePS writes it, and the timeline of
-the node's agent beside it.
+"""BYTEPS_TRACE_ON: writes BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, as BytePS does, and has the node's
+agent write its timeline beside it.
 
-A round is handed to the agent as one, so the events of a tensor's keys have equal times. What an
-agent does with it in between is in the agent's own timeline.
+A rank hands all slices of a round to the agent at once, so the events of a tensor's keys have equal
+times. The agent's own timeline shows what it does with them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from talweg.byteps._environment import TABLE
 from talweg.byteps._job import Job
 from talweg.byteps._keys import Keys
 
-# What the agent's option allows.
+# The largest value of the agent's option.
 _AGENT_ROUNDS_MAX = 1_000_000
 
 
 def prepare_agent(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
-    """What has the node's agent write its timeline of the rounds that ranks trace; the directory is
-    there then. InvalidArgument where it cannot be made."""
+    """Returns the variables that make the node's agent write its timeline of the traced rounds.
+
+    Makes the directory. Raises InvalidArgument if that fails.
+    """
     if not TABLE.switch(environment, "BYTEPS_TRACE_ON"):
         return {}
     directory = os.path.abspath(TABLE.value(environment, "BYTEPS_TRACE_DIR"))
@@ -82,7 +84,7 @@ class Trace:
     def _on_result(self, handle: Handle) -> None:
         name = handle.name
         count = self._counts[name] = self._counts.get(name, 0) + 1
-        # A framework's own kernel pushes where nobody watches.
+        # A framework's own kernel pushes without push_watchers. Then the push's keys are not known.
         begin_ns, keys = self._pushed.pop(name, (handle.begin_ns, range(0)))
         if not self._first <= count <= self._last:
             return

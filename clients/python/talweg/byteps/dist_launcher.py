@@ -3,8 +3,9 @@
 
     dist_launcher.py -WH WORKERS -SH SERVERS --scheduler-ip HOST --scheduler-port PORT COMMAND...
 
-The hostfiles have a line `host` or `host:sshport` for each. COMMAND is usually bpslaunch with a
-program. What each writes goes to sshlog/. Returns when all have ended; ends all when one fails.
+The hostfiles have a line `host` or `host:sshport` for each machine. COMMAND is usually bpslaunch
+with a program. The output of each command goes to sshlog/. The launcher ends when all commands have
+ended. If one fails, it ends the others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOG = Path("sshlog")
 _ASK_S = 0.1
 _GRACE_S = 20.0
 _LAST_LINES = 5
-# The command, ended when ssh's stdin closes: sshd would leave it running.
+# Runs the command, and ends it when ssh's stdin closes. sshd would leave it running.
 _REMOTE = (
     "exec 3<&0; {command} </dev/null 3<&- & p=$!; "
     "(cat <&3; kill -TERM $p) >/dev/null 2>&1 & w=$!; "
@@ -50,7 +51,7 @@ def _places(path: str) -> list[_Place]:
         if not text:
             continue
         host, _, port = text.partition(":")
-        # One that began with a dash would be an option of ssh.
+        # ssh would take a host that begins with a dash as an option.
         if not re.fullmatch(r"[\w.][\w.-]*", host) or not re.fullmatch("[0-9]{0,5}", port):
             raise InvalidArgument(f"{path}: '{text}' is no host: write `host` or `host:sshport`")
         found.append(_Place(host, int(port or 22)))
@@ -93,7 +94,7 @@ def _shared(options: Any, workers: int, servers: int) -> dict[str, str]:
 
 
 def remote_line(variables: dict[str, str], command: list[str]) -> str:
-    """What a host's shell runs. One word is a line of shell; several keep their quoting."""
+    """Returns the line for a host's shell. A single word is a line of shell. Several are quoted."""
     exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in variables.items())
     line = command[0] if len(command) == 1 else shlex.join(command)
     return exports + _REMOTE.format(command=f"/bin/sh -c {shlex.quote('exec ' + line)}")
@@ -135,13 +136,13 @@ class _Launch:
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=err,
-                    start_new_session=True,  # Ctrl-C is passed on by closing its stdin.
+                    start_new_session=True,  # Ctrl-C reaches it when this process closes its stdin.
                 )
             except OSError as error:
                 raise TalwegError(f"{line[0]} cannot be started: {error}") from None
 
     def _ended(self) -> int:
-        """The status of the first that has failed, which is said; 0 when none has."""
+        """Reports the first command that has failed, and returns its status; 0 if none has."""
         for name, process in list(self._running.items()):
             status = process.poll()
             if status is None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpslaunch: starts what DMLC_ROLE says of a job, with Talweg's daemons, and ends with it.
+"""bpslaunch: starts the part of a job that DMLC_ROLE names, with Talweg's daemons.
 
-    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=worker: this node's agent, and the command as its ranks
+    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=worker: this node's agent, and COMMAND as its ranks
     bpslaunch                       # DMLC_ROLE=server or scheduler
-    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=joint: a worker, with a server on its machine
+    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=joint: a worker, and a server on its machine
 
-docs/byteps.md has the variables.
+It ends when that part has ended. docs/byteps.md lists the variables.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
 
 _ASK_S = 1.0
-# How often it is looked whether a worker or a server has ended.
+# The pause between two looks whether the worker or the server has ended.
 _LOOK_S = 0.1
 _SAY_S = 10.0
-# What servers get to leave before the scheduler ends.
+# How long the scheduler waits for the servers to leave before it ends.
 _LEAVE_S = 10.0
-# How long a scheduler may not answer before a server takes it for gone.
+# A scheduler that does not answer for so long counts as gone.
 _GONE_S = 15.0
-# How long scheduler and servers wait for a job's only worker, whose variables may have it go alone.
+# How long scheduler and servers wait for a job's only worker, which may run without them.
 _LONE_WORKER_S = 120.0
 
 
@@ -76,7 +76,7 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """SIGTERM ends the daemon, too, as Ctrl-C does."""
+    """A context in which SIGTERM ends the daemon, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -96,7 +96,7 @@ def gpu_count() -> int:
 
 
 def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say) -> int:
-    """One for each entry of NVIDIA_VISIBLE_DEVICES."""
+    """Returns the number of ranks: one for each entry of NVIDIA_VISIBLE_DEVICES."""
     told = TABLE.value(environment, "NVIDIA_VISIBLE_DEVICES")
     gpus = gpu_count()
     if told == "all":
@@ -111,14 +111,14 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
 
 
 def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
-    """What a rank's shell runs. One argument is a line of shell; several keep their quoting."""
+    """Returns the line for a rank's shell. One argument is a line of shell. Several are quoted."""
     line = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
     if not TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
         return line
     if shutil.which("gdb") is None:
         raise TalwegError("BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it")
-    # The shell finds the program, which may be a script; gdb follows it there. Its exit status is
-    # the program's, and 255 after a crash.
+    # The shell finds the program, which may be a script, and gdb follows it. gdb's exit status is
+    # the program's, or 255 after a crash.
     gdb = ["gdb", "-q", "-batch", "-return-child-result", "-nx"]
     for command in (
         "handle SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGCHLD nostop noprint pass",
@@ -132,7 +132,10 @@ def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
 def _plan_cores(
     environment: Mapping[str, str], local_size: int, log: logging.Logger
 ) -> list[list[int]] | None:
-    """The cores of each rank; None: they are not bound. Binds this process to the daemons' cores."""
+    """Returns the cores of each rank; None if ranks are not bound.
+
+    Binds this process to the daemons' cores.
+    """
     if not TABLE.switch(environment, "BYTEPS_NUMA_ON"):
         return None
     usable = os.sched_getaffinity(0)
@@ -147,7 +150,7 @@ def _plan_cores(
         return None
     for local_rank, mine in enumerate(cores):
         log.info("rank %d of this node is bound to cores %s", local_rank, _cores.show(mine))
-    # What is started from here on inherits them; each rank then binds itself to its own.
+    # Processes that start from here on inherit the daemons' cores. Each rank binds itself later.
     os.sched_setaffinity(0, _cores.of_daemons(environment, cores, usable))
     return cores
 
@@ -161,7 +164,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
             "(docs/byteps.md), as in DMLC_NUM_WORKER=2 bpslaunch python train.py"
         )
     local_size = rank_count(environment)
-    # It is each rank's, and says here which of the node's ranks is the first.
+    # Each rank has its own local rank. Here it is that of the node's first rank.
     job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", local_size)
     cores = _plan_cores(environment, local_size, log)
     sections = ":".join(_cores.show(mine) for mine in cores or [])
@@ -179,7 +182,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     rank = str(Path(__file__).with_name("_rank.py"))
     line += ["--", sys.executable, rank, sections, command_of(arguments, environment)]
     environment.update(_job.daemon_variables(environment) | _trace.prepare_agent(job, environment))
-    os.execve(line[0], line, environment)  # It passes signals on, and ends all that it starts.
+    os.execve(line[0], line, environment)  # `talweg run` passes signals on, and ends all it starts.
     raise AssertionError
 
 
@@ -187,9 +190,10 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
 
 
 def _joint(arguments: list[str], environment: dict[str, str]) -> int:
-    """A worker, and a server that ends with the job; the exit status is the worker's.
+    """Runs a worker, and a server that ends with the job. Returns the worker's exit status.
 
-    When the server ends before the worker, the worker is ended.
+    If the server has ended and the worker does not end soon, ends the worker. The status is not 0
+    then.
     """
     if not arguments:
         raise TalwegError("a worker and a server need a command: bpslaunch python train.py")
@@ -205,19 +209,19 @@ def _joint(arguments: list[str], environment: dict[str, str]) -> int:
         worker = start("worker", arguments)
         while worker.poll() is None:
             if server is not None and server.poll() is not None:
-                # A job that is over ends both.
+                # If the job is over, both end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return _status(worker.wait(_LEAVE_S))
                 _say(f"the server has ended before the worker, with {server.returncode}")
                 return _status(server.returncode) or 1
             time.sleep(_LOOK_S)
         if worker.returncode == 0 and server is not None:
-            return _status(server.wait())  # It ends when all workers have left the job.
+            return _status(server.wait())  # The server ends when all workers have left the job.
         return _status(worker.returncode)
 
 
 def _status(code: int) -> int:
-    """A process's exit status, as a shell says it of one that a signal has ended."""
+    """Returns a process's exit status as a shell does: 128 plus the signal that has ended it."""
     return code if code >= 0 else 128 - code
 
 
@@ -235,7 +239,7 @@ class _Process:
         self._process = subprocess.Popen(
             self._line,
             env=self._environment,
-            start_new_session=True,  # Ctrl-C of a terminal is ours to pass on.
+            start_new_session=True,  # Ctrl-C reaches this process only, which passes it on.
         )
         return self._process
 
@@ -295,7 +299,7 @@ def _over(own: _job.OwnJob) -> int:
 
 
 def _waits_for(job: _job.Job, told: Mapping[str, object], own: _job.OwnJob) -> str:
-    """Empty when it waits for nobody."""
+    """Returns a text that says whom the job waits for; empty if it waits for nobody."""
     if own.state == "running":
         return ""
     servers = _job.live_servers(told)
@@ -309,7 +313,7 @@ def _waits_for(job: _job.Job, told: Mapping[str, object], own: _job.OwnJob) -> s
 
 
 class _Saying:
-    """Says what has changed, and every ten seconds what has not."""
+    """Says what the launcher waits for, every ten seconds."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -323,16 +327,16 @@ class _Saying:
 
 
 class _LoneWorker:
-    """A job's only worker comes to its scheduler and servers where BYTEPS_FORCE_DISTRIBUTED is 1.
+    """Ends the wait for a job's only worker, which comes only if BYTEPS_FORCE_DISTRIBUTED is 1.
 
-    They may not have that variable themselves: BytePS's own test scripts set it for the worker.
+    Scheduler and servers may lack that variable. BytePS's own test scripts set it for the worker.
     """
 
     def __init__(self, job: _job.Job) -> None:
         self._end = None if job.is_distributed else time.monotonic() + _LONE_WORKER_S
 
     def stays_away(self, state: str) -> bool:
-        """Says so when it has not come for long."""
+        """Returns whether the worker has not come for too long, and reports that."""
         if state:
             self._end = None
         if self._end is None or time.monotonic() < self._end:
@@ -360,7 +364,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
         f"--provider={_job.provider(environment)}",
     ]
     variables = {**environment, **_job.daemon_variables(environment, is_server=True)}
-    variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # The members'.
+    variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # Only agents take it.
     if binds_all:
         variables["TALWEG_ADVERTISE"] = address
     said = _Saying()

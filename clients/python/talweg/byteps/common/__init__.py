@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that BytePS's modules share: init, shutdown, ranks, suspend, resume, speed."""
+"""The calls that all modules of BytePS have: init, shutdown, ranks, suspend, resume and speed."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _join(environment: Mapping[str, str]) -> None:
             talweg.init(path, timeout_s=_WAIT_S)
             return
         except errors.JobFailed:
-            # The agent of a program that was killed may be ending here, and lets nobody in any more.
-            # One of resume() may have met the scheduler of the job before as that ended.
+            # The agent of a program that was killed may be ending here, and lets no rank in. After
+            # resume() an agent may have met the previous job's scheduler as that ended.
             if (starts_agent and _jobs == 0) or time.monotonic() > end - _WAIT_S + _LEAVE_S:
                 raise
             if starts_agent:
@@ -166,8 +166,8 @@ def shutdown() -> None:
 def suspend() -> None:
     """Leaves the job, as shutdown() does, until resume()."""
     shutdown()
-    # A launcher's agent ends with the job that its ranks leave: resume() starts another, and the
-    # launcher is not asked for one, which would be the same node.
+    # A launcher's agent ends when its ranks leave the job. resume() starts another agent itself. It
+    # does not ask the launcher, whose next agent would be the same node.
     for name in ("TALWEG_AGENT_SOCKET", "TALWEG_RUN_NEEDS"):
         os.environ.pop(name, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module of each framework has of talweg.byteps.common: the one list of it.
+"""The names of talweg.byteps.common that the module of each framework has.
 
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *

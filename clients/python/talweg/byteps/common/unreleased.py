@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module of BytePS's says of calls that only its unreleased branches have."""
+"""Names the remedies for calls that only unreleased branches of BytePS have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def remedies(module: str, instead: Mapping[str, str]) -> Callable[[str], Any]:
-    """The module's __getattr__: an AttributeError that names what to use instead of such a call."""
+    """Returns a module's __getattr__(), which raises AttributeError and names the call to use."""
 
     def missing(name: str) -> Any:
         text = f"module {module!r} has no attribute {name!r}"

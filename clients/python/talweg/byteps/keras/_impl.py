@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What byteps.keras and byteps.tensorflow.keras share."""
+"""The calls that byteps.keras and byteps.tensorflow.keras share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 @operation
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    """Returns the operation that makes the graph's global variables the root's.
+
+    Raises RuntimeError in eager mode.
+    """
     return _variables.assign_from_root(_variables.global_variables(), root_rank)
 
 

@@ -24,7 +24,7 @@ class BroadcastGlobalVariablesCallback(_keras.BroadcastVariables, keras.callback
 
 
 class MetricAverageCallback(_keras.MetricAverage, keras.callbacks.Callback):
-    """Averages an epoch's figures over the ranks; comes before callbacks that use them."""
+    """Averages an epoch's metrics over the ranks. Put it before callbacks that use them."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__(device)

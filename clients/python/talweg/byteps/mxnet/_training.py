@@ -19,7 +19,7 @@ from talweg._declaration import Op
 from talweg._elastic.membership import membership_of
 from talweg.errors import Unsupported
 
-# What a program says to have nothing compressed.
+# Values with which a program asks for no compression.
 _NOTHING = (None, "", "none", False)
 _AVERAGE = Reduction(Op.AVERAGE)
 
@@ -35,8 +35,8 @@ def _gradient_name(index: Any) -> str:
 class DistributedOptimizer(WrappedOptimizer):
     """An optimizer that averages each gradient over all ranks before it uses it.
 
-    An update returns at once; what reads the weights waits. Everything else is the given
-    optimizer's.
+    An update returns at once. Code that reads the weights waits. All else is done by the given
+    optimizer.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -48,9 +48,10 @@ _broadcasts = 0
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
-    """Makes every rank's arrays the root's; a dict of them. Returns when they are.
+    """Makes every rank's arrays the root's. `params` is a dict of them. Returns when it is done.
 
-    TypeError for Gluon's parameters, which DistributedTrainer broadcasts; ValueError for others.
+    Raises TypeError for Gluon's parameters, which DistributedTrainer broadcasts, and ValueError for
+    other types.
     """
     global _broadcasts
     if isinstance(params, mx.gluon.ParameterDict):
@@ -72,10 +73,10 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
 class DistributedTrainer(GluonTrainer):
     """A gluon.Trainer that averages gradients over all ranks.
 
-    step() divides the gradients by the batch size, has them averaged, the first parameters' first,
-    and updates; it returns at once. The root's parameters go to all ranks at the first step, unless
-    ranks have begun at different times: then the State carries them.
-    `compression_params` may ask for fp16; another compression raises Unsupported.
+    step() divides the gradients by the batch size, averages them over the ranks, and updates. It
+    returns at once. The averages of the first parameters come first. The root's parameters go to
+    all ranks at the first step. If ranks have begun at different times, the State carries them
+    instead. `compression_params` may ask for fp16. Another compression raises Unsupported.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class DistributedTrainer(GluonTrainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Divides gradients by `batch_size`, averages them over all ranks, and updates."""
         scale, self._batch_size = self._scale, batch_size
-        self._scale = scale * batch_size  # The gradients are divided by it already.
+        self._scale = scale * batch_size  # The gradients are already divided by the batch size.
         try:
             internal(lambda: super(DistributedTrainer, self).step(batch_size, ignore_stale_grad))
         finally:
@@ -127,7 +128,10 @@ class DistributedTrainer(GluonTrainer):
 
 
 def _checked(compression_params: dict[str, Any] | None) -> Any:
-    """The compression that they ask for; TypeError for what is no name, Unsupported for codecs."""
+    """Returns the compression that `compression_params` asks for.
+
+    Raises TypeError if it is not given by name, and Unsupported for BytePS's codecs.
+    """
     if not compression_params:
         return Compression.none
     for key in ("compressor", "ef", "momentum"):
@@ -151,7 +155,7 @@ def _checked(compression_params: dict[str, Any] | None) -> Any:
 
 
 class BytePS(kvstore.TalwegStore):
-    """The KVStore `byteps`."""
+    """The KVStore with the name `byteps`."""
 
 
 kvstore.register(BytePS)

@@ -30,11 +30,11 @@ def byteps_push_pull(
     name: str | None = None,
     is_average: bool = True,
 ) -> None:
-    """Makes `tensor` its average, or its sum, over all ranks; returns at once.
+    """Makes `tensor` its average, or its sum, over all ranks. Returns at once.
 
-    Whoever reads it waits for the result; where ranks disagree on it that is MXNetError. Without a
-    name such calls belong together by their order. `version` has no effect. Averages of integers
-    are rounded towards zero.
+    Code that reads the tensor waits for the result. It raises MXNetError if ranks disagree on the
+    tensor. Calls without a name are matched by their order. `version` has no effect. Averages of
+    integers are rounded towards zero.
     """
     if not isinstance(version, int) or isinstance(version, bool):
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
@@ -44,11 +44,11 @@ def byteps_push_pull(
 
 
 def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
-    """Nothing: a tensor is agreed on, by its name, with its first push_pull, in any order.
+    """Does nothing: ranks agree on a tensor by name, at its first push_pull, in any order.
 
-    `kwargs` say how BytePS compresses it: Unsupported unless there are none.
+    `kwargs` say how BytePS compresses the tensor. Raises Unsupported if there are any.
     """
-    internal(_client.current)  # As every call, after init() only.
+    internal(_client.current)  # Raises MXNetError before init(), as every call.
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
     if kwargs:

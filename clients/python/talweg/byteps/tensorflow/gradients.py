@@ -30,8 +30,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
-    One of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking` and the devices have
-    no effect. See talweg.tensorflow.DistributedOptimizer().
+    It is an optimizer of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking` and
+    the devices have no effect. See talweg.tensorflow.DistributedOptimizer().
     """
     if enable_async:
         raise Unsupported(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """push_pull and broadcast by BytePS's signatures.
 
-Errors are of tf.errors: InvalidArgumentError (and ValueError) for a call that cannot be carried out,
-FailedPreconditionError where ranks disagree, or before init().
+Calls raise errors of tf.errors. InvalidArgumentError, which is also a ValueError, says that a call
+is not possible. FailedPreconditionError says that ranks disagree, or that init() was not called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Average, Sum, Adasum = "Average", "Sum", "Adasum"
 
 
 def op_of(op: Any, average: bool | None = None) -> Op:
-    """Talweg's operation. ValueError for both arguments, and for Adasum."""
+    """Returns Talweg's operation. Raises ValueError for Adasum, and if both arguments are given."""
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if op is None:
@@ -75,8 +75,9 @@ def push_pull(
 ) -> Any:
     """Returns the average, or the sum, of `tensor` over all ranks; differentiable.
 
-    The ranks meet by `scope` and `name`, in a graph without a name by the tensor's; eager calls
-    with neither belong together by their order. tf.IndexedSlices give the rows of all ranks.
+    Calls are matched by `scope` and `name`. In a graph a call without a name takes the tensor's.
+    Eager calls with neither are matched by their order. For tf.IndexedSlices the result has the
+    rows of all ranks.
     """
     if enable_async:
         raise Unsupported(
@@ -107,7 +108,7 @@ def broadcast(
 
 @operation
 def broadcast_variables(variables: Iterable[Any], root_rank: int, scope: str = "") -> Any:
-    """Makes every rank's variables the root's; in a graph it returns the operation that does it."""
+    """Makes every rank's variables the root's. In a graph it returns the operation that does so."""
     _client.current()
     return _variables.assign_from_root(
         variables, root_rank, None, f"byteps.{scope}broadcast_variables"
@@ -116,7 +117,10 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, scope: str = "
 
 @operation
 def broadcast_global_variables(root_rank: int, scope: str = "") -> Any:
-    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    """Returns the operation that makes the graph's global variables the root's.
+
+    Raises RuntimeError in eager mode.
+    """
     return broadcast_variables(_variables.global_variables(), root_rank, scope)
 
 

@@ -42,10 +42,11 @@ __getattr__ = bps.__getattr__
 
 
 class _HalfPrecision:
-    """f16 gradients are averaged, divided by the loss scale in f32, applied to f32 copies of the
-    parameters, and these are copied back.
+    """An optimizer for a model in f16.
 
-    What it does not define is the wrapped optimizer's, which holds the f32 parameters.
+    It averages the f16 gradients, converts them to f32 and divides them by the loss scale. It
+    applies them to f32 copies of the parameters, and copies these back. All other attributes are
+    those of the wrapped optimizer, which holds the f32 parameters.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class _HalfPrecision:
         return getattr(self._optimizer, name)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes accumulate before the gradients are averaged."""
+        """Sets how many backward passes accumulate before the gradients are averaged."""
         self._averager.exchange.set_passes(passes)
 
     def synchronize(self) -> None:
@@ -83,7 +84,7 @@ class _HalfPrecision:
         self._averager.exchange.synchronize()
 
     def step(self, closure: Callable[[], Any] | None = None, wait_for_finish: bool = True) -> Any:
-        """Takes the step; it is over when this returns, whatever `wait_for_finish` says."""
+        """Makes the step. It is over when this returns, whatever `wait_for_finish` is."""
         loss = closure() if closure is not None else None
         self.synchronize()
         for half, full in self._pairs:
@@ -117,10 +118,10 @@ def DistributedOptimizer(
     fp32_params: Iterable[torch.nn.Parameter] | None = None,
     loss_scale: float = 1024,
 ) -> Any:
-    """byteps.torch.DistributedOptimizer(), or with `half` one for a model in f16.
+    """Does the same as byteps.torch.DistributedOptimizer(). With `half` the model is in f16.
 
-    With `half` the loss is multiplied by `loss_scale` before backward(), `fp16_params` are the
-    model's parameters, and the optimizer holds `fp32_params`, their copies in the same order.
+    With `half` the program multiplies the loss by `loss_scale` before backward(). `fp16_params` are
+    the model's parameters. The optimizer holds `fp32_params`, their copies in the same order.
     """
     if not half:
         return bps.DistributedOptimizer(

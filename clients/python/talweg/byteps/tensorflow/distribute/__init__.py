@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.distribute.MirroredStrategy whose reductions go on over the ranks."""
+"""A tf.distribute.MirroredStrategy that also reduces over the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _said: set[str] = set()
 
 
 def _present(devices: Sequence[str] | None) -> list[str] | None:
-    """The devices that this machine has; the CPU where it has none of them."""
+    """Returns the devices that this machine has, or the CPU if it has none of them."""
     if devices is None:
         return None
     devices_here = tf.config.list_physical_devices()
@@ -32,10 +32,10 @@ def _present(devices: Sequence[str] | None) -> list[str] | None:
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):
-    """TensorFlow's strategy for the devices of one process, times the ranks of the job.
+    """TensorFlow's strategy for the devices of one process, extended to the ranks of the job.
 
-    What replicas reduce is reduced over the process's devices by `cross_device_ops`, then over all
-    ranks. A mean is one over all replicas of all ranks.
+    `cross_device_ops` reduces values over the process's devices. Then they are reduced over all
+    ranks. A mean is the mean over all replicas of all ranks.
     """
 
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
@@ -44,10 +44,10 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         super().__init__(_present(devices), self._talweg_ops)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """TensorFlow's, over the replicas of all ranks."""
+        """Reduces as TensorFlow does, over the replicas of all ranks."""
         reduced = super().reduce(reduce_op, value, axis)
         if isinstance(value, tf.distribute.DistributedValues):
             return reduced
-        # With one device only TensorFlow has not asked the cross-device operations.
+        # With only one device TensorFlow does not call the cross-device operations.
         [result] = self._talweg_ops.over_ranks(reduce_op, [tf.convert_to_tensor(reduced)])
         return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over the devices of a process, then over the ranks of the job."""
+"""Reduces over the devices of a process, then over the ranks of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from talweg.tensorflow._gradients import Choices
 
 
 class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """Wraps cross-device operations of one process."""
+    """Wraps the cross-device operations of one process."""
 
     def __init__(self, local: Any) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     @property
     def _num_between_graph_workers(self) -> int:
-        # With one, TensorFlow takes a single device's value for reduced and calls nothing here.
+        # With 1 TensorFlow would take a single device's value as the result, and call nothing here.
         return _client.current().size + 1
 
     def reduce_implementation(
@@ -56,7 +56,9 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return self._local._gather_implementation(per_replica_value, destinations, axis, options)
 
     def over_ranks(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
-        """Each value's first copy goes over the ranks, and back to every device that had one."""
+        """Reduces each value's first copy over the ranks. Each device that had a copy gets the
+        result.
+        """
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
         choices = Choices(Op.AVERAGE if is_mean else Op.SUM)
         copies: list[Any] = [getattr(value, "values", None) for value in values]

@@ -27,11 +27,11 @@ def CrossBarrier(
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
 ) -> Any:
-    """An optimizer whose steps the next forward pass of `model` makes, layer by layer.
+    """Returns an optimizer whose steps the next forward pass of `model` makes, layer by layer.
 
     Neither backward() nor step() waits for the averages. Step number `num_steps` waits for all of
-    them. Any optimizer whose update of a parameter depends on that parameter alone: SGD, Adam,
-    RMSprop and their kin. See `overlap_forward` of talweg.torch.DistributedOptimizer().
+    them. The update of a parameter must depend on that parameter alone, as in SGD, Adam, RMSprop
+    and similar optimizers. See `overlap_forward` of talweg.torch.DistributedOptimizer().
     """
     pairs = list(model.named_parameters() if named_parameters is None else named_parameters)
     make = partial(

@@ -55,9 +55,9 @@ class Said:
     """What this rank says about itself."""
 
     is_joiner: bool
-    # It has been attached again, to a job that has begun without it or by it.
+    # Whether the rank has been attached again, to a job that has begun without it or by it.
     begins_anew: bool
-    holds_state: bool  # There is a State, that is: a joiner's is not the others' yet.
+    holds_state: bool  # Whether the rank has the job's State. A joiner does not have it yet.
     wants_state: bool
     has_caught_up: bool
 
@@ -67,12 +67,12 @@ class Agreed:
     """What all ranks have agreed on."""
 
     epoch: int
-    wanted: bool  # Some rank needs the state.
-    caught_up: bool  # Some rank has got the state beside the steps.
-    source: tuple[int, int] | None  # Node and local rank.
-    names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
+    wanted: bool  # Whether some rank needs the state.
+    caught_up: bool  # Whether some rank has got the state beside the steps.
+    source: tuple[int, int] | None  # The rank that gives the state, as node and local rank.
+    names_from: tuple[int, int] | None  # The rank that tells joiners which names are free, if any.
     has_joiners: bool
-    began_apart: bool  # Some have come to ranks that had begun, or come back to new ones.
+    began_apart: bool  # Whether ranks have begun at different times.
 
 
 def _place_in(lane: int) -> tuple[int, int] | None:
@@ -93,7 +93,7 @@ class Agreement:
 
     @property
     def rounds(self) -> list[tuple[str, int]]:
-        """The names of the rounds, and how many numbers each has."""
+        """Returns the names of the rounds, and how many numbers each has."""
         return [(_NAME, _LANES)]
 
     def agree(self, said: Said, replay: Callable[[], Replay | None]) -> Agreed:
@@ -159,7 +159,7 @@ class Agreement:
                 self._client.follow(view.epoch)
                 self._followed = view.epoch
             elif view.standbys != self.view.standbys:
-                self._client.connection.follow(view.epoch)  # That their ranks can be named.
+                self._client.connection.follow(view.epoch)  # So that rounds can name its ranks.
             self.view = view
             if view.standbys or self.giving.has_lines:
                 own = (view.member_of(number).node, self._client.local_rank)

@@ -60,7 +60,7 @@ class SendUnable:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop what is not sent yet, and stop the log: nobody takes it any more."""
+    """Drop what is not sent yet, and stop the log, because nobody takes it any more."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class GiverState(Enum):
 
 
 class Giver:
-    """See the module. Every survivor is told of the same boundaries, and so decides alike."""
+    """A survivor's part: see the module. All survivors see the same boundaries and decide alike."""
 
     def __init__(self, own: Place) -> None:
         self.state = GiverState.LISTENING
@@ -91,11 +91,11 @@ class Giver:
 
     @property
     def holds_others(self) -> bool:
-        """Whether other asked survivors may not begin: this one was not asked, or gives already."""
+        """Whether other asked survivors must wait: this one was not asked, or gives already."""
         return self.state in (GiverState.LISTENING, GiverState.GIVING)
 
     def on_ask(self, problem: str | None) -> Sequence[GiverEffect]:
-        """The standby has asked. `problem`: why this survivor's state cannot be replayed there."""
+        """The standby has asked. `problem` says why this survivor's state cannot be replayed."""
         if self.state is not GiverState.LISTENING:
             return ()
         if problem is not None:
@@ -106,7 +106,7 @@ class Giver:
     def on_boundary(
         self, step: int, survivors: Sequence[Place], may_begin: bool
     ) -> Sequence[GiverEffect]:
-        """`survivors` have all ended `step`. `may_begin`: none of them holds the others."""
+        """All `survivors` have ended `step`. With `may_begin` none of them holds the others."""
         if self.state is GiverState.ASKED and may_begin:
             return self._begin(step, survivors)
         if self.state is not GiverState.GIVING:
@@ -130,7 +130,7 @@ class Giver:
         return (SendRest(step, is_first=False),)
 
     def on_backlog(self, backlog_bytes: int, bytes_max: int) -> Sequence[GiverEffect]:
-        """`backlog_bytes` of the log are not sent yet."""
+        """So many bytes of the log are not sent yet. More than `bytes_max` are too many."""
         if self.state is not GiverState.GIVING or backlog_bytes <= bytes_max:
             return ()
         return self._give_up(
@@ -147,7 +147,7 @@ class Giver:
         return (Drop(),)
 
     def on_entered(self) -> Sequence[GiverEffect]:
-        """All follow a view in which the node takes part in steps: it needs this line no more."""
+        """All follow a view in which the node takes part in steps and needs this line no more."""
         self.state = GiverState.OVER
         return (EndLine(),)
 
@@ -187,7 +187,7 @@ class SayReady:
 
 @dataclass(frozen=True)
 class TakeRest:
-    """Take over what is not replayed: this rank has the state of all others."""
+    """Take over what is not replayed. This rank then has the state of all others."""
 
     step: int
 
@@ -213,9 +213,9 @@ class TakerState(Enum):
 
 @dataclass
 class _Line:
-    """What has come from one survivor, in its newest attempt."""
+    """The messages that have come from one survivor, in its newest attempt."""
 
-    step: int = 0  # The snapshot's step. 0: there is no snapshot.
+    step: int = 0  # The snapshot's step; 0 if there is no snapshot.
     place: int = 0
     count: int = 0
     layout: bytes = b""
@@ -226,7 +226,7 @@ class _Line:
 
 
 class Taker:
-    """See the module. A line brings one survivor's messages, in the order of sending."""
+    """The joiner's part: see the module. A line brings a survivor's messages in their order."""
 
     def __init__(self, lines: Sequence[Place]) -> None:
         self.state = TakerState.LOADING

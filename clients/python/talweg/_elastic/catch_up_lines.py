@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels from one survivor to the ranks of one standby, in rounds beside the steps.
+"""Carries messages from one survivor to the ranks of one standby, in rounds beside the steps.
 
 A line is a stream of messages, cut into chunks of one round each. Two chunks are under way at once.
 A chunk begins with its length and with a mark that says whether it begins a message anew. If it

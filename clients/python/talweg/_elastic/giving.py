@@ -78,7 +78,7 @@ class _Queued:
 
 
 class _Outbox:
-    """What is to be sent: the rank's thread adds and drops, the sending thread takes."""
+    """The messages to send. The rank's thread adds and drops, and the sending thread takes."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -145,7 +145,7 @@ class _Outbox:
 
 
 class _Given:
-    """What one survivor gives to one standby."""
+    """A survivor's part that gives its state to one standby."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Given:
         self._thread = threading.Thread(target=self._run, name="talweg-giver", daemon=True)
         self._thread.start()
 
-    # The sending thread.
+    # ----- Called by the sending thread -----
 
     def _declare_line(self, pace: Pace) -> Rounds | None:
         """Declares the line's tensors, beside the steps, once the standby has asked. None: it is
@@ -220,7 +220,7 @@ class _Given:
         except TalwegError:  # A rank of the standby is gone, or this one's agent.
             self._is_broken = True
 
-    # The rank's thread.
+    # ----- Called by the rank's thread -----
 
     def follow(self, view: View) -> None:
         """Names ranks by the numbers of this view from now on. The caller holds `numbers`."""
@@ -234,7 +234,7 @@ class _Given:
         self._ranks = [view.rank_at(*self._own), *standbys[0].ranks]
 
     def look(self) -> bool:
-        """Handles what the sending thread has heard. Returns if asked survivors may not begin."""
+        """Handles what the sending thread has heard. Returns whether asked survivors must wait."""
         if self._is_broken:
             self._perform(self.giver.on_lost())
         elif self._has_heard and self.giver.state is GiverState.LISTENING:
@@ -345,7 +345,7 @@ def _populated(nbytes: int, is_over: Callable[[], bool]) -> np.ndarray:
 
 
 class Giving:
-    """What one survivor gives to all standbys. The rank's own thread calls it."""
+    """A survivor's part that gives its state to all standbys. The rank's own thread calls it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -409,7 +409,9 @@ class Giving:
     def on_boundary(
         self, step: int, view: View, ended: Sequence[bool], holds: Sequence[int]
     ) -> None:
-        """`ended`: who has ended the step, by rank. `holds`: by standby, look() of any rank."""
+        """Ends the step of all survivors. `ended` says by rank who has ended it. `holds` has the
+        greatest look() of all ranks for each standby.
+        """
         places = places_of(view)
         survivors = [place for number, place in places.items() if ended[number]]
         standbys = [each.node for each in view.standbys]
@@ -418,7 +420,7 @@ class Giving:
             given.on_boundary(step, survivors, given.standby.node not in held)
 
     def on_view(self, step: int, view: View) -> None:
-        """A newer view came after `step`, whether it is followed or not."""
+        """Notes that a newer view came after `step`, whether it is followed or not."""
         members = {(each.node, each.incarnation): each for each in view.members}
         survivors = list(places_of(view).values())
         for given in self._given:

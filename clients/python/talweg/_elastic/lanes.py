@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks tell each other in one round: unsigned numbers, of which the greatest comes to all.
+"""The numbers that all ranks tell each other in one round. The greatest of each lane comes to all.
 
 A value that must be equal at all ranks takes two lanes: the value, and the largest number minus the
 value. The two greatest numbers fit together only if all ranks that gave a value gave the same one.
@@ -38,7 +38,7 @@ def are_alike(lanes: np.ndarray, at: int) -> bool:
 
 
 class StepLanes:
-    """What ranks tell each other at the end of a step."""
+    """The lanes of the round at the end of a step."""
 
     _EPOCH, _DIGEST, _ENDED_AT = 0, 1, 3
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in the job, as a program sees it: docs/elastic.md.
+"""The membership of a job, as a program sees it: docs/elastic.md.
 
-The membership changes at the ends of steps only, at the same one for all ranks. Rounds say what
-ranks have to agree on: `talweg.step` at the end of each step, and where something has changed those
-of agreement.py (which view), of state_rounds.py (the State, and its digests), and of giving.py and
-taking.py (the State beside the steps). All are of unsigned numbers, of which the greatest counts.
+The membership changes only at the ends of steps, at the same end for all ranks. Ranks agree in
+rounds of unsigned numbers, of which the greatest counts. `talweg.step` is the round at the end of
+each step. If something has changed, the rounds of agreement.py (which view), state_rounds.py (the
+State, and its digests), giving.py and taking.py (the State beside the steps) follow.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized
 if TYPE_CHECKING:
     from talweg._digest import Hashing
 
-# How many steps a program of Horovod's may make at a rank that enters, before that has the others'
-# state. It makes one, to have its optimizer's variables. A program that makes more trains alone.
+# How many steps a program of Horovod may make at a rank that enters, before the rank has the
+# others' state. It makes one step to create its optimizer's variables. If it makes more, it trains
+# alone.
 _OWN_STEPS_MAX = 10
 
 # How many seconds ranks wait, if there are too few, before they look for others again.
@@ -51,11 +52,11 @@ def _started(hashing: Hashing | None) -> Hashing | None:
 
 
 class Standing(Enum):
-    """What this rank is in the job. All ranks of a job begin as members, but those that enter later.
+    """What this rank is in the job. Ranks begin as members, except for those that enter later.
 
-    A rank whose agent was lost has another Membership after rejoin(): it is a joiner, or a standby,
-    or a member where the job has begun anew. Until begin() or enter() it is `rejoined`, and goes on
-    from the view that the program knew.
+    A rank whose agent was lost has another Membership after rejoin(). It is then a joiner or a
+    standby, or a member if the job has begun anew. Until begin() or enter() it is `rejoined`, and
+    goes on from the view that the program knew.
     """
 
     STANDBY = "its node takes part in no steps yet"
@@ -64,7 +65,7 @@ class Standing(Enum):
 
 
 class Event(Enum):
-    """What happens to a rank."""
+    """The events that change a rank's standing."""
 
     FULL_MEMBER = "begin() or enter(): its ranks were ready, and its node takes part in steps"
     BEGUN = "begin() or enter(): it has the others' state, or takes it over in a way of its own"
@@ -83,8 +84,8 @@ class Membership:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        # Whether ranks that are there have begun at different times; all of them know it alike. No
-        # rank takes part in what others did at their beginning.
+        # Whether ranks have begun at different times, which all of them know alike. Then no rank
+        # takes part in what others did at their beginning.
         self.began_apart = False
         self.callbacks: list[Callable[[Change], Any]] = []
         self.holder: StateHolder | None = None
@@ -94,22 +95,22 @@ class Membership:
         # What had changed when this rank began again.
         self.change: Change | None = None
         self.least = Least.told()
-        # Why this rank has taken the whole state while others waited; None: it has not.
+        # Why this rank has taken the whole state while others waited; None if it has not.
         self.took_whole: str | None = None
-        # By name: how many results this rank, a joiner, has made alone.
+        # How many results this rank, a joiner, has made alone, by name.
         self._own: Counter[str] = Counter()
         # What this rank, a joiner, has taken beside the steps.
         self._taking: Taking | None = None
         self._standing = Standing.MEMBER
-        # Whether the state has just travelled. The next step shows whether all go on from it alike.
+        # Whether the state has just travelled. The next step tells whether all go on alike from it.
         self._is_first_step = False
-        # The same where joiners have caught up. A thread hashes what all have at that step's end, and
-        # all compare it at the end of the next one.
+        # The same if joiners have caught up. A thread hashes the state of that step's end, and all
+        # ranks compare the digests at the end of the next step.
         self._hashes_first_step = False
         self._hashing: Hashing | None = None
         # In the first step with a joiner, whether this rank has joined. None in any other step.
         self._entered: bool | None = None
-        # Hashes what this rank has while it waits for joiners at the end of a step.
+        # Hashes this rank's state while it waits for joiners at the end of a step.
         self._waiting: Hashing | None = None
         self._steps_base = 0
         everybody = (Member(0, 0, range(client.size)),)
@@ -119,12 +120,12 @@ class Membership:
             return
         found, members = client.membership_at_first
         self._steps_base = int(found.steps_base)
-        if found.standby:  # How many steps there have been it learns later.
+        if found.standby:  # It learns later how many steps there have been.
             self._standing = Standing.STANDBY
             client.connection.is_standby = True
         elif self._steps_base > 0:
             self._standing = Standing.JOINER
-        # Some may be gone since a member was told its number: then it follows at its first step.
+        # Ranks may have gone since this member got its number. Then it follows at its first step.
         is_told = (found.rank, found.size) == (client.rank, client.size)
         if is_told or self._standing is Standing.STANDBY:
             self._agreement.view = view_of(found, members)
@@ -138,22 +139,24 @@ class Membership:
         """Takes over from `lost`, which this rank had before its agent was lost."""
         self.callbacks = lost.callbacks
         lost._end_hashing()
-        # It may be lost again before it has begun.
+        # The rank may lose its agent again before it has begun.
         self.rejoined = lost.rejoined or lost.view
 
     @property
     def view(self) -> View:
-        """The view that the program has been told of."""
+        """The view that the program knows."""
         return self._agreement.view
 
     @property
     def is_joiner(self) -> bool:
-        """Whether it has entered a running job, and has not got the others' state."""
+        """Whether this rank has entered a running job, and has not got the others' state."""
         return self._standing is not Standing.MEMBER
 
     def keeps_own(self, name: str) -> bool:
-        """Whether a gradient of that name stays this rank's own: it has entered a running job, has
-        not got the others' state, which replaces all that it computes, and has made few steps yet.
+        """Whether a gradient of that name stays this rank's own.
+
+        It does if the rank has entered a running job, has made few steps, and has not got the
+        others' state, which will replace all that it computes.
         """
         if not self.is_joiner or self.rejoined is not None:
             return False
@@ -162,19 +165,20 @@ class Membership:
 
     @property
     def begins_anew(self) -> bool:
-        """Whether this rank has been attached again, to a job that has begun without it or by it: no
-        other rank can tell it how far the one before had come.
+        """Whether this rank has been attached again, to a job that has begun without it or by it.
+
+        Then no other rank can tell it how far the earlier job had come.
         """
         return self.rejoined is not None and not self.is_joiner
 
     @property
     def is_behind(self) -> bool:
-        """Whether ranks have come or gone, which this rank has not been told of."""
+        """Whether ranks have come or gone that this rank has not been told of."""
         return self.client.nodes_change and self.client.connection.newest_epoch() != self.view.epoch
 
     @property
     def _round_of_step(self) -> tuple[str, int]:
-        """The round at the end of a step: its name, and how many numbers it has."""
+        """Returns the name of the round at the end of a step, and how many numbers it has."""
         name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
         if standbys:
             name += f".beside{len(standbys)}"
@@ -182,10 +186,10 @@ class Membership:
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
-        """The rounds that end a step: their names, and how many numbers each has."""
+        """Returns the names of the rounds that end a step, and how many numbers each has."""
         return [*self._agreement.rounds, self._round_of_step] if self.client.nodes_change else []
 
-    # Where the membership changes.
+    # ----- Changes of the membership -----
 
     @contextlib.contextmanager
     def _unguarded(self) -> Iterator[None]:
@@ -210,7 +214,7 @@ class Membership:
                 listeners = self._agreement.listeners()
                 if self._taking is not None:
                     self._taking.end_lines(self.view, listeners)
-            with contextlib.suppress(Aborted):  # The teller is gone: the next one tells.
+            with contextlib.suppress(Aborted):  # The teller is gone, and the next one tells.
                 self._agreement.tell_free_names(agreed)
                 return agreed
 
@@ -232,7 +236,7 @@ class Membership:
                     digest = None if self._waiting is None else self._waiting.finish
                     state_rounds.compare(client, self.holder, digest=digest)
                 except Mismatch:
-                    # Only the optimizer's changes are replayed: the joiner takes the whole state.
+                    # Only the optimizer's changes are replayed. So the joiner takes all the state.
                     if has_caught_up:
                         self.took_whole = "its parameters were not those of the others"
                         wants_state, has_caught_up = True, False
@@ -242,7 +246,7 @@ class Membership:
                 return
             if agreed.source is None:
                 if not wants_state:
-                    return  # The joiner ends; whoever is left goes on.
+                    return  # The joiner ends, and the other ranks go on.
                 raise NotSynchronized(
                     "this rank has joined a running job in which no rank holds a talweg.State: "
                     "give the program one, and call its begin() and end_step()"
@@ -251,13 +255,13 @@ class Membership:
                 root = self.view.rank_at(*agreed.source)
                 failure = state_rounds.transfer(client, self.holder, root, takes)
                 state_rounds.compare(client, self.holder, failure)
-            except Aborted:  # The source is gone: the next one gives it.
+            except Aborted:  # The source is gone, and the next one gives the state.
                 continue
             self._is_first_step = True
             self._entered = self.is_joiner if agreed.has_joiners else None
             return
 
-    # What a program calls.
+    # ----- Called by the program -----
 
     def begin(self, holder: StateHolder) -> bool:
         """Makes every rank start with the lowest rank's state. Returns whether this one is a
@@ -311,9 +315,10 @@ class Membership:
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
     ) -> Change | None:
-        """Ends the step; nodes come and go here. With a State, returns when there are enough ranks.
+        """Ends the step. Nodes come and go here. With a State, returns when there are enough ranks.
 
-        `commit` is told by rank who has ended it (None: all), before anybody enters.
+        `commit` is called before any rank enters. It is told by rank who has ended the step; None
+        means all.
         """
         self.client.finish_step()
         before = self.view
@@ -327,8 +332,7 @@ class Membership:
         whether there were.
         """
         were_few = False
-        # Without a State a joiner's next rounds are the program's own, which others have to take
-        # part in.
+        # Without a State a joiner's next rounds are the program's own, and others must take part.
         while (
             self.client.nodes_change
             and self.holder is not None
@@ -389,7 +393,7 @@ class Membership:
     def _end_step_of_all(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None, is_compared: bool
     ) -> None:
-        """Ends a step where nobody comes or goes."""
+        """Ends a step in which nobody comes or goes."""
         if is_compared and self.client.size > 1:
             state_rounds.compare(self.client, self.holder)
         if commit is not None:
@@ -398,8 +402,9 @@ class Membership:
             self.client.connection.end_step()
 
     def _exchange(self, digest: int) -> StepLanes:
-        """Tells the others that this rank ends the step, and hears the same of them. They compare
-        digests. `digest` 0: this rank has none.
+        """Tells the other ranks that this rank ends the step, and hears the same from them.
+
+        Ranks compare digests. `digest` is 0 if this rank has none.
         """
         client = self.client
         told = StepLanes(client.size, len(self.view.standbys))
@@ -417,7 +422,7 @@ class Membership:
             state_rounds.warn_of_counters(counters, told.counters)
         self._require_none_joined(told.ended, bool(digest))
         if told.digests_differ:
-            state_rounds.compare(client, self.holder)  # Says who differs.
+            state_rounds.compare(client, self.holder)  # Its error names the ranks that differ.
         return told
 
     def _follow_newer(self, newest_epoch: int) -> Change | None:
@@ -445,7 +450,7 @@ class Membership:
         return change
 
     def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
-        """Raises InvalidArgument if a rank that is there has given zeros: it is in hvd.join()."""
+        """Raises InvalidArgument if a rank of the job is in hvd.join(), and so gives zeros."""
         if all(ended):
             return
         missing = [rank for rank, has_ended in enumerate(ended) if not has_ended]
@@ -455,7 +460,7 @@ class Membership:
         members = [each for each in self.view.members if (each.node, each.incarnation) in left]
         joined = [rank for rank in missing if any(rank in each.ranks for each in members)]
         if joined:
-            self._is_first_step = is_compared  # Then the next one is.
+            self._is_first_step = is_compared  # Then the next step counts as the first one.
             raise InvalidArgument(
                 f"end_step() (commit(), check_host_updates()): ranks {joined} are in hvd.join(), and "
                 "end no steps: call it when all ranks have joined"
@@ -475,4 +480,4 @@ def membership_of(client: Client) -> Membership:
     return client.companion(Membership)
 
 
-_client.follow(membership_of)  # A joiner is told of it before it pushes anything.
+_client.follow(membership_of)  # A joiner gets its Membership before it pushes anything.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that outlives its agent: docs/elastic.md says which states it goes through."""
+"""Lets a rank outlive its agent. docs/elastic.md has the states that it goes through."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
 
 _WAIT_S = 300.0
 _WAIT_VARIABLE = "TALWEG_AGENT_WAIT_S"
-# A file that says to `talweg run` that this rank waits for its agent's successor.
+# The variable that names a file. The file tells `talweg run` that this rank waits for a new agent.
 _MARK_VARIABLE = "TALWEG_RUN_OUTLIVES"
 
 
@@ -67,8 +67,8 @@ def rejoin(agent_wait_s: float | None = None) -> None:
     """Attaches this rank, whose agent is lost, to the agent that takes its place.
 
     Waits for that agent, and for the end of the other ranks' step, at most `agent_wait_s` (else
-    TALWEG_AGENT_WAIT_S, else 300 s); after that it raises AgentLost. This rank is a joiner then:
-    the program calls begin() of a State, or enter(), next. State.run() does all that.
+    TALWEG_AGENT_WAIT_S, else 300 s). After that it raises AgentLost. This rank is a joiner then, so
+    the program next calls begin() of a State, or enter(). State.run() does all that.
     """
     wait_s = _wait_s(agent_wait_s)
     if not agent_is_lost():
@@ -111,7 +111,7 @@ def rejoin(agent_wait_s: float | None = None) -> None:
 
 @contextlib.contextmanager
 def outliving() -> Iterator[None]:
-    """A context in which this rank goes on when its agent is lost: `talweg run` lets it live."""
+    """A context in which this rank goes on when its agent is lost. `talweg run` does not end it."""
     mark = os.environ.get(_MARK_VARIABLE)
     if mark:
         Path(mark).touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the rounds are by which a survivor sends its state: docs/elastic.md."""
+"""Chooses the length of the rounds in which a survivor sends its state: docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pace:
         self._count = self._bytes = 0
 
     def on_round(self, nbytes: int, begun_s: float, over_s: float) -> None:
-        """A round was under way from `begun_s` to `over_s`. Rounds are told of in their order."""
+        """Takes the times of a round, from `begun_s` to `over_s`. Rounds come in their order."""
         self._least_s = min(self._least_s, over_s - begun_s)
         last_s, self._last_s = self._last_s, over_s
         if nbytes < self.chunk_bytes or begun_s > last_s:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a State offers, if a joiner can catch up with it in steps: docs/elastic.md."""
+"""The protocols of a State that a joiner can catch up with in steps: docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of the optimizer applies, as one rank keeps it for others."""
+    """The data that one call of the optimizer applies, as one rank keeps them for others."""
 
     header: bytes  # The small part. The first stripe's counts, so the others' may be empty.
     total: int  # The bytes of the large part.
@@ -20,7 +20,7 @@ class Call:
 
 
 class Snapshot(NamedTuple):
-    """What steps change."""
+    """The part of the state that steps change."""
 
     header: bytes
     buffers: list[np.ndarray]  # The memory itself, not a copy.
@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
 
 
 class Recording(Protocol):
-    """What the optimizer applies from now on."""
+    """A record of what the optimizer applies, from the call of record() on."""
 
     # Why it could not be recorded; None: it was.
     problem: str | None
@@ -42,10 +42,10 @@ class Recording(Protocol):
 
 
 class Replay(Protocol):
-    """What one State offers. Survivors call the methods up to rest(), joiners those after it."""
+    """The replay of one State. Survivors call the methods up to rest(), joiners those after it."""
 
     def problem(self) -> str | None:
-        """Why steps of this State cannot be replayed; None: they can."""
+        """Returns why steps of this State cannot be replayed; None if they can."""
 
     def snapshot(self) -> Snapshot:
         """Returns what steps change. It is the same at all survivors."""

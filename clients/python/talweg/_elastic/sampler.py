@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples each rank takes, where ranks come and go: docs/elastic.md."""
+"""Deals samples to ranks that come and go: docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TORCH_LOADER = "torch.utils.data.dataloader"
 
 
 class ElasticSampler:
-    """Deals an epoch's samples to the ranks, batch by batch; each is taken by one rank, once.
+    """Deals an epoch's samples to the ranks, batch by batch. One rank takes each sample, once.
 
         sampler = talweg.ElasticSampler(len(dataset), batch_size=32)
         state = talweg.State(sampler=sampler, ...)
@@ -22,11 +22,12 @@ class ElasticSampler:
             ...
             state.end_step()
 
-    All ranks take a batch in each step. Where the membership changes, what is left is dealt to
-    those that are there. A rank that is lost before it has ended a step has not taken its batch:
-    that is dealt again. `length` is how many samples there are, or a sequence of so many.
+    Each rank takes a batch in each step. When the membership changes, the samples that are left are
+    dealt to the ranks that are there. A rank that is lost before it has ended a step has not taken
+    its batch, which is dealt again. `length` is the number of samples, or a sequence so long.
 
-    It is no batch_sampler of torch's DataLoader: talweg.torch.ElasticLoader loads its samples.
+    It cannot be the batch_sampler of torch's DataLoader. talweg.torch.ElasticLoader loads its
+    samples.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ElasticSampler:
         self._shuffle = shuffle
         self._seed = seed
         self._rank, self._size = 0, 1
-        # How often the batches that follow have become others than ahead() has told.
+        # How often the next batches have changed from what ahead() has told.
         self.changes = 0
         self.set_epoch(0)
 
@@ -57,7 +58,7 @@ class ElasticSampler:
         self.changes += 1
 
     def deal(self, rank: int, size: int) -> None:
-        """Deals what is left to `size` ranks from now on. This one is `rank`."""
+        """Deals the samples that are left to `size` ranks from now on. This rank is `rank`."""
         if (rank, size) != (self._rank, self._size):
             self.changes += 1
         self._rank, self._size = rank, size
@@ -79,7 +80,7 @@ class ElasticSampler:
 
     @property
     def own_samples(self) -> int:
-        """How many of these this rank has."""
+        """How many samples this rank has in the step that has begun."""
         return len(self._dealt[self._rank]) if self._dealt else 0
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class ElasticSampler:
                 )
 
     def begin_again(self) -> None:
-        """Takes back the batches of a step that nobody has ended: they are dealt again."""
+        """Takes back the batches of a step that nobody has ended, to deal them again."""
         self._left = [index for batch in self._dealt for index in batch] + self._left
         self._dealt = []
 
@@ -135,7 +136,7 @@ class ElasticSampler:
         return dealt, left[count:]
 
     def end_step(self, ended: Sequence[bool] | None) -> None:
-        """Ends the step. `ended` says by rank who has ended it, too. None: all have."""
+        """Ends the step. `ended` says by rank who has ended it. None means that all have."""
         again = [
             index
             for rank, batch in enumerate(self._dealt)
@@ -148,7 +149,7 @@ class ElasticSampler:
         self._dealt = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for a State."""
+        """Returns the position in the epoch, for a State."""
         return {"epoch": self.epoch, "left": list(self._left), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank needs to go on where another one is: docs/elastic.md."""
+"""talweg.State, with which a rank goes on where another one is: docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class State:
         state = talweg.State(weights=weights, step=0)
         state.run(train)
 
-    Values are anything that can be pickled, and attributes of this object. A NumPy array is written
-    where it lies, and a random generator goes on as the same object, so that other names for them
-    stay right. A value with state_dict() and load_state_dict() is carried by these. Pickles are
-    loaded: only for ranks that you trust.
+    Values are attributes of this object. A value may be anything that can be pickled. A NumPy array
+    is written in place, and a random generator goes on as the same object, so other references to
+    them stay right. A value with state_dict() and load_state_dict() travels by these. State loads
+    pickles from other ranks, so use it only with ranks that you trust.
 
-    `apply` is a function that changes arrays by what a step has resulted in:
+    `apply` is a function that changes arrays by the results of a step:
 
         def descend(state, gradient):
             state.weights -= state.rate * gradient
@@ -54,7 +54,7 @@ class State:
         state.apply(talweg.push_pull(gradient, name="gradient"))    # Calls descend(state, ...).
 
     A joiner calls it with the results of the steps that the others have made since they gave it
-    their state, and so catches up while they go on. Without it they wait until it has the state.
+    their state. So it catches up while they go on. Without `apply` they wait for it.
     """
 
     def __init__(self, *, apply: Callable[..., Any] | None = None, **values: Any) -> None:
@@ -98,22 +98,23 @@ class State:
 
     @property
     def took_whole(self) -> str | None:
-        """Why this rank, which has joined, took the whole state while the others waited; None: it
-        caught up beside their steps, or has not joined.
+        """Why this rank, which has joined, took the whole state while the others waited.
+
+        None if it caught up beside their steps, or has not joined.
         """
         return membership_of(_client.current()).took_whole
 
     @property
     def change(self) -> Change | None:
-        """How the membership changed at the end of the last step; None: it did not."""
+        """How the membership changed at the end of the last step; None if it did not."""
         return self._change
 
     def apply(self, *results: Any, **named: Any) -> Any:
         """Calls the function that State(apply=...) was given with this State and the results, which
         are the same at all ranks, and returns what it returns.
 
-        The function changes the State's arrays by nothing but these results and the State's values,
-        and makes no calls of talweg.
+        The function must change the State's arrays only by these results and the State's values. It
+        must not call talweg.
         """
         if self._hook is None:
             raise InvalidArgument(
@@ -124,9 +125,9 @@ class State:
         return self._hook(self, *results, **named)
 
     def begin(self) -> bool:
-        """Starts with the lowest rank's values; returns `joined`.
+        """Starts with the lowest rank's values. Returns `joined`.
 
-        Once, before the first step, and again after talweg.rejoin(). run() calls it.
+        Call it once before the first step, and again after talweg.rejoin(). run() calls it.
         """
         membership = membership_of(_client.current())
         if membership.begins_anew:
@@ -153,11 +154,11 @@ class State:
         If this rank's agent is lost meanwhile, run() waits for the agent that takes its place,
         begins again with the state of the ranks that went on, and calls `function` again, which
         goes on from the values that the State then has. It waits at most `agent_wait_s` (else
-        TALWEG_AGENT_WAIT_S, else 300 s); after that it raises AgentLost. For the other ranks this
+        TALWEG_AGENT_WAIT_S, else 300 s). After that it raises AgentLost. For the other ranks this
         is a loss like any other.
 
-        A call that needs a rank which is gone ends with Aborted at all others. They begin again,
-        too: from the last save(), or, without one, with the values as they are at the lowest rank.
+        A call that needs a lost rank ends with Aborted at all others. They begin again, too, from
+        the last save(). Without a save() they begin with the lowest rank's current values.
         """
         with outlive.outliving():
             while True:
@@ -176,23 +177,25 @@ class State:
 
     @property
     def digest_steps(self) -> int:
-        """At the end of every how many steps the ranks' digests are compared; 0: see check_every()."""
+        """How many steps pass between two comparisons of digests; 0: see check_every()."""
         return self._digest_steps
 
     def check_every(self, steps: int) -> None:
-        """Makes end_step() compare, every `steps` steps, a digest of the values that all ranks have
-        alike, and raise Mismatch at all ranks if one differs. Call it at every rank alike.
+        """Makes end_step() compare a digest of the ranks' values every `steps` steps.
 
-        Without this call, or with 0, end_step() does so in the first step, and in each that follows
-        a joiner's entry. It takes as long as reading the values once.
+        end_step() raises Mismatch at all ranks if a digest differs. Call this at every rank alike.
+        Without this call, or with 0, end_step() compares in the first step, and in the first step
+        after a joiner's entry. A comparison takes as long as reading the values once.
         """
         if steps < 0:
             raise InvalidArgument(f"check_every({steps}): it is a number of steps, or 0 for none")
         self._digest_steps = steps
 
     def save(self) -> None:
-        """Keeps a copy of the values. All ranks go on from it if the whole job is lost, except for
-        its ranks' processes: a job of one node loses everything with its agent.
+        """Keeps a copy of the values.
+
+        All ranks go on from it if the whole job is lost, and only the ranks' processes are left. So
+        does a job of one node when its agent is lost.
         """
         self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
         self._saved_in_step = True
@@ -214,7 +217,7 @@ class State:
         self.restore()
 
     def end_step(self) -> Change | None:
-        """Ends a step: nodes come and go here. Returns `change`."""
+        """Ends a step. Nodes come and go here. Returns `change`."""
         membership = membership_of(_client.current())
         before = membership.view
         try:
@@ -241,7 +244,7 @@ class State:
         for sampler in self._samplers():
             sampler.deal(client.rank, client.size)
 
-    # StateHolder of talweg._elastic.state_rounds.
+    # ----- StateHolder of talweg._elastic.state_rounds -----
 
     def pack(self) -> Sequence[bytes | memoryview]:
         return objects.pieces_of(
@@ -303,7 +306,7 @@ class State:
         return total.value
 
     def hashing(self) -> Hashing | None:
-        """None: the program may change the values at any time."""
+        """Returns None, because the program may change the values at any time."""
         return None
 
     def digest(self) -> int:
@@ -312,7 +315,7 @@ class State:
         return total.value
 
     def _add_all_to_digest(self, total: Digest) -> None:
-        """Adds what must be equal at all ranks."""
+        """Adds the values that must be equal at all ranks."""
         for name in sorted(self._values):
             total.update(name.encode())
             self._add_to_digest(total, self._captured(self._values[name]))

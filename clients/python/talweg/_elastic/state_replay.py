@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a talweg.State with an `apply` hook: replay.Replay.
+"""Replays the steps of a talweg.State with an `apply` hook: replay.Replay.
 
 The program gives its State the results of a step, and the State calls the hook with them. The
 joiner's State calls its own hook with the same results, and with the numbers and texts that the
@@ -19,7 +19,8 @@ from talweg._collectives import objects
 from talweg._elastic import stripes
 from talweg._elastic.replay import Call, Snapshot
 
-# What travels with each call, as it costs little: a hook may read it, and the program change it.
+# Values of these types travel with each call. They are small, a hook may read them, and the program
+# may change them.
 _SMALL = (int, float, complex, str, type(None), np.generic)
 
 
@@ -29,7 +30,7 @@ def small_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """replay.Recording of one State."""
+    """The replay.Recording of one State."""
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ def _are_arrays(value: Any) -> bool:
 
 
 class StateReplay:
-    """See the module. What is made of arrays is replayed; digests tell if it was not enough.
+    """The replay.Replay of one State. Values that consist of arrays are replayed, and digests tell
+    if that was not enough.
 
-    All other values travel twice, with the snapshot, for the hook, and with the rest.
+    All other values travel twice: with the snapshot, for the hook, and with the rest.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class StateReplay:
         stream, sizes, small = pickle.loads(header)
         buffers, position = [], 0
         for size in sizes:
-            # In memory of its own: elements lie as they need it, and the hook may keep it.
+            # Each array gets its own memory, so its elements are aligned, and the hook may keep it.
             buffers.append(data[position : position + size].copy())
             position += size
         self._values.update(small)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the State travels while all ranks wait, and how they compare it: docs/elastic.md."""
+"""Sends the State while all ranks wait, and compares it at all ranks: docs/elastic.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIGESTS = 4
 
 
 class StateHolder(Protocol):
-    """What can be sent to a joiner: talweg.State."""
+    """A state that can be sent to a joiner, such as talweg.State."""
 
     def pack(self) -> Sequence[bytes | memoryview]: ...
 
@@ -38,17 +38,20 @@ class StateHolder(Protocol):
         """
 
     def hashing(self) -> Hashing | None:
-        """Returns what makes digest() on a thread beside the next step. None: the values may change
-        at any time.
+        """Returns a Hashing that makes digest() on a thread beside the next step.
+
+        Returns None if the values may change at any time.
         """
 
     def replay(self) -> Replay | None:
-        """Returns how a joiner catches up beside the steps. None: it takes the whole state."""
+        """Returns the Replay by which a joiner catches up beside the steps; None if it takes the
+        whole state.
+        """
 
     @property
     def digest_steps(self) -> int:
-        """Digests are compared at the end of every so many steps. 0: only in steps where they must
-        be.
+        """How many steps pass between two comparisons of digests. With 0 ranks compare them only in
+        steps in which they must.
         """
 
 

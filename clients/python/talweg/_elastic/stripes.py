@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers one after another, of which each of several ranks has its stripe."""
+"""Divides a row of buffers into stripes, one for each of several ranks, and copies stripes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Stripes begin where the bytes of no element are cut, whatever its dtype.
+# Stripes begin at multiples of this, so no element of any dtype is cut.
 _ALIGNMENT = 64
 # How much a thread copies at once, and so the most that anybody waits for it.
 _SLICE_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class Copying:
         return self._is_hurried or not self._left
 
     def copy_some(self) -> None:
-        """Copies a slice. For the thread."""
+        """Copies a slice. The thread calls it."""
         with self._lock:
             if self._left:
                 self._copy_slice()
@@ -100,7 +100,7 @@ class Copying:
                 self.hurried_bytes += self._copy_slice()
 
     def drop(self) -> None:
-        """Copies nothing more: nobody wants the stripe any more."""
+        """Copies nothing more, because nobody wants the stripe any more."""
         with self._lock:
             self._left = []
 

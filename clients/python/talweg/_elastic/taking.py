@@ -49,7 +49,7 @@ _LOOK_S = 0.005
 
 
 class _Line:
-    """What comes from one survivor's rank, once this node has asked it to send."""
+    """The line from one survivor's rank, which sends when this node has asked it."""
 
     def __init__(self, client: Client, own: Member, survivor: Member, local_rank: int) -> None:
         self._connection = client.connection
@@ -134,7 +134,7 @@ class _Meeting:
 
 
 class Taking:
-    """What one rank of a standby takes, until its node takes part in steps.
+    """The part of one rank of a standby that takes the state, until its node takes part in steps.
 
     What comes on a line comes to all ranks of the node, or to none. So a rank that needs nothing
     more goes on taking until the others need nothing more, either.
@@ -154,7 +154,7 @@ class Taking:
         self._buffers: list[np.ndarray] = []  # and where it comes to.
         self._own: Member | None = None
         self._leaving: _Meeting | None = None
-        # Why the whole state is to be taken; None: it is not.
+        # Why the rank must take the whole state; None if it need not.
         self.reason: str | None = None
 
     def run(self) -> bool:

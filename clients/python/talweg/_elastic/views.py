@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in the job: the members of one epoch, and what changes from one to another."""
+"""The members of a job in one epoch, and the changes from one epoch to another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Member:
     node: int
     incarnation: int
     ranks: range
-    # Whether it takes part in no steps yet. Its ranks have the numbers after all others.
+    # Whether it does not take part in steps yet. Its ranks have the numbers after all others.
     standby: bool = False
 
 
@@ -52,7 +52,7 @@ class View:
 
 @dataclass(frozen=True)
 class Change:
-    """What on_view_change() callbacks are told: both views, and who is in one of them only."""
+    """The change that on_view_change() callbacks get: both views, and who is in only one."""
 
     before: View
     after: View
@@ -96,7 +96,7 @@ class Least:
 
     @classmethod
     def told(cls) -> Least:
-        """Returns what the launcher has told this process."""
+        """Returns the numbers that the launcher has told this process."""
         numbers = []
         for name in ("TALWEG_NODES_MIN", "TALWEG_RANKS_MIN"):
             text = os.environ.get(name, "") or "1"

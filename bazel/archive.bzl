@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An archive of programs with everything that they have at run time."""
+"""Makes an archive of programs with everything that they need at run time."""
 
 def _runfiles_archive_impl(ctx):
     files = []
@@ -32,7 +32,7 @@ runfiles_archive = rule(
     implementation = _runfiles_archive_impl,
     doc = "A .tar.xz with the runfiles tree of some programs, and a program that starts them.",
     attrs = {
-        "data": attr.label_list(doc = "What comes along."),
+        "data": attr.label_list(doc = "Further files of the archive."),
         "entry": attr.label(doc = "The script at the top.", allow_single_file = True, mandatory = True),
         "out": attr.output(mandatory = True),
         "programs": attr.label_list(doc = "Programs whose names the script finds in programs.txt."),

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Bazel and shows how far it is: one line that updates on a terminal, else a line now and then.
+"""Runs Bazel and shows its progress: one line that updates on a terminal, else a line now and then.
 
     bazel/bazel_progress.py [--shutdown] build //services/... //clients/...
 
 It keeps Bazel's output back and shows it only on failure. With --shutdown, Bazel's server ends with
-this program, also when it is interrupted. It uses the standard library only, because it runs before
-.venv is there.
+this program, also when it is interrupted. This program uses only the standard library, because it
+runs before .venv exists.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Signals:
-    """What signals have asked for, and whether the program can heed it now."""
+    """The signals that have come, and whether the program can obey them now."""
 
     depth = 0  # How many held_back() blocks are open.
     waiting: int | None = None
 
 
 def _ignore_signals() -> None:
-    # Not SIG_IGN, which started programs would inherit.
+    # Processes that this program starts would inherit SIG_IGN, so it sets a function.
     for each in _SIGNALS:
         signal.signal(each, lambda *_: None)
 
@@ -133,7 +133,7 @@ class ProgressLine:
 
 
 def _server_pids() -> list[int]:
-    """Bazel's servers for this tree, found by their arguments, including those that only start."""
+    """Returns Bazel's servers for this tree, also those that are starting, by their arguments."""
     wanted = f"--workspace_directory={ROOT}".encode()
     pids = []
     for entry in os.listdir("/proc"):
@@ -145,17 +145,17 @@ def _server_pids() -> list[int]:
 
 
 def _adopt_orphans() -> None:
-    """Makes this process the parent of all descendants whose own parent has ended, such as Bazel's server.
+    """Makes this process the parent of all descendants whose own parent has ended.
 
-    A daemon that forks and ends starts the server. A list of all processes may be taken just between, and miss
-    the server. Its parent cannot miss it.
+    Bazel's client starts its server by a process that forks and ends. A list of all processes that
+    is taken in between may miss the server. The server's parent cannot miss it.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def _orphans() -> list[int]:
-    """Adopted processes that nobody has waited for: children in another session."""
+    """Returns adopted processes that nobody has waited for: children in another session."""
     session = os.getsid(0)
     pids = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -177,7 +177,8 @@ def _end_what_is_left() -> None:
                     os.kill(pid, number)
             told |= left
             for pid in left:
-                # A child's children become this process's before the child is waited for, so none slips through.
+                # When a child ends, its children become this process's. So the next turn finds
+                # them.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             if time.monotonic() > end:
@@ -188,7 +189,7 @@ def _end_what_is_left() -> None:
 def shut_down() -> None:
     """Ends Bazel's server for this tree, if one runs, and all else that run_bazel() has left.
 
-    Call it only when nothing runs that was started with `start_new_session`, because it would end that, too.
+    It also ends processes that were started with `start_new_session`. So call it when none runs.
     """
     with held_back():
         if not _server_pids() and not _orphans():
@@ -199,10 +200,10 @@ def shut_down() -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # A second Ctrl-C must not stop the cleaning up.
+            start_new_session=True,  # A second Ctrl-C must not interrupt the cleanup.
             check=False,
         )
-        # `bazel shutdown` does not know a server whose client was interrupted before the server had started.
+        # `bazel shutdown` does not know a server that was starting when its client was interrupted.
         _end_what_is_left()
 
 
@@ -221,7 +222,7 @@ def run_bazel(
     title: str,
     on_line: Callable[[str], None] | None = None,
 ) -> tuple[int, list[str]]:
-    """Runs one Bazel command; returns its exit status and the last lines that say something."""
+    """Runs one Bazel command. Returns its exit status, and the last lines of its output."""
     command = [
         "bazel",
         arguments[0],
@@ -246,7 +247,7 @@ def run_bazel(
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Signals reach it through _cancel(), once.
+                start_new_session=True,  # Signals reach it only once, through _cancel().
             )
         assert client.stderr is not None
         for line in client.stderr:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The macros that every target of this workspace is made with.
+"""The macros that make every target of this workspace.
 
 Each checks the target's edges against //bazel:layers.bzl. Targets are private unless they say otherwise.
 `deps` and `data` are plain lists: a select() could hide an edge from the check.
@@ -21,8 +21,8 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
-# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. The code under test is
-# compiled as it is delivered.
+# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. The code
+# under test is compiled as it is delivered.
 _TEST_COPTS = ["-O1"]
 
 # The C++ runtime is linked in, by //bazel/deps/runtime.
@@ -39,12 +39,12 @@ _PROGRAM_LINKOPTS = _RUNTIME_LINKOPTS + select({
     "//conditions:default": [],
 })
 
-# In a wheel Debian's shared libraries lie beside the binaries' directory (deploy/wheel). RPATH, not RUNPATH,
-# because it serves what those libraries load as well.
+# In a wheel Debian's shared libraries lie beside the binaries' directory (deploy/wheel). RPATH, not
+# RUNPATH, because it serves what those libraries load as well.
 _WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
-# Frameworks that cannot live beside torch: each has an environment of its own, made by bazel/prepare from
-# requirements-<framework>.txt.
+# Frameworks that cannot live beside torch: each has an environment of its own, made by
+# bazel/prepare from requirements-<framework>.txt.
 _FRAMEWORKS = ["jax", "mxnet", "tensorflow"]
 
 _PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which package may depend on which, and the check that every talweg_* macro runs.
+"""The table of which package may depend on which, and the check that every talweg_* macro runs.
 
 A layer is a directory. A package belongs to the longest layer that is the package itself or one of its
 parents. Targets of one layer may always use each other. The check runs while a BUILD file loads, so an
@@ -83,8 +83,8 @@ LAYERS = {
     "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],
 }
 
-# Layers that use nothing but the standard library. Clients link them into processes that carry their own
-# Abseil and gRPC. The protocol cores need neither.
+# Layers that use nothing but the standard library. Clients link them into processes that carry
+# their own Abseil and gRPC. The protocol cores need neither.
 _STANDARD_LIBRARY_ONLY = [
     "clients/c",
     "libs/aggregation",

@@ -19,15 +19,15 @@ from urllib.parse import unquote, urlparse
 from bazel_progress import ROOT, Interrupted, interruptible, run_bazel, shut_down
 
 _SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
-# How a test says which seeds it has drawn.
+# The text by which a test tells its random seeds.
 _FIRST_SEED = re.compile(r"--first-seed=(\d+)")
 _LOG_LINES_SHOWN = 80
 _FULL_TIMEOUT_S = 7200
 _SOAK_SLACK_S = 900
-# Actions at a time, beyond one a CPU, because many tests only wait for time limits and for processes to start.
-# Tests under a sanitizer do not wait, and take several times the memory.
+# How many actions run at a time beyond one on each CPU. Many tests only wait for time limits and
+# for processes to start. Tests under a sanitizer do not wait, and take several times the memory.
 _ACTIONS_BESIDE_CPUS = 2
-# So many tests that failed beside others are run again alone. If more fail, it is not the machine.
+# At most so many failed tests are run again alone. If more fail, the machine is not the reason.
 _RUN_AGAIN_MAX = 3
 
 # Bazel's exit statuses.
@@ -126,14 +126,14 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
         flags += ["--test_tag_filters=gpu", "--build_tests_only", "--test_env=TALWEG_TEST_GPU=1"]
         if find_nvcc():
             flags.append("--config=cuda")
-    # Bazel does not know the hardware.
+    # Bazel does not know the hardware, so it would take results of another machine as still valid.
     if options.again or options.gpu:
         flags.append("--nocache_test_results")
     return flags
 
 
 def find_nvcc() -> str | None:
-    """The toolkit's compiler, where bazel/deps/cuda/nvcc.sh looks for it."""
+    """Returns the CUDA toolkit's compiler, where bazel/deps/cuda/nvcc.sh looks for it."""
     for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr/lib/nvidia-cuda-toolkit"):
         if home and os.access(f"{home}/bin/nvcc", os.X_OK):
             return f"{home}/bin/nvcc"
@@ -190,7 +190,7 @@ def print_failure(outcome: Outcome) -> None:
     print(f"\n{outcome.status}: {outcome.label}")
     for log in outcome.failed_logs:
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        # Bazel's own head of the log says nothing.
+        # The line that Bazel writes at the head of the log is of no use.
         lines = [line for line in lines if not line.startswith("exec ${PAGER")]
         if len(lines) > _LOG_LINES_SHOWN:
             print(f"  ... ({len(lines) - _LOG_LINES_SHOWN} lines before these)")
@@ -202,7 +202,7 @@ def print_failure(outcome: Outcome) -> None:
 def run_targets(
     options: argparse.Namespace, targets: list[str], further: list[str]
 ) -> tuple[int, list[str], dict[str, Outcome]]:
-    """Bazel's exit status, what it printed, and the outcomes by label."""
+    """Runs the targets. Returns Bazel's exit status, its output, and the outcomes by label."""
     with tempfile.TemporaryDirectory(prefix="talweg-test.") as scratch:
         events = Path(scratch) / "events.json"
         target_file = Path(scratch) / "targets"
@@ -223,11 +223,12 @@ def run_targets(
 def run_again(
     options: argparse.Namespace, failed: list[Outcome], outcomes: dict[str, Outcome]
 ) -> int:
-    """Runs what failed once more, one test at a time, into `outcomes`; Bazel's exit status.
+    """Runs failed tests once more, one at a time, and updates `outcomes`. Returns Bazel's exit
+    status.
 
-    A machine that stands still for seconds breaks a test that is right, and a test that is wrong once
-    in a while is to be mended: so each is told of, with what its first run printed. What a test has
-    drawn by chance it gets again.
+    A machine that stands still for seconds breaks a correct test. A test that fails now and then
+    must be repaired. So each is reported with the output of its first run. A test gets the same
+    random seed again.
     """
     for outcome in failed:
         print_failure(outcome)

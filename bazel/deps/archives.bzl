@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link flags for Debian's static archives, which -lNAME would pass over for the shared library."""
+"""Link flags for Debian's static archives. With -lNAME the linker would take the shared library."""
 
 def archives(names):
     """Returns linkopts that link the named archives, whatever order they refer to each other in.

@@ -16,8 +16,8 @@ export PYTHONDONTWRITEBYTECODE=1
 export TALWEG_VENV=%{venv}
 run=exec
 if %{is_test}; then
-  # What frameworks and launchers leave behind goes with the test. The path is short, as sockets are made below it;
-  # programs of other users find their way through it, as through /tmp.
+  # Files that frameworks and launchers leave are removed with the test. The path is short, because
+  # sockets are made in it. Programs of other users can pass through it, as through /tmp.
   TMPDIR=$(mktemp -d /tmp/test.XXXXXX) && chmod 1777 "$TMPDIR" || exit 1
   export TMPDIR
   trap 'rm -rf "$TMPDIR"' EXIT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs and tests that the workspace's .venv runs, or a framework's own environment.
+"""Makes Python programs and tests that the workspace's .venv runs, or a framework's environment.
 
 Bazel's native py_test starts with a command named `python`, which Debian has not, and knows no virtual
 environment; py_library is used as it is.
@@ -50,7 +50,7 @@ _ATTRS = {
     "venv": attr.string(default = ".venv"),
     "_interpreter": attr.label(default = "//bazel/python:venv_python.sh", allow_single_file = True),
     "_launcher": attr.label(default = "//bazel/python:launcher.sh.tpl", allow_single_file = True),
-    # What is in the environment is an input by its list.
+    # The list of the environment's packages is an input, and stands for the environment.
     "requirements": attr.label(default = "//bazel:requirements.txt", allow_single_file = True),
 }
 

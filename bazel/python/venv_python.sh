@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Python interpreter of this workspace's programs: that of .venv, or of the environment that TALWEG_VENV names,
-# from the workspace's root. Bazel hands this file around by symbolic links into the source tree, which is how the
-# tree is found from inside a sandbox.
+# Runs the Python interpreter of this workspace's programs. It is that of .venv, or of the
+# environment that TALWEG_VENV names from the workspace's root. Bazel hands this file to sandboxes
+# as a symbolic link into the source tree. By that link this script finds the tree.
 self=$(readlink -f "${BASH_SOURCE[0]}")
 venv=${self%/bazel/python/*}/${TALWEG_VENV:-.venv}
 unset TALWEG_VENV
@@ -11,14 +11,15 @@ if [ ! -x "$venv/bin/python" ]; then
   echo "talweg: no Python environment at $venv; make it with: bazel/prepare --for=test" >&2
   exit 1
 fi
-# A program sees the modules that its target declares, not whatever lies beside it in the source tree.
+# A program sees the modules that its target declares, and not those beside it in the source tree.
 safe_path=-P
 for dir in "$venv"/lib/python3.*; do
   [ "${dir##*.}" -ge 11 ] 2>/dev/null || safe_path=
 done
-# A library built with ASan or TSan needs their runtime before anything else. ASan's runtime also needs the C++
-# runtime, which throws for the extension modules. Python itself is built with neither. So its leaks are no findings,
-# and TSan would see what it and torch call in libc without the atomics that order it.
+# A library that is built with ASan or TSan needs the sanitizer's runtime before all others. ASan's
+# runtime also needs the C++ runtime, which throws for the extension modules. Python itself is built
+# without sanitizers. So its leaks do not count, and TSan would see the libc calls of Python and
+# torch without the atomics that order them.
 case ${TALWEG_SANITIZER:-} in
   asan | tsan)
     LD_PRELOAD="$(gcc -print-file-name="lib$TALWEG_SANITIZER.so") $(gcc -print-file-name=libstdc++.so.6)"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One mistake for each sanitizer, for sanitizers_test: a check that is never seen to fail proves
-// nothing.
+// One mistake for each sanitizer, with which sanitizers_test sees the check fail.
 #include <climits>
 #include <cstdio>
 #include <cstring>

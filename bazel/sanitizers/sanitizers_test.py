@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sanitizer's report fails a test, whichever of its processes was reported."""
+"""Tests that a sanitizer's report fails a test, whichever of its processes was reported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a sanitizer has nothing to do with say so instead of running."""
+"""Skips tests that a sanitizer cannot check."""
 
 def skip_under_sanitizer(ctx, runner, reason):
     """Writes a test's executable that prints why it is skipped, which ./test counts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels compiled by nvcc, for builds with --config=cuda. Nothing here runs in others."""
+"""Compiles kernels with nvcc, in builds with --config=cuda. Other builds run nothing of this."""
 
 def cuda_image_object(name, src, hdrs, symbol):
     """An object with the fatbin of a .cu file between <symbol>_begin and <symbol>_end.

@@ -1,12 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# nvcc.sh image OUTPUT.o SYMBOL SOURCE.cu   compiles kernels for every architecture that this nvcc knows of
-#                                           those below, and PTX for others; makes an object of the image
-# nvcc.sh headers OUTPUT_DIR                copies cuda.h there, and nccl.h where there is one (NCCL_HOME)
+# nvcc.sh image OUTPUT.o SYMBOL SOURCE.cu   compiles kernels for those of the architectures below
+#                                           that this nvcc knows, and PTX for others; makes an
+#                                           object of the image
+# nvcc.sh headers OUTPUT_DIR                copies cuda.h there, and nccl.h if there is one
+#                                           (NCCL_HOME)
 #
-# The toolkit is that of CUDA_HOME, of /usr/local/cuda, or Debian's; 12 and 13 will do. CUDA_HOME may also be
-# the nvidia/cu13 directory in which PyPI's nvidia-cuda-nvcc, -crt, -runtime and -nvvm install.
+# The toolkit is that of CUDA_HOME, of /usr/local/cuda, or Debian's. Versions 12 and 13 work.
+# CUDA_HOME may also be the nvidia/cu13 directory into which PyPI's nvidia-cuda-nvcc, -crt, -runtime
+# and -nvvm install.
 set -euo pipefail
 
 # Later GPUs of a major version run the first one's code. GPUs newer than all of these run the PTX.
@@ -41,11 +44,11 @@ case ${1:-} in
       fi
     done
     [ -n "$lowest" ] || die "$home/bin/nvcc knows none of: ${wanted[*]}"
-    # The lowest PTX serves every GPU that has no code of its own here, later ones too.
+    # The lowest PTX serves every GPU that has no code of its own here, also later ones.
     targets+=(-gencode "arch=compute_$lowest,code=compute_$lowest")
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
-    # --fmad=false: a product and a sum are two roundings.
+    # --fmad=false rounds a product and a sum each on its own.
     TMPDIR=$scratch "$home/bin/nvcc" -std=c++17 -O3 --fmad=false -I. --fatbin -Xfatbin=--compress-all \
       "${targets[@]}" -o "$scratch/image" "$source"
     cat >"$scratch/image.s" <<ASSEMBLY
@@ -70,7 +73,7 @@ ASSEMBLY
         break
       fi
     done
-    # All that nccl.h needs of the runtime's headers. It would include a hundred of them.
+    # nccl.h needs only this of the runtime's headers, of which it would include a hundred.
     cat >"$2/cuda_runtime.h" <<'HEADER'
 #include <cuda.h>
 typedef CUstream cudaStream_t;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures Talweg beside its peers on this machine; see ./bench."""
+"""Measures Talweg beside its peers on this machine. See ./bench."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ SCENARIOS: dict[str, Any] = {
     "recovery": recovery,
     "loss_curve": loss_curve,
 }
-# They take half an hour, so they run where they are named, and with --full or --smoke.
+# These take half an hour. They run only if they are named, or with --full or --smoke.
 LONG_SCENARIOS = {"recovery", "loss_curve"}
-# For a machine with a GPU: only with --gpu.
+# These need a machine with a GPU. They run only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,
     "gpu_push_pull": gpu_push_pull,
@@ -110,7 +110,7 @@ EFFORTS = {
 
 
 class Failed(Exception):
-    """The bench cannot go on; the text says why."""
+    """The bench cannot go on. The text says why."""
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -190,20 +190,20 @@ def _tool(binaries: Path) -> Path:
 
 
 def build(with_kernels: bool) -> None:
-    """Builds what is measured. `with_kernels`: also those for GPUs, where there is a compiler."""
+    """Builds the programs to measure; `with_kernels` also GPU kernels, if there is a compiler."""
     begin_s = time.monotonic()
     flags = ["--config=cuda"] if with_kernels and find_nvcc() else []
     status, lines = run_bazel(["build", *flags, *TARGETS], "build")
     if status != 0:
         raise Failed("the build failed:\n" + "\n".join(lines))
     print(f"built in {time.monotonic() - begin_s:.0f} s")
-    # Bazel's server would only take memory that is to be measured.
+    # Bazel's server would take memory that the measurements need.
     if not os.environ.get("TALWEG_KEEP_BAZEL"):
         shut_down()
 
 
 def require_gpu(programs: Programs, scenarios: list[str]) -> None:
-    """Fails early; otherwise every scenario would fail by itself, and take its time."""
+    """Raises Failed if there is no GPU. Otherwise each scenario would fail late."""
     try:
         google_benchmark.names(programs.device_benchmark)
     except google_benchmark.BenchmarkFailed as failure:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/build_horovod does with an environment that is whole, has lost its torch, or is half made.
+"""Tests benchmarks/build_horovod with an environment that is whole, half made or without its torch.
 
-The packages are stand-ins of a few lines: "pip" writes a Horovod that imports torch.
+The packages are stand-ins of a few lines. "pip" writes a Horovod that imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.contenders import Missing
 from harness.scenarios.training_step_hosts import horovod_python
 
-# What `.venv/bin/python` is: its environments have a pip that fetches nothing.
+# The stand-in for `.venv/bin/python`. Its environments have a pip that fetches nothing.
 _PYTHON = """#!/bin/bash
 if [ "$1 $2" != "-m venv" ]; then PYTHONPATH="$PACKAGES" exec "$REAL" "$@"; fi
 echo made >>"$LOG"

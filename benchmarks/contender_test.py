@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ./bench starts, orders and ends contenders, with workers that are shell scripts or Python."""
+"""Tests how ./bench starts, orders and ends contenders. Workers are shell scripts or Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness import processes
 from harness.contender import Command, Contender, ContenderFailed
 from harness.measure import Case, Effort, measure_beside
 
-# Speaks the lines of benchmarks/peers/control.h. When told to go, it does what its word says.
+# A worker that speaks the lines of benchmarks/peers/control.h. On "go" it does what its word says.
 _WORKER = """
 import os, socket, sys, time
 rank, manner = sys.argv[1], sys.argv[2]
@@ -65,7 +65,7 @@ def contender(*manners: str, name: str = "fake") -> Contender:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process exists. A process that only its parent has not waited for does not count."""
+    """Whether the process runs. One that has ended and was not waited for does not count."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -77,7 +77,7 @@ class ContenderTest(unittest.TestCase):
         with contender("well", "well") as running:
             batch = running.measure("f32", [4096], 1, 3, timeout_s=60)
         self.assertEqual(batch.rounds, 3)
-        self.assertAlmostEqual(batch.elapsed_s, 0.006)  # First begin to last end.
+        self.assertAlmostEqual(batch.elapsed_s, 0.006)  # From the first begin to the last end.
         self.assertEqual(batch.rounds_s, [1000 * 1e-9] * 6)
         self.assertEqual(batch.wire_bytes, [])
         for worker_s in batch.workers_s:
@@ -86,7 +86,7 @@ class ContenderTest(unittest.TestCase):
     def test_cpu_is_that_of_all_processes(self) -> None:
         with contender("computes", "computes") as running:
             batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
-        # Twice 50 ms, less the tick until which the kernel may not have counted them.
+        # Twice 50 ms, less one tick, because the kernel may not have counted the last tick yet.
         self.assertGreaterEqual(batch.cpu_s, 0.06)
         self.assertAlmostEqual(sum(batch.cpu_s_of_programs.values()), batch.cpu_s)
         self.assertIn(processes.program(os.getpid()), batch.cpu_s_of_programs)
@@ -97,7 +97,7 @@ class ContenderTest(unittest.TestCase):
         with Contender("served", 1, [busy, worker]) as running:
             batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
         self.assertGreater(batch.cpu_s_of_daemons, 0.01)
-        # The worker's 50 ms, less a tick.
+        # The worker takes 50 ms, less one tick.
         self.assertLess(batch.cpu_s_of_daemons, batch.cpu_s - 0.03)
 
     def test_what_a_daemon_leaves_behind_is_ended(self) -> None:
@@ -231,7 +231,7 @@ class ProcessesTest(unittest.TestCase):
 
 class ScratchTest(unittest.TestCase):
     def end_of(self, script: str) -> None:
-        """Runs a bench that tells of a process and its scratch directory, until both are gone."""
+        """Runs a bench that names a process and its scratch directory, until both are gone."""
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
         line = [sys.executable, "-c", script]
         output = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of ./bench's results, and how they are written."""
+"""Tests the arithmetic of ./bench's results, and how they are written."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class OptimumTest(unittest.TestCase):
                 server_share, host_share = figures.optimal_shares(hosts, servers)
                 self.assertAlmostEqual(servers * server_share + hosts * host_share, 1)
                 self.assertGreaterEqual(host_share, 0)
-                # Each way, a server hears every host. A host sends what it does not sum itself,
-                # and results of its own share to all others.
+                # In each direction a server hears every host. A host sends all that it does not sum
+                # itself, and the results of its own share to all others.
                 server_bytes = hosts * server_share
                 host_bytes = (1 - host_share) + (hosts - 1) * host_share
                 best = figures.optimum_s(hosts, servers, 1.0, 1.0)
@@ -102,7 +102,7 @@ class OptimumTest(unittest.TestCase):
     def test_ends_of_the_formula(self) -> None:
         self.assertAlmostEqual(figures.optimum_s(4, 0, 100, 10), figures.ring_s(4, 100, 10))
         self.assertAlmostEqual(figures.optimum_s(4, 4, 100, 10), 10)
-        # More servers than hosts: a host still has to send all of its gradient.
+        # With more servers than hosts, a host still has to send its whole gradient.
         self.assertEqual(figures.optimum_s(4, 9, 100, 10), figures.optimum_s(4, 4, 100, 10))
         self.assertEqual(figures.optimum_s(1, 2, 100, 10), 0)
 
@@ -351,9 +351,9 @@ class KernelsTest(unittest.TestCase):
     def test_the_limit_of_a_sum_on_gpus(self) -> None:
         speeds = gpu_push_pull.speeds_of({"Copy/9": 1e6, "PeerBothWays/9": 4e5})
         self.assertEqual(speeds, gpu_push_pull.Speeds(1e6, 2e5))
-        # Two tensors are read and written: 4 bytes touched for each.
+        # Two tensors are read and written, so 4 bytes are touched for each byte of a tensor.
         self.assertAlmostEqual(gpu_push_pull.limit_s(1000, speeds, 1) or 0.0, 4e-3)
-        # Two GPUs with a rank each: 2 + 2 bytes touched there, and one sent from each to the other.
+        # With two GPUs of one rank each, each touches 2 + 2 bytes and sends one to the other.
         self.assertAlmostEqual(gpu_push_pull.limit_s(1000, speeds, 2) or 0.0, 4e-3 + 5e-3)
         stream = {"bytes": 1000, "alone_s": 2e-3, "beside_s": 3e-3, "latency_s": 8e-3}
         stream["device_calls"] = 0

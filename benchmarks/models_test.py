@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models' tensors: files, formulas and published counts agree."""
+"""Tests that the models' files, formulas and published counts agree."""
 
 from __future__ import annotations
 

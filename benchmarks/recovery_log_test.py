@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kill has cost, told by logs that are written here."""
+"""Tests what a kill has cost, by logs that this test writes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CostTest(unittest.TestCase):
 class JoinTest(unittest.TestCase):
     def test_a_joiner_that_catches_up(self) -> None:
         survivor = [
-            *_steps(9, 2, 2, 2, epochs=(1,) * 4, size=3),  # Before another rank was lost.
+            *_steps(9, 2, 2, 2, epochs=(1,) * 4, size=3),  # The steps before another rank was lost.
             *_steps(4, 4, 4, epochs=(2,) * 3, size=2, begin_ms=15),
             *_steps(5, 30, 6, 50, epochs=(3,) * 4, size=2, begin_ms=27),
             *_steps(8, 90, *[4] * 9, 200, epochs=(4,) * 12, size=3, begin_ms=118),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""./bench with tiny sizes. Every scenario runs here and writes what it should."""
+"""Runs ./bench with tiny sizes. Every scenario runs and writes its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
 def run(output: Path, *arguments: str) -> tuple[int, str]:
-    """Runs it in a session of its own; returns status and output."""
+    """Runs ./bench in a session of its own. Returns its status and output."""
     line = [sys.executable, str(_BENCH), "--smoke", f"--binaries={_RUNFILES}", f"--output={output}"]
     process = subprocess.Popen(
         [*line, *arguments],
@@ -113,13 +113,13 @@ class SmokeTest(unittest.TestCase):
             sent = each["wire_bytes_of_hosts"]
             self.assertEqual(len(sent), 2)
             for host_bytes in sent:
-                # n = 2: half of the gradient and half of the results, and a little more.
+                # With n = 2 it is half of the gradient and half of the results, and a little more.
                 self.assertGreater(host_bytes, 0.99 * each["total_bytes"])
                 self.assertLess(host_bytes, 1.5 * each["total_bytes"])
 
     def test_shaped_links(self) -> None:
         for each in self.results("shaped_links", "Talweg, own buffers"):
-            # 1 Gb/s are 125 MB/s; a slow machine may not reach them.
+            # 1 Gb/s is 125 MB/s. A slow machine may not reach that.
             self.assertLess(each["extra"]["goodput_bytes_per_s"], 2.5e8)
             self.assertGreater(each["extra"]["optimum_s"], 0.001)
             self.assertIn("over_optimum", each["extra"])
@@ -127,7 +127,7 @@ class SmokeTest(unittest.TestCase):
     def test_links_with_delay(self) -> None:
         for contender in ("Talweg, own buffers", "socket server"):
             for each in self.results("long_links", contender):
-                # 2 ms there and 2 back, which a slow machine cannot break.
+                # The way takes 2 ms there and 2 ms back. No machine is faster.
                 self.assertGreater(each["median_s"], 0.004)
                 self.assertGreater(each["extra"]["of_optimum"], 0)
 
@@ -218,7 +218,7 @@ class SmokeTest(unittest.TestCase):
         between = [each for each in self.document["results"] if "hosts, 1" in each["setting"]]
         for each in between:
             if each["scenario"] == "collectives":
-                # 1 Gb/s are 125 MB/s; half of the bytes cross a link.
+                # 1 Gb/s is 125 MB/s, and half of the bytes cross a link.
                 self.assertGreater(each["extra"]["optimum_s"], 0.0005)
                 self.assertIn("over_link", each["extra"])
 
@@ -229,7 +229,7 @@ class SmokeTest(unittest.TestCase):
         for name, figures in data["tiny, batch 2"].items():
             self.assertGreater(figures["step_s"], 0, name)
         self.assertEqual(sorted(data["all_reduce, 4 KiB"]), ["Gloo", "Talweg"])
-        for figures in data.get("2 hosts, 1 Gb/s", {}).values():  # Where there may be networks.
+        for figures in data.get("2 hosts, 1 Gb/s", {}).values():  # If networks are allowed here.
             self.assertGreater(figures["optimum_s"], 0)
 
     def test_a_result_names_its_circumstances(self) -> None:
@@ -279,7 +279,7 @@ class SmokeTest(unittest.TestCase):
         binaries = self.output / "binaries"
         benchmark = binaries / "libs" / "gpu" / "testing" / "device_benchmark"
         benchmark.parent.mkdir(parents=True)
-        benchmark.write_text("#!/bin/sh\n")  # For this test, there is a GPU.
+        benchmark.write_text("#!/bin/sh\n")  # In this test there is a GPU.
         benchmark.chmod(0o755)
         self.assertIn("sees no GPU: put one", self._run_without_a_gpu(binaries))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the baselines' servers do with their port."""
+"""Tests that the baselines' servers free their port and can take it again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SocketsTest(unittest.TestCase):
                 connection = self._connect(first, port)
                 first.kill()
                 first.wait(_DEADLINE_S)
-                # It has closed first, so the wait for late packets is on its side.
+                # The server has closed first, so its side waits for late packets.
                 while connection.recv(100):
                     pass
                 connection.close()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ./bench is made of: contenders are started, told what to measure, compared and written down."""
+"""The parts of ./bench, which starts contenders, measures and compares them, and writes results."""

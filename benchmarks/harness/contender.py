@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contenders: jobs of several processes that wait for orders, and what they answer.
+"""Contenders: jobs of several processes that wait for orders and answer them.
 
 The lines between the harness and a worker are described in benchmarks/peers/control.h.
 """
@@ -26,7 +26,7 @@ END_BY_ITSELF_S = 5.0
 
 
 class ContenderFailed(Exception):
-    """A contender did not do what it was told. The text says who and what, with its last output."""
+    """A contender has not carried out an order. The text names it, and has its last output."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Command:
 
     line: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    is_daemon: bool = False  # Does not end by itself when the workers have.
+    is_daemon: bool = False  # Whether it goes on when the workers have ended.
 
 
 @dataclass
@@ -44,18 +44,18 @@ class Batch:
 
     rounds: int
     elapsed_s: float
-    rounds_s: list[float]  # For each round and rank.
+    rounds_s: list[float]  # The time of each round at each rank.
     cpu_s: float
-    # Sent by each host's interface; with one host, by its loopback. Empty: unknown.
+    # Bytes that each host's interface has sent; with one host, its loopback. Empty if unknown.
     wire_bytes: list[float]
-    prepare_s: float = 0.0  # From the order until all were ready.
-    workers_s: list[float] = field(default_factory=list)  # What each rank took for its rounds.
+    prepare_s: float = 0.0  # The time from the order until all were ready.
+    workers_s: list[float] = field(default_factory=list)  # The time of each rank's rounds.
     cpu_s_of_programs: dict[str, float] = field(default_factory=dict)  # By process name.
-    cpu_s_of_daemons: float = 0.0  # The daemons and what they have started.
+    cpu_s_of_daemons: float = 0.0  # Of the daemons and the processes that they have started.
 
 
 class _Worker:
-    """One rank's connection."""
+    """The connection to one rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -67,7 +67,7 @@ class _Worker:
         self._connection.sendall(line.encode() + b"\n")
 
     def hear(self, deadline_s: float) -> str:
-        """The rank's next line. TimeoutError, or EOFError when the rank is gone."""
+        """Returns the rank's next line. Raises TimeoutError, or EOFError if the rank is gone."""
         while b"\n" not in self._buffer:
             self._connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             received = self._connection.recv(1 << 20)
@@ -82,7 +82,7 @@ class _Worker:
 
 
 def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float) -> None:
-    """Waits, then asks, then kills. Kills whatever of its group has not ended with it as well."""
+    """Waits for the process, asks it to end, then kills it. Kills what is left of its group."""
     try:
         process.wait(by_itself_s)
     except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float
 
 
 class Contender:
-    """A running job. Use it as a context manager: everything that it started ends with it."""
+    """A running job. Use it as a context manager, which ends everything that it has started."""
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class Contender:
                 worker.say("quit")
             worker.close()
         deadline_s = time.monotonic() + END_TIMEOUT_S
-        # Daemons end last, because the others say goodbye to them. The scheduler started first and ends
-        # at the very end.
+        # Daemons end after the workers, which say goodbye to them. The scheduler started first and
+        # ends last.
         workers = [process for process in self._started if process not in self._daemons]
         for process in [*workers, *reversed(self._daemons)]:
             by_itself_s = END_BY_ITSELF_S if self._workers and process in workers else 0.0
@@ -194,7 +194,7 @@ class Contender:
             action()
 
     def on_close(self, action: Callable[[], None]) -> None:
-        """Calls something when all processes have ended."""
+        """Has `action` called when all processes have ended."""
         self._on_close.append(action)
 
     # ---- Measuring
@@ -236,7 +236,7 @@ class Contender:
         )
 
     def _hear_done(self, worker: _Worker, deadline_s: float) -> tuple[int, int, list[int]]:
-        """Begin, end, and the time of each round, in nanoseconds."""
+        """Returns the begin, the end, and the time of each round, in nanoseconds."""
         words = self._hear(worker, deadline_s).split()
         if len(words) != 4 or words[0] != "done":
             raise self._failure(f"said '{' '.join(words)[:100]}' instead of done")
@@ -247,12 +247,12 @@ class Contender:
         return {pid: spent_s - before_s.get(pid, spent_s) for pid, spent_s in now_s.items()}
 
     def memory_held_bytes(self) -> int:
-        """The memory that it holds now, above what it held when it had started."""
+        """Returns the memory that it holds now, less what it held when it had started."""
         held = sum(processes.memory_bytes(self._pids).values())
         return max(0, held - self._idle_bytes)
 
     def memory_of_programs(self) -> dict[str, int]:
-        """The memory that it holds now, by process name."""
+        """Returns the memory that it holds now, by process name."""
         held: dict[str, int] = {}
         for pid, count in processes.memory_bytes(self._pids).items():
             name = processes.program(pid)
@@ -260,7 +260,7 @@ class Contender:
         return held
 
     def idle_cores(self, seconds: float) -> dict[str, float]:
-        """How many cores the busiest process of each program uses while nobody asks for anything."""
+        """Returns how many cores the busiest process of each program uses without an order."""
         self._pids = processes.family(process.pid for process in self._started)
         before_s, begin_s = processes.cpu_s(self._pids), time.monotonic()
         time.sleep(seconds)
@@ -273,7 +273,7 @@ class Contender:
         return cores
 
     def _wire_bytes(self) -> list[int]:
-        """What each host's interfaces have sent so far."""
+        """Returns the bytes that each host's interfaces have sent so far."""
         try:
             return [
                 sum(

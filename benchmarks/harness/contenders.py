@@ -15,11 +15,11 @@ from harness.contender import Command, Contender
 from harness.scratch import shared_memory
 
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
-# Gradients are written where the client keeps its contributions (talweg_contribution).
+# The program writes gradients to the client's own memory for contributions (talweg_contribution).
 TALWEG_IN_PLACE = "Talweg, own buffers"
-# The same over Talweg's own TCP (--data_transport=tcp) in place of libfabric.
+# The same over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
 TALWEG_TCP = "Talweg, own TCP"
-# Own buffers, for the programs of --beside.
+# The same as TALWEG_IN_PLACE, with the programs of --beside.
 TALWEG_OTHER = "Talweg, other build"
 
 
@@ -37,18 +37,18 @@ class Programs:
     device_benchmark: Path
     library: Path  # libtalweg.so
     python: Path  # The directory of the package talweg.
-    peers: Path  # Sources.
-    build: Path  # The harness compiles to here.
+    peers: Path  # The directory of the peers' sources.
+    build: Path  # The directory for programs that the harness compiles.
     congestion_control: str = "reno"
-    other_tool: Path | None = None  # Another build's.
+    other_tool: Path | None = None  # The tool of another build.
     rude_member: Path = Path()  # tests/attackers
 
     def other(self) -> Programs:
-        """The same programs, but the other build's daemons and ranks."""
+        """Returns these programs, with the other build's daemons and ranks."""
         return replace(self, tool=self.other_tool or self.tool)
 
     def compiled_mpi(self, name: str) -> Path:
-        """An MPI peer. Compiles it when it is missing, or older than its source."""
+        """Returns an MPI peer. Compiles it if it is missing, or older than its source."""
         if not shutil.which("mpicc") or not shutil.which("mpirun"):
             raise Missing("OpenMPI is not installed; bazel/prepare --for=bench installs it")
         source, binary = self.peers / f"{name}.c", self.build / name
@@ -65,10 +65,11 @@ class Programs:
         return binary
 
     def in_own_network(self) -> tuple[str, ...]:
-        """What goes before a command, to give it a loopback of its own with the wanted congestion control.
-
-        Empty where this machine does not allow that. Then the host's loopback serves, with its own
+        """Returns words to put before a command. They give it a loopback of its own with the wanted
         congestion control.
+
+        They are empty if this machine does not allow that. Then the command uses the host's
+        loopback, with the host's congestion control.
         """
         script = str(Path(__file__).with_name("own_network.py"))
         line = ("unshare", "--net", "--", sys.executable, script, self.congestion_control)
@@ -80,13 +81,13 @@ class Programs:
 
 
 def talweg_python(programs: Programs, *line: str, python: str = sys.executable) -> Command:
-    """A rank in Python that imports talweg from this tree."""
+    """Returns the command of a rank in Python that imports talweg from this tree."""
     environment = {"PYTHONPATH": str(programs.python), "TALWEG_LIBRARY": str(programs.library)}
     return Command((python, *line), environment)
 
 
 def talweg_rank(tool: str, *options: str) -> list[str]:
-    # The shell passes on what the harness has set for this contender.
+    # The shell passes on the variables that the harness has set for this contender.
     script = (
         'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
         ' --contender="$TALWEG_BENCH_CONTENDER" "$@"'
@@ -119,7 +120,7 @@ def openmpi(
     if os.geteuid() == 0:
         line.append("--allow-run-as-root")
     if ranks > len(os.sched_getaffinity(0)):
-        # Otherwise ranks that wait take CPUs from those that work.
+        # Without this, ranks that wait take CPUs from those that work.
         line += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
     return Contender(
         OPENMPI, ranks, [Command((*network, *line, str(binary)))], counts_loopback=bool(network)
@@ -134,7 +135,10 @@ def python_ranks(
     environment: dict[str, str],
     python: str = sys.executable,
 ) -> Contender:
-    """One shell in one network. It starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
+    """Returns a contender that is one shell in one network.
+
+    The shell starts `line RANK SIZE STORE` for all ranks, and ends with the last of them.
+    """
     script = (
         "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
         'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'

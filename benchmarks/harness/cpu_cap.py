@@ -15,11 +15,11 @@ _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
 class NoCap(Exception):
-    """This machine does not let this user cap processes. The text says what it answered."""
+    """This machine does not let this user cap processes. The text has the machine's answer."""
 
 
 class CpuCap:
-    """A context manager. The group is gone when the block is left: end its processes before."""
+    """A context manager. It removes the group when the block is left: end its processes before."""
 
     def __init__(self, cores: float) -> None:
         self._quota_us = max(1000, round(cores * _PERIOD_US))
@@ -58,6 +58,6 @@ class CpuCap:
             time.sleep(0.01)
 
     def enter(self) -> tuple[str, ...]:
-        """What goes before a command, to run it in the group."""
+        """Returns words to put before a command. They run it in the group."""
         script = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         return ("sh", "-c", script, str(self._directory))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one TCP stream carries between two hosts: the B of the optimum's formula."""
+"""Measures what one TCP stream carries between two hosts: the B of the optimum's formula."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from netns import Network
 from harness.contender import ContenderFailed
 
 _TIMEOUT_S = 120.0
-# As much as a link carries in a second and a half.
+# The bytes that a link of 1 Mb/s carries in one and a half seconds.
 _BYTES_PER_MEGABIT_PER_S = 187_500
 
-# Counts after the first tenth, when the buckets are empty and the window is open.
+# It counts after the first tenth, when the token buckets are empty and the window is open.
 _RECEIVE = """
 import socket, sys, time
 wanted = int(sys.argv[2])
@@ -42,7 +42,7 @@ while left > 0:
 def goodput_bytes_per_s(
     network: Network, source: str, target: str, megabits_per_s: int, count_max: int | None = None
 ) -> float:
-    """Bytes a second of one stream of at most `count_max` bytes over links of that rate."""
+    """Returns the bytes a second of one stream of at most `count_max` bytes over such links."""
     count = megabits_per_s * _BYTES_PER_MEGABIT_PER_S
     if count_max is not None:
         count = min(count, count_max)

@@ -13,11 +13,14 @@ _TIMEOUT_S = 1800.0
 
 
 class BenchmarkFailed(Exception):
-    """The program failed. The text holds its own words."""
+    """The program has failed. The text has its output."""
 
 
 def run(program: Path, repetitions: int, min_time_s: float, *flags: str) -> dict[str, Any]:
-    """Runs the program and returns its document. Repetitions of all benchmarks come in random turns."""
+    """Runs the program and returns its JSON document.
+
+    Repetitions of all benchmarks run in random order.
+    """
     line = [
         str(program),
         f"--benchmark_min_time={min_time_s}",
@@ -31,20 +34,23 @@ def run(program: Path, repetitions: int, min_time_s: float, *flags: str) -> dict
 
 
 def names(program: Path) -> list[str]:
-    """The names of all benchmarks in the program."""
+    """Returns the names of all benchmarks in the program."""
     line = [str(program), "--benchmark_list_tests"]
     return _output(line).split()
 
 
 def medians(document: dict[str, Any], figure: str = "bytes_per_second") -> dict[str, float]:
-    """The figure of each benchmark ("BM_Copy/65536" is "Copy/65536"); those that failed are left out."""
+    """Returns the figure of each benchmark that has not failed, by name.
+
+    The name of "BM_Copy/65536" is "Copy/65536".
+    """
     there = [each for each in document["benchmarks"] if figure in each]
     found = {
         each["run_name"]: each[figure]
         for each in there
         if each["run_type"] == "aggregate" and each["aggregate_name"] == "median"
     }
-    # A single repetition has no aggregates.
+    # With a single repetition there are no aggregates.
     found = found or {each["run_name"]: each[figure] for each in there}
     return {
         name.removeprefix("BM_").removesuffix("/manual_time"): value
@@ -53,7 +59,7 @@ def medians(document: dict[str, Any], figure: str = "bytes_per_second") -> dict[
 
 
 def failures(document: dict[str, Any]) -> dict[str, str]:
-    """Why benchmarks failed, by name."""
+    """Returns why benchmarks have failed, by name."""
     return {
         each["run_name"].removeprefix("BM_").removesuffix("/manual_time"): each["error_message"]
         for each in document["benchmarks"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine's GPUs, as far as scenarios care."""
+"""The facts about this machine's GPUs that scenarios need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT_S = 120.0
 
 @functools.cache
 def count_gpus() -> int:
-    """How many torch can use. A process of its own asks, because the answer takes a context."""
+    """Returns how many GPUs torch can use. Another process asks, because that makes a context."""
     if importlib.util.find_spec("torch") is None:
         return 0
     script = "import torch; print(torch.cuda.device_count())"
@@ -28,5 +28,5 @@ def count_gpus() -> int:
 
 
 def device_variables(mode: str) -> dict[str, str]:
-    """Tells ranks where to compute: on GPUs, except in a run that only shows that everything works."""
+    """Returns the variables that have ranks compute on GPUs; none in smoke mode."""
     return {} if mode == "smoke" else {"TALWEG_BENCH_DEVICE": "cuda"}

@@ -24,14 +24,14 @@ from harness.contenders import (
 )
 
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
-# Every case has a network of its own, so only another contender can take a port.
+# Every case has a network of its own, so only another contender can have a port.
 _SOCKET_PS_PORT, _TCP_LIMIT_PORT, _SCHEDULER_PORT = 7001, 7002, 7447
-_SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # One contender's ports follow another's.
+_SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # Each contender has so many ports.
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Which host has what. A host may have ranks and aggregators at once."""
+    """The hosts of ranks and of aggregators. A host may have both."""
 
     network: Network
     rank_hosts: tuple[str, ...]
@@ -53,9 +53,10 @@ def talweg(
     index: int = 0,
     rank: Command | None = None,
 ) -> Contender:
-    """One rank on each host, defaults everywhere.
+    """Returns a job of Talweg with one rank on each host, and with default options.
 
-    `index` tells several of them in one network apart. `rank` replaces the program that push_pulls.
+    `index` tells several such jobs in one network apart. `rank` replaces the program that
+    push_pulls.
     """
     tool = str(programs.tool)
     network, count = cluster.network, len(cluster.rank_hosts)
@@ -83,7 +84,7 @@ def talweg(
     own_buffers = (TALWEG_IN_PLACE, TALWEG_OTHER, TALWEG_TCP)
     in_place = ["--in-place"] if name in own_buffers else []
     rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
-    # Where the ranks of programs that use torch.distributed meet.
+    # The address at which the ranks of programs with torch.distributed meet.
     first = f"--master-addr={network.address(cluster.rank_hosts[0])}"
     for node_rank, host in enumerate(cluster.rank_hosts):
         shell = (*network.enter(host), *when_ready(directory.name, len(ready)))
@@ -96,9 +97,10 @@ def talweg(
 
 
 def when_ready(directory: str, count: int) -> tuple[str, ...]:
-    """What goes before a command, to wait until so many daemons have written their ready files there.
+    """Returns words to put before a command. They wait until `count` daemons are ready.
 
-    A job's view has the aggregators that serve when it begins. A job of one node begins without any.
+    A daemon that is ready writes a file to the directory. The wait is needed because a job's view
+    has the aggregators that serve when it begins, and a job of one node begins without any.
     """
     wait = 'n=$1; shift; while [ $(ls "$0" | wc -l) -lt "$n" ]; do sleep 0.02; done; exec "$@"'
     return ("sh", "-c", wait, directory, str(count))
@@ -107,7 +109,7 @@ def when_ready(directory: str, count: int) -> tuple[str, ...]:
 def talweg_jobs(
     programs: Programs, cluster: Cluster, job_count: int, name: str, index: int
 ) -> Contender:
-    """Many jobs of one rank each on the first host, and one aggregator for all of them."""
+    """Returns many jobs of one rank each on the first host, and one aggregator for all of them."""
     tool = str(programs.tool)
     network = cluster.network
     host, aggregator = cluster.rank_hosts[0], cluster.aggregator_hosts[0]
@@ -133,7 +135,7 @@ def talweg_jobs(
 def socket_ps_jobs(
     programs: Programs, cluster: Cluster, job_count: int, name: str, index: int
 ) -> Contender:
-    """As many socket servers, each with one worker on the first host."""
+    """Returns `job_count` socket servers, each with one worker on the first host."""
     network, binary = cluster.network, str(programs.baselines / "socket_ps")
     host, server = cluster.rank_hosts[0], cluster.aggregator_hosts[0]
     first = _SOCKET_PS_JOBS_PORT + index * _SOCKET_PS_JOBS_MAX
@@ -154,7 +156,7 @@ def _served(
     port: int,
     checked: bool,
 ) -> Contender:
-    """Workers of socket_ps against a server on each aggregator host."""
+    """Returns workers of socket_ps, with a server on each aggregator host."""
     network, count = cluster.network, len(cluster.rank_hosts)
     binary = str(programs.baselines / "socket_ps")
     commands = [
@@ -180,7 +182,7 @@ def tcp_limit(programs: Programs, cluster: Cluster) -> Contender:
 
 
 def gloo(programs: Programs, cluster: Cluster) -> Contender:
-    """All-reduce among the hosts with ranks. It does not use aggregator hosts."""
+    """Returns an all-reduce with Gloo among the hosts with ranks. It uses no aggregator hosts."""
     return python_ranks(cluster, GLOO, [str(programs.peers / "gloo_allreduce.py")])
 
 
@@ -243,7 +245,8 @@ def horovod(
             "OMP_NUM_THREADS": "1",
             **variables,
         }
-        # Its process sets listen where the host's name leads, whatever HOROVOD_GLOO_IFACE says.
+        # Horovod's process sets listen at the address of the host's name, and ignore
+        # HOROVOD_GLOO_IFACE.
         own_name = ("unshare", "--uts", "--")
         shell = (*network.enter(host), *own_name, "bash", "-c", wait, ready, python, *line)
         commands.append(Command(shell, environment))

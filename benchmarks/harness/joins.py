@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joiners that catch up beside the others' steps: what it takes them, and what it costs the others."""
+"""Measures joiners that catch up beside the others' steps: their time, and the others' cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.scenario import Context, Section
 _RANK_PROGRAM = "catch_up_rank.py"
 _LEASE_MS = 10_000
 _LINK = 1000  # Mb/s
-# Steps of all nodes before the next node is lost.
+# How many steps all nodes make before the next node is lost.
 _STEPS = 20
 _ENTER_TIMES_MAX = 1.25
 _SHARE_MIN = 0.8
@@ -28,21 +28,21 @@ _PAUSE_STEPS_MAX = 1.0
 
 @dataclass(frozen=True)
 class Load:
-    """What the steps do beside which a joiner catches up."""
+    """The load of the steps beside which a joiner catches up."""
 
     name: str
     gradient_bytes: int
 
 
 _COMPUTE_MS = 100
-# With the first the gradients leave nearly all of the link, with the other about half.
+# With the first load gradients leave nearly all of the link free, with the other about half.
 _LIGHT = Load("light steps", 256 << 10)
 _HEAVY = Load("heavy steps", 4 << 20)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All joins beside one load."""
+    """The joins beside one load."""
 
     load: Load
     state_bytes: int
@@ -51,18 +51,18 @@ class Measured:
 
     @property
     def least_s(self) -> float:
-        """The time of the state's bytes on the link."""
+        """Returns the time that the state's bytes need on the link."""
         return self.state_bytes / self.goodput_bytes_per_s
 
     def times(self, join: recovery_log.Join) -> float:
-        """The time to the entry, less one step, over that of the bytes."""
+        """Returns the time to the entry, less one step, as a multiple of least_s()."""
         return (join.enter_s - join.usual_s) / self.least_s
 
     def share(self, join: recovery_log.Join) -> float:
-        """How much of what gradients left of the server's link carried the state and the log.
+        """Returns the share of the server's link that carried the state and the log.
 
-        Everything passes that link once in each direction: the survivors' gradients, and one copy
-        of what the joiner gets.
+        It is a share of what gradients left free. That link carries in each direction the
+        survivors' gradients, and one copy of what the joiner gets.
         """
         gradients = join.steps * self.load.gradient_bytes
         left = self.goodput_bytes_per_s * join.enter_s - (NODES - 1) * gradients
@@ -70,7 +70,7 @@ class Measured:
 
 
 def _join(job: Job, victim: int) -> recovery_log.Join:
-    """Kills a node's rank, and returns when it has entered again."""
+    """Kills a node's rank. Returns its join when it has entered again."""
     job.await_steps(_STEPS, time.monotonic_ns())
     survivors = [job.log_of(node) for node in range(NODES) if node != victim]
     killed_ns = time.monotonic_ns()
@@ -83,7 +83,7 @@ def _join(job: Job, victim: int) -> recovery_log.Join:
 
 
 def _worst(joiner: Log, survivors: Sequence[Log]) -> recovery_log.Join:
-    """By the survivor whose longest step was longest."""
+    """Returns the join as the survivor with the longest step has seen it."""
     found = []
     for log in survivors:
         log.read()
@@ -107,7 +107,7 @@ def _measure(context: Context, load: Load, state: int, count: int, section: Sect
 
 
 def add(context: Context, state: int, count: int, section: Section) -> None:
-    """Adds a table, and bars."""
+    """Measures joins, and adds a table and bars to the section."""
     measured = [_measure(context, load, state, count, section) for load in (_LIGHT, _HEAVY)]
     rows = [_row(each) for each in measured]
     head = ["joins beside", "joins", "usual step", "longest", "steps meanwhile", "enters"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds over links of a known rate, compared with the least time that such links allow."""
+"""Compares rounds over links of a known rate with the least time that such links allow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_each(
     cases: Sequence[tuple[_Links, str]],
     run: Callable[[_Links, int], list[Result]],
 ) -> Iterator[tuple[_Links, list[Result]]]:
-    """Runs each case, which is links and a size. The notes say why one could not be measured."""
+    """Runs each case of links and a size. The notes say why a case could not be measured."""
     for links, size in cases:
         try:
             results = run(links, parse_bytes(size))
@@ -48,7 +48,7 @@ def measure_each(
 def add_optimum(
     results: Sequence[Result], goodput_bytes_per_s: float, best_s: float
 ) -> list[Result]:
-    """Tells each result what judges it. Returns the results that have figures."""
+    """Adds the optimum to each result. Returns the results that have figures."""
     for result in results:
         result.extra["goodput_bytes_per_s"] = goodput_bytes_per_s
         result.extra["optimum_s"] = best_s
@@ -58,7 +58,7 @@ def add_optimum(
 def table_row(
     setting: str, results: Sequence[Result], contenders: Sequence[str], ratio: str
 ) -> list[str]:
-    """The rows of a table: the links, what they allow, and what each contender reached."""
+    """Returns the cells of a row: the links, what they allow, and what each contender reached."""
     case, extra = results[0].case, results[0].extra
     cells = [setting, case, f"{extra['goodput_bytes_per_s'] * 1e-6:.4g}"]
     cells.append(f"{extra['optimum_s']:.3f} s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the machine and the programs of a result."""
+"""Describes the machine and the programs of a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def output_of(*line: str) -> str:
-    """The first line that a program prints; empty when there is no such program."""
+    """Returns the first line that a program prints; empty if there is no such program."""
     try:
         result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -33,7 +33,7 @@ def congestion_control() -> str:
 
 
 def _version(package: str) -> str:
-    """The version of a Python package, without importing it. Empty when it is not there."""
+    """Returns the version of a Python package, without importing it; empty if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

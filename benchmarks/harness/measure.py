@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures contenders by turns: one repetition of each, then the next of each."""
+"""Measures contenders in turn: one repetition of each, then the next of each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ROUNDS_MAX = 5000
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured for every contender."""
+    """The tensors of one measurement, which every contender makes."""
 
     label: str
     tensor_bytes: tuple[int, ...]
     dtype: str = "f32"
-    # The contender that gets all bytes as one tensor instead.
+    # Contenders that get all bytes as one tensor.
     merged_for: frozenset[str] = frozenset()
 
     def tensors_of(self, contender: str) -> tuple[int, ...]:
@@ -41,9 +41,9 @@ class Effort:
 
     repetitions: int = 7
     batch_s: float = 0.25
-    # A round of that length needs no warm-up, once the first few are over.
+    # If a round takes so long, the first few rounds are warm-up enough.
     long_round_s: float = 0.5
-    rounds_min: int = 1  # In a repetition, however long they are.
+    rounds_min: int = 1  # The fewest rounds of a repetition, however long they are.
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Result:
     """One contender in one case."""
 
     scenario: str
-    setting: str  # "2 ranks"
+    setting: str  # For instance "2 ranks".
     case: str
     contender: str
     dtype: str
@@ -60,16 +60,16 @@ class Result:
     total_bytes: int
     rounds: int = 0
     gigabytes_per_s: list[float] = field(default_factory=list)  # By repetition.
-    gigabytes_per_s_median: float = 0.0  # Each worker's gradient.
+    gigabytes_per_s_median: float = 0.0  # GB of each worker's gradient.
     median_s: float = 0.0
     medians_s: list[float] = field(default_factory=list)  # By repetition.
     p99_s: float = 0.0
-    cpu_s_per_gigabyte: float = 0.0  # All processes; gigabytes of all workers.
-    wire_bytes_per_round: float | None = None  # Sent by all interfaces.
-    wire_bytes_of_hosts: list[float] = field(default_factory=list)  # By each of them.
+    cpu_s_per_gigabyte: float = 0.0  # Of all processes, for each GB of all workers.
+    wire_bytes_per_round: float | None = None  # Sent by all interfaces together.
+    wire_bytes_of_hosts: list[float] = field(default_factory=list)  # Sent by each host.
     memory_bytes: int = 0
     failure: str = ""
-    ratios: dict[str, float] = field(default_factory=dict)  # Its GB/s over that contender's.
+    ratios: dict[str, float] = field(default_factory=dict)  # Its GB/s over each contender's.
     extra: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -97,7 +97,10 @@ def measure_beside(
     effort: Effort,
     progress: Progress,
 ) -> list[Result]:
-    """Measures every case of every contender. Leaves one that fails out from there on, and keeps its text."""
+    """Measures every case of every contender.
+
+    A contender that fails is left out from then on, and its result has the text of the failure.
+    """
     failures: dict[str, str] = {}
     results: list[Result] = []
     for case in cases:
@@ -149,13 +152,13 @@ def _measure_case(
             each.warm_up, each.rounds = 1, 1
             last = batch(each, 1, 1)
             while last.rounds < _ROUNDS_MAX and last.elapsed_s < effort.batch_s / 4:
-                # With few rounds, what is left of a cold cache or a first touch misleads.
+                # With few rounds, a cold cache or the first touch of memory distorts the time.
                 last = batch(each, min(_ROUNDS_MAX, last.rounds * 4), 1)
             round_s = last.elapsed_s / last.rounds
             each.rounds = rounds_for(round_s, effort.batch_s, effort.rounds_min, _ROUNDS_MAX)
             each.warm_up = 0 if round_s > effort.long_round_s else max(1, min(50, each.rounds // 4))
     for repetition in range(effort.repetitions):
-        # The contender that comes first comes last the next time.
+        # The contender that comes first in one repetition comes last in the next.
         turn = repetition % max(1, len(running))
         for each in [*running[turn:], *running[:turn]]:
             if each.failure:
@@ -170,7 +173,7 @@ def _measure_case(
 
 
 def summarize(result: Result, batches: Sequence[Batch], memory_bytes: int) -> None:
-    """Fills in a result's figures from its repetitions."""
+    """Computes a result's figures from its repetitions."""
     size = result.total_bytes
     result.rounds = batches[0].rounds
     result.gigabytes_per_s = [size * each.rounds / each.elapsed_s * 1e-9 for each in batches]
@@ -189,7 +192,7 @@ def summarize(result: Result, batches: Sequence[Batch], memory_bytes: int) -> No
 
 
 def add_ratios(results: Sequence[Result]) -> None:
-    """Gives each result its speed as a multiple of that of every other one of the same case."""
+    """Adds to each result its speed as a multiple of each other contender's in the same case."""
     for one in results:
         for other in results:
             if one is other or (one.setting, one.case) != (other.setting, other.case):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of known models, in the order in which the model declares its parameters.
 
-A run reads benchmarks/models/*.tsv: a name and a shape a line. This command writes them,
+A run reads benchmarks/models/*.tsv, which have a name and a shape in each line. This command,
 
     python benchmarks/harness/models.py benchmarks/models
 
-from the formulas below, which follow the architectures' papers. Names are those of torchvision and
-transformers. models_test.py compares files, formulas and the published numbers of parameters.
+writes them from the formulas below, which follow the architectures' papers. Names are those of
+torchvision and transformers. models_test.py compares files, formulas and the published numbers of
+parameters.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def _vgg16() -> Iterator[tuple[str, Shape]]:
         for _ in range(layers):
             yield f"features.{index}.weight", (width, inputs, 3, 3)
             yield f"features.{index}.bias", (width,)
-            index, inputs = index + 2, width  # An activation follows each.
-        index += 1  # Pooling.
+            index, inputs = index + 2, width  # An activation follows each convolution.
+        index += 1  # A pooling layer.
     for index, (inputs, outputs) in zip((0, 3, 6), ((512 * 49, 4096), (4096, 4096), (4096, 1000))):
         yield f"classifier.{index}.weight", (outputs, inputs)
         yield f"classifier.{index}.bias", (outputs,)
@@ -97,7 +98,7 @@ TITLES = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_large": "BERT-large"
 
 
 def read(name: str, directory: Path = DIRECTORY) -> Tensors:
-    """The tensors of a model, from its file."""
+    """Returns the tensors of a model from its file."""
     tensors: Tensors = []
     for line in (directory / f"{name}.tsv").read_text().splitlines():
         if not line.startswith("#"):
@@ -107,7 +108,7 @@ def read(name: str, directory: Path = DIRECTORY) -> Tensors:
 
 
 def read_profile(path: Path) -> list[tuple[str, float, float]]:
-    """Layers in forward order: name, seconds of the forward and of the backward pass."""
+    """Returns the layers in forward order: name, seconds of the forward and the backward pass."""
     rows = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
@@ -117,12 +118,14 @@ def read_profile(path: Path) -> list[tuple[str, float, float]]:
 
 
 def share_of(elements: int, divisor: int) -> int:
-    """The `divisor`-th part of a tensor's elements, at least one."""
+    """Returns the `divisor`-th part of a tensor's elements, at least one."""
     return max(1, elements // divisor)
 
 
 def backward_bytes(tensors: Tensors, divisor: int = 1) -> tuple[int, ...]:
-    """Bytes of the f32 gradients in the order in which backward makes them, the last layer first."""
+    """Returns the bytes of f32 gradients in the order of backward, which makes the last layer
+    first.
+    """
     return tuple(4 * share_of(math.prod(shape), divisor) for _, shape in reversed(tensors))
 
 

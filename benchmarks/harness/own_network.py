@@ -3,7 +3,7 @@
 
     own_network.py CONGESTION_CONTROL COMMAND [ARGUMENT...]
 
-It asks the kernel itself, because machines that can fetch nothing may have no `ip`.
+It calls the kernel itself, because a machine that cannot fetch packages may have no `ip`.
 """
 
 from __future__ import annotations

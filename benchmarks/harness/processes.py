@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes cost, read from /proc."""
+"""Reads what processes cost from /proc."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _parents() -> dict[int, int]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # "pid (name, which may hold anything) state ppid ..."
+            # The line is "pid (name) state ppid ...". The name may have any characters.
             after_name = (entry / "stat").read_text().rpartition(")")[2]
             parents[int(entry.name)] = int(after_name.split()[1])
     return parents
 
 
 def family(roots: Iterable[int]) -> list[int]:
-    """The live processes of `roots`, and all their descendants."""
+    """Returns the live processes of `roots`, and all their descendants."""
     parents = _parents()
     found = {root for root in roots if root in parents}
     grown = True
@@ -34,24 +34,25 @@ def family(roots: Iterable[int]) -> list[int]:
 
 
 def program(pid: int) -> str:
-    """The name of the file that the process runs. Empty when the process is gone."""
+    """Returns the name of the file that the process runs; empty if the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/exe").readlink().name
     return ""
 
 
 def cpu_s(pids: Iterable[int]) -> dict[int, float]:
-    """User and system time of each process so far, over all its threads, in nanoseconds."""
+    """Returns the user and system time of each process so far, over all its threads, in seconds."""
     spent_s: dict[int, float] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            # The clock that clock_getcpuclockid(3) names: ~pid, shifted, and "all threads".
+            # The id of the clock that clock_getcpuclockid(3) returns: ~pid shifted, for all
+            # threads.
             spent_s[pid] = time.clock_gettime((~pid << 3) | 2)
     return spent_s
 
 
 def memory_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """The memory that each process holds. Each has its part of memory that several map (PSS)."""
+    """Returns the memory that each process holds, with its part of shared memory (PSS)."""
     held: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -62,7 +63,7 @@ def memory_bytes(pids: Iterable[int]) -> dict[int, int]:
 
 
 def interface_bytes(pid: int) -> dict[str, tuple[int, int]]:
-    """Bytes received and sent by each interface of the network that the process lives in."""
+    """Returns bytes received and sent by each interface of the process's network namespace."""
     counters: dict[str, tuple[int, int]] = {}
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")

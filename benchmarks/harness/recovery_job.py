@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job over hosts whose processes are killed, and start again by themselves."""
+"""A job on several hosts, whose processes are killed and start again by themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _host(node: int) -> str:
 
 
 class _Daemon:
-    """A scheduler or aggregator that whoever kills it starts again, as a service manager would."""
+    """A scheduler or aggregator. The code that kills it starts it again, as a service manager
+    would.
+    """
 
     def __init__(self, line: Sequence[str], log: Path, ready: Path) -> None:
         self._line = [*line, f"--ready_file={ready}"]
@@ -61,7 +63,9 @@ class _Daemon:
 
 
 class Job:
-    """NODES nodes of one rank each, on a host each; scheduler and aggregators on another one."""
+    """A job of NODES nodes with one rank each. Each node has its own host. Scheduler and
+    aggregators have another host.
+    """
 
     def __init__(
         self,
@@ -71,9 +75,9 @@ class Job:
         lease_ms: int,
         megabits_per_s: int = 0,
     ) -> None:
-        """Each rank is `program DIRECTORY ARGUMENTS`, which keeps recovery_rank.py's log.
+        """Each rank runs `program DIRECTORY ARGUMENTS`, which keeps recovery_rank.py's log.
 
-        `megabits_per_s`: of each host's link; 0: as fast as this machine.
+        `megabits_per_s` is the rate of each host's link; 0 is as fast as this machine.
         """
         self._programs = programs
         self._rank = [str(programs.peers / program), *map(str, arguments)]
@@ -154,7 +158,7 @@ class Job:
         return self._directory / f"run{node}.log"
 
     def said(self, node: int) -> str:
-        """What the node's processes have said last."""
+        """Returns the last output of the node's processes."""
         return self._run_log(node).read_text()[-1500:]
 
     def _end_runs(self) -> None:
@@ -167,10 +171,13 @@ class Job:
                 run.kill()
                 run.wait()
 
-    # ---- What the ranks say
+    # ---- The ranks' logs
 
     def newest(self, node: int) -> Log | None:
-        """That of the node's newest process that has logged something, read up to now."""
+        """Returns the log, read up to now, of the node's newest process that has logged something.
+
+        None if there is none.
+        """
         for path in self._ranks.iterdir():
             if path.name != "stop" and path not in self._logs:
                 self._logs[path] = Log(path)
@@ -186,14 +193,14 @@ class Job:
         return newest
 
     def log_of(self, node: int) -> Log:
-        """newest() of a node that is there."""
+        """Returns newest() of a node that must have one."""
         log = self.newest(node)
         if log is None:
             raise ContenderFailed(f"node {node} has logged nothing")
         return log
 
     def await_steps(self, count: int, since_ns: int) -> None:
-        """Returns when each node's rank has ended so many steps with all nodes since then."""
+        """Returns when each node's rank has ended `count` steps with all nodes since `since_ns`."""
         self._await(
             lambda: all(self._steps(node, since_ns) >= count for node in range(NODES)),
             f"{count} steps of {NODES} nodes",
@@ -233,7 +240,7 @@ class Job:
                 raise ContenderFailed(f"no {what}; ended: {ended}\n" + "\n---\n".join(tails))
             time.sleep(_POLL_S)
 
-    # ---- Kills. Each returns when it is done; what was killed starts again by itself.
+    # ---- Kills. Each returns when it is done. The killed process starts again by itself.
 
     def kill_rank(self, node: int) -> None:
         os.kill(self.log_of(node).pid, signal.SIGKILL)
@@ -249,7 +256,7 @@ class Job:
         self._aggregators[number % _AGGREGATORS].kill()
 
     def start_aggregator(self, number: int) -> None:
-        """Returns when it serves again."""
+        """Starts an aggregator. Returns when it serves again."""
         self._aggregators[number % _AGGREGATORS].start()
         self._aggregators[number % _AGGREGATORS].await_ready()
 
@@ -266,7 +273,7 @@ class Job:
             self.network.plug(_host(node))
 
     def stop(self) -> str:
-        """Has the ranks end well; returns what was wrong with the steps of any of them, or nothing."""
+        """Has the ranks end well. Returns what was wrong with a rank's steps; empty if nothing."""
         (self._ranks / "stop").touch()
         for node, run in enumerate(self._runs):
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logs of recovery_rank.py, and what a kill has cost by them."""
+"""Reads the logs of recovery_rank.py, and computes from them what a kill has cost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from recovery_record import BEGINS, COMES, RECORD, STEP, WHOLE
 
 from harness.figures import median
 
-# A usual step is the median of so many before the kill.
+# The time of a usual step is the median of so many steps before the kill.
 USUAL_STEPS = 100
-# A loss is over so many steps after the view without the lost one.
+# A loss is over so many steps after the view without the lost node.
 _AFTER = 5
 
 
@@ -32,7 +32,7 @@ class Record:
 
 
 class Log:
-    """What one process of a rank has logged so far."""
+    """The log of one process of a rank so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Log:
         self.records += (Record(*fields) for fields in RECORD.iter_unpack(new[:whole]))
 
     def last_steps(self, count: int, until_ns: int) -> list[Record]:
-        """The last so many steps that had ended by then, in their order."""
+        """Returns the last `count` steps that had ended by `until_ns`, in their order."""
         found: list[Record] = []
         for record in reversed(self.records):
             if len(found) == count:
@@ -59,7 +59,7 @@ class Log:
         return found[::-1]
 
     def steps_since(self, begin_ns: int) -> list[Record]:
-        """The steps that ended after that, in their order."""
+        """Returns the steps that ended after `begin_ns`, in their order."""
         found = []
         for record in reversed(self.records):
             if record.end_ns <= begin_ns:
@@ -71,7 +71,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a survivor lost by a kill: seconds above its usual step. None: no view told of it."""
+    """The seconds above usual steps that a kill cost a survivor; None if no view told of it."""
 
     usual_s: float
     loss_s: float
@@ -79,10 +79,10 @@ class Cost:
 
 
 def cost(before: Sequence[Record], after: Sequence[Record]) -> Cost:
-    """`before`: the steps that had ended when something was killed; `after`: those since.
+    """Returns the cost of a kill. `before` are the steps that had ended then, `after` those since.
 
-    The steps up to the first with a newer epoch, and a few more, belong to the loss. Those up to
-    the next newer epoch, and a few more, belong to the return of what was killed.
+    The steps up to the first one with a newer epoch, and a few more, belong to the loss. Those up
+    to the next newer epoch, and a few more, belong to the return of the killed process.
     """
     usual_s = median([record.seconds for record in before[-USUAL_STEPS:]])
     changes = _changes(before[-1].epoch, after)
@@ -98,7 +98,7 @@ def cost(before: Sequence[Record], after: Sequence[Record]) -> Cost:
 
 
 def _changes(epoch: int, records: Sequence[Record]) -> list[int]:
-    """The places of the records with another epoch than the one before."""
+    """Returns the places of the records whose epoch differs from that of the record before."""
     found = []
     for place, record in enumerate(records):
         if record.epoch != epoch:
@@ -108,7 +108,7 @@ def _changes(epoch: int, records: Sequence[Record]) -> list[int]:
 
 
 def enter_s(records: Sequence[Record]) -> float | None:
-    """From the time that a joiner was there to the end of its first step."""
+    """Returns the time from a joiner's start to the end of its first step, if that has ended."""
     came_ns = None
     for record in records:
         if record.what == COMES:
@@ -120,21 +120,21 @@ def enter_s(records: Sequence[Record]) -> float | None:
 
 @dataclass(frozen=True)
 class Join:
-    """What it took a joiner to enter, and what it cost a survivor."""
+    """The time that a joiner took to enter, and what it cost a survivor."""
 
     enter_s: float
-    usual_s: float  # The survivor's step before.
-    longest_s: float  # Its longest one, until a few after the entry.
-    steps: int  # That it ended until the entry.
+    usual_s: float  # The survivor's usual step before.
+    longest_s: float  # The survivor's longest step, up to a few steps after the entry.
+    steps: int  # How many steps the survivor ended until the entry.
 
     @property
     def pause_steps(self) -> float:
-        """How many usual steps the longest one has lost."""
+        """Returns how many usual steps the longest step has lost."""
         return self.longest_s / self.usual_s - 1
 
 
 def join(joiner: Sequence[Record], survivor: Sequence[Record], size: int) -> Join:
-    """The joiner's first entry; `size`: how many ranks there are with it."""
+    """Returns the joiner's first entry, if there is one. `size` is the number of ranks with it."""
     came_ns = next(record.end_ns for record in joiner if record.what == COMES)
     began_ns = next(record.end_ns for record in joiner if record.what == BEGINS)
     steps = [record for record in survivor if record.what == STEP]
@@ -154,7 +154,7 @@ def has_taken_whole(joiner: Sequence[Record]) -> bool:
 
 
 def wrong_order(log: Log) -> str:
-    """Which step of the process does not follow the one before; empty: all do."""
+    """Returns a text about a step that does not follow the step before; empty if all do."""
     last = None
     for record in log.records:
         if record.what == STEP and last is not None and record.step != last + 1:

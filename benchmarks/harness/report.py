@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results: JSON, a Markdown page, a plot of each curve."""
+"""Writes results as JSON, as a Markdown page, and as a plot of each curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUBJECT = "Talweg"
 
 @dataclass(frozen=True)
 class Bar:
-    """A target, and what was measured. `measured` None: not measured in this run."""
+    """A target, and what was measured; `measured` is None if this run has not measured it."""
 
     text: str
     wanted: str
@@ -72,7 +72,7 @@ _HEAD = [
 
 
 def tables(results: Sequence[Result]) -> str:
-    """One table a setting, in the order of the results."""
+    """Returns one table for each setting, in the order of the results."""
     text = ""
     for setting in dict.fromkeys(result.setting for result in results):
         rows = []
@@ -95,7 +95,7 @@ def bars_table(bars: Sequence[Bar]) -> str:
 
 
 def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
-    """The whole Markdown page: where and how, then each scenario's text."""
+    """Returns the whole Markdown page: machine and programs, then each scenario's text."""
     machine = document["machine"]
     rows = [
         ["command", f"`{document['command']}`"],
@@ -121,7 +121,7 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
 
 
 def plot_curves(results: Sequence[Result], title: str, path: Path) -> bool:
-    """Draws GB/s over size, a panel for each setting. Returns False when there is no curve to draw."""
+    """Draws GB/s over size, with a panel for each setting. Returns False if there is no curve."""
     settings = [
         setting
         for setting in dict.fromkeys(result.setting for result in results)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scenarios get, and what they return."""
+"""The Context that scenarios get, and the Section that they return."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Context:
     notes: list[str] = field(default_factory=list)
 
     def pick(self, smoke: object, quick: object, default: object, full: object = None) -> object:
-        """The value for the mode. `full` is like `default` unless given."""
+        """Returns the value for the mode. `full` is `default` unless it is given."""
         index = MODES.index(self.mode)
         return (smoke, quick, default, default if full is None else full)[index]
 
 
 @dataclass
 class Section:
-    """What a scenario has found out."""
+    """The outcome of a scenario."""
 
     title: str
     results: list[Result] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     text: str = ""  # Markdown, below the tables.
-    data: dict[str, Any] = field(default_factory=dict)  # For the JSON, besides results.
-    failed: bool = False  # Besides results that failed.
-    # Draws a plot of its own into a file.
+    data: dict[str, Any] = field(default_factory=dict)  # For the JSON, in addition to results.
+    failed: bool = False  # Whether it failed although no single result has failed.
+    # Draws the scenario's own plot into a file.
     draw: Callable[[Path], None] | None = None
 
     @property
@@ -54,7 +54,10 @@ class Section:
 
 @contextmanager
 def noted(context: Context, section: Section, part: str = "") -> Iterator[None]:
-    """Notes why the section, or a part of it (" in jobs"), could not be measured, and goes on."""
+    """A context after which the bench goes on if the section could not be measured.
+
+    It notes the reason. `part` names a part of the section, such as " in jobs".
+    """
     try:
         yield
     except NotPermitted as refusal:
@@ -75,7 +78,7 @@ def run_beside(
     rank_count: int,
     cases: Sequence[Case],
 ) -> list[Result]:
-    """Starts the contenders that can run here, measures them, and ends them."""
+    """Starts the contenders that can run here, measures and ends them. Returns the results."""
     with ExitStack() as stack:
         contenders = []
         failed = []
@@ -106,7 +109,7 @@ def run_beside(
 
 
 def find(results: Sequence[Result], setting: str, case: str, contender: str) -> Result | None:
-    """The result that has figures."""
+    """Returns the result of that case, if it has figures."""
     for result in results:
         if (result.setting, result.case, result.contender) == (setting, case, contender):
             return None if result.failure else result
@@ -116,7 +119,7 @@ def find(results: Sequence[Result], setting: str, case: str, contender: str) -> 
 def fastest(
     results: Sequence[Result], setting: str, case: str, contenders: Sequence[str]
 ) -> Result | None:
-    """The result with the most bytes a second, among those that have figures."""
+    """Returns the result with the most bytes a second, among those that have figures."""
     there = [find(results, setting, case, contender) for contender in contenders]
     return max(
         (each for each in there if each is not None),
@@ -133,7 +136,7 @@ def ratio_bar(
     of: Callable[[Result], float],
     at_most: bool = False,
 ) -> Bar:
-    """Whether of(one) / of(other) is at least (or at most) as wanted."""
+    """Returns a bar: of(one) / of(other) must be at least `wanted`, or at most with `at_most`."""
     sign = "<=" if at_most else ">="
     label = f"{sign} {wanted:g}"
     if one is None or other is None or not of(other):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes all files and processes of a bench, however the bench ends.
 
-Everything that the bench starts has the scratch directory in its environment. It writes below that directory, or
-below another one in shared memory. A second process outlives the bench and waits for its end. Then it kills
-whatever still has that environment, and removes both directories. A run that ends as it should leaves nothing to
-kill.
+Every process that the bench starts has the scratch directory in its environment. It writes into
+that directory, or into another one in shared memory. A second process outlives the bench and waits
+for its end. Then it kills all processes that still have that environment, and removes both
+directories. A normal run leaves nothing to kill.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _KILL_S = 20.0
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """The directory for temporary files of this process, and of all that it starts from here on."""
+    """A context with a directory for temporary files of this process and all that it starts."""
     before = {name: os.environ.get(name) for name in (_VARIABLE, _SHARED, "XDG_RUNTIME_DIR")}
-    # Not where TMPDIR says, because Unix sockets' paths are short.
+    # It ignores TMPDIR, because the paths of Unix sockets must be short.
     directory = tempfile.mkdtemp(prefix="talweg-bench-", dir="/tmp")
     shared = tempfile.mkdtemp(prefix="talweg-bench-", dir="/dev/shm")
     cleaner = subprocess.Popen(
         [sys.executable, __file__, directory, shared],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the bench.
+        start_new_session=True,  # Ctrl-C reaches only the bench.
     )
     try:
         os.environ[_VARIABLE] = tempfile.tempdir = directory
         os.environ[_SHARED] = shared
-        os.environ.pop("XDG_RUNTIME_DIR", None)  # Some ask for it before TMPDIR.
+        os.environ.pop("XDG_RUNTIME_DIR", None)  # Some programs use it rather than TMPDIR.
         yield Path(directory)
     finally:
         tempfile.tempdir = None
@@ -53,12 +53,15 @@ def scratch() -> Iterator[Path]:
 
 
 def shared_memory() -> Path:
-    """Where peers may put files that are memory. Names made of pids would clash: a sandbox has its own pids."""
+    """Returns the directory for peers' files in shared memory.
+
+    Names made of PIDs would clash, because a sandbox has its own PIDs.
+    """
     return Path(os.environ[_SHARED])
 
 
 def _inhabitants(directory: str) -> list[int]:
-    """Processes that were started with the directory in their environment."""
+    """Returns the processes that have the directory in their environment."""
     wanted = f"{_VARIABLE}={directory}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -70,7 +73,7 @@ def _inhabitants(directory: str) -> list[int]:
 
 def _clean(directory: str, shared: str) -> None:
     deadline_s = time.monotonic() + _KILL_S
-    # A process that is forked while it looks is found the next time.
+    # A process that is forked during a look is found in the next one.
     while (pids := _inhabitants(directory)) and time.monotonic() < deadline_s:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

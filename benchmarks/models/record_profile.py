@@ -3,7 +3,8 @@
 
     python benchmarks/models/record_profile.py BATCH >benchmarks/models/vgg16_profile.tsv
 
-It takes the CPU time of one thread, the least of a few passes, so that nothing else on the machine shows.
+It takes the least CPU time of one thread in a few passes, so other load on the machine does not
+show.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def cpu_model() -> str:
 
 
 def layers() -> list[tuple[str, nn.Module]]:
-    """Each layer that has parameters, with what follows it until the next."""
+    """Returns each layer that has parameters, together with the layers after it that have none."""
     made: list[tuple[str, nn.Module]] = []
     index, inputs = 0, 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):

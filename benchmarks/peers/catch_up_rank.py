@@ -3,9 +3,9 @@
 
     catch_up_rank.py DIRECTORY GRADIENT_BYTES STATE_BYTES COMPUTE_MS
 
-As recovery_rank.py: its log, its check of weights, and its end. A step computes for so long, as a
-GPU would: without this machine's cores. Of the state nothing but the weights, which are as large as
-the gradient, is trained.
+It keeps the log of recovery_rank.py, checks weights and ends as that does. A step computes for
+COMPUTE_MS without using this machine's cores, as a GPU would. Only the weights, which are as large
+as the gradient, are trained. The rest of the state stays the same.
 """
 
 from __future__ import annotations

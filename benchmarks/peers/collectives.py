@@ -3,9 +3,9 @@
 
     collectives.py talweg|gloo [RANK SIZE STORE]
 
-"dtype" is the call: ar, ag, rs or a2a, or "ars": all_reduces that are all under way at once.
-"bytes" is what a rank has of it at its larger end: the result of an all_gather, the input of the
-others. Elements are f32.
+"dtype" is the call: ar, ag, rs, a2a, or ars, which is all_reduces that are all under way at once.
+"bytes" is the larger of a rank's input and result: the result of an all_gather, the input of other
+calls. Elements are f32.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from control import Control, Order
 from torch import distributed as dist
 
-_Call = Callable[[torch.Tensor, torch.Tensor], object]  # Work, if it is still under way.
+_Call = Callable[[torch.Tensor, torch.Tensor], object]  # Returns a Work if it is under way.
 
-# How large output and input are, by the ranks; the call.
+# Whether output and input have the whole size, and not one rank's part of it; the call.
 _CALLS: dict[str, tuple[bool, bool, _Call]] = {
     "ar": (True, True, lambda output, tensor: dist.all_reduce(output)),
     "ag": (True, False, dist.all_gather_into_tensor),
@@ -31,7 +31,7 @@ _CALLS: dict[str, tuple[bool, bool, _Call]] = {
 
 
 def _expected(call: str, rank: int, size: int, part: int) -> float:
-    """What the part-th part of a rank's result is, where rank r gives r + 1 everywhere."""
+    """Returns the value in a part of a rank's result, if rank r gives r + 1 everywhere."""
     if call in ("ar", "ars", "rs"):
         return size * (size + 1) / 2
     return part + 1
@@ -40,11 +40,11 @@ def _expected(call: str, rank: int, size: int, part: int) -> float:
 def main() -> int:
     manner, place = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # Names that newer torch calls by others.
+    warnings.simplefilter("ignore")  # Newer versions of torch warn of renamed calls.
     if manner == "talweg":
         import talweg.torch
 
-        dist.init_process_group("talweg")  # Finds its place in what talweg run sets.
+        dist.init_process_group("talweg")  # It finds its place by the variables of `talweg run`.
     else:
         rank, size = int(place[0]), int(place[1])
         dist.init_process_group(manner, f"file://{place[2]}", rank=rank, world_size=size)
@@ -57,7 +57,7 @@ def main() -> int:
                 work.wait()
 
     def prepare(order: Order) -> None:
-        """New tensors, after one round that is known to be right."""
+        """Makes new tensors, and checks the result of one round."""
         now.clear()
         for nbytes in order.sizes:
             whole = nbytes // 4 // size * size
@@ -71,7 +71,7 @@ def main() -> int:
             for part, got in enumerate(parts):
                 if (got != _expected(order.dtype, rank, size, part)).any():
                     raise ValueError(f"part {part} of {order.dtype} is wrong")
-            output.fill_(0)  # Sums of sums would soon overflow.
+            output.fill_(0)  # Repeated sums would soon overflow.
 
     Control(rank).serve(prepare, run_round)
     dist.destroy_process_group()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's side of ./bench, for Python; control.h describes the lines."""
+"""A worker's side of ./bench, for Python. control.h describes the lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Order:
-    """What the harness wants measured."""
+    """An order of the harness: what to measure."""
 
     dtype: str
     warm_up_rounds: int
@@ -30,7 +30,10 @@ class Control:
         self._say(f"hello {os.environ['TALWEG_BENCH_CONTENDER']} {rank} {os.getpid()}")
 
     def serve(self, prepare: Callable[[Order], None], run_round: Callable[[], object]) -> None:
-        """Carries out orders until told to quit. Calls `prepare` when an order differs from the last."""
+        """Carries out orders until it is told to quit.
+
+        Calls `prepare` if an order differs from the last one.
+        """
         previous = None
         try:
             while words := self._hear().split():
@@ -48,7 +51,7 @@ class Control:
             raise
 
     def _measure(self, order: Order, run_round: Callable[[], object]) -> bool:
-        """Whether there may be another order."""
+        """Carries out one order. Returns whether another one may come."""
         for _ in range(order.warm_up_rounds):
             run_round()
         self._say("ready")

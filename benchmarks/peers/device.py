@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a rank of ./bench computes: a GPU under --gpu, otherwise the CPU."""
+"""The device on which a rank of ./bench computes: a GPU with --gpu, otherwise the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Device:
-    """This rank's device. Ranks take GPUs by turns, and share them where there are fewer."""
+    """This rank's device. Ranks take GPUs in turn, and share them if there are too few."""
 
     def __init__(self, rank: int) -> None:
         self.torch = torch.device("cpu")
@@ -20,12 +20,12 @@ class Device:
         self.is_gpu = self.torch.type == "cuda"
 
     def finish(self) -> None:
-        """Returns when all work that the device was given is done."""
+        """Returns when the device has done all its work."""
         if self.is_gpu:
             torch.cuda.synchronize(self.torch)
 
     def mark(self) -> Mark:
-        """A point in the work of the current stream."""
+        """Returns a mark at this point of the current stream's work."""
         return Mark(self.is_gpu)
 
 
@@ -37,7 +37,7 @@ class Mark:
             self._event.record()
 
     def seconds_until(self, later: Mark) -> float:
-        """The time between two points on the device's own clock, once both are done."""
+        """Returns the time between two marks by the device's own clock. Both must be done."""
         if self._event is None or later._event is None:
             return later._at_s - self._at_s
         return self._event.elapsed_time(later._event) * 1e-3

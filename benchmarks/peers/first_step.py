@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose first step declares what it averages: says what each step takes.
+"""A rank that measures its steps. The first step declares the tensors that it averages.
 
     first_step.py BYTES TENSORS STEPS
 
-Rank 0 prints a JSON list of seconds.
+Rank 0 prints the seconds of each step as a JSON list.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def reduce_all(tensors: list[torch.Tensor]) -> None:
 
 
 def make_tensors(order: Order, rank: int, size: int) -> list[torch.Tensor]:
-    """New tensors, after one round that is known to be right."""
+    """Returns new tensors, after it has checked the result of one round."""
     dtype = DTYPES[order.dtype]
     tensors = [
         torch.full((count // dtype.itemsize,), rank + 1, dtype=dtype) for count in order.sizes
@@ -34,7 +34,7 @@ def make_tensors(order: Order, rank: int, size: int) -> list[torch.Tensor]:
         for place in (0, tensor.numel() // 2, -1):
             if tensor[place].item() != expected:
                 raise ValueError(f"the sum is {tensor[place].item()}, not {expected}")
-        tensor.fill_(1)  # Sums of sums soon overflow, which costs the same time.
+        tensor.fill_(1)  # Repeated sums soon overflow, which takes the same time.
     return tensors
 
 

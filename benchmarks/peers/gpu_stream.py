@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a push_pull costs a training stream, and how long its result takes: one rank of `talweg run`.
+"""Measures what a push_pull costs a training stream, and how long its result takes.
 
     gpu_stream.py REPETITIONS BYTES...
 
-Rank 0 prints a line of JSON for each size. It has the median seconds that the same work takes on the stream alone
-and beside a push_pull that is under way, the seconds from the last gradient to the last result, and how many
-kernels and copies the push_pull has given to this process's streams.
+It is a rank of `talweg run`. Rank 0 prints a line of JSON for each size. The line has the median
+seconds of the same work on the stream alone and beside a push_pull, the seconds from the last
+gradient to the last result, and the number of kernels and copies that the push_pull has given to
+this process's streams.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Stream:
         self._matrix = torch.randn(side, side, device=device.torch) / side
 
     def compute(self) -> float:
-        """Seconds that the work takes on the stream."""
+        """Returns the seconds that the work takes on the stream."""
         begin = self.device.mark()
         product = self._matrix
         for _ in range(_PRODUCTS):
@@ -73,7 +74,7 @@ class Stream:
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             tw.push_pull_inplace(gradient, name=name)
             self.device.finish()
-        # Without the calls on the host that launch them, which are events as well.
+        # The host's calls that launch them are events as well, and do not count.
         return sum(event.device_type == DeviceType.CUDA for event in profiled.events())
 
 

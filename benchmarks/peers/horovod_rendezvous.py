@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Horovod's ranks find each other over Gloo: the part of horovodrun that they need.
+"""The part of horovodrun by which Horovod's ranks find each other over Gloo.
 
     horovod_rendezvous.py FILE HOST...
 
-There is one rank on each host. Writes its port to FILE, and serves until it is ended.
+There is one rank on each host. This program writes its port to FILE, and serves until it is ended.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that makes JAX's training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
+"""One rank that makes JAX's training steps as ./bench orders (control.h).
 
     jax_training_step.py none|distributed|talweg [RANK SIZE STORE]
 
-`none` trains without communicating. `distributed` is JAX's own way: jax.distributed joins the processes, the batch is
-sharded over their devices, the model is replicated, and XLA puts an all-reduce over Gloo into the step. `talweg` uses
+In an order "dtype" is the model and "bytes" the batch. `none` trains without communicating.
+`distributed` is JAX's own way: jax.distributed joins the processes, the batch is sharded over their
+devices, the model is replicated, and XLA puts an all-reduce over Gloo into the step. `talweg` uses
 talweg.jax.DistributedOptimizer.
 """
 
@@ -28,7 +29,7 @@ import optax
 from control import Control, Order
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Those of training_step.py: mlp has 24.9 M parameters. `narrow` has 1.3 M in 82 arrays.
+# The models of training_step.py. mlp has 24.9 M parameters. `narrow` has 1.3 M in 82 arrays.
 _WIDTHS = {
     "mlp": (1024, 4096, 4096, 960, 10),
     "narrow": (128,) + (180,) * 39 + (128, 10),
@@ -97,7 +98,7 @@ class Trainer:
 
 
 def _coordinator(rank: int, store: str) -> str:
-    """A port that rank 0 has found free, which the others read beside the store."""
+    """Returns an address with a free port. Rank 0 finds it, and the others read it from a file."""
     place = Path(store + ".address")
     if rank == 0:
         with socket.socket() as probe:

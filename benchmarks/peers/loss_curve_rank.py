@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of the scenario `loss_curve`: it learns to read digits, whoever else comes and goes.
+"""A rank of the scenario `loss_curve`. It learns to read digits while other ranks come and go.
 
     loss_curve_rank.py DIRECTORY SEED STEPS
 
-The log of steps is recovery_rank.py's. It learns for so many, then makes others until DIRECTORY/stop
-is there. DIRECTORY/../losses.PID has "STEP LOSS" for each step that this process learned in, the
-mean loss over the step's samples of all ranks; at last "accuracy SHARE", of samples that were not
-trained on.
+It keeps the log of recovery_rank.py. It learns for STEPS steps, then makes steps without learning
+until DIRECTORY/stop exists. DIRECTORY/../losses.PID has a line "STEP LOSS" for each step in which
+this process has learned, with the mean loss over the step's samples of all ranks. The last line is
+"accuracy SHARE", for samples that were not trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 
 _HIDDEN, _CLASSES = 64, 10
 _BATCH = 16
-_RATE, _MOMENTUM = 0.0004, 0.9  # Low, so that it learns all the time that kills take.
+_RATE, _MOMENTUM = 0.0004, 0.9  # The rate is low, so it still learns when the kills come.
 _TEST_SHARE = 5  # One of so many samples is kept for the test.
 
 
@@ -37,7 +37,7 @@ def _layers(seed: int, inputs: int) -> list[np.ndarray]:
 
 
 def _forward(layers: list[np.ndarray], samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the hidden layer says of each sample, and the log-probabilities of its classes."""
+    """Returns the hidden layer's output for each sample, and the classes' log-probabilities."""
     hidden = np.maximum(samples @ layers[0], 0)
     scores = hidden @ layers[1]
     scores = scores - scores.max(axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def _forward(layers: list[np.ndarray], samples: np.ndarray) -> tuple[np.ndarray,
 def _sums(
     layers: list[np.ndarray], samples: np.ndarray, labels: np.ndarray
 ) -> tuple[float, list[np.ndarray]]:
-    """Loss and gradients, summed over the samples."""
+    """Returns loss and gradients, summed over the samples."""
     hidden, logs = _forward(layers, samples)
     places = np.arange(len(labels))
     error = np.exp(logs)
@@ -77,7 +77,7 @@ def main() -> int:
 
     def step(state: talweg.State, indices: list[int]) -> float:
         loss, gradients = _sums(state.layers, train[indices], answers[indices])
-        # What is summed over ranks is divided by how many samples they took.
+        # Sums over the ranks are divided by the number of samples that the ranks took.
         counts = np.array([loss, len(indices)], np.float32)
         parts = [counts, *(gradient.astype(np.float32).ravel() for gradient in gradients)]
         total = talweg.push_pull(np.concatenate(parts), op=talweg.Op.SUM, name="gradients")
@@ -105,7 +105,7 @@ def main() -> int:
                     break
             else:
                 state.sampler.set_epoch(state.sampler.epoch + 1)
-        # Those that were killed last come back before all end.
+        # Ranks that were killed last come back before all end.
         while not state.stopped:
             begin_ns = time.monotonic_ns()
             own = np.array([(directory / "stop").exists()], np.int32)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that makes training steps of MXNet's as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
+"""One rank that makes MXNet's training steps as ./bench orders (control.h).
 
     mxnet_step.py none|dist_sync|trainer|store [RANK]
 
-`none` trains without communicating, `dist_sync` over MXNet's own parameter server. The others run over Talweg:
-`trainer` is byteps.mxnet.DistributedTrainer, `store` Gluon's trainer with the store of that name. A step is over when
-MXNet's engine has nothing left to do.
+In an order "dtype" is the model and "bytes" the batch. `none` trains without communicating,
+`dist_sync` over MXNet's own parameter server. The others run over Talweg: `trainer` is
+byteps.mxnet.DistributedTrainer, `store` is Gluon's trainer with the KVStore `byteps`. A step is
+over when MXNet's engine has nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from control import Control, Order
 from mxnet import autograd, gluon
 
 _CLASSES = 10
-# Name -> widths of the layers. mlp has 24.9 M parameters.
+# The widths of each model's layers. mlp has 24.9 M parameters.
 _MODELS = {"mlp": (1024, 4096, 4096, 960, _CLASSES), "tiny": (8, 16, _CLASSES)}
 _SGD = {"learning_rate": 0.01, "momentum": 0.9}
 
@@ -71,7 +72,7 @@ def main() -> int:
     trainers: list[Trainer] = []
 
     def prepare(order: Order) -> None:
-        """A process has one of MXNet's distributed stores, for ever; a job of ./bench has one case."""
+        """Makes a model. Called only once, because a process can have one distributed store."""
         if not trainers:
             trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank))
         elif trainers[0].case != (order.dtype, order.sizes[0]):

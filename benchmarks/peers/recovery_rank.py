@@ -3,9 +3,9 @@
 
     recovery_rank.py DIRECTORY GRADIENT_BYTES STATE_BYTES
 
-Its gradient is ones, so after each step every weight is the number of steps: one that was lost, or
-done twice, ends the rank with status 4. The log is DIRECTORY/NODE.PID, of recovery_record.py's
-records. Once DIRECTORY/stop is there all ranks end after the same step.
+Its gradient is ones, so after each step every weight is the number of steps. If a step was lost or
+done twice, the rank ends with status 4. The log is DIRECTORY/NODE.PID, with the records of
+recovery_record.py. When DIRECTORY/stop exists, all ranks end after the same step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Log:
 
 
 class LoggedState(talweg.State):
-    """One that says when its rank is there, before it has the others' state."""
+    """A State that logs when its rank is there, before it has the others' state."""
 
     log: Log
 
@@ -41,7 +41,7 @@ class LoggedState(talweg.State):
 
 
 class LostStep(Exception):
-    """A step is missing in the weights, or is in them twice."""
+    """The weights lack a step, or have it twice."""
 
 
 def _check(state: talweg.State, *weights: float) -> None:
@@ -61,7 +61,7 @@ def main() -> int:
         step=0,
         stopped=False,
     )
-    # A class attribute: what an instance has are values, which travel.
+    # It is a class attribute, because attributes of an instance are values, which travel.
     LoggedState.log = log
 
     def train(state: talweg.State) -> None:

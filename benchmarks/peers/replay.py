@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that replays a model's training steps. It sleeps where the model would compute.
+"""One rank that replays a model's training steps. It sleeps when the model would compute.
 
     replay.py TENSORS.tsv PROFILE.tsv [N]
 
-With N every tensor is an N-th as large.
+With N every tensor has an N-th of its size.
 
 Orders (control.h) name the manner as dtype and the forward pass's microseconds as bytes:
 
@@ -24,7 +24,7 @@ import numpy as np
 import talweg
 from control import Control, Order
 
-# The harness's own reader of models, which needs nothing else.
+# It imports the harness's reader of models, which needs no other module.
 sys.path.insert(0, str(Path(__file__).absolute().parent.parent))
 from harness import models
 

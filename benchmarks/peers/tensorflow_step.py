@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that makes steps of TensorFlow as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
+"""One rank that makes TensorFlow's training steps as ./bench orders (control.h).
 
     tensorflow_step.py none|mirrored|kernel|python [RANK SIZE STORE]
 
-`none` trains without communicating. `mirrored` uses TensorFlow's own MultiWorkerMirroredStrategy. The others run over
-Talweg's optimizer, whose operations are its kernel, or Python functions.
+In an order "dtype" is the model and "bytes" the batch. `none` trains without communicating.
+`mirrored` uses TensorFlow's own MultiWorkerMirroredStrategy. The others use Talweg's optimizer,
+whose operations are its kernel or Python functions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from control import Control, Order
 
 _CLASSES = 10
 _TALWEG = ("kernel", "python")
-# Inputs, and the widths of the layers. mlp has 24.9 M parameters, and is that of training_step.py.
+# The number of inputs, and the widths of the layers. mlp is that of training_step.py, with 24.9 M
+# parameters.
 _MODELS: dict[str, tuple[int, ...]] = {
     "mlp": (1024, 4096, 4096, 960, _CLASSES),
     "layers": (256, *(256,) * 40, _CLASSES),
@@ -31,7 +33,7 @@ _MODELS: dict[str, tuple[int, ...]] = {
 
 
 def _announce(rank: int, size: int, store: str) -> None:
-    """Has all workers of TensorFlow's strategy know each other's address, which the harness may give."""
+    """Tells the workers of TensorFlow's strategy all addresses, which the harness may give."""
     host = os.environ.get("TALWEG_BENCH_ADDRESS", "127.0.0.1")
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -48,7 +50,7 @@ def _announce(rank: int, size: int, store: str) -> None:
 
 
 def _step(tf: Any, manner: str, order: Order, rank: int, strategy: Any) -> Callable[[], Any]:
-    """A traced step of a new model."""
+    """Returns a traced step of a new model."""
     widths, batch = _MODELS[order.dtype], order.sizes[0]
     with strategy.scope():
         tf.random.set_seed(0)
@@ -115,7 +117,7 @@ def main() -> int:
     Control(rank).serve(prepare, lambda: steps[0]())
     if manner in _TALWEG:
         tw.shutdown()
-    # TensorFlow's strategy waits for its peers at exit, which may be gone.
+    # At exit TensorFlow's strategy waits for its peers, which may be gone.
     sys.stdout.flush()
     if mirrored:
         os._exit(0)

@@ -46,7 +46,7 @@ def main() -> int:
         device.finish()
 
     def prepare(order: Order) -> None:
-        """New tensors, after one round that is known to be right."""
+        """Makes new tensors, and checks the result of one round."""
         dtype = _DTYPES[order.dtype]
         tensors.clear()
         for index, nbytes in enumerate(order.sizes):
@@ -57,7 +57,7 @@ def main() -> int:
         for tensor in tensors.values():
             if (tensor != size * (size + 1) / 2).any():
                 raise ValueError("a sum is wrong")
-            tensor.fill_(0)  # Sums of sums would soon overflow.
+            tensor.fill_(0)  # Repeated sums would soon overflow.
 
     Control(rank).serve(prepare, run_round)
     end()

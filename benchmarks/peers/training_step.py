@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
+"""One rank that makes training steps as ./bench orders (control.h).
 
     training_step.py none|barrier|ddp|nccl|fsdp [RANK SIZE STORE]
     training_step.py horovod
     training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg|ddp_alone
 
-`none` trains without communicating. `barrier` trains with nothing but Talweg's barrier after each backward pass,
-which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL,
-`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg". `ddp_alone` uses
-DistributedDataParallel with a hook that sums nothing, and the barrier. `horovod` uses Horovod's optimizer.
-The others run over Talweg: `optimizer` waits for all averages in backward(), `overlap` waits for each module's in the
-next forward pass, and `arrival` does the same, but gradients leave first come, first served.
+In an order "dtype" is the model and "bytes" the batch. `none` trains without communicating.
+`barrier` trains with nothing but Talweg's barrier after each backward pass, which shows the cost of
+waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL, `fsdp`
+FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg". `ddp_alone` uses
+DistributedDataParallel with a hook that sums nothing, and the barrier. `horovod` uses Horovod's
+optimizer. The others run over Talweg. `optimizer` waits for all averages in backward(). `overlap`
+waits for each module's averages in the next forward pass. `arrival` does the same, but gradients
+leave first come, first served.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _mlp(*widths: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-# Name -> the model and the shape of one input. mlp has 24.9 M parameters.
+# Each model, and the shape of one input. mlp has 24.9 M parameters.
 _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: _mlp(1024, 4096, 4096, 960, _CLASSES), (1024,)),
     "resnet18": (_resnet18, (3, 32, 32)),
@@ -122,14 +124,14 @@ class Trainer:
                 overlap_forward=None if manner == "optimizer" else self._model,
             )
             if manner == "arrival":
-                # There is no option for it, because nobody who trains should want it.
+                # There is no option for it, because no trainer should want it.
                 self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape).to(device.torch)
         self._labels = torch.randint(_CLASSES, (batch,)).to(device.torch)
 
     def finish(self) -> None:
-        """Takes what is under way, because another trainer may come."""
+        """Takes the rounds under way, because another trainer may come."""
         synchronize = getattr(self._optimizer, "synchronize_parameters", None)
         if synchronize is not None:
             synchronize()
@@ -166,7 +168,7 @@ def main() -> int:
         method = f"file://{place[2]}"
         distributed.init_process_group(backend, method, rank=rank, world_size=int(place[1]))
     elif manner == "hook":
-        distributed.init_process_group("gloo")  # Finds its place in what talweg run sets.
+        distributed.init_process_group("gloo")  # The variables of `talweg run` tell its place.
     elif manner in _BACKEND:
         distributed.init_process_group("talweg")
     trainers: list[Trainer] = []

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One module a scenario; each has `TITLE` and `run(context)`."""
+"""One module for each scenario. Each has `TITLE` and `run(context)`."""

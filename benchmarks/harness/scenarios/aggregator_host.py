@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts with one rank each and hosts that only aggregate, over TCP."""
+"""Measures hosts with one rank each and hosts that only aggregate, over TCP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL, SMALL_COUNT = parse_bytes("64KiB"), 64
 
 _CURVE = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB")
 _FULL = (*_CURVE[:-1], "128KiB", "512KiB", "2MiB", "8MiB", "32MiB", "64MiB")
-# Hosts with ranks, aggregator hosts -> sizes, by mode.
+# The sizes for each number of hosts with ranks and of aggregator hosts, by mode.
 _SIZES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
     "smoke": {(2, 1): ("64KiB",)},
     "quick": {(2, 1): ("64KiB", "4MiB", "16MiB")},
@@ -75,7 +75,8 @@ def _run_setting(
         if programs.other_tool:
             other = partial(hosts.talweg, programs.other(), cluster, TALWEG_OTHER, 2)
             makers.append((TALWEG_OTHER, other))
-        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
+        # Importing torch is slow, and other scenarios run Gloo in smoke mode.
+        if context.mode != "smoke":
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_gather, reduce_scatter and all_to_all through torch.distributed, beside Gloo and OpenMPI."""
+"""Measures all_gather, reduce_scatter and all_to_all through torch.distributed, beside peers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OF_GLOO, _OF_OPENMPI, _LATENCY_OF_GLOO, _OVER_LINK = 3.0, 1.2, 1 / 8, 1.1
 _MEGABITS_PER_S = 1000
 _PEER = "collectives.py"
 
-# As the workers take them.
+# The calls, with the names that the workers take.
 CALLS = {"all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "all_reduce": "ar"}
-# What a host must receive, or send, of the bytes that a rank has: all but its own part.
+# Calls in which a host must receive or send all bytes of a rank except for its own part.
 _BETWEEN_HOSTS = ("all_gather", "reduce_scatter", "all_to_all")
-# So many all_reduces that a rank makes one after another without waiting, as DDP does.
+# How many all_reduces a rank makes one after another without waiting, as DDP does.
 _AT_ONCE = 4
 
 _RANKS: dict[str, tuple[int, ...]] = {"smoke": (2,), "quick": (2, 4), "default": (2, 4)}
@@ -54,8 +54,9 @@ def at_once(size: int) -> Case:
 
 
 def least_s(case: Case, hosts_: int, goodput_bytes_per_s: float) -> float:
-    """How long a link needs at least for what a host must receive, or send. An all_reduce's bytes
-    are those of a reduce_scatter and an all_gather.
+    """Returns the least time that a link needs for the bytes that a host must receive or send.
+
+    An all_reduce has the bytes of a reduce_scatter and an all_gather.
     """
     each = (2 if case.dtype == "ars" else 1) * (hosts_ - 1) / hosts_
     return each * case.total_bytes / goodput_bytes_per_s
@@ -103,7 +104,7 @@ class _Links:
 
 
 def between_hosts(context: Context, links: _Links, size: int) -> list[Result]:
-    """One rank and one aggregator on each host."""
+    """Measures one rank and one aggregator on each host."""
     programs = context.programs
     names = tuple(f"host{index}" for index in range(links.count))
     with Network(list(names), programs.congestion_control) as network:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's steps while another job misuses their aggregator, beside the same job without it."""
+"""Measures a job's steps while another job misuses their aggregator, and without the other job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 300.0
 _RANK_HOSTS = ("host0", "host1")
 _SERVER, _RUDE = "server", "rude"
 _PORT = 7447
-# All links but the attacker's, and that one.
+# The rates of all other links and of the attacker's link.
 _LINK, _RUDE_LINK = 1_000_000_000, 50_000_000
 _RUDE_CORES = 0.2
 _MANNERS = {
@@ -41,17 +41,17 @@ _SIZES = {
     "full": ("64KiB", "4MiB", "25MB"),
 }
 _MANNERS_OF = {"smoke": ("greedy",), "quick": tuple(_MANNERS)}
-# The attacker comes and goes so often.
+# How often the attacker comes and goes.
 _TURNS = {"smoke": 1, "quick": 3, "default": 7, "full": 15}
-# A measurement takes so many of the mode's batches.
+# A measurement lasts so many of the mode's batches.
 _BATCHES = 4
-# Both transports are Talweg's own TCP, which the attacker speaks.
+# Both jobs use Talweg's own TCP, because the attacker speaks it.
 _ENVIRONMENT = {"TALWEG_DATA_TRANSPORT": "tcp"}
 
 
 @dataclass
 class _Measured:
-    """Steps of one size beside one manner, by turns."""
+    """Steps of one size with and without one manner of attack, in turn."""
 
     size: int
     manner: str
@@ -111,7 +111,7 @@ def run(context: Context) -> Section:
 
 
 def _job(programs: Programs, network: Network) -> Contender:
-    """One rank on each rank host. Scheduler and aggregator are on the server."""
+    """Returns a job with one rank on each rank host. Scheduler and aggregator are on the server."""
     tool = str(programs.tool)
     scheduler = f"{network.address(_SERVER)}:{_PORT}"
     served = (*network.enter(_SERVER), tool)
@@ -138,7 +138,7 @@ def _job(programs: Programs, network: Network) -> Contender:
 def _attacked(
     programs: Programs, network: Network, cap: Sequence[str], name: str, manner: str
 ) -> Iterator[None]:
-    """While a member of another job does so."""
+    """A context in which a member of another job attacks in that manner."""
     scheduler = f"{network.address(_SERVER)}:{_PORT}"
     line = (*network.enter(_RUDE), *cap, str(programs.rude_member))
     process = subprocess.Popen(
@@ -146,7 +146,7 @@ def _attacked(
     )
     assert process.stdout is not None
     try:
-        # It has begun when it tells of its first piece of work.
+        # The attacker has begun when it reports its first piece of work.
         words, last = "", ""
         while not words.startswith("done"):
             last, words = words.strip(), process.stdout.readline()

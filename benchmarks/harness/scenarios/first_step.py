@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step of a large model: memory is set aside in it, once."""
+"""Measures the first step of a large model, in which memory is allocated."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TITLE = "The first step"
 _NODES, _RANKS = 2, 2
 _STEPS = 6
 _TIMEOUT_S = 600
-# A node's contributions, and one region for what it sends and for the result; at the aggregators a
-# slot for each node and the sum.
+# Each node has its ranks' contributions, and one region for what it sends and for the result. The
+# aggregators have a slot for each node, and the sum.
 _BUFFERS = _NODES * (_RANKS + 1) + _NODES + 1
-# Each rank's gradients and averages.
+# Each rank has its gradients and its averages.
 _ARRAYS = 2 * _NODES * _RANKS
 _TIMES_MAX = 2
 _MIB = 1 << 20
 
-# Bytes of the model, and in how many tensors.
+# The bytes of the model, and the number of its tensors.
 _CASES: dict[str, tuple[tuple[int, int], ...]] = {
     "smoke": ((4 * _MIB, 2),),
     "quick": ((100 * _MIB, 25),),
@@ -53,7 +53,7 @@ def _steps(context: Context, nbytes: int, tensors: int) -> list[float]:
 
 
 def _kernel_seconds(context: Context, nbytes: int) -> float:
-    """What as many bytes take that all CPUs ask of the kernel at once, and do nothing else."""
+    """Returns the time in which all CPUs get `nbytes` of memory from the kernel at once."""
     cpus = len(os.sched_getaffinity(0))
     line = [sys.executable, str(context.programs.peers / "populate.py"), str(nbytes // cpus)]
     pipe = subprocess.PIPE
@@ -76,8 +76,8 @@ def _rows(context: Context, section: Section, cases: Sequence[tuple[int, int]]) 
         case = f"{nbytes // _MIB} MiB in {tensors}"
         context.progress(f"{case}: {_STEPS} steps")
         try:
-            # A virtual machine's host gives memory that was not used for a while in its own time,
-            # a fifth of the kernel's speed and less. So all of it is used before.
+            # The host of a virtual machine takes long to give memory that was not used for a while:
+            # at most a fifth of the kernel's speed. So all of the memory is used before.
             _kernel_seconds(context, (_BUFFERS + _ARRAYS) * nbytes)
             first, *others = _steps(context, nbytes, tensors)
             kernel = _kernel_seconds(context, _BUFFERS * nbytes)

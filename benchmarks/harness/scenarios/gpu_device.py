@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first GPU as the agent uses it: copies, sums and the way to a second GPU, beside their limits."""
+"""Measures the first GPU as the agent uses it: copies, sums and the way to a second GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(context: Context) -> Section:
 
 
 def _limit(speeds: dict[str, float], name: str) -> tuple[str, float] | None:
-    """What bounds a figure, as text and as bytes a second."""
+    """Returns what limits a figure, as a text and as bytes a second; None if nothing is known."""
     kind = name.partition("/")[0]
     down, up = _of(speeds, "Down"), _of(speeds, "Up")
     if kind in ("AtOnce", "BothWays") and down and up:
@@ -75,7 +75,9 @@ def table(speeds: dict[str, float]) -> str:
 
 
 def bars(speeds: dict[str, float]) -> list[Bar]:
-    """Ratios: slices both ways to the bus in each direction alone, the slowest sum to a copy."""
+    """Returns bars of ratios: slices in both directions at once to each direction alone, and the
+    slowest sum to a copy.
+    """
     found = []
     for kind, wanted in (("BothWays", _BOTH_WAYS_OF_BUS), ("Reduce", _REDUCE_OF_MEMORY)):
         named = {name: speed for name, speed in speeds.items() if name.startswith(f"{kind}/")}

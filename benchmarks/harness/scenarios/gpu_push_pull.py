@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""push_pull of tensors on GPUs by two ranks of a node, beside peers, limits and a training stream."""
+"""Measures push_pull of GPU tensors by two ranks of a node, beside peers and a training stream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(context: Context) -> Section:
     variables = device_variables(context.mode)
     gpus = count_gpus()
     peer = str(programs.peers / "torch_allreduce.py")
-    peers = {GLOO: "gloo", **({_NCCL: "nccl"} if gpus > 1 else {})}  # NCCL: one rank a GPU.
+    peers = {GLOO: "gloo", **({_NCCL: "nccl"} if gpus > 1 else {})}  # NCCL takes one rank on a GPU.
     makers: list[tuple[str, Make]] = [(TALWEG, partial(_talweg, programs, network, variables))]
     makers += [
         (name, partial(python_ranks, name, _RANKS, network, [peer, backend], variables))
@@ -82,7 +82,7 @@ def run(context: Context) -> Section:
 
 
 def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, Any]]:
-    """gpu_stream.py's figures, by size."""
+    """Returns the figures of gpu_stream.py for each size."""
     programs = context.programs
     sizes = [str(parse_bytes(size)) for size in _SIZES[context.mode]]
     worker = str(programs.peers / "gpu_stream.py")
@@ -112,8 +112,8 @@ def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, A
 class Speeds:
     """Bytes a second on the first GPU."""
 
-    memory_bytes_per_s: float  # Touched by a copy in its memory.
-    # To the second GPU while as much comes from there. None: there is no second, or no way to it.
+    memory_bytes_per_s: float  # Bytes that a copy in the GPU's memory touches.
+    # Bytes to the second GPU while as many come from it. None if there is none, or no way to it.
     peer_bytes_per_s: float | None = None
 
 
@@ -139,16 +139,19 @@ def _speeds(context: Context) -> Speeds:
 
 
 def limit_s(nbytes: int, speeds: Speeds, gpus: int) -> float | None:
-    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum. None: unknown."""
+    """Returns the least time in which the ranks, equally many on each GPU, can have their sum.
+
+    None if it is not known.
+    """
     if gpus == 0 or (gpus > 1 and speeds.peer_bytes_per_s is None):
         return None
     ranks = _RANKS // gpus
-    touched = 2 * ranks  # Each rank's tensor, read and written.
+    touched = 2 * ranks  # Each rank's tensor is read and written.
     if gpus > 1:
-        touched += ranks + 1  # The sum among them is written, and read for each tensor.
+        touched += ranks + 1  # The GPU's sum is written, and read once for each tensor.
     limit = nbytes * touched / speeds.memory_bytes_per_s
     if speeds.peer_bytes_per_s is not None:
-        # An all-reduce's reduce-scatter, and its all-gather.
+        # An all-reduce is a reduce-scatter and an all-gather.
         limit += nbytes * 2 * (gpus - 1) / gpus / speeds.peer_bytes_per_s
     return limit
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training steps of two processes on this machine's GPUs: what communication adds to their time."""
+"""Measures what communication adds to training steps of two processes on this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def run(context: Context) -> Section:
         with_nccl=count_gpus() > 1,
         with_backend=True,
     )
-    # There is no bar for what may be added. It is reported beside the peers.
+    # There is no bar for the added time. The page shows it beside the peers'.
     return training_step.measure(context, TITLE, contenders, _CASES[context.mode], None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One aggregator with more and more members, jobs and tensors."""
+"""Measures one aggregator with more and more members, jobs and tensors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TIMEOUT_S = 300.0
 
 _MEMBERS = {"smoke": (1, 2), "quick": (2, 8), "default": (2, 4, 8, 16), "full": (2, 4, 8, 16, 32)}
 _JOBS = {"smoke": (1, 2), "quick": (1, 10), "default": (1, 10, 100), "full": (1, 10, 100)}
-# How many of the mode's batches a repetition takes. It is long enough for the scheduler's turns to even
-# out over a few dozen rounds of many processes, because those turns are not the aggregator's unfairness.
+# How many of the mode's batches a repetition lasts. The turns of the kernel's scheduler must even
+# out over a few dozen rounds of many processes, because they are not the aggregator's unfairness.
 _BATCHES = {"members": 2, "jobs": 6}
 _ROUNDS_MIN = {"members": 2, "jobs": 40}
 _TENSORS = {"smoke": 50, "quick": 10_000, "default": 10_000, "full": 10_000}
@@ -39,12 +39,12 @@ class _Grown:
 
     count: int
     contender: Contender
-    idle_bytes: int = 0  # The aggregator's before anything was declared.
+    idle_bytes: int = 0  # The aggregator's memory before anything was declared.
     batches: list[Batch] = field(default_factory=list)
     memory_bytes: int = 0
 
     def aggregator_cpu_s_per_gigabyte(self, size: int) -> float:
-        """The aggregator's CPU seconds for a GB of contributions."""
+        """Returns the aggregator's CPU seconds for each GB of contributions."""
         return median(
             [
                 each.cpu_s_of_programs.get(_AGGREGATOR, 0.0)
@@ -55,27 +55,27 @@ class _Grown:
         )
 
     def daemons_cpu_s_per_gigabyte(self, size: int) -> float:
-        """The same for everything that serves."""
+        """Returns the CPU seconds of all daemons for each GB of contributions."""
         return median(
             [b.cpu_s_of_daemons / (self.count * size * b.rounds) * 1e9 for b in self.batches]
         )
 
     def gigabytes_per_s(self, size: int) -> float:
-        """The contributions of all members or jobs together."""
+        """Returns the contributions of all members or jobs together, in GB/s."""
         return median([self.count * size * b.rounds / b.elapsed_s * 1e-9 for b in self.batches])
 
     def worst_share(self) -> float:
-        """How far the worst job is from its fair share of the speed, over all repetitions."""
+        """Returns how far the worst job is from its fair share of speed, over all repetitions."""
         times_s = [each.workers_s for each in self.batches]
         return farthest_from_fair([sum(of_job) for of_job in zip(*times_s)])
 
     def worst_share_of_one(self) -> float:
-        """The same within one repetition, at the median. It includes chance, which evens out."""
+        """Returns the median of the same figure within one repetition. It includes chance."""
         return median([farthest_from_fair(each.workers_s) for each in self.batches])
 
 
 def farthest_from_fair(workers_s: Sequence[float]) -> float:
-    """0: all took the same time for the same rounds; 0.1: one was 10 % faster or slower than the mean."""
+    """Returns how far the worst worker's time is from the mean; 0.1 is 10 % faster or slower."""
     speeds = [1 / worker_s for worker_s in workers_s]
     mean = sum(speeds) / len(speeds)
     return max(abs(speed / mean - 1) for speed in speeds)
@@ -91,7 +91,7 @@ def run(context: Context) -> Section:
 
 
 def _measure(context: Context, what: str, grown: Sequence[_Grown], size: int) -> None:
-    """Measures all of them by turns."""
+    """Measures all of them in turn."""
     for each in grown:
         each.idle_bytes = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
     rounds: list[int] = []
@@ -176,7 +176,7 @@ def _members(context: Context, section: Section) -> str:
 def _jobs(context: Context, section: Section) -> str:
     counts = _JOBS[context.mode]
 
-    # As many socket servers beside ours show what any server's bytes cost when so many take turns.
+    # As many socket servers show what any server's bytes cost when so many processes take turns.
     def make(cluster: Cluster, count: int, index: int) -> Contender:
         start = hosts.socket_ps_jobs if index % 2 else hosts.talweg_jobs
         return start(context.programs, cluster, count, f"{count} jobs", index)

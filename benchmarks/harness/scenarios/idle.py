@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemons use while an open job has nothing to do."""
+"""Measures what the daemons use while an open job has nothing to do."""
 
 from __future__ import annotations
 

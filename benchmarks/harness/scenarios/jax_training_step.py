@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's training steps of two processes on one node: what communication adds to their time."""
+"""Measures what communication adds to JAX's training steps of two processes on one node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def jax_python(peers: Path) -> str:
-    """The Python that has jax. Missing where bazel/prepare has not made it."""
+    """Returns the Python that has jax. Raises Missing if bazel/prepare has not made it."""
     for root in (peers, *peers.parents, *peers.resolve().parents):
         python = root / _ENVIRONMENT
         if python.exists():
@@ -69,7 +69,7 @@ def _talweg(programs: Programs, name: str, variables: Mapping[str, str]) -> Cont
 
 def run(context: Context) -> Section:
     programs = context.programs
-    # A process has the CPUs that its neighbours have, too: one thread each computes.
+    # The processes share all CPUs, so each computes with one thread.
     variables = {**STEADY_HEAP, "NPROC": "1"}
     makers: list[tuple[str, Make]] = [
         (_NONE, partial(_peer, programs, _NONE, "none", variables)),

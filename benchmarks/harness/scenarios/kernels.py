@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that the sum kernels touch a second, in L2 and out of cache, beside memcpy and plain loads."""
+"""Measures the bytes that sum kernels touch a second, in L2 and out of cache, beside memcpy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.scenario import Context, Section
 TITLE = "Sum kernels"
 _OF_LIMIT = 0.9
 _ISAS = ("avx512", "avx2", "portable")  # The best first.
-# Bytes touched: in L2, and out of cache.
+# The bytes that a kernel touches, in L2 and out of cache.
 _IN_L2, _OUT_OF_CACHE = 192 << 10, 192 << 20
-# Which benchmarks, by mode; ISA: the best instruction set.
+# The benchmarks to run, by mode. ISA stands for the best instruction set.
 _FILTERS = {
     "smoke": f"^BM_(Copy|Touch/ISA/.*|Reduce/ISA/f32/sum)/({_IN_L2})$",
     "quick": f"^BM_(Copy|Touch/ISA/.*|Reduce/ISA/(f32|bf16)/sum)/({_IN_L2}|{_OUT_OF_CACHE})$",
@@ -80,7 +80,7 @@ def _ratio(speed: float | None, limit: float | None) -> str:
 
 
 def _limit(speeds: dict[str, float], kernel: str, size: int) -> float | None:
-    """What loads and stores alone reach in a cache. Out of cache a memcpy tells how fast memory is."""
+    """Returns a kernel's limit: in a cache, loads and stores alone; out of cache, a memcpy."""
     parts = kernel.split("/")
     if parts[0] != "Reduce" or size >= _OUT_OF_CACHE:
         return None
@@ -89,7 +89,7 @@ def _limit(speeds: dict[str, float], kernel: str, size: int) -> float | None:
 
 
 def bars(speeds: dict[str, float], isa: str) -> list[Bar]:
-    """The slowest kernels of the best instruction set, for each size."""
+    """Returns bars for the slowest kernels of the best instruction set, for each size."""
     found = []
     for size in sorted({int(name.rpartition("/")[2]) for name in speeds}):
         of_isa = [n for n in speeds if n.startswith(f"Reduce/{isa}/") and n.endswith(f"/{size}")]
@@ -102,7 +102,7 @@ def bars(speeds: dict[str, float], isa: str) -> list[Bar]:
 
 
 def _groups(names: list[str]) -> dict[str, list[str]]:
-    """Groups kernels by what bounds them. 16-bit floats are converted; many inputs are many streams."""
+    """Groups kernels by their limit: 16-bit floats are converted, many inputs are many streams."""
     halves = [name for name in names if "f16/" in name]
     many = [name for name in names if "/sum_of_" in name]
     plain = [name for name in names if name not in halves + many]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One aggregator whose lanes share its work, on a machine with cores to spare."""
+"""Measures one aggregator whose lanes share its work, on a machine with spare cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _SIZES = {
     "default": ("4 MB", "64 MB", "256 MB"),
     "full": ("4 MB", "64 MB", "256 MB"),
 }
-# So many lanes carry so much more than one where the machine has so many cores, and no less anywhere.
+# So many lanes must be so many times as fast as one lane if the machine has so many cores. On any
+# machine they must have the last share of one lane's speed.
 _COMPARED, _CORES, _TIMES, _TIMES_ANYWHERE = 4, 16, 2.5, 0.95
 
 
@@ -32,7 +33,7 @@ def _name(lanes: int) -> str:
 
 
 def _contender(programs: Programs, network: Sequence[str], nodes: int, lanes: int) -> Contender:
-    """A node for each rank, and an aggregator between them, over the loopback's TCP."""
+    """Returns a job with a node for each rank, and an aggregator, over TCP on the loopback."""
     tool = str(programs.tool)
     run = [
         tool,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links with delay: hosts with ranks here, the aggregator's host at the end of a long cable."""
+"""Measures links with delay. The aggregator's host is far from the hosts with ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FAR_HOST = "aggregator"
 
 @dataclass(frozen=True)
 class Link:
-    """The link from every host with ranks to the aggregator's host."""
+    """The links from the hosts with ranks to the aggregator's host."""
 
     megabits_per_s: int
     round_trip_ms: int
@@ -36,7 +36,10 @@ class Link:
         return f"{rate_text(self.megabits_per_s)}, {self.round_trip_ms} ms there and back"
 
     def optimum_s(self, size: int, goodput: float) -> float:
-        """The time for all bytes on the link, results right after contributions, and the way itself."""
+        """Returns the time of all bytes on the link, plus the link's delay.
+
+        Results follow right after contributions.
+        """
         return size / goodput + self.round_trip_ms * 1e-3
 
 
@@ -79,7 +82,8 @@ def _run_link(context: Context, link: Link, size: int) -> list[Result]:
     programs = context.programs
     with Network([*_RANK_HOSTS, _FAR_HOST], programs.congestion_control) as network:
         for host in _RANK_HOSTS:
-            # The queue is as long as the way. With a shorter one reno cannot keep a link full by itself.
+            # The queue holds as much as the link's delay. With a shorter queue reno alone cannot
+            # keep the link full.
             queue_ms = max(25, link.round_trip_ms)
             network.shape(host, link.megabits_per_s * 1_000_000, queue_ms)
         context.progress(f"{link.setting}: one TCP stream")

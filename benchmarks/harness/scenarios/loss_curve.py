@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned while processes are killed and come back, beside runs that nothing disturbs."""
+"""Compares what a job learns while processes are killed and come back with undisturbed runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TITLE = "What is learned between kills"
 _LEASE_MS = 2000
 _SEED = 5
 _QUIET_RUNS = 5
-# Steps of all nodes between two kills, at least.
+# The fewest steps of all nodes between two kills.
 _STEPS_BETWEEN = 40
-# A curve's point is the mean of so many steps.
+# A point of the curve is the mean of so many steps.
 _SMOOTH = 200
 
 
@@ -29,7 +29,7 @@ _SMOOTH = 200
 class _Curve:
     losses: dict[int, float]  # By step.
     accuracy: float
-    kills: list[int]  # The step that each came in, of those that came while it learned.
+    kills: list[int]  # The steps in which kills came while it learned.
 
     @property
     def final(self) -> float:
@@ -83,7 +83,7 @@ def run(context: Context) -> Section:
     disturbed, *quiet = curves
     finals = [curve.final for curve in quiet]
     low, high = min(finals), max(finals)
-    # As far again beyond the undisturbed runs' range as that is wide counts as within their noise.
+    # Losses count as noise up to the width of the undisturbed runs' range outside of that range.
     wide = high - low
     holds = low - wide <= disturbed.final <= high + wide
     text = (

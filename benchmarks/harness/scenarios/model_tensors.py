@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of real models in backward order, beside one tensor of the same size."""
+"""Measures the tensors of real models in backward order, beside one tensor of the same size."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TITLE = "A model's tensors"
 ONE_TENSOR = "Talweg, one tensor"
 _SLOWER_AT_MOST = 1.1
 _ABOVE_SHARE_AT_MOST = 1.05
-# Two jobs that hold more than this at once would not fit on an ordinary machine.
+# Two jobs that hold more than this at once do not fit on an ordinary machine.
 _TOGETHER_BYTES_MAX = 700_000_000
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks are. Without hosts: two ranks of one node."""
+    """The place of the ranks: hosts, or one node with two ranks if there are no hosts."""
 
     rank_hosts: int = 0
     aggregator_hosts: int = 0
-    megabits_per_s: int = 0  # 0: unshaped. Otherwise aggregators also run on the ranks' hosts.
+    megabits_per_s: int = 0  # 0 is unshaped. Otherwise aggregators also run on the ranks' hosts.
 
     @property
     def setting(self) -> str:

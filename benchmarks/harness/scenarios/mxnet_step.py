@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of MXNet's on two nodes: what byteps.mxnet adds, beside MXNet's own parameter server."""
+"""Measures what byteps.mxnet adds to MXNet's training steps, beside MXNet's parameter server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
     "default": (("mlp", 32),),
     "full": (("mlp", 8), ("mlp", 32), ("mlp", 128)),
 }
-# Both ranks and MXNet's server compute with a thread each, as the scenario training_step.
+# Each rank and MXNet's server compute with one thread, as in the scenario training_step.
 _THREADS = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
 
 
@@ -63,7 +63,9 @@ def _alone(programs: Programs, name: str) -> Contender:
 
 
 def _dist_sync(programs: Programs, name: str, network: Sequence[str]) -> Contender:
-    """One shell in one network: scheduler, server, and the workers, with the last of which it ends."""
+    """Returns one shell in one network. It starts scheduler, server and workers, and ends with the
+    last worker.
+    """
     script = (
         "python=$1; peer=$2; count=$3; trap 'kill $(jobs -p) 2>/dev/null' EXIT; "
         'for role in scheduler server; do DMLC_ROLE=$role "$python" -c "import mxnet" & done; '

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of one node: one agent and no network, beside Gloo and OpenMPI's shared memory."""
+"""Measures ranks of one node, without a network, beside Gloo and OpenMPI's shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.scenario import Context, Make, Section, fastest, find, ratio_bar, r
 TITLE = "Ranks of one node"
 NAMED = "25 MB"
 SMALL = "4 KiB"
-# From here on a case gets processes of its own, so that the memory they hold is its own, too.
+# Cases of at least this size get their own processes, so the memory of these belongs to the case.
 _LARGE_BYTES = 25_000_000
 
 _CURVE = ("4KiB", "64KiB", "1MiB", "4MiB", "25MB", "100MB", "256MB")

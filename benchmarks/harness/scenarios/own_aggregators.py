@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An aggregator on each agent's node: what goes over the wire, and how fast."""
+"""Measures an aggregator on each agent's node: the bytes on the wire, and the speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.report import Bar
 from harness.scenario import Context, Make, Section, noted, run_beside
 
 TITLE = "An aggregator on each node"
-# What frames and TCP may add to the gradient's own bytes.
+# How much frames and TCP may add to the gradient's own bytes.
 _OVERHEAD = 1.02
 _JUDGED_BYTES = parse_bytes("4MiB")
 
@@ -52,7 +52,8 @@ def _run_setting(context: Context, count: int, sizes: tuple[str, ...]) -> list[R
             (TALWEG, partial(hosts.talweg, programs, cluster)),
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
         ]
-        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
+        # Importing torch is slow, and other scenarios run Gloo in smoke mode.
+        if context.mode != "smoke":
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
         return run_beside(context, "own_aggregators", f"{count} hosts", makers, count, cases)

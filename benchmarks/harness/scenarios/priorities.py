@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priorities: training steps over slow links, replayed and real."""
+"""Measures the gain by priorities in training steps over slow links, replayed and real."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _TIMEOUT_S = 600.0
 class _Replay:
     model: str
     megabits_per_s: int
-    turns: int  # Orders for each manner...
-    steps: int  # ... and steps of each order that count.
-    divisor: int = 1  # All tensors' sizes are divided by it.
+    turns: int  # How many orders each manner gets.
+    steps: int  # How many steps of each order count.
+    divisor: int = 1  # The sizes of all tensors are divided by it.
     manners: tuple[str, ...] = _MANNERS
-    forward_share: float = _QUARTER  # Times the optimum of the communication.
+    forward_share: float = _QUARTER  # The forward pass, as a share of the communication's optimum.
 
     @property
     def title(self) -> str:
@@ -62,7 +62,7 @@ _REPLAYS: dict[str, tuple[_Replay, ...]] = {
         _Replay("vgg16", 1000, 7, 4),
     ),
 }
-# A model of torch, its batch, and the links' rate.
+# A model of torch, its batch, and the rate of the links.
 _REAL: dict[str, tuple[tuple[str, int, int], ...]] = {
     "smoke": (),
     "quick": (),
@@ -163,11 +163,11 @@ def _run_replay(context: Context, section: Section, replay: _Replay) -> str:
 def ideal_gain(
     profile: list[tuple[str, float, float]], model: models.Tensors, forward_share: float
 ) -> float:
-    """What priorities gain over first come, first served where neither loses any time.
+    """Returns what priorities gain over first come, first served, if neither loses any time.
 
-    The link is busy all the time with both. First come, first served, the first layer's gradient
-    comes last, and the whole forward pass is still to be done. With priorities the largest layer's
-    comes last, and only the rest of the forward pass from that layer on is still to be done.
+    In both cases the link is always busy. With first come, first served the gradient of the first
+    layer comes last, and the whole forward pass follows. With priorities the gradient of the
+    largest layer comes last, and only the forward pass from that layer on follows.
     """
     count = {name: 0 for name, _, _ in profile}
     for tensor, shape in model:
@@ -180,7 +180,7 @@ def ideal_gain(
 
 
 def without_first(batch: Batch) -> list[float]:
-    """The steps of all ranks, without their first ones, which have nothing to wait for."""
+    """Returns the steps of all ranks without their first steps, which have nothing to wait for."""
     each = batch.rounds
     return [
         round_s
@@ -217,7 +217,8 @@ def _run_real(context: Context, section: Section, model: str, batch: int, rate: 
     section.failed = section.failed or any(result.failure for result in results)
     rows = []
     for result in results:
-        # The mean, not the median: with overlap, one step may wait for what another saves.
+        # It takes the mean and not the median, because with overlap one step may save time for
+        # which another one waits.
         step_s = result.total_bytes * 1e-9 / result.gigabytes_per_s_median if result.rounds else 0
         rows.append([result.contender, format_seconds(step_s) if step_s else "failed"])
         section.data.setdefault(setting, {})[result.contender] = step_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kill costs the ranks that go on, and what it costs them when the lost one comes back."""
+"""Measures what a kill costs the ranks that go on, and what the return of the lost rank costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE = "Kills and returns"
 _GRADIENT_BYTES = 1 << 20
 _LEASE_MS = 2000
 _RANK_PROGRAM = "recovery_rank.py"
-# Steps of all nodes between two kills, at least.
+# The fewest steps of all nodes between two kills.
 _STEPS = 120
 _PROCESS_LOSS_MAX_S = 0.1
 _LARGE_STATE_BYTES = 400_000_000
@@ -31,7 +31,7 @@ _SEED = 11
 
 @dataclass
 class Kind:
-    """A way to lose something, and what was measured of it."""
+    """A kind of loss, and its measurements."""
 
     name: str
     survivors_cost: list[Cost] = field(default_factory=list)
@@ -49,12 +49,12 @@ class Kind:
 _RANK, _AGENT, _AGGREGATOR = "rank", "agent", "aggregator"
 _SCHEDULER, _HOST = "scheduler", "host cut off"
 _KINDS = (_RANK, _AGENT, _AGGREGATOR, _SCHEDULER, _HOST)
-# Those that take the node's rank out of the job, or its process along.
+# Losses that take the node's rank out of the job, or end its process.
 _OF_A_NODE = (_RANK, _AGENT, _HOST)
 
 
 class _Killer:
-    """Kills in a job, one after another, when it has recovered from the one before."""
+    """Kills processes of a job, one after another, each when the job has recovered."""
 
     def __init__(self, job: Job, random: Random) -> None:
         self._job = job
@@ -64,7 +64,7 @@ class _Killer:
     def kill(self, kind: Kind) -> None:
         victim = self._random.randrange(NODES)
         self._job.await_steps(_STEPS, time.monotonic_ns())
-        time.sleep(self._random.uniform(0, 0.01))  # At any moment of a step.
+        time.sleep(self._random.uniform(0, 0.01))  # The kill comes at a random moment of a step.
         lasting = [node for node in range(NODES) if node != victim or kind.name not in _OF_A_NODE]
         logs = [self._job.log_of(node) for node in lasting]
         killed_ns = time.monotonic_ns()
@@ -89,7 +89,7 @@ class _Killer:
         elif kind == _SCHEDULER:
             job.restart_scheduler()
         elif kind == _AGGREGATOR:
-            # One after the other: the view takes the one that has come back when it loses another.
+            # Nodes are lost one after another. The view may take back one node and lose the next.
             self._count += 1
             job.kill_aggregator(self._count)
             job.await_epoch_after(survivors[0])
@@ -99,7 +99,7 @@ class _Killer:
                 job.await_epoch_after(survivors[0])
 
     def _worst(self, logs: Sequence[Log], killed_ns: int) -> Cost:
-        """The survivor's that lost most."""
+        """Returns the cost of the survivor that lost most."""
         costs = []
         for log in logs:
             log.read()
@@ -135,7 +135,7 @@ def _state_bytes(context: Context) -> int:
 
 
 def _large_state(context: Context, kills: int, section: Section) -> None:
-    """How long a joiner takes that has much to get over a link of a known rate."""
+    """Measures how long a joiner takes to get a large state over a link of a known rate."""
     state = _state_bytes(context)
     kind = Kind(_RANK)
     arguments = (_GRADIENT_BYTES, state)

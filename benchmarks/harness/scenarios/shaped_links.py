@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow links: an aggregator on every node and on k more hosts, compared with the optimum."""
+"""Compares slow links, with an aggregator on every node and on k more hosts, with the optimum."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Links:
 
     @property
     def with_gloo(self) -> bool:
-        """Whether Gloo is measured, too. More aggregators make no difference to it."""
+        """Whether Gloo is measured, too. Further aggregators make no difference to it."""
         return self.extra_hosts in (0, self.rank_hosts)
 
 
 def _all(megabits_per_s: int) -> tuple[Links, ...]:
-    """All shapes. The formula ends at n further hosts; more would be idle."""
+    """Returns all shapes. The formula ends at n further hosts, because more would be idle."""
     shapes = [(2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (4, 4)]
     return tuple(Links(megabits_per_s, hosts, extra) for hosts, extra in shapes)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow's training steps of two processes, beside its own strategy: on one node, and on two hosts."""
+"""Measures TensorFlow's training steps of two processes on one node, beside its own strategy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tensorflow_python() -> str:
 
 
 def _own(programs: Programs, name: str, manner: str) -> Contender:
-    """Processes that the harness starts: they know their number."""
+    """Returns processes that the harness starts itself, with their number as an argument."""
     line = [str(programs.peers / "tensorflow_step.py"), manner]
     return python_ranks(
         name, _RANKS, programs.in_own_network(), line, dict(QUIET), tensorflow_python()
@@ -80,7 +80,7 @@ def run(context: Context) -> Section:
 
 
 def tell(section: Section, results: list[Result], setting: str) -> None:
-    """The section's table, data and bars."""
+    """Adds the table, the data and the bars to the section."""
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:

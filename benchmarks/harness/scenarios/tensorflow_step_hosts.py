@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow's training steps on two hosts, beside its own strategy."""
+"""Measures TensorFlow's training steps on two hosts, beside its own strategy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _measure(context: Context) -> list[Result]:
                 **QUIET,
             }
             rank = Command((tensorflow_python(), peer, manner), variables)
-            # The second one's scheduler has a port of its own.
+            # The scheduler of the second job has a port of its own.
             index = int(name == PYTHON)
             return hosts.talweg(programs, cluster, name, index, rank=rank)
 

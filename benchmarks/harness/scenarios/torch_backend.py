@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that name Talweg as torch.distributed's backend: steps of DDP and FSDP2, beside Gloo."""
+"""Measures steps of DDP and FSDP2 over the backend "talweg" of torch.distributed, beside Gloo."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BARRIER = "a barrier, nothing else"
 _DDP_ALONE = "DDP that sums nothing, and a barrier"
 _DDP_GLOO, _DDP = "DDP over Gloo", "DDP over Talweg"
 _FSDP_GLOO, _FSDP = "FSDP2 over Gloo", "FSDP2 over Talweg"
-# Ours, theirs, and the bar for our share of what theirs adds.
+# Talweg's contender, the peer, and the bar: the added time as a share of the peer's.
 _PAIRS = ((_DDP, _DDP_GLOO, 1 / 3), (_FSDP, _FSDP_GLOO, 1 / 2))
 _LATENCY_OF_GLOO = 1 / 8
 _BETWEEN_HOSTS = "2 hosts, 1 Gb/s"
@@ -73,7 +73,7 @@ def makers(programs: Programs, variables: Mapping[str, str]) -> list[tuple[str, 
 
 
 def _between_hosts(context: Context, section: Section) -> None:
-    """DDP over shaped links: what it adds, over the time that the links need at least."""
+    """Measures DDP over shaped links: the added time over the least time that the links need."""
     programs, names = context.programs, ("host0", "host1")
     with Network(names, programs.congestion_control) as network:
         for host in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training steps of two processes on one node: what communication adds to their time."""
+"""Measures what communication adds to real training steps of two processes on one node."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _OF_DDP = 1 / 3
 _BATCH_S = 4.0
 _STEPS_MIN = 4
 
-# The heap keeps what is freed, as far as glibc lets it. Otherwise it is chance whether a process gives memory
-# back to the kernel and takes it again in each step: no page faults, or 18,000 of them in 30 ms.
+# The heap keeps freed memory, as far as glibc allows that. Otherwise it is chance whether a process
+# gives memory back to the kernel and takes it again in each step. Then a step has no page faults,
+# or 18,000 of them in 30 ms.
 STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 # The model and the batch of each process.
@@ -54,7 +55,7 @@ def talweg_ranks(
     variables: Mapping[str, str],
     python: str = sys.executable,
 ) -> Contender:
-    """A job on one node whose ranks run the peer."""
+    """Returns a job on one node whose ranks run `peer`."""
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
     rank = talweg_python(programs, str(programs.peers / peer), manner, python=python)
     environment = {**rank.environment, "GLOO_SOCKET_IFNAME": "lo", **variables}
@@ -67,7 +68,10 @@ def makers(
     with_nccl: bool = False,
     with_backend: bool = False,
 ) -> list[tuple[str, Make]]:
-    """The trainers: without communication, and with each contender's. `variables` go to their ranks."""
+    """Returns the trainers without communication and with each contender's.
+
+    Their ranks get `variables`.
+    """
     network = programs.in_own_network()
     peer = str(programs.peers / "training_step.py")
     peers = {_NONE: "none", _DDP: "ddp", **({_NCCL: "nccl"} if with_nccl else {})}
@@ -100,15 +104,19 @@ def measure_steps(
     contenders: Sequence[tuple[str, Make]],
     cases: Sequence[tuple[str, int]],
 ) -> list[Result]:
-    """The steps of all of them, two ranks each, by turns. A case is a model and a rank's batch."""
+    """Measures the steps of all contenders in turn, with two ranks each.
+
+    A case is a model and the batch of a rank.
+    """
     effort = context.effort
-    # A rank that is late to a repetition's first step delays everybody, so that step is not measured.
+    # A rank that is late to a repetition's first step delays everybody, so that step is not
+    # measured.
     steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
     context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
     results: list[Result] = []
     try:
         for model, batch in cases:
-            # The workers take the dtype for the model and the bytes for the batch.
+            # For the workers the dtype is the model, and the bytes are the batch.
             case = Case(f"{model}, batch {batch}", (batch,), model)
             results += run_beside(context, scenario, setting, contenders, _RANKS, [case])
     finally:
@@ -123,7 +131,10 @@ def measure(
     cases: Sequence[tuple[str, int]],
     of_ddp: float | None,
 ) -> Section:
-    """What each of them adds to a step. `of_ddp`: the bar for our share of what DDP adds."""
+    """Measures what each contender adds to a step.
+
+    `of_ddp` is the bar for Talweg's added time, as a share of DDP's.
+    """
     section = Section(title)
     results = measure_steps(context, "training_step", _SETTING, contenders, cases)
     section.failed = any(result.failure for result in results)
@@ -155,16 +166,16 @@ def measure(
 
 
 def cpu_s_per_step(result: Result) -> float:
-    """CPU seconds of all processes of the job, for a step of all ranks."""
+    """Returns the CPU seconds of all processes of the job in one step of all ranks."""
     return result.cpu_s_per_gigabyte * result.total_bytes * 1e-9 * result.rank_count
 
 
 def of_other_interval(
     result: Result, base: Result | None, ddp: Result | None
 ) -> tuple[float, float] | None:
-    """The bounds of what `result` adds, as a multiple of what `ddp` adds, for nine draws in ten.
+    """Returns the bounds, for nine draws in ten, of `result`'s added time as a multiple of `ddp`'s.
 
-    None where that says nothing, because `ddp` adds nothing in one of the draws.
+    None if `ddp` adds nothing in one of the draws, because the multiple means nothing then.
     """
     if base is None or ddp is None or result.contender in (base.contender, ddp.contender):
         return None
@@ -204,7 +215,10 @@ def added_bar(
     wanted: float,
     text: str,
 ) -> Bar:
-    """At most `wanted` of what a peer adds to the base's step. `names`: base, peer and ours."""
+    """Returns a bar: Talweg may add at most `wanted` of what a peer adds to the base's step.
+
+    `names` are the base, the peer and Talweg's contender.
+    """
     base, peer, ours = (find(results, setting, case, name) for name in names)
     measured = None
     if base and peer and ours and peer.median_s > base.median_s:

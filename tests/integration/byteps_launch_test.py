@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher: the commands of BytePS's documents, with ranks on CPUs."""
+"""Tests the launcher with the commands of BytePS's documents, with ranks on CPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import job
 from byteps_commands import LAUNCH, environment, free_port, run, shared, start
 from talweg.byteps import _job, launcher
 
-# Its rank needs no torch: what this asks of the package is told by numbers alone.
+# The rank needs no torch, because it asks the package only for numbers.
 _PROGRAM = """
 import os, sys
 import numpy as np
@@ -37,7 +37,8 @@ talweg.barrier()
 """
 
 
-# A process that is one job's only worker after another's, and starts their schedulers and servers.
+# A process that is the only worker of several jobs in turn, and starts their schedulers and
+# servers.
 _JOBS = """
 import os, subprocess, sys
 import numpy as np
@@ -60,7 +61,7 @@ for length in (5, 20_000_000):
 
 
 class CommandsTest(unittest.TestCase):
-    """As written in the tutorial, with ranks on CPUs."""
+    """Tests the tutorial's commands, with ranks on CPUs."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -71,7 +72,7 @@ class CommandsTest(unittest.TestCase):
         self.python = [sys.executable, str(self.program)]
 
     def test_one_worker_needs_nobody_else(self) -> None:
-        """The addresses do not matter, and quoting is kept."""
+        """One worker runs alone, whatever the addresses are. Its command keeps its quotes."""
         done = run(
             [*self.python, "two words", "$HOME"],
             NVIDIA_VISIBLE_DEVICES="0,1",
@@ -113,7 +114,7 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(found, f"{others}\n", done.stderr)
 
     def test_a_job_of_two_workers_in_any_order(self) -> None:
-        """Everything ends by itself."""
+        """Workers, server and scheduler start in any order, and all end by themselves."""
         given = shared(NVIDIA_VISIBLE_DEVICES="0,1")
         workers = [
             start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
@@ -125,13 +126,13 @@ class CommandsTest(unittest.TestCase):
         for process in (*workers, server, scheduler):
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
             self.assertEqual(process.returncode, 0, output)
-            # Not what an agent logs of ranks that are waited for.
+            # An agent's log lines about ranks that it waits for do not count.
             lines += re.findall(r"rank \d+ of \d+, .*", output)
         places = [f"rank {rank} of 4, local {rank % 2} of 2 [] {rank % 2}" for rank in range(4)]
         self.assertEqual(sorted(lines), places)
 
     def test_workers_with_servers_of_their_own(self) -> None:
-        """Everything ends by itself, also when a rank fails; ranks do not see another role."""
+        """All end by themselves, also when a rank fails. Ranks see no role but their own."""
         self.program.write_text(
             _PROGRAM
             + "assert os.environ['DMLC_ROLE'] == 'worker'\n"
@@ -156,7 +157,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_one_worker_that_is_forced_to_use_a_server(self) -> None:
         given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
-        given["DMLC_USE_KUBERNETES"] = "1"  # Bound to all addresses, and told by one.
+        given["DMLC_USE_KUBERNETES"] = "1"  # Daemons bind all addresses, and tell one of them.
         given |= {"BYTEPS_PARTITION_BYTES": "40960", "BYTEPS_SCHEDULING_CREDIT": "4"}
         worker = start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
         scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
@@ -166,7 +167,7 @@ class CommandsTest(unittest.TestCase):
             self.assertEqual(process.returncode, 0, output)
 
     def test_what_the_daemons_say(self) -> None:
-        """PS_VERBOSE: nothing; who comes and goes; and each message."""
+        """PS_VERBOSE chooses what daemons log: nothing, who comes and goes, or each message."""
         for verbose, says_info, says_messages in (
             ("0", False, False),
             ("1", True, False),
@@ -189,7 +190,7 @@ class CommandsTest(unittest.TestCase):
                     self.assertEqual(bool(re.search(message, output)), says_messages, output)
 
     def test_how_often_a_server_says_that_it_lives(self) -> None:
-        """Its lease of an hour would be renewed every twelve minutes."""
+        """A server renews as often as PS_HEARTBEAT_INTERVAL says, and not every twelve minutes."""
         given = shared(PS_HEARTBEAT_TIMEOUT="3600", PS_HEARTBEAT_INTERVAL="1")
         start(self, [], **given, DMLC_ROLE="scheduler")
         start(self, [], **given, DMLC_ROLE="server")
@@ -202,16 +203,17 @@ class CommandsTest(unittest.TestCase):
             for each in (told or {}).get("pool", []):
                 left_s = float(each["lease_remaining"].rstrip("s"))
                 self.assertLessEqual(left_s, 3600.0)
-                # It goes down until it is renewed.
+                # The lease's time goes down until the server renews it.
                 renewals += last_s > 0.0 and left_s > last_s
                 last_s = left_s
             time.sleep(0.1)
         self.assertEqual(renewals, 2)
 
     def test_a_process_that_starts_job_after_job(self) -> None:
-        """As BytePS's unit tests do, whose scheduler and server are not told that they are forced.
+        """A process joins several jobs in turn, as BytePS's unit tests do.
 
-        The job's tensors are not to be cut, and its variables come after the import.
+        Scheduler and server do not get BYTEPS_FORCE_DISTRIBUTED. The job does not cut its tensors,
+        and sets its variables after the import.
         """
         self.program.write_text(_JOBS)
         port = free_port()
@@ -227,7 +229,7 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(done.stdout.count("job is over: 0 0"), 2, done.stdout + done.stderr)
 
     def test_a_worker_that_does_without_them(self) -> None:
-        """The scheduler and the server of a job of one worker end, sooner here than they would."""
+        """Scheduler and server end if a job's only worker does not come."""
         impatient = (
             "import sys; from talweg.byteps import launcher; launcher._LONE_WORKER_S = 0.1; "
         )
@@ -245,7 +247,7 @@ class CommandsTest(unittest.TestCase):
             self.assertIn("set BYTEPS_FORCE_DISTRIBUTED=1 for it", done.stderr)
 
     def test_a_rank_comes_back_while_another_one_is_still_there(self) -> None:
-        """Its second agent asks to be let in, and finds no job: the launchers' one is over."""
+        """The rank's second agent finds no job, because the launchers' job is over."""
         given = shared()
         leave, end = self.directory / "leave", self.directory / "end"
         self.program.write_text(
@@ -311,9 +313,9 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(scheduler.returncode, 130)
 
     def test_without_a_launcher(self) -> None:
-        """Local rank 0 starts the node's agent; after suspend() it starts another.
+        """Local rank 0 starts the node's agent, and another one after suspend().
 
-        Rank 1 comes back while rank 0's first agent is still there, and waits for its second.
+        Rank 1 comes back while rank 0's first agent still runs, and waits for the second.
         """
         self.program.write_text(
             _PROGRAM
@@ -354,7 +356,7 @@ class CommandsTest(unittest.TestCase):
         self.assertIn("again 0 of 2", outputs[1])
 
     def test_a_trace(self) -> None:
-        """Each round has a total and two stages of each key; the agent's timeline lies beside."""
+        """Each round has a total, and two stages for each key. The agent's timeline lies beside."""
         self.program.write_text(
             _PROGRAM
             + "for _ in range(9): talweg.push_pull(np.ones(2000, np.float32), name='often')\n"
@@ -407,7 +409,7 @@ class CommandsTest(unittest.TestCase):
         self.assertIn(f"BYTEPS_TRACE_DIR is '{file}/traces', which cannot be made", done.stderr)
 
     def test_samples_of_a_tensor(self) -> None:
-        """The second slice of the second tensor, of its two rounds."""
+        """Logs the second slice of the second tensor in both of its rounds."""
         self.program.write_text(
             _PROGRAM
             + textwrap.dedent(
@@ -438,7 +440,7 @@ class CommandsTest(unittest.TestCase):
         self.assertNotIn("Sampled", run(self.python, **variables).stderr)
 
     def test_the_backtrace_of_a_crash(self) -> None:
-        """A script finds the program, which kills itself in a call that the trace names."""
+        """A script runs a program that kills itself in a call. The backtrace names that call."""
         if shutil.which("gdb") is None:
             print("SKIPPED: no gdb; bazel/prepare --for=test installs it")
             return
@@ -489,7 +491,7 @@ class CommandsTest(unittest.TestCase):
         done = run([], DMLC_ROLE="joint")
         self.assertEqual(done.returncode, 1)
         self.assertIn("need a command", done.stderr)
-        for role in ("server", "joint"):  # Nobody but bpslaunch starts these.
+        for role in ("server", "joint"):  # Only bpslaunch starts these roles.
             given = environment(DMLC_ROLE=role)
             alone = subprocess.run(self.python, env=given, capture_output=True, text=True)
             self.assertNotEqual(alone.returncode, 0)

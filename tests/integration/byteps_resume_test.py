@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""suspend() and resume() of two workers with two ranks each: with fewer workers, and with all again."""
+"""Tests suspend() and resume() of two workers of two ranks, with one worker and with both again."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ResumeTest(unittest.TestCase):
                 start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
                 for worker in (0, 1)
             ]
-            self._end(others)  # With the job that all ranks have left.
+            self._end(others)  # These end with the job, which all ranks have left.
             others = self._others(given)
             again.touch()
             output = self._end([*workers, *others])
@@ -107,7 +107,7 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(len({line[6] for line in lines}), 3, output)
 
     def test_resume_while_the_scheduler_before_ends(self) -> None:
-        """That one may let the node in, and end. A job of two cannot begin there."""
+        """The earlier scheduler may let the node in, and end. A job of two cannot begin there."""
         given = shared(
             NVIDIA_VISIBLE_DEVICES="0", DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BytePS's variables, and its rules for cores."""
+"""Tests BytePS's variables, and its rules for cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from talweg.byteps import _cores, _job, _trace
 from talweg.byteps._environment import TABLE
 from talweg.errors import TalwegError, Unsupported
 
-# Files of libs/topology.
+# The topologies of machines, from libs/topology.
 _MACHINES = Path(job.TOOL).parents[2] / "libs" / "topology" / "testdata"
 
 
@@ -61,7 +61,7 @@ class VariablesTest(unittest.TestCase):
         )
 
     def test_the_timeline_of_an_agent_has_its_nodes_number(self) -> None:
-        """Also where the global rank alone says which node this is."""
+        """The timeline has the node's number, also if only the global rank tells it."""
         shared = {"DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "1"}
         shared |= {"DMLC_PS_ROOT_URI": "localhost", "DMLC_PS_ROOT_PORT": "1"}
         job = _job.job_of(
@@ -118,7 +118,7 @@ class VariablesTest(unittest.TestCase):
         self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
 
     def test_tensors_that_are_not_to_be_cut(self) -> None:
-        """BytePS's own tests ask for slices as large as its number of them can say."""
+        """BytePS's own tests ask for the largest slices that the variable's number allows."""
         told = _job.daemon_variables({"BYTEPS_PARTITION_BYTES": str(2**31 - 1)})
         self.assertEqual(told["TALWEG_SLICE_BYTES_MAX"], str(2**30))
 
@@ -150,12 +150,12 @@ class VariablesTest(unittest.TestCase):
         own = _job.OwnJob("byteps")
         self.assertEqual(look(own), "")
         self.assertEqual(look(own, (1, "RUNNING")), "running")
-        # Ranks that have left it, and have not ended, join another one.
+        # Ranks that have left the job, and have not ended, join another one.
         self.assertEqual(look(own, (1, "FINISHED"), (2, "FORMING")), "finished")
         own = _job.OwnJob("byteps")
         self.assertEqual(look(own), "")
         self.assertEqual(look(own, (1, "FAILED"), (2, "RUNNING")), "failed")
-        # A scheduler may have had jobs before.
+        # A scheduler may have had jobs before this one.
         own = _job.OwnJob("byteps")
         self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FORMING")), "forming")
         self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FINISHED")), "finished")
@@ -205,7 +205,7 @@ class VariablesTest(unittest.TestCase):
 
 
 class CoresTest(unittest.TestCase):
-    """Two NUMA nodes of sixteen cores with two threads each."""
+    """Tests the rules on a machine with two NUMA nodes of sixteen cores with two threads each."""
 
     nodes: ClassVar[list[list[list[int]]]] = [
         [[core, core + 32] for core in range(first, first + 16)] for first in (0, 16)
@@ -232,7 +232,7 @@ class CoresTest(unittest.TestCase):
     def test_cores_that_are_left_out(self) -> None:
         plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0,2,33")
         assert plan is not None
-        self.assertEqual(plan[0], "1,3-4,35-36")  # Also within a run of them.
+        self.assertEqual(plan[0], "1,3-4,35-36")  # Also a core within a range is left out.
         self.assertFalse({0, 2, 33} & {c for cores in plan for c in _cores.parse(cores)})
 
     def test_lists(self) -> None:
@@ -260,7 +260,7 @@ class CoresTest(unittest.TestCase):
         self.assertEqual(plan("0,1,2,3", 4), expected)
         self.assertEqual(plan("2,0", 2), ["0-15,32-47", "16-23,48-55"])
         self.assertEqual(plan("", 1), ["16-23,48-55"])
-        # More GPUs at one node than it has cores for: what is left of it, and then the others'.
+        # One node has GPUs for more ranks than it has cores. Ranks get its last cores, then others.
         self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
 
     def test_cores_of_the_daemons(self) -> None:
@@ -278,13 +278,13 @@ class CoresTest(unittest.TestCase):
         self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))
 
     def test_cores_without_a_second_thread(self) -> None:
-        """A node's root may then have all of it."""
+        """If cores have no second thread, a node's last rank may have all cores that are left."""
         self.assertEqual(_cores.plan({}, 1, [[[0], [1]]], {0, 1}), [[0, 1]])
         self.assertEqual(_cores.plan({}, 2, [[[0], [1]]], {0, 1}), [[0], [1]])
 
 
 class MachinesTest(unittest.TestCase):
-    """Topologies of machines, as hwloc has them."""
+    """Tests topologies of machines, as hwloc describes them."""
 
     def _read(self, **variables: str) -> _cores.Machine:
         return _cores.read({**os.environ, **variables})
@@ -297,7 +297,7 @@ class MachinesTest(unittest.TestCase):
         return [_cores.show(cores) for cores in plan]
 
     def test_threads_that_stand_side_by_side(self) -> None:
-        """Two sockets of four cores, of which core 0 has the threads 0 and 1."""
+        """Two sockets of four cores. Core 0 has the threads 0 and 1."""
         machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_sockets_two_nics.xml"))
         sockets = [[[cpu, cpu + 1] for cpu in range(first, first + 8, 2)] for first in (0, 8)]
         self.assertEqual(machine, _cores.Machine(sockets, []))
@@ -313,7 +313,7 @@ class MachinesTest(unittest.TestCase):
         self.assertLessEqual(set(_cores.parse(plan)), nodes[1])
 
     def test_threads_that_stand_apart(self) -> None:
-        """The numbers of most servers: the second threads come after all first ones."""
+        """Most servers number the second threads after all first ones."""
         threads = ",".join(f"{core},{core + 8}" for core in range(8))
         machine = self._read(HWLOC_SYNTHETIC=f"numa:2 core:4 pu:2(indexes={threads})")
         self.assertEqual(machine.nodes[1], [[core, core + 8] for core in range(4, 8)])

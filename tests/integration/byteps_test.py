@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.byteps.torch: BytePS's surface, alone, on one node and on two."""
+"""Tests talweg.byteps.torch, BytePS's surface, with one rank, on one node and on two."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BytepsTest(unittest.TestCase):
         job.run(job.command("compat_compiled.py", ["byteps"], ranks=2, forks=self.forks))
 
     def test_the_name(self) -> None:
-        """One module under two names, so one state."""
+        """Both names are the same module, so there is one state."""
         self.assertIs(byteps.torch, talweg.byteps.torch)
         self.assertIs(push_pull_async, talweg.byteps.torch.push_pull_async)
         self.assertIs(byteps, talweg.byteps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed over Talweg says where ranks make calls that do not fit together."""
+"""Checks the errors of torch.distributed over Talweg if ranks' calls do not fit together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 @contextlib.contextmanager
 def raises(exception: type[BaseException], words: str) -> Iterator[None]:
-    """AssertionError unless the block raises `exception`, with words like these."""
+    """A context that raises AssertionError unless its block raises `exception` with such words."""
     try:
         yield
     except exception as error:
@@ -51,13 +51,13 @@ def check_mismatch() -> None:
                 dist.send(torch.zeros(3), 1)
             else:
                 dist.recv(torch.zeros(4), 0)
-    # The group goes on.
+    # The group still works.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [_SIZE] * 3
 
 
-# What rank 1 has, and the others: as many elements.
+# The shapes of rank 1 and of the others, with the same number of elements.
 _SHAPES = {True: (3, 4), False: (2, 6)}
 
 
@@ -67,7 +67,7 @@ def _mine(factor: int = 1) -> torch.Tensor:
 
 
 def _calls_of_one_shape() -> dict[str, Callable[[int], Any]]:
-    """Those in which torch has all ranks give tensors of one shape; by how many times the rows."""
+    """Returns the calls in which torch wants one shape from all ranks, by a factor for the rows."""
 
     def coalesced(factor: int) -> None:
         with dist._coalescing_manager():
@@ -107,7 +107,7 @@ def check_shapes() -> None:
     for name, call in _calls_of_one_shape().items():
         for factor in (1, 1000):
             both = rf"rank 0 calls {name}.*\[.*{2 * factor}, 6\].*, but rank 1 calls {name}.*"
-            for _ in range(2):  # The second time it is known, if it is small.
+            for _ in range(2):  # The group knows a small call the second time.
                 with raises(talweg.Mismatch, rf"{both}\[.*{3 * factor}, 4\]"):
                     call(factor)
     with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[\], but rank 1 .*f32\[1\]"):
@@ -118,7 +118,7 @@ def check_shapes() -> None:
 
 
 def check_numbers_of_calls() -> None:
-    """Calls that come to several, of which ranks make other numbers: all hear of it in the first."""
+    """Ranks disagree on the number of calls in a group call. All get the error in the first."""
     three = "f32\\[3\\], with 2 to follow in one call"
     for _ in range(2):
         with raises(talweg.Mismatch, rf"rank 0 calls .* of f32\[3\], but rank 1 calls .*{three}"):
@@ -135,7 +135,7 @@ def check_numbers_of_calls() -> None:
                 dist.all_reduce(torch.ones(3).to_sparse())
             else:
                 dist.broadcast(torch.ones(3), 0)
-        # As many, of which the second does not fit: the others have their results.
+        # The ranks make as many calls, and the second does not fit. The others have results.
         tensors = [torch.ones(3), torch.ones(4 + (_RANK == 1)), torch.ones(2)]
         with raises(talweg.Mismatch, r"f32\[4\], with 1 to follow in one call, but rank 1"):
             dist.all_reduce_coalesced(tensors)
@@ -146,7 +146,7 @@ def check_numbers_of_calls() -> None:
 
 
 def check_any_shapes() -> None:
-    """Those in which ranks may have tensors of several shapes, if they have as many elements."""
+    """Checks calls in which ranks may have tensors of different shapes but equal length."""
     for factor in (1, 1000):
         numbers = torch.arange(12.0 * factor)
         tensor = numbers.view(_mine(factor).shape) + (_RANK != 0)
@@ -161,7 +161,7 @@ def check_any_shapes() -> None:
         outputs = [output.repeat(factor, 1) for output in outputs]
         dist.all_gather(outputs, _mine(factor) * _RANK)
         assert all(bool((output == rank).all()) for rank, output in enumerate(outputs))
-        # What one tensor holds of all ranks is joined at some, and stacked at others.
+        # Some ranks join all ranks' parts in one tensor, others stack them.
         own, every = torch.ones(2 * factor, 6), torch.zeros(_SIZE * 2 * factor, 6)
         every = every.view(_SIZE, 2 * factor, 6) if _RANK == 1 else every
         dist.all_gather_into_tensor(every, own * _RANK)
@@ -174,7 +174,7 @@ def check_any_shapes() -> None:
 
 
 def check_call_sites(store: dist.Store) -> None:
-    """Each side's line of the program, also where somebody waits later, or makes another call."""
+    """An error names each side's line of the program, also if a rank waits later."""
 
     def line_of(marker: str) -> str:
         lines = Path(__file__).read_text().splitlines()
@@ -191,11 +191,11 @@ def check_call_sites(store: dist.Store) -> None:
         work = dist.all_reduce(_mine(factor), async_op=True)  # Later
         with raises(talweg.Mismatch, rf"rank 0 at {line_of('Later')}, rank 1 at"):
             work.wait()
-    # Functions that torch has decorated.
+    # torch has decorated these functions.
     part = torch.ones(_SIZE + (_RANK == 1))
     with raises(talweg.Mismatch, rf"rank 0 at {line_of('Decorated')}, rank 1 at"):
         dist.all_gather_into_tensor(torch.ones(part.numel() * _SIZE), part)  # Decorated
-    # A rank that is busy elsewhere holds the others up for a moment only.
+    # A rank that is busy elsewhere delays the others only for a moment.
     group = dist.new_group()
     if _RANK == 1:
         work = dist.all_reduce(_mine(), group=group, async_op=True)
@@ -212,7 +212,7 @@ def check_call_sites(store: dist.Store) -> None:
 
 
 def check_small_calls_again() -> None:
-    """Small calls that have been made before, with ranks that are late or that call another."""
+    """Repeats small calls, with ranks that are late or that make another call."""
 
     def call(count: int, op: dist.ReduceOp = dist.ReduceOp.SUM) -> torch.Tensor:
         tensor = torch.arange(count) + float(_RANK)
@@ -232,7 +232,7 @@ def check_small_calls_again() -> None:
         with raises(talweg.Mismatch, words):
             call(6, dist.ReduceOp.MAX) if _RANK == 1 else call(5)
         check()
-    # A new length on one side, a known one on the other.
+    # One side has a new length, the other side a known one.
     with raises(talweg.Mismatch, r"f32\[5\], but rank 1 calls all_reduce sum of f32\[2000\]"):
         call(2000 if _RANK == 1 else 5)
     check()
@@ -251,7 +251,7 @@ def check_small_calls_again() -> None:
 
 
 def check_disagreements(store: dist.Store) -> None:
-    """All of them but those of small calls that have been made before."""
+    """Runs all checks except those of repeated small calls."""
     check_mismatch()
     check_shapes()
     check_numbers_of_calls()

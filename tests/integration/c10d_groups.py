@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases with Gloo and with Talweg, in one process each rank, and compares what they return."""
+"""Runs cases with Gloo and with Talweg in the same ranks, and compares their results."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def each_backend(
     tolerance: float = 1e-6,
     tolerances: Mapping[str, float] | None = None,
 ) -> None:
-    """Runs each case with both backends; AssertionError, with its name, where results differ.
+    """Runs each case with both backends.
 
-    `tolerances` are those of cases that have another one.
+    Raises AssertionError with the case's name if results differ. `tolerances` has the tolerances of
+    cases that need their own.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -68,7 +69,7 @@ def each_backend(
             found["gloo"][name],
             (tolerances or {}).get(name, tolerance),
         )
-    # The store is rank 0's: nobody leaves before all are through.
+    # Rank 0 has the store, so no rank leaves before all have finished.
     store.set(f"done.{rank}", "")
     if rank == 0:
         store.wait([f"done.{other}" for other in range(size)], _TIMEOUT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs that train over Gloo and over Talweg: an optimizer, and what is compared."""
+"""An optimizer and a comparison, for programs that train over Gloo and over Talweg."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed over Talweg: its calls and its ways to train do what they do over Gloo."""
+"""Tests that calls and training with torch.distributed give the same over Talweg as over Gloo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import ClassVar
 import job
 from torch_forks import TorchForks
 
-# What torch imports at first use, for a second at each rank.
+# Modules that torch imports at first use, which would take a second at each rank.
 _USED_BY_TRAINING = (
     "torch._inductor.compile_fx",
     "torch.distributed.checkpoint",

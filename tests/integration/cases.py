@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs of tests: cases that run one after another."""
+"""Runs cases one after another, in programs of tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def run_cases(*cases: Callable[[], object]) -> None:
-    """Runs each; the last name that a program prints is that of the case that has failed."""
+    """Runs each case. The last name that a program prints is that of the case that has failed."""
     for case in cases:
         print(f"case {case.__name__}", flush=True)
         case()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every collective on NumPy arrays and torch tensors, on one node and on two."""
+"""Tests every collective on NumPy arrays and torch tensors, on one node and on two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _run(nodes: Sequence[int], *arguments: str, aggregators: int | None = None) 
 
 class CollectivesTest(unittest.TestCase):
     def test_one_node(self) -> None:
-        _run([2], "2000")  # Calls of changing shapes.
+        _run([2], "2000")  # The calls have changing shapes.
 
     def test_one_node_of_four(self) -> None:
         _run([4])

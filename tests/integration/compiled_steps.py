@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs that have torch.compile take a whole step, with Talweg's calls in it."""
+"""Compiles whole steps with Talweg's calls by torch.compile, in programs of tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step_over(
     before: Callable[[], object] | None = None,
     after: Callable[[], object] | None = None,
 ) -> Step:
-    """A step of `optimizer`; `before` and `after` are what the program calls around it."""
+    """Returns a step of `optimizer`. The program calls `before` and `after` around it."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -54,10 +54,10 @@ def _result(model: nn.Module, step: Step) -> list[torch.Tensor]:
 
 
 def check_compiled(make: Callable[[str], tuple[nn.Module, Step]], *named: str) -> None:
-    """The step does what it does uncompiled, and torch has nothing to warn of in Talweg's functions.
+    """Checks that a compiled step does the same as the plain one, and that torch warns of nothing.
 
-    `make` makes a model and a step over it. `named`: functions at which a graph ends, instead of
-    going on within them.
+    `make` makes a model and a step over it. `named` are functions at which a graph ends, so that it
+    does not go on within them.
     """
     wanted = _result(*make("plain"))
     torch._dynamo.reset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that a descriptor tells of, through the Python package, on one node and on two."""
+"""Tests rounds whose end a descriptor tells, through the Python package, on one node and on two."""
 
 from __future__ import annotations
 

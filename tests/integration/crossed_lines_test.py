@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two agents of one job on one host never see each other's bytes in the wrong place."""
+"""Tests that two agents of one job on one host never mix up each other's bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CrossedLinesTest(unittest.TestCase):
                     options=[f"--job={name}"],
                 )
                 job.run(line)
-                job.run(line)  # Over the remains of the first, if it left any.
+                job.run(line)  # The second job would find remains of the first, if there are any.
             except AssertionError as error:
                 failures.append(str(error))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose data goes over Talweg's own TCP: exact sums of two nodes, whatever is done to bytes."""
+"""Tests exact sums of two nodes over Talweg's own TCP, with each --data-security."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unittest
 
 import job
 
-# Sums of whole numbers are exact. Slices travel inside frames, and as writes.
+# Sums of whole numbers are exact. Slices travel in frames and as writes.
 _PROGRAM = """
 import numpy as np
 import talweg
@@ -33,7 +33,7 @@ class DataSecurityTest(unittest.TestCase):
     def _run(self, options: list[str], environment: dict[str, str]) -> str:
         line = [job.TOOL, "run", "--nodes=2", "--ranks-per-node=2", "--aggregators=2", *options]
         line += ["--", sys.executable, "-P", "-c", _PROGRAM]
-        # Otherwise everything would go through shared memory.
+        # Without this all data would go through shared memory.
         output = job.run(line, env={"TALWEG_LOCAL_TRANSPORT": "false", **environment})
         self.assertEqual(output.count("exact at rank"), 4, output)
         self.assertNotRegex(output, "[0-9a-f]{64}")

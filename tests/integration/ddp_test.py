@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communication hook trains as DistributedDataParallel does."""
+"""Tests that the communication hook trains as DistributedDataParallel does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every status of the C ABI is an exception of its own, and both are in the documents."""
+"""Tests that every status of the C ABI has its own exception, and that documents list both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from talweg._library import native
 _RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 _HEADER = _RUNFILES / "clients" / "c" / "talweg.h"
 _PAGE = _RUNFILES / "docs" / "operations.md"
-# What is mended without a caller's help is no failure either.
+# A status that needs no help of the caller is no failure.
 _NO_FAILURES = {"TALWEG_OK", "TALWEG_PENDING", "TALWEG_EVENTS_LOST"}
 
 
@@ -28,7 +28,7 @@ def _statuses() -> dict[str, int]:
 
 
 def _documented() -> dict[str, str]:
-    """Names of statuses (or "-") and exceptions, as the page's table has them."""
+    """Returns the statuses (or "-") and the exceptions of the page's table."""
     rows = re.findall(r"^\| `?(TALWEG_[A-Z_]+|-)`? \| `(\w+)`", _PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(dict(rows))
     return dict(rows)
@@ -84,7 +84,7 @@ class ErrorsTest(unittest.TestCase):
             [call[0] for call in connection._library.method_calls],
             ["talweg_wait", "talweg_wait_again", "talweg_wait_again"],
         )
-        # The next one is another caller's, whose array this may be no more.
+        # The next round may be another caller's, with another array.
         connection._library.reset_mock()
         with self.assertRaises(errors.Timeout):
             connection._library.talweg_last_error.return_value = b"late"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs of tests: a call that has to fail, or to warn, saying so."""
+"""Checks that a call fails or warns as expected, in programs of tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def expect(
     exception: type[BaseException], text: str, call: Any, *arguments: Any, **keywords: Any
 ) -> None:
-    """AssertionError unless the call raises `exception`, with `text` in its words."""
+    """Raises AssertionError unless the call raises `exception` with `text` in its message."""
     try:
         call(*arguments, **keywords)
     except exception as error:
@@ -23,7 +23,7 @@ def expect(
 def expect_warning(
     category: type[Warning], text: str, call: Any, *arguments: Any, **keywords: Any
 ) -> Any:
-    """What the call returns. AssertionError unless it warns of the line that calls it, once."""
+    """Returns the call's result. Raises AssertionError unless it warns once of the calling line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call(*arguments, **keywords)

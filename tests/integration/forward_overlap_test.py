@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer(overlap_forward=model): the next forward pass makes the step."""
+"""Tests DistributedOptimizer(overlap_forward=model), with which the next forward pass steps."""
 
 from __future__ import annotations
 

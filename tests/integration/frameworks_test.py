@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning and Accelerate train over the backend of torch.distributed as one process does."""
+"""Tests that Lightning and Accelerate train over Talweg's backend as one process does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FrameworksTest(unittest.TestCase):
     def _train(self, program: str) -> None:
         for nodes, ranks in ((1, 2), (2, 1)):
             with self.subTest(nodes=nodes):
-                # Where nothing looks for a model or a token, and nothing is sent.
+                # Libraries then look for no model and no token, and send nothing.
                 env = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
                 line = job.command(program, nodes=nodes, ranks=ranks, forks=self.forks)
                 output = job.run(line, env)

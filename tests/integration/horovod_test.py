@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.horovod: Horovod's surface, alone, on one node and on two; its variables and its page."""
+"""Tests talweg.horovod with one rank, on one node and on two; also its variables and its page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HorovodTest(unittest.TestCase):
         program = "horovod_join.py"
         line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), "none"]
         job.run(line)
-        goes_on = ["--loss-policy=continue"]  # Then ranks tell of names in another way.
+        goes_on = ["--loss-policy=continue"]  # With it ranks tell names in another way.
         for nodes, ranks, options in (
             (1, 2, []),
             (1, 3, []),
@@ -80,7 +80,7 @@ class HorovodTest(unittest.TestCase):
         for nodes, ranks, options in (
             (1, 2, []),
             (2, 1, []),
-            (2, 1, ["--loss-policy=continue"]),  # Then calls without a name find theirs by turns.
+            (2, 1, ["--loss-policy=continue"]),  # With it calls without a name take names in turn.
         ):
             line = job.command(
                 "compat_disagreement.py",
@@ -92,13 +92,13 @@ class HorovodTest(unittest.TestCase):
             job.run(line)
 
     def test_shapes_that_differ(self) -> None:
-        """One name, as many elements: in each way to call Talweg from NumPy and torch."""
+        """Tensors of one name differ in shape, not in length, in each call of NumPy and torch."""
         for nodes, ranks in ((1, 2), (2, 1)):
             line = job.command("shapes_that_differ.py", nodes=nodes, ranks=ranks, forks=self.forks)
             job.run(line)
 
     def test_the_name(self) -> None:
-        """One module under two names, so one state."""
+        """Both names are the same module, so there is one state."""
         self.assertIs(horovod.torch.HorovodInternalError, HorovodInternalError)
         self.assertIs(sys.modules["horovod.torch"], sys.modules["talweg.horovod.torch"])
         self.assertIs(horovod, talweg.horovod)
@@ -122,7 +122,7 @@ class HorovodTest(unittest.TestCase):
         self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
 
     def test_stalled_ranks(self) -> None:
-        """On one node, and on two."""
+        """A rank that does not come ends the job, on one node and on two."""
         horovodrun = [sys.executable, "-P", "-m", "talweg.horovod.runner", "-np", "2"]
         horovodrun += ["--stall-check-shutdown-time-seconds=1"]
         forked = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / "horovod_stall.py")]
@@ -159,7 +159,7 @@ class HorovodTest(unittest.TestCase):
         self.assertEqual(
             told(SHUTDOWN_TIME_SECONDS="9", CHECK_DISABLE="1"), {"TALWEG_STALL_NOTICE_MS": "0"}
         )
-        # What is set there wins.
+        # The agents' own variable wins.
         given = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9", "TALWEG_STALL_MS": "5"}
         self.assertEqual(agent_variables(given), {"TALWEG_STALL_MS": "5"})
 
@@ -171,7 +171,7 @@ class HorovodTest(unittest.TestCase):
         self.assertIn("did you mean HOROVOD_TIMELINE?", misspelt)
 
     def test_somebody_elses_launcher(self) -> None:
-        """Its ranks would each train alone."""
+        """Without an error each rank of another launcher would train alone."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", "import horovod.torch as hvd; hvd.init()"],
             env=dict(os.environ, HOROVOD_RANK="1", HOROVOD_SIZE="2"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovod_torch.py asks of timelines."""
+"""Checks timelines, for horovod_torch.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expected_errors import expect
 
 
 def _events(text: str) -> list[Any]:
-    """Those of a timeline that may be open still, as Chrome reads it."""
+    """Returns the events of a timeline, which may still be open, as Chrome reads it."""
     events: list[Any] = json.loads(text if text.rstrip().endswith("]") else f"{text}]")
     return events
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's options, on one host."""
+"""Tests horovodrun's options on one host."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(done.returncode, 5)
 
     def test_several_names_of_this_host(self) -> None:
-        """Each is a node. Slots of one that is there twice add up."""
+        """Each name is a node. A name that occurs twice has the slots of both."""
         program = (
             "import os, horovod.torch as hvd; hvd.init(); "
             "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), "
@@ -104,7 +104,7 @@ class HorovodrunTest(unittest.TestCase):
             names = [f"rank.{rank:02}" for rank in range(11)]
             self.assertEqual(sorted(each.name for each in kept.iterdir()), names)
             self.assertEqual((kept / "rank.10" / "stderr").read_text(), "c\n")
-            # One of which a directory cannot be made is an error, not output that is lost.
+            # If a rank's directory cannot be made, that is an error, and no output is lost.
             done = _run("-np", "1", "--output-filename", str(kept / "rank.10" / "stderr"), *program)
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.stderr, "make .*rank.10/stderr/rank.0/stdout: Not a directory")
@@ -115,7 +115,7 @@ class HorovodrunTest(unittest.TestCase):
         self.assertIn("horovodrun: no-such-program: No such file", done.stderr)
 
     def test_places_on_hosts_with_other_slots(self) -> None:
-        """What CROSS_ counts are the hosts that have a rank of this local rank."""
+        """The CROSS_ variables count the hosts that have a rank with this local rank."""
         found: list[dict[str, str]] = []
         for node, slots in enumerate((1, 2, 2)):
             for local in range(slots):
@@ -126,12 +126,12 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual([each["CROSS_RANK"] for each in found], list("01021"))
         self.assertEqual([each["CROSS_SIZE"] for each in found], list("33232"))
         self.assertEqual([each["HOSTNAME"] for each in found], list("abbcc"))
-        # Where hosts come and go hvd.init() tells the numbers of ranks.
+        # If hosts come and go, hvd.init() tells ranks their numbers.
         come_and_go = _rank.places("", {**told, "TALWEG_HOST": "c"})
         self.assertEqual(come_and_go, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "HOSTNAME": "c"})
 
     def test_places_where_hosts_come_and_go(self) -> None:
-        """Each host is a node of its own there."""
+        """If hosts come and go, each host is a node of its own."""
         program = (
             "import os; from talweg.horovod.common import basics; basics.init(); "
             f"print(*(os.environ.get('HOROVOD_' + name) for name in {_PLACES}))"
@@ -149,7 +149,7 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(said, wanted)
 
     def test_as_functions(self) -> None:
-        """What programs that start jobs import of horovod.runner."""
+        """Tests the functions of horovod.runner that programs import to start jobs."""
         arguments = runner._HorovodArgs()
         arguments.num_proc, arguments.command = 2, ["true"]
         self.assertIsNone(launch._run(arguments))
@@ -160,7 +160,7 @@ class HorovodrunTest(unittest.TestCase):
             launch._run(arguments)
         arguments.run_func = os.getpid
         self.assertEqual(len(set(launch._run(arguments))), 2)
-        vars(arguments).update(np=3, nics=["lo"])  # A name of Horovod before 0.27.
+        vars(arguments).update(np=3, nics=["lo"])  # `np` is the name before Horovod 0.27.
         self.assertEqual(len(set(launch._run(arguments))), 3)
         vars(arguments).update(min_num_proc=2)
         with self.assertRaisesRegex(ValueError, r"run\(min_num_proc=...\) is not offered"):
@@ -169,7 +169,7 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(runner.run(os.getenv, ("RANK",), np=4), ["0", "1", "2", "3"])
         for _ in range(3):  # Ranks write their results at the same time.
             self.assertEqual(runner.run(bytes, (2 << 20,), np=4), [bytes(2 << 20)] * 4)
-        large = random.Random(1).randbytes  # Far more than the launcher takes at once.
+        large = random.Random(1).randbytes  # Makes far more bytes than the launcher takes at once.
         self.assertEqual(
             runner.run(large, (16 << 20,), np=2), [random.Random(1).randbytes(16 << 20)] * 2
         )
@@ -210,7 +210,7 @@ class HorovodrunTest(unittest.TestCase):
             runner.run(len, ([],), use_gloo=True, use_mpi=True)
 
     def test_progress_bars(self) -> None:
-        """What a carriage return ends appears at once, also of ranks that ssh has started."""
+        """Text before a carriage return appears at once, also from ranks that ssh has started."""
         program = (
             "from talweg.horovod import runner; "
             r"runner.run(print, ('a\rb\r\nc\rd\r',), {'end': ''}, output_filename='kept')"
@@ -227,7 +227,7 @@ class HorovodrunTest(unittest.TestCase):
             self.assertEqual(kept.read_bytes(), b"".join(pieces))
 
     def test_what_there_is(self) -> None:
-        """Programs look for the lines of what they need."""
+        """--check-build prints the lines that programs look for."""
         done = _run("--check-build")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [line.strip() for line in done.stdout.splitlines()]
@@ -298,7 +298,7 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(options.slots_per_host, 4)
 
     def test_options_of_elastic_jobs(self) -> None:
-        """Each reaches talweg run, which carries it out."""
+        """Each option reaches `talweg run`, which carries it out."""
         options = ["--min-np", "2", "--max-np", "8", "--slots-per-host", "2", "--reset-limit", "5"]
         options += ["--elastic-timeout", "60", "--blacklist-cooldown-range", "3", "9", "-p", "22"]
         options += ["--host-discovery-script", "./hosts", "--network-interfaces", "a,b"]

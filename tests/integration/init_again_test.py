@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shutdown() and then init() again, in the same processes."""
+"""Tests shutdown() and then init() again in the same processes."""
 
 from __future__ import annotations
 

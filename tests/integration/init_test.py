@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init() hears Ctrl-C while it waits for a job to be complete."""
+"""Tests that Ctrl-C ends init() while it waits for the job's other ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 import talweg
 from talweg._client import process
 
-# Far more than an interrupted call takes, and far less than it would wait for the job.
+# Far longer than an interrupted call takes, and far shorter than it would wait for the job.
 _SOON_S = 30.0
 _WAIT_S = 90.0
 
@@ -39,7 +39,7 @@ class InitTest(unittest.TestCase):
     def test_ctrl_c_is_heard(self) -> None:
         with (
             tempfile.TemporaryDirectory(dir="/tmp") as directory,
-            socket.socket(socket.AF_UNIX) as agent,  # One that says nothing yet.
+            socket.socket(socket.AF_UNIX) as agent,  # An agent that says nothing yet.
         ):
             agent.bind(f"{directory}/agent.sock")
             agent.listen()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.jax: every call, training, orders and errors, over real daemons."""
+"""Tests talweg.jax over real daemons: every call, training, orders and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import job
 
 _EXAMPLE = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples" / "jax_text.py"
 _STEPS = 60
-# The ranks' gradients are added in another order than one process adds them in.
+# The ranks' gradients are added in another order than in one process.
 _TOLERANCE = 1e-5
 
 
@@ -36,7 +36,7 @@ class JaxTest(unittest.TestCase):
 
 
 class TrainingTest(unittest.TestCase):
-    """A real model on real text: 2 nodes x 2 ranks against one process, same global batch."""
+    """Trains on text with 2 nodes x 2 ranks, and in one process with the same global batch."""
 
     def results(self, line: list[str]) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as directory:
@@ -55,7 +55,7 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len(rank["losses"]), _STEPS)
             for step, (actual, wanted) in enumerate(zip(rank["losses"], single["losses"])):
                 self.assertLessEqual(abs(actual - wanted), _TOLERANCE * wanted, step)
-        # It has learned: characters at random have a loss of 4.6.
+        # The model has learned. For random characters the loss is 4.6.
         self.assertLess(ranks[0]["test_loss"], 3.2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program as a job of its own with `talweg run`, and cleans up whatever happens."""
+"""Runs a program as a job with `talweg run`, and always cleans up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_forks import TorchForks
 _RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 TOOL = str(_RUNFILES / "clients" / "cli" / "talweg")
 PROGRAMS = _RUNFILES / "tests" / "integration" / "programs"
-# Far above what any job here takes: it ends a hang.
+# It ends a job that hangs, and is far longer than any job here takes.
 TIMEOUT_S = 240.0
 
 
@@ -28,7 +28,7 @@ def command(
     options: Sequence[str] = (),
     forks: TorchForks | None = None,
 ) -> list[str]:
-    """The command line of a job; `ranks` may differ by node, `forks` spares them imports of torch."""
+    """Returns a job's command line. `ranks` may be a list by node. `forks` spare ranks imports."""
     per_node = str(ranks) if isinstance(ranks, int) else ",".join(str(count) for count in ranks)
     line = [TOOL, "run", f"--nodes={nodes}", f"--ranks-per-node={per_node}"]
     if aggregators is not None:
@@ -44,7 +44,7 @@ def run(
     check: bool = True,
     timeout_s: float = TIMEOUT_S,
 ) -> str:
-    """Runs it in a process group of its own; returns its output, raises when it fails or hangs."""
+    """Runs a command in its own process group. Returns its output. Raises if it fails or hangs."""
     environment = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **(env or {}))
     environment["PYTHONPATH"] += f":{_RUNFILES / 'tests' / 'integration'}"
     process = subprocess.Popen(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that somebody else's launcher has started finds its rank in that launcher's variables."""
+"""Tests that a program finds its rank in the variables of the launcher that has started it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LaunchersTest(unittest.TestCase):
         assert agent.stdout is not None
         self.assertIn("socket", json.loads(agent.stdout.readline())["addresses"])
         ranks = []
-        for number in (2, 0, 1):  # The last first: whoever comes first is not rank 0.
+        for number in (2, 0, 1):  # The process that comes first is not rank 0.
             environment = {k: v for k, v in os.environ.items() if k not in _KNOWN}
             environment["TALWEG_AGENT_SOCKET"] = f"{directory}/agent.sock"
             environment[rank_variable] = str(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is named where ranks are left behind, by one that has left and by one that has failed."""
+"""Tests that errors name the rank that has left, or has failed, and left others behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dtype, op, size and shape of job against NumPy: pairwise, or all with --full.
+"""Tests every dtype, op, size and shape of job against NumPy: pairs, or all with --full.
 
-Bazel runs it in parts that share the shapes of jobs out among them (shard_count).
+Bazel runs it in parts, each of which takes some of the shapes of jobs (shard_count).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import job
 from numeric_reference import DTYPES, OPS
 
 _PAIRS = [(dtype, op) for dtype in DTYPES for op, dtypes in OPS.items() if dtype in dtypes]
-# Elements. One byte is one i8, u8 or bool; the smallest tensor of a wider dtype is one element.
+# Numbers of elements. For i8, u8 and bool the smallest tensor has one byte.
 _SMALL_COUNTS = (1, 3, 1023, 1024, 4099, 262144 + 1)
 _LARGE_COUNT = 16 * 1024 * 1024 + 3
 _NODES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (3, 1), (1, 4))
 _AGGREGATORS = (1, 2, 3)
-# All tensors of a job together. A tensor is there twice at each rank, and as often again for results
-# and in slots: with five ranks about twenty times.
+# The bytes of all tensors of a job. Each rank has a tensor twice, and results and slots have it as
+# often again, so with five ranks it exists about twenty times.
 _JOB_BYTES_MAX = 160 * 1024 * 1024
 
 Case = tuple[str, str, int]
@@ -33,7 +33,7 @@ _Item = TypeVar("_Item")
 
 
 def _of_this_part(items: list[_Item]) -> list[_Item]:
-    """Those that this part of the test looks at; all when it runs as one."""
+    """Returns the items of this part of the test; all if the test has only one part."""
     status_file = os.environ.get("TEST_SHARD_STATUS_FILE")
     if status_file:
         Path(status_file).touch()
@@ -46,7 +46,7 @@ def all_cases() -> list[Case]:
 
 
 def jobs_of(cases: list[Case]) -> list[list[Case]]:
-    """The cases, in as few jobs as memory allows."""
+    """Divides the cases into as few jobs as memory allows."""
     jobs: list[list[Case]] = []
     left = 0
     for case in sorted(cases, key=lambda case: case[2]):
@@ -60,9 +60,10 @@ def jobs_of(cases: list[Case]) -> list[list[Case]]:
 
 
 def pairwise_plan() -> dict[Shape, list[Case]]:
-    """Every (dtype, op), and every (dtype, size), (op, size) and (case, shape) pair, once at least.
+    """Returns cases with each (dtype, op), (dtype, size), (op, size) and (case, shape) at least
+    once.
 
-    Large tensors are few: one a dtype.
+    There are few large tensors: one for each dtype.
     """
     rng = random.Random(1)
     shapes = list(itertools.product(_NODES, _AGGREGATORS))
@@ -99,9 +100,9 @@ class MatrixTest(unittest.TestCase):
             self._run(shape, cases)
 
     def test_standalone(self) -> None:
-        """An agent alone gives the same bits as one with an aggregator."""
+        """A standalone agent gives the same bits as an agent with an aggregator."""
         cases = [(d, o, 4099) for d, o in _PAIRS]
-        # The pairwise plan has eight shapes: with as many parts or more this is not one part's second.
+        # The pairwise plan has eight shapes. With more parts this falls to a part without a shape.
         for part in _of_this_part([None] * 8 + [cases]):
             if part is not None:
                 line = job.command(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules say where their framework is not installed, those of BytePS and Horovod too."""
+"""Tests the errors of modules whose framework is not installed, also of BytePS and Horovod."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FRAMEWORKS = ("jax", "keras", "mxnet", "tensorflow", "torch", "torchvision")
 
 
 class _Hidden(importlib.abc.MetaPathFinder):
-    """Finds no framework, also one that is installed."""
+    """Hides all frameworks from imports, also installed ones."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -30,7 +30,7 @@ class _Hidden(importlib.abc.MetaPathFinder):
 
 
 def _modules_of(package: ModuleType) -> Iterator[str]:
-    """All names that can be imported, but the packages of programs."""
+    """Yields all modules of the package, except for packages of programs."""
     root = Path(str(package.__file__)).parent
     for path in sorted(root.rglob("*.py")):
         parts = [package.__name__.removeprefix("talweg."), *path.relative_to(root).parts]
@@ -66,7 +66,7 @@ class MissingFrameworksTest(unittest.TestCase):
             ("tensorflow", "TensorFlow", "tensorflow"),
             ("jax", "JAX", "jax"),
         ):
-            # One module with two names, or talweg's own.
+            # A module has two names, or only talweg's own.
             for full in (f"talweg.{name}", *([name] if "." in name else [])):
                 text = self._error_of(full)
                 root = full.partition(".")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXNet's example programs, started as BytePS's tutorial and Zeno-PS's page say."""
+"""Runs MXNet's example programs as BytePS's tutorial and Zeno-PS's page start them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SMALL += [
     "--disp-batches",
     "2",
 ]
-# How often a job of crossed_line.py is started.
+# How often the test starts a job of crossed_line.py.
 _REPETITIONS = 100 if os.environ.get("TALWEG_TEST_FULL") else 3
 
 
 class MxnetExamplesTest(unittest.TestCase):
     def _distributed(self, arguments: list[str], **variables: str) -> list[str]:
-        """What both workers print; a scheduler and a server run beside them."""
+        """Returns the output of both workers. A scheduler and a server run beside them."""
         given = {**shared(), **variables}
         started = []
         for role, worker in (
@@ -54,7 +54,7 @@ class MxnetExamplesTest(unittest.TestCase):
             r"Epoch\[0\] Batch \[4\]\tloss=\S+\tSpeed: \d+\.\d img/sec per [CG]PU, \d+\.\d in all",
         )
         self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
-        self.assertEqual(done.stdout.count("Batch [2]"), 1)  # By rank 0 alone.
+        self.assertEqual(done.stdout.count("Batch [2]"), 1)  # Only rank 0 prints it.
         done = run([start, "--network", "nothing", "--benchmark", "1"])
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("there is no nothing of 50 layers", done.stderr)
@@ -76,7 +76,7 @@ class MxnetExamplesTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"Epoch\[0\]\tloss=\S+\taccuracy=0\.[6-9]\d+\tSpeed: \d+")
 
     def test_lines_never_cross(self) -> None:
-        """Two workers and their server on one host, again and again."""
+        """Runs two workers and their server on one host, again and again."""
         for repetition in range(_REPETITIONS):
             outputs = self._distributed(
                 [sys.executable, str(MXNET / "crossed_line.py")],

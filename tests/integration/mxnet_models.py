@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs that train with MXNet: a network on real digits, and the same training in one process."""
+"""A network for handwritten digits, and its training in one process, for programs with MXNet."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from mxnet import autograd, gluon
 
 BATCH = 16  # Images of a rank's batch.
 STEPS = 8
-# Relative, for losses: f32 sums over ranks and over one process's batch are rounded otherwise.
+# The relative tolerance of losses. Sums over ranks are rounded differently from one process's.
 TOLERANCE = 2e-4
 
 
 @functools.lru_cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """5000 images of MNIST, f32 of (1, 28, 28), in an order that is the same everywhere; classes."""
-    # mnist_data() reads the same file in ten times the time.
+    """Returns 5000 images of MNIST and their classes, always in the same order.
+
+    Images are f32 of shape (1, 28, 28).
+    """
+    # mnist_data() takes ten times as long to read the same file.
     rows = np.loadtxt(mnist.DATA_PATH, dtype=np.float32, delimiter=",")
     rows = rows[np.random.RandomState(1).permutation(len(rows))]
     return rows[:, :-1].reshape(-1, 1, 28, 28) / 255, rows[:, -1]
@@ -48,7 +51,7 @@ def network(seed: int, shapes_are_known: bool = True) -> gluon.nn.HybridSequenti
 def train(
     net: gluon.Block, step: Callable[[int], None], size: int, rank: int, steps: int = STEPS
 ) -> list[float]:
-    """The losses of one rank's part of each global batch, in all."""
+    """Trains one rank, and returns the losses summed over its part of each global batch."""
     images, classes = digits()
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
@@ -60,12 +63,12 @@ def train(
             loss = loss_of(net(data), labels)
         loss.backward()
         step(BATCH)
-        losses.append(loss.sum())  # Not read yet: nothing waits for it.
+        losses.append(loss.sum())  # Nothing reads it yet, so nothing waits.
     return [float(loss.asscalar()) for loss in losses]
 
 
 def reference(seed: int, optimizer: str, options: dict[str, Any], size: int) -> list[float]:
-    """The losses of the same training in one process: a rank's batches one after another."""
+    """Returns the losses of the same training in one process, with the ranks' batches in turn."""
     net = network(seed)
     images, classes = digits()
     trainer = gluon.Trainer(net.collect_params(), optimizer, dict(options), kvstore=None)
@@ -82,7 +85,7 @@ def reference(seed: int, optimizer: str, options: dict[str, Any], size: int) -> 
 
 
 def same_everywhere(net: gluon.Block, what: str) -> None:
-    """AssertionError unless all ranks' parameters are the same to the last bit."""
+    """Raises AssertionError unless all ranks' parameters are the same to the last bit."""
     digest = hashlib.sha256()
     for _, parameter in sorted(net.collect_params().items()):
         digest.update(parameter.data().asnumpy().tobytes())
@@ -91,10 +94,10 @@ def same_everywhere(net: gluon.Block, what: str) -> None:
 
 
 def check_training(net: gluon.Block, losses: list[float], wanted: list[float], what: str) -> None:
-    """The ranks' losses together are those of one process, and their weights are equal."""
+    """Checks that the ranks' losses add up to those of one process, and that weights are equal."""
     same_everywhere(net, what)
     every = talweg.all_gather_object(losses, f"{what}.losses")
     together = np.sum(np.array(every), axis=0)
     assert np.allclose(together, wanted, rtol=TOLERANCE, atol=0), f"{what}: {together} {wanted}"
-    if len(every) >= 4:  # Fewer ranks' batches are too few.
+    if len(every) >= 4:  # With fewer ranks there are too few images.
         assert together[-1] < 0.8 * together[0], f"{what}: it has not learned: {together}"

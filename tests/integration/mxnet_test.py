@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.byteps.mxnet and talweg.horovod.mxnet: every call, and real training, alone and on two nodes."""
+"""Tests talweg.byteps.mxnet and talweg.horovod.mxnet with one rank and on two nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import job
 import talweg.byteps.mxnet
 import talweg.horovod.mxnet
 
-# The fewer threads, the less four ranks on a small machine are in each other's way.
+# With few threads four ranks disturb each other less on a small machine.
 _THREADS = {"OMP_NUM_THREADS": "1"}
 
 
@@ -25,13 +25,13 @@ class MxnetTest(unittest.TestCase):
         self.assertIn("rank 3 of 4, local 1 of 2", output)
 
     def test_alone(self) -> None:
-        """And with the engine that runs one operation after another."""
+        """Runs one rank, also with the engine that runs one operation after another."""
         for program in ("mxnet_horovod.py", "mxnet_byteps.py"):
             line = [sys.executable, "-P", str(job.PROGRAMS / program)]
             job.run(line, env={**_THREADS, "MXNET_ENGINE_TYPE": "NaiveEngine"})
 
     def test_the_names(self) -> None:
-        """One module under two names, so one state."""
+        """Both names are the same module, so there is one state."""
         self.assertIs(byteps.mxnet, talweg.byteps.mxnet)
         self.assertIs(horovod.mxnet, talweg.horovod.mxnet)
 

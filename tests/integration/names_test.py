@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names whose tensors change, and ranks that do not agree on them: nothing hangs."""
+"""Tests names whose tensors change, and ranks that do not agree on them. Nothing hangs."""
 
 from __future__ import annotations
 

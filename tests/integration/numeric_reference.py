@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round must give, in NumPy: docs/arithmetic.md once more, by other means.
+"""Computes the result that a round must give, in NumPy, by the rules of docs/arithmetic.md.
 
-bf16 has no NumPy dtype: its arrays are uint16 here, converted by integer arithmetic below.
+NumPy has no bf16. Its arrays are uint16 here, and integer arithmetic converts them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES: dict[str, np.dtype] = {
 FLOATS = ("f32", "f64", "f16", "bf16")
 _NUMBERS = tuple(dtype for dtype in DTYPES if dtype != "bool")
 _NO_FLOATS = tuple(dtype for dtype in DTYPES if dtype not in FLOATS)
-# The dtypes that an operation has a meaning for.
+# The dtypes for which each operation is defined.
 OPS: dict[str, tuple[str, ...]] = {
     "sum": _NUMBERS,
     "average": FLOATS,
@@ -44,14 +44,14 @@ OPS: dict[str, tuple[str, ...]] = {
 
 
 def widen(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The type in which elements are combined: 16-bit floats in float32, others in their own."""
+    """Returns values in the dtype in which they are combined: float32 for 16-bit floats."""
     if dtype == "bf16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32) if dtype == "f16" else values
 
 
 def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounds once, to nearest, ties to even."""
+    """Rounds values once, to nearest, ties to even."""
     if dtype == "bf16":
         bits: np.ndarray = values.view(np.uint32)
         rounded = (bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -65,7 +65,7 @@ def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def _min(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     result = np.minimum(a, b)
-    if a.dtype.kind == "f":  # -0 is less than +0, whatever the order.
+    if a.dtype.kind == "f":  # -0 counts as less than +0, in any order.
         zeros = (a == 0) & (b == 0)
         result = np.where(zeros & (np.signbit(a) | np.signbit(b)), np.negative(np.abs(a)), result)
     return result
@@ -100,7 +100,7 @@ def _combine(values: Sequence[np.ndarray], op: str) -> np.ndarray:
 
 
 def expected(ranks: Sequence[np.ndarray], nodes: Sequence[int], dtype: str, op: str) -> np.ndarray:
-    """The result of a round of `ranks`' arrays, where node i holds `nodes[i]` of them in order."""
+    """Returns the result of a round of `ranks`' arrays. Node i has the next `nodes[i]` of them."""
     if op == "broadcast":
         return ranks[0]
     contributions: list[np.ndarray] = []
@@ -128,7 +128,7 @@ def expected(ranks: Sequence[np.ndarray], nodes: Sequence[int], dtype: str, op: 
 
 
 def same(actual: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
-    """Equal in bits; a NaN is equal to any NaN."""
+    """Whether arrays are equal in bits. A NaN is equal to any NaN."""
     raw = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[actual.dtype.itemsize]
     equal = actual.view(raw) == wanted.view(raw)
     if equal.all() or dtype not in FLOATS:
@@ -138,7 +138,7 @@ def same(actual: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
 
 
 def sample(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
-    """Values of many magnitudes; now and then an infinity, a NaN, a denormal or a -0."""
+    """Returns values of many magnitudes, with some infinities, NaNs, denormals and -0."""
     if dtype == "bool":
         return rng.random(count) < 0.5
     if dtype not in FLOATS:

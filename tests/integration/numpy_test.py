@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg on NumPy arrays, feature by feature, on one rank, one node and two nodes."""
+"""Tests each feature of talweg on NumPy arrays, with one rank, on one node and on two."""
 
 from __future__ import annotations
 

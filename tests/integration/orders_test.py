@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that push in different orders, from several threads, never stop each other."""
+"""Tests that ranks which push in different orders, from several threads, never block each other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another user of this machine, for tests that root runs."""
+"""Starts processes of another user, for tests that root runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 UID = 65534
-# Becomes that user. It may still read the tree that is tested, which may lie in root's home: nothing
-# more, and it may write nowhere that its uid may not.
+# Becomes that user. The process may still read the tested tree, which may lie in root's home. It
+# may write only where its uid may.
 BECOME = (
     "setpriv",
     f"--reuid={UID}",
@@ -17,13 +17,13 @@ BECOME = (
     "--clear-groups",
     "--inh-caps=-all,+dac_read_search",
     "--ambient-caps=-all,+dac_read_search",
-    "--securebits=+no_setuid_fixup",  # Else access() forgets what open() may.
+    "--securebits=+no_setuid_fixup",  # Without it access() denies files that open() may read.
     "--",
 )
 
 
 def why_not() -> str | None:
-    """Why no process of another user can be started here; None when it can."""
+    """Returns why no process of another user can be started here; None if it can."""
     if os.geteuid() != 0:
         return "only root can start processes of another user"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N ranks train as one process with the same global batch does, and two runs end in equal bytes."""
+"""Tests that N ranks train as one process with the same global batch, bit for bit each time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_forks import TorchForks
 
 class ParityTest(unittest.TestCase):
     forks: ClassVar[TorchForks]
-    single: ClassVar[dict[str, list[float]]]  # Losses of one process, by optimizer.
+    single: ClassVar[dict[str, list[float]]]  # The losses of one process, by optimizer.
 
     @classmethod
     def setUpClass(cls) -> None:

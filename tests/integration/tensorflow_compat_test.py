@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.horovod and talweg.byteps for TensorFlow and Keras, alone and on two nodes."""
+"""Tests talweg.horovod and talweg.byteps for TensorFlow and Keras, with one rank and two nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompatTest(unittest.TestCase):
 
     def test_horovod_gradients(self) -> None:
         program = "horovod_tensorflow_gradients.py"
-        # Where nodes may come and go, graphs ask for ranks' numbers when they run.
+        # If nodes may come and go, graphs ask for ranks' numbers when they run.
         for options in ([], ["--loss-policy=continue"]):
             line = job.command(program, nodes=2, ranks=(2, 1), options=options, forks=self.forks)
             job.run(line)

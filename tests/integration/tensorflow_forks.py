@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that do not import TensorFlow each."""
+"""Forks ranks from a process that has imported TensorFlow, so they need not import it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import unittest
 
 from torch_forks import TorchForks
 
-# What TensorFlow logs at its start, the GPUs that the tests do not use, and the kernel, which takes
-# a minute to build.
+# The variables turn off TensorFlow's log lines, GPUs, which tests do not use, and the kernel, which
+# takes a minute to build.
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "",
@@ -20,8 +20,9 @@ QUIET = {
 
 @functools.cache
 def tensorflow_forks() -> TorchForks:
-    """Those that have imported TensorFlow and both Keras, for all tests of a program. They end after
-    the last test.
+    """Returns forks with TensorFlow and both versions of Keras, for all tests of a program.
+
+    They end after the last test.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovod_tensorflow.py asks of optimizers."""
+"""Checks optimizers, for horovod_tensorflow.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from expected_errors import expect, expect_warning
 
 
 def partial_optimizers() -> None:
-    """Arguments by position, in the order of the documentation and in that of the sources."""
+    """Arguments may come by position, in the order of the documents and in that of the source."""
     first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)
     everyone, layers = hvd.global_process_set, ["a layer"]
     with mock.patch.object(hvd_keras._impl, "distribute", side_effect=lambda *given: given):
@@ -36,7 +36,7 @@ def partial_optimizers() -> None:
 
 
 def optimizers() -> None:
-    """Each kind: the average is applied, after as many passes as were asked for."""
+    """Each kind of optimizer applies the average, after the given number of passes."""
     size, rank = hvd.size(), hvd.rank()
     mean = (size - 1) / 2
     kinds = [keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
@@ -78,7 +78,7 @@ def optimizers() -> None:
 
 
 def computed_gradients() -> None:
-    """An optimizer of tf-keras that a program asks for gradients gives combined ones."""
+    """An optimizer of tf-keras returns combined gradients if a program asks for them."""
     size, rank = hvd.size(), hvd.rank()
     mean = (size + 1) / 2
     for kind in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
@@ -96,10 +96,10 @@ def computed_gradients() -> None:
         pairs = optimizer.compute_gradients(value, [own, shared], tape=tape)
         assert [float(gradient) for gradient, _ in pairs] == [(rank + 1) / size, mean * size]
         optimizer.apply_gradients([(gradient * 2, each) for gradient, each in pairs])
-        assert np.allclose(shared, -3 * mean * size)  # Combined once.
+        assert np.allclose(shared, -3 * mean * size)  # Gradients were combined only once.
         optimizer.minimize(loss, [own, shared])
         assert np.allclose(shared, -4 * mean * size)
-        # One rank has no finite gradient: all leave the step out, and none waits for another.
+        # One rank has no finite gradient, so all skip the step, and none waits for another.
         scaled = tf_keras.mixed_precision.LossScaleOptimizer(
             hvd_tf_keras.DistributedOptimizer(kind(1.0)), dynamic=True, initial_scale=4.0
         )
@@ -121,7 +121,7 @@ def computed_gradients() -> None:
 
 
 def scaled_losses() -> None:
-    """As that of tf-keras, with Keras 3's in every place: around the optimizer, and within it."""
+    """Keras 3's loss scaling works around the optimizer and within it, as tf-keras's does."""
     size, rank = hvd.size(), hvd.rank()
     mean = (size + 1) / 2
 

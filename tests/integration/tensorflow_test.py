@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.tensorflow: its calls against NumPy, its orders, and its kernel."""
+"""Tests talweg.tensorflow: its calls against NumPy, its orders, and its kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import job
 from tensorflow_forks import tensorflow_forks
 from torch_forks import TorchForks
 
-# What a build leaves in its directory.
+# The files that a build leaves in its directory.
 _LEFT = ["lock", "reduce_op.so"]
 
 
@@ -47,7 +47,7 @@ class TensorflowTest(unittest.TestCase):
         self.assertEqual(output.count("has all 100 sums"), 4)
 
     def test_kernel(self) -> None:
-        """Built once, by whichever rank comes first; then loaded."""
+        """The rank that comes first builds the kernel, and all load it."""
         if shutil.which("g++") is None:
             self.skipTest("SKIPPED: there is no g++ to build the kernel with")
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
@@ -73,7 +73,7 @@ class TensorflowTest(unittest.TestCase):
             self.assertNotIn("building the kernel", output)
 
     def _mixed(self, cache: str) -> None:
-        """Ranks with the kernel and ranks without it meet in one job."""
+        """Runs ranks with the kernel and ranks without it in one job."""
         script = (
             'if [ "$RANK" = 0 ]; then export TALWEG_TENSORFLOW_OPS=python; else export '
             'TALWEG_TENSORFLOW_OPS=kernel; fi; exec "$@"'
@@ -85,7 +85,7 @@ class TensorflowTest(unittest.TestCase):
         self.assertEqual(output.count("has all 100 sums"), 4)
 
     def test_no_compiler(self) -> None:
-        """Python functions take over, and say so; who has asked for the kernel is told why not."""
+        """Without a compiler Python functions are used, with a warning. Forcing the kernel fails."""
         here = {"XDG_CACHE_HOME": os.environ.get("TEST_TMPDIR", "/nowhere"), "PATH": "/nowhere"}
         line = [*self.forks.prefix, str(job.PROGRAMS / "tensorflow_orders.py")]
         output = job.run([sys.executable, "-P", *line], here | {"TALWEG_TENSORFLOW_OPS": "auto"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with talweg.tensorflow: four ranks on two nodes against one process with the same batch."""
+"""Tests that four ranks on two nodes train with TensorFlow as one process with the same batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import job
 from tensorflow_forks import tensorflow_forks
 from torch_forks import TorchForks
 
-# What rounding may change in a loss in 20 steps: the ranks' gradients are added in another order.
+# How much rounding may change a loss in 20 steps. Ranks add gradients in another order.
 _TOLERANCE = 1e-4
 
 
@@ -37,7 +37,7 @@ class TrainingTest(unittest.TestCase):
         line = job.command(program, [kind], nodes=2, ranks=2, forks=self.forks)
         together = _losses(job.run(line, env))
         self.assertEqual(len(alone), 20)
-        self.assertLess(alone[-1], 0.6 * alone[0])  # It learns.
+        self.assertLess(alone[-1], 0.6 * alone[0])  # The model learns.
         for one, all_ in zip(alone, together):
             self.assertAlmostEqual(one, all_, delta=_TOLERANCE)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg status` and `talweg bench` with the real daemons."""
+"""Tests `talweg status` and `talweg bench` with the real daemons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolTest(unittest.TestCase):
 
     def test_a_brief_status_asks_the_scheduler_alone(self) -> None:
         for options, asked in ((["--brief"], 0), ([], 1)):
-            # A rank that init() has let in knows that the scheduler has heard of the job.
+            # When init() has returned, the scheduler knows the job.
             code = "import subprocess, sys, talweg; talweg.init(); subprocess.run(sys.argv[1:])"
             line = [sys.executable, "-c", code, job.TOOL, "status", "--json", *options]
             output = job.run([job.TOOL, "run", "--force-distributed", "--no-prefix", "--", *line])
@@ -78,7 +78,7 @@ class ToolTest(unittest.TestCase):
                 self.assertGreater(each["gigabytes_per_second"], 0)
                 self.assertGreaterEqual(each["p99_s"], each["median_s"])
                 self.assertGreater(each["cpu_s_per_gigabyte"], 0)
-                # Each node sends its contribution and receives the result, and little else.
+                # Each node sends its contribution and receives the result, and little more.
                 wire_bytes = 4 * each["tensor_bytes"] if "--nodes=2" in shape else 0
                 self.assertGreaterEqual(each["wire_bytes_per_round"], wire_bytes)
                 self.assertLess(each["wire_bytes_per_round"], wire_bytes * 1.1 + 10_000)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that do not import torch each: one process has imported it and forks for every rank.
+"""Forks each rank from one process that has imported torch, so ranks need not import it.
 
-Importing torch takes seconds of processor time a process, which is most of what a small training job costs. A rank
-that `talweg run` starts as `torch_forks.py SOCKET PROGRAM...` sends its arguments, environment and descriptors to the
-process that `TorchForks` started, which runs PROGRAM in a fork of its own and sends the exit status back. A test that
-starts ranks itself calls `TorchForks.start()`. Nothing of Talweg is loaded before the fork; a rank whose starter ends
-is killed.
+Importing torch takes seconds of processor time a process, which is most of what a small training
+job costs. A rank that `talweg run` starts as `torch_forks.py SOCKET PROGRAM...` sends its
+arguments, environment and descriptors to the process that `TorchForks` started, which runs PROGRAM
+in a fork of its own and sends the exit status back. A test that starts ranks itself calls
+`TorchForks.start()`. Nothing of Talweg is loaded before the fork; a rank whose starter ends is
+killed.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _START_S = 240.0
 
 
 class TorchForks:
-    """The forking process; ends, with all its ranks, when the `with` block is left.
+    """The forking process. It ends, with all its ranks, when the `with` block is left.
 
-    `modules` are what it imports instead of torch, for another framework's ranks.
+    `modules` are the modules that it imports instead of torch, for another framework's ranks.
     """
 
     def __init__(self, modules: tuple[str, ...] = ("torch",)) -> None:
@@ -50,7 +51,7 @@ class TorchForks:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, f"--listen={listener.fileno()}", *self._modules],
                 stdin=subprocess.PIPE,
-                # Threads of a numerical library would not be there after a fork.
+                # A fork would lack the threads of a numerical library.
                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"),
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -70,18 +71,18 @@ class TorchForks:
             self._directory.cleanup()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Fork:
-        """Starts `python ARGUMENTS` as a fork, which talks through pipes."""
+        """Starts `python ARGUMENTS` as a fork, whose input and output are pipes."""
         return Fork(self._path, arguments, environment)
 
     def rank_of(self, starter: int) -> int | None:
-        """The pid of the rank that runs for the process that `talweg run` has started for it."""
+        """Returns the PID of the rank that runs for `starter`, which `talweg run` has started."""
         try:
             return int(os.readlink(_name_of(self._path, starter)))
         except FileNotFoundError:
             return None
 
     def starter_of(self, rank: int) -> int:
-        """The other way around; the rank itself where it is no fork of these."""
+        """Returns the starter of a rank, or the rank itself if it is no fork of these."""
         for starter in (int(name) for name in os.listdir(self._directory.name) if name.isdigit()):
             if self.rank_of(starter) == rank:
                 return starter
@@ -90,8 +91,8 @@ class TorchForks:
 
 @functools.cache
 def torch_forks() -> TorchForks:
-    """Those that have imported torch, for all tests of a program. They end after the last test."""
-    import unittest  # A rank's own process needs it not.
+    """Returns forks with torch, for all tests of a program. They end after the last test."""
+    import unittest  # A rank's own process does not need it.
 
     forks = TorchForks().__enter__()
     unittest.addModuleCleanup(forks.__exit__)
@@ -99,7 +100,7 @@ def torch_forks() -> TorchForks:
 
 
 class Fork:
-    """A program in a fork. It has what tests use of `subprocess.Popen`, and does it alike."""
+    """A program in a fork. It has the methods of `subprocess.Popen` that tests use."""
 
     stdin: TextIO
     stdout: TextIO
@@ -131,7 +132,7 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, negative where a signal has ended it."""
+        """Returns the exit status, which is negative if a signal has ended the fork."""
         if self.returncode is None:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._server, selectors.EVENT_READ)
@@ -144,7 +145,7 @@ class Fork:
 
 
 def _name_of(path: str, starter: int) -> str:
-    """A link beside the socket, to the pid of the rank that runs for this process."""
+    """Returns the path of a link beside the socket. It names the PID of the starter's rank."""
     return os.path.join(os.path.dirname(path), str(starter))
 
 
@@ -154,7 +155,7 @@ def _request(
     environment: Mapping[str, str],
     descriptors: Sequence[int],
 ) -> socket.socket:
-    """Asks for a fork with these as its standard input, output and error."""
+    """Asks for a fork that has these descriptors as its standard input, output and error."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.connect(path)
     request = json.dumps({"arguments": [*arguments], "environment": dict(environment)})
@@ -163,18 +164,18 @@ def _request(
 
 
 def _receive_pid(server: socket.socket) -> tuple[int, int]:
-    """The fork's pid, and a descriptor that stands for it."""
+    """Returns the fork's PID, and its pidfd."""
     text, [pidfd], _, _ = socket.recv_fds(server, 16, 1)
     return int(text), pidfd
 
 
 def _receive_status(server: socket.socket) -> int:
     status = server.recv(16)
-    return int(status) if status else -signal.SIGKILL  # The forking process has ended, and it too.
+    return int(status) if status else -signal.SIGKILL  # The fork has ended with its parent.
 
 
 def _ask(path: str, arguments: list[str]) -> int:
-    """What a rank's own process does: has the program run elsewhere, and ends as that did."""
+    """Has a fork run the program for this process, and returns the fork's exit status."""
     with _request(path, arguments, os.environ, [0, 1, 2]) as server:
         _, pidfd = _receive_pid(server)
         os.close(pidfd)
@@ -193,14 +194,14 @@ def _receive(client: socket.socket) -> dict[str, Any]:
 
 
 def _peer(client: socket.socket) -> int:
-    """The pid of the process at the other end."""
+    """Returns the PID of the process at the other end."""
     credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Returns a request in the process that was forked for it, None in the parent at the end."""
-    # By pid: its pidfd, its starter, and the link that names it.
+    """Returns a request in the process that was forked for it; None in the parent at the end."""
+    # For each PID of a rank: its pidfd, its starter, and the link that names it.
     ranks: dict[int, tuple[int, socket.socket, str]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, None)
@@ -225,7 +226,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                         os.kill(pid, signal.SIGKILL)
                         forget(pid)
                     return None
-                if key.data is not None:  # The rank has ended, or its starter has.
+                if key.data is not None:  # The rank or its starter has ended.
                     pid = key.data
                     if pid in ranks:
                         if key.fd != ranks[pid][0]:
@@ -248,7 +249,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     os.close(descriptor)
                 pidfd = os.pidfd_open(pid)
                 name = _name_of(listener.getsockname(), _peer(client))
-                with contextlib.suppress(FileExistsError):  # A test starts many itself.
+                with contextlib.suppress(FileExistsError):  # A test may start many forks itself.
                     os.symlink(str(pid), name)
                 ranks[pid] = (pidfd, client, name)
                 selector.register(pidfd, selectors.EVENT_READ, pid)
@@ -258,9 +259,9 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _leave_at_the_end() -> None:
-    """The end of this process takes apart what has come since the fork, and nothing else.
+    """Has this process, at its end, free only what has come since the fork.
 
-    It would take apart all of torch, in memory that the forks share, for a third of a second.
+    Otherwise it would free all of torch, in memory that the forks share, for a third of a second.
     """
     import ctypes
 
@@ -270,9 +271,9 @@ def _leave_at_the_end() -> None:
         kept = [sys.modules.pop(name, None) for name in names]
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
-    # What is registered first is called last, by Python and by libc.
+    # Python and libc call the function that is registered first last.
     atexit.register(keep)
-    if "TALWEG_SANITIZER" not in os.environ:  # A sanitizer's own end is from before the fork.
+    if "TALWEG_SANITIZER" not in os.environ:  # A sanitizer registered its end before the fork.
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
         libc.__cxa_atexit(libc.fflush, None, None)
@@ -289,10 +290,10 @@ def _become(request: dict[str, Any]) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(request["environment"])
-    # What TensorFlow writes there, one that is killed leaves there.
+    # TensorFlow writes files there, and a killed process leaves them.
     tempfile.tempdir = None if "TMPDIR" in os.environ else request["directory"]
     sys.argv = request["arguments"]
-    # What the server's own PYTHONPATH did not name.
+    # Directories that the forking process's own PYTHONPATH did not name.
     for directory in os.environ.get("PYTHONPATH", "").split(":"):
         if directory and directory not in sys.path:
             sys.path.append(directory)
@@ -300,7 +301,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _is_installed(module: object) -> bool:
-    """Whether it is of a package that the environment has, and not Python's own."""
+    """Whether the module is of an installed package, and not of Python's own library."""
     return "site-packages" in (getattr(module, "__file__", None) or "")
 
 
@@ -309,10 +310,10 @@ def main() -> int:
         return _ask(sys.argv[1], sys.argv[2:])
     for name in sys.argv[2:]:
         module = importlib.import_module(name)
-        if name == "torch":  # The rest of it is imported by the first optimizer.
+        if name == "torch":  # The first optimizer imports the rest of torch.
             module.optim.SGD([module.nn.Parameter(module.zeros(1))])
     listener = socket.socket(fileno=int(sys.argv[1].partition("=")[2]))
-    # Else each rank's end takes a second of its own: it would visit, and so copy, all of torch.
+    # Without it each rank's end takes a second, because it would visit, and so copy, all of torch.
     gc.collect()
     gc.freeze()
     request = _serve(listener)

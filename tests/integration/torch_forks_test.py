@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program in a fork is what it is as a process of its own."""
+"""Tests that a program in a fork behaves as in a process of its own."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ class ForksTest(unittest.TestCase):
         with self.assertRaises(subprocess.TimeoutExpired):
             fork.wait(0)
         state = ""
-        while state != "T":  # Ended by the test's timeout.
+        while state != "T":  # The test's timeout ends a hang.
             state = Path(f"/proc/{fork.pid}/stat").read_text().rpartition(")")[2].split()[0]
         fork.send_signal(signal.SIGCONT)
         self.assertEqual(fork.stdout.readline(), "goes on\n")
         fork.kill()
         self.assertEqual(fork.wait(_DEADLINE_S), -signal.SIGKILL)
-        fork.kill()  # For nobody.
+        fork.kill()  # The fork has ended already.
 
     def test_its_end_waits_and_calls_as_an_interpreters_does(self) -> None:
-        """What was imported before the fork is there until then."""
+        """Modules that were imported before the fork exist until the end."""
         fork = self._start(
             "import atexit, ctypes, numpy, sys, threading\n"
             "class Kept:\n"
@@ -147,7 +147,7 @@ class ForksTest(unittest.TestCase):
             assert starter.stdout is not None
             self.assertEqual(starter.stdout.readline(), "\n")
             starter.kill()
-            self.assertEqual(starter.stdout.read(), "")  # Nobody can write there any more.
+            self.assertEqual(starter.stdout.read(), "")  # No process has the pipe's other end.
 
 
 if __name__ == "__main__":

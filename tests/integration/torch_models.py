@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs that train: small models, their optimizers, and whether all ranks have the same."""
+"""Small models and optimizers, and a check that all ranks have equal weights, for programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same_everywhere(model: nn.Module, what: object) -> None:
 
 
 def step_on_own_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """One step on data that differs from rank to rank."""
+    """Makes one step on data that differs from rank to rank."""
     torch.manual_seed(100 * step + tw.rank())
     optimizer.zero_grad()
     dtype = next(model.parameters()).dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own suite of torch.distributed passes over the backend "talweg"."""
+"""Tests that torch's own suite of torch.distributed passes over the backend "talweg"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import unittest
 
 import job
 
-# What torch itself refuses every backend but Gloo, and who asks for Gloo's name.
+# Tests of calls that torch refuses for all backends except Gloo, or that ask for Gloo's name.
 _OF_GLOO_ALONE = (
     "test_get_backend",
     "test_monitored_barrier_gloo",
@@ -18,13 +18,13 @@ _OF_GLOO_ALONE = (
 )
 
 
-# Each test starts its ranks anew.
+# It is long, because each test of the suite starts its ranks anew.
 _TIMEOUT_S = 840
 
 
 class TorchSuiteTest(unittest.TestCase):
     def _run(self, backend: str, ranks: int, part: str, *left_out: str) -> int:
-        """How many of the tests with `part` in their names have run; all of them pass."""
+        """Runs the tests with `part` in their names. All must pass. Returns how many have run."""
         line = [sys.executable, "-P", str(job.PROGRAMS / "torch_suite.py"), part]
         line += [f"-{name}" for name in left_out]
         environment = {"BACKEND": backend, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}

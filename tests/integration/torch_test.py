@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.torch, feature by feature, on one rank, one node and two nodes."""
+"""Tests each feature of talweg.torch, with one rank, on one node and on two."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TorchTest(unittest.TestCase):
         self.assertIn("another rank has a gradient of '0.weight', which is frozen here", output)
 
     def test_forked_ranks_end_as_others_do(self) -> None:
-        """Else nothing here could fail."""
+        """If forks did not report failures, no test here could fail."""
         with tempfile.TemporaryDirectory() as directory:
             program = Path(directory) / "program.py"
             line = [sys.executable, "-P", *self.forks.prefix, str(program)]

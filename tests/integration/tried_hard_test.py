@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do that no manual has told them to."""
+"""Tests what users do although no manual tells them to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_compat_test.py: what BytePS's documentation says of byteps.tensorflow."""
+"""One rank of tensorflow_compat_test.py. It checks what BytePS documents of byteps.tensorflow."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def tapes_and_optimizers() -> None:
         results: list[np.ndarray] = []
         for optimizer, own in ((kind(0.1), mean + 1.0), (kind(0.1), rank + 1.0)):
             variable = tf.Variable([1.0, -1.0])
-            if len(results) == 1:  # The second one's ranks come to the first one's gradient.
+            if len(results) == 1:  # The ranks of the second call come to the first one's gradient.
                 optimizer = bps.DistributedOptimizer(optimizer)
             for _ in range(3):
                 optimizer.apply_gradients([(tf.fill([2], float(own)), variable)])
@@ -183,7 +183,7 @@ def models() -> None:
 
 
 def schedules() -> None:
-    """A number is a factor of the first rate, in every epoch of the range."""
+    """A number multiplies the first rate in every epoch of the range."""
     for module, kind in ((bps_keras, keras), (bps_tf_keras, tf_keras)):
         model = kind.Sequential([kind.layers.Dense(1)])
         model.compile(kind.optimizers.SGD(0.5), "mse")
@@ -201,7 +201,7 @@ def schedules() -> None:
 
 def mirrored() -> None:
     size, rank = bps.size(), bps.rank()
-    strategy = distribute.MirroredStrategy(devices=["/gpu:0"])  # Here it is the CPU.
+    strategy = distribute.MirroredStrategy(devices=["/gpu:0"])  # Without a GPU it takes the CPU.
     with strategy.scope():
         variable = tf.Variable(1.0)
         optimizer = tf_keras.optimizers.legacy.SGD(1.0)
@@ -220,7 +220,7 @@ def mirrored() -> None:
 
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    assert (bps.rank(), bps.size()) == (0, 1)  # As BytePS says before init().
+    assert (bps.rank(), bps.size()) == (0, 1)  # BytePS says this before init().
     expect(tf.errors.FailedPreconditionError, "init", bps.push_pull, tf.ones(1))
     bps.init()
     run_cases(

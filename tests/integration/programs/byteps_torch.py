@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of byteps_test.py: what BytePS's documentation and source say of byteps.torch."""
+"""One rank of byteps_test.py. It checks what BytePS's documents and source say of byteps.torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def signatures() -> None:
 
 
 def modules_in_its_place() -> None:
-    """Programs import them as `bps`."""
+    """Programs may import these modules as `bps`."""
     for module in (cross_barrier, imagenet18):
         for name in bps.__all__:
             own = getattr(module, name)
@@ -77,7 +77,7 @@ def modules_in_its_place() -> None:
 
 
 def calls_of_unreleased_branches() -> None:
-    """BytePS's own tests of them fail with the name of what to use instead."""
+    """Calls of unreleased branches fail with the name of the call to use instead."""
     for module in (bps, cross_barrier, imagenet18):
         for name, remedy in (
             ("allgather", "talweg.torch.all_gather"),
@@ -107,7 +107,7 @@ def averages_and_sums() -> None:
     for dtype in (torch.uint8, torch.int32, torch.int64):
         own = torch.full((3,), bps.rank(), dtype=dtype)
         assert (bps.push_pull(own, average=False, name=f"sum.{dtype}") == _sum_of_ranks()).all()
-        # Rounded down.
+        # The average of integers is rounded down.
         mean = bps.push_pull(own, name=f"mean.{dtype}")
         assert mean.dtype == dtype and (mean == _sum_of_ranks() // bps.size()).all()
     below = bps.push_pull(torch.full((2,), -bps.rank(), dtype=torch.int64), name="below")
@@ -117,7 +117,7 @@ def averages_and_sums() -> None:
 
 
 def positions() -> None:
-    """As programs call it: average, name, version and priority by position."""
+    """Programs may give average, name, version and priority by position."""
     own = torch.full((5,), float(bps.rank()))
     assert (bps.push_pull(own, False, "positions", 3, 7) == _sum_of_ranks()).all()
     handle = bps.byteps_push_pull(own, True, "in place", 0, -4)
@@ -136,7 +136,7 @@ def handles() -> None:
     third = bps.push_pull_async(torch.ones(7), name="first")
     while not bps.poll(third):
         pass
-    # A program may push a name again before it has waited, or never wait.
+    # A program may push a name again before it waits, or never wait.
     again = [bps.byteps_push_pull(torch.ones(7), False, "first") for _ in range(3)]
     assert bps.poll(third) and bps.poll(again[0])
     assert (bps.synchronize(third) == 1).all()
@@ -145,13 +145,13 @@ def handles() -> None:
 
 
 def other_shapes_of_one_name() -> None:
-    """BytePS's programs may use a name for what they like."""
+    """BytePS's programs may use a name for tensors of any shape."""
     for shape in ((3,), (4, 5), (3,)):
         assert (bps.push_pull(torch.ones(shape), False, "reused") == bps.size()).all()
     assert (bps.push_pull(torch.ones(3), True, "reused") == 1).all()
     assert bps.push_pull(torch.empty(0, 4), name="empty").shape == (0, 4)
     bps.declare("declared.early")
-    assert (bps.push_pull(torch.ones(2)) == 1).all()  # Without a name.
+    assert (bps.push_pull(torch.ones(2)) == 1).all()  # This call has no name.
 
 
 def compression() -> None:
@@ -202,7 +202,7 @@ def _model() -> nn.Module:
 
 
 def _step_over_all_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """What all ranks' steps together come to, in one process."""
+    """Makes, in one process, the step that all ranks make together."""
     optimizer.zero_grad()
     losses = [_loss(model, 100 * step + rank) for rank in range(bps.size())]
     (sum(losses) / len(losses)).backward()
@@ -276,7 +276,7 @@ def data_parallel() -> None:
         optimizer.step()
         _step_over_all_data(plain, alone, step)
     _close(model.module, plain)
-    # Without synchronisation gradients add up; the next pass averages them all.
+    # In no_sync() gradients add up, and the next pass averages them all.
     optimizer.zero_grad()
     with model.no_sync():
         _loss(model, bps.rank()).backward()
@@ -285,10 +285,10 @@ def data_parallel() -> None:
         mine = first.clone()
         _loss(copy.deepcopy(model.module), bps.rank()).backward()
     expected = bps.push_pull(mine, False, "no_sync")
-    model.synchronize()  # For a pass that was told not to.
+    model.synchronize()  # It averages the gradients of a pass in no_sync().
     assert torch.allclose(model.module[0].bias.grad * bps.size(), expected, atol=1e-6)
     expect(AssertionError, "one device", DistributedDataParallel, plain, [0, 1])
-    other = DistributedDataParallel(_model())  # A second one in the process.
+    other = DistributedDataParallel(_model())  # The process may have a second module.
     _loss(other, bps.rank()).backward()
 
 
@@ -298,7 +298,7 @@ def buffers_of_data_parallel() -> None:
         with torch.no_grad():
             norm.running_mean.fill_(bps.rank() + 1)
         model = DistributedDataParallel(norm, broadcast_buffers=broadcasts_them)
-        assert (norm.running_mean == 1).all()  # As built.
+        assert (norm.running_mean == 1).all()  # Each rank keeps its own buffers.
         norm.running_mean.fill_(bps.rank() + 5)
         model.eval()
         model(torch.zeros(2, 3))
@@ -318,7 +318,7 @@ def steps_across_the_barrier() -> None:
             _loss(model, 100 * step + bps.rank()).backward()
             optimizer.step()
             _step_over_all_data(plain, alone, step)
-        _close(model, plain, 1e-5)  # Step number num_steps has waited for the rest.
+        _close(model, plain, 1e-5)  # Step number num_steps has waited for all averages.
 
 
 def half_precision() -> None:
@@ -351,7 +351,7 @@ def half_precision() -> None:
 
 
 def speed() -> None:
-    """A sample comes when a round ends more than ten seconds after the last one."""
+    """A sample comes when a round ends more than ten seconds after the last sample."""
     clock = [0]
     speed = timeline.Speed(_client.current(), lambda: clock[0])
     while bps.get_pushpull_speed() != (0, -5.0):  # This program may have taken long.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of frameworks_test.py: Accelerate over the backend, beside training alone."""
+"""One rank of frameworks_test.py. It compares Accelerate over the backend with training alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _weights(model: nn.Module) -> torch.Tensor:
 
 def main() -> int:
     torch.set_num_threads(1)
-    dist.init_process_group("talweg")  # Accelerate's own choice of a backend for CPUs is Gloo.
+    dist.init_process_group("talweg")  # Accelerate would choose Gloo for CPUs.
     accelerator = Accelerator(cpu=True)
     size = accelerator.num_processes
     assert dist.get_backend() == "talweg" and size == dist.get_world_size() > 1
@@ -52,7 +52,7 @@ def main() -> int:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(accelerator.gather(loss.detach()).mean().item())
-    # The last batch of an evaluation has what was dealt out twice left out.
+    # Samples that were dealt out twice are left out of an evaluation's last batch.
     seen = [accelerator.gather_for_metrics(targets) for _, targets in batches]
     assert torch.cat(seen).numel() == 64, seen
     everyone = accelerator.reduce(torch.ones(2), reduction="sum")
@@ -66,7 +66,7 @@ def main() -> int:
     inputs, targets = _data().tensors
     for _ in range(_EPOCHS):
         for begin in range(0, len(inputs), _BATCH * size):
-            # Whole batches are dealt out by turns.
+            # Ranks get whole batches in turn.
             some = slice(begin, begin + _BATCH * size)
             optimizer.zero_grad()
             nn.functional.mse_loss(alone(inputs[some]), targets[some]).backward()

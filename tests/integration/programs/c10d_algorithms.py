@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.nn and torch.distributed.algorithms: the same over Gloo and over Talweg."""
+"""Compares torch.distributed.nn and .algorithms over Talweg with the same over Gloo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CASES: dict[str, Callable[[int, int], Any]] = {}
 
 
 def case(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    """What it returns is compared."""
+    """Registers a case, whose results are compared."""
     _CASES[run.__name__] = run
     return run
 
@@ -35,7 +35,7 @@ def _leaf(rank: int, *shape: int) -> torch.Tensor:
 
 
 def _backward(rank: int, results: Any, leaves: list[torch.Tensor]) -> list[Any]:
-    """The gradients of a loss that is different at each rank."""
+    """Returns the gradients of a loss that differs at each rank."""
     every = [results] if isinstance(results, torch.Tensor) else list(results)
     sum((each * each * (rank + at + 1)).sum() for at, each in enumerate(every)).backward()
     return [leaf.grad for leaf in leaves]
@@ -71,7 +71,8 @@ def calls_of_a_root_with_gradients(rank: int, size: int) -> Any:
         leaf = _leaf(rank, 4, 3)
         results = call(leaf, 1)
         gradients = _backward(rank, results, [leaf])
-        # What others than the root have of a reduce, a gather, or a broadcast's input means nothing.
+        # At other ranks than the root the result of a reduce or a gather, and the input of a
+        # broadcast, mean nothing.
         found.append(results if is_root else None)
         found.append(gradients if is_root or call is not with_gradients.broadcast else None)
     leaves = [_leaf(rank + 10 * at, 4, 3) for at in range(size)]
@@ -88,7 +89,7 @@ def _model() -> nn.Module:
 
 
 def _steps(model: nn.Module, optimizer: Any, rank: int, steps: int) -> Any:
-    """Takes that many; yields after each."""
+    """Makes `steps` steps, and yields after each."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(100 * step + rank)
         optimizer.zero_grad()
@@ -148,7 +149,7 @@ def join_of_a_model_and_its_optimizer(rank: int, size: int) -> Any:
 
 
 class _Counter(Joinable):
-    """Counts the calls of all ranks."""
+    """A Joinable that counts the calls of all ranks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Talweg's groups tell torch.distributed and its callers, which Gloo has not or has otherwise."""
+"""Checks features of Talweg's groups that Gloo lacks or has in another way."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from talweg import _client
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-# Ends a hang.
+# It ends a wait that hangs.
 _DEADLINE_S = 120.0
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def check_groups_in_a_world_of_gloo() -> None:
-    """The first one of Talweg's joins the job, if the program has not."""
+    """The first group of Talweg joins the job, if the program has not."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (1, _SIZE), backend_override={0: "talweg", 1: "talweg"})
     group = mesh.get_group(1)
@@ -41,7 +41,7 @@ def check_groups_in_a_world_of_gloo() -> None:
 
 
 def check_devices_that_are_named() -> None:
-    """device_id, on a machine that seems to have a GPU."""
+    """A program names device_id, on a machine that seems to have a GPU."""
     gpu, other = torch.device("cuda", 0), torch.device("xpu", 0)
     has_one = mock.patch.object(torch.accelerator, "device_count", lambda: 1)
 
@@ -68,15 +68,17 @@ def check_devices_that_are_named() -> None:
     assert isinstance(group._get_backend(gpu), dist.ProcessGroupGloo)
     assert group._get_backend(torch.device("cpu")) is group
     every = [None] * _SIZE
-    dist.all_gather_object(every, _RANK)  # In host memory, where both are.
+    dist.all_gather_object(every, _RANK)  # It uses host memory, although a GPU was named.
     assert every == list(range(_SIZE))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def _late() -> tuple[list[int], str]:
-    """Ranks that call nothing for a while, and the pattern of what is told of them: the other
-    nodes', if any."""
+    """Returns ranks that call nothing for a while, and a pattern of the text about them.
+
+    They are on other nodes, if there are any.
+    """
     here = talweg.local_size()
     if here == _SIZE:
         late = list(range(1, _SIZE))
@@ -91,7 +93,7 @@ def _late() -> tuple[list[int], str]:
 
 
 def check_late_ranks() -> None:
-    """All that are missing are named, whatever the call is."""
+    """The error names all missing ranks, whatever the call is."""
     group = dist.new_group()
     late, words = _late()
     mine = torch.ones(3)
@@ -118,7 +120,7 @@ def check_late_ranks() -> None:
         if _RANK not in late:
             work, said = call(), ""
             end = time.monotonic() + _DEADLINE_S
-            # Nodes learn of other nodes' after a second.
+            # Nodes learn of other nodes' ranks after a second.
             while not re.search(f"it still waits for {words}$", said):
                 assert time.monotonic() < end, f"no {words!r} in: {said}"
                 try:
@@ -134,7 +136,7 @@ def check_late_ranks() -> None:
 
 
 def check_time_limits() -> None:
-    """torch's own call for it wants a backend in C++; the group's own works."""
+    """The group's own call sets a time limit. torch's call for it needs a backend in C++."""
     group = dist.new_group(timeout=timedelta(seconds=77))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -152,7 +154,7 @@ def check_time_limits() -> None:
 
 
 def check_what_a_work_says() -> None:
-    """A call that has failed, and those of which Gloo has no results."""
+    """A work tells of a call that has failed, and has results that Gloo's works lack."""
     work = dist.all_reduce(torch.ones(3 + (_RANK == 1)), async_op=True)
     expect(talweg.Mismatch, "rank 0 calls all_reduce sum of f32[3], but rank 1", work.wait)
     assert work.is_completed() and not work.is_success()
@@ -172,7 +174,7 @@ def check_what_a_work_says() -> None:
         assert [each.shape for each in work.result()] == [part.shape], work.result()
         [value] = work.get_future().wait()
         assert value.shape == part.shape
-    # Small calls that are known, too.
+    # The same holds for small calls that the group knows.
     opts = dist.distributed_c10d.AllgatherOptions()
     opts.asyncOp = False
     every = torch.zeros(_SIZE)
@@ -184,7 +186,7 @@ def check_what_a_work_says() -> None:
 
 
 def check_groups_one_after_another() -> None:
-    """A group has the tensors of one of its ranks before it, when that one is over at all of them."""
+    """A group takes the tensors of an earlier group of its ranks, which is over at all of them."""
     client = _client.current()
     counts = []
     for _ in range(8):
@@ -203,9 +205,9 @@ def check_groups_one_after_another() -> None:
             dist.destroy_process_group(group)
             expect(talweg.InvalidArgument, "is destroyed: make another", group.barrier)
         counts.append(client.tensor_count)
-    # The second one has a tensor more, by which the ranks agree.
+    # The second group has one more tensor, by which the ranks agree.
     assert counts[2:] == [counts[1]] * (len(counts) - 2), counts
-    # A rank that has begun a call of a group that the others have yet, and has destroyed it.
+    # A rank has begun a call of a group and destroyed it, while the others still have the group.
     first = dist.new_group()
     if _RANK == 0:
         work = dist.all_reduce(torch.ones(3), group=first, async_op=True)
@@ -229,14 +231,14 @@ def check_groups_one_after_another() -> None:
 
 
 def _shown_of(work: Callable[[], Any]) -> list[Any]:
-    """The ranges of Talweg's that torch's profiler shows of it."""
+    """Returns Talweg's ranges that torch's profiler shows of `work`."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         work()
     return [event for event in profiler.events() if event.name.startswith("talweg:")]
 
 
 def check_what_a_profiler_shows() -> None:
-    """A range of each call: of one that goes on, while it is begun."""
+    """The profiler shows a range for each call. For an async call the range covers its begin."""
     small, large = torch.ones(4, 5), torch.ones(300, 1000)
     for tensor in (small, large):
         dist.all_reduce(tensor)
@@ -255,7 +257,7 @@ def check_what_a_profiler_shows() -> None:
 
     every = {event.name.partition(":")[2]: event for event in _shown_of(several)}
     assert sorted(every) == ["all_reduce", "barrier", "broadcast", "recv", "send"], every
-    # What follows is in no range of a call that goes on meanwhile.
+    # Later events are not within the range of a call that still goes on.
     assert all(event.cpu_parent is None for event in every.values())
 
 
@@ -265,7 +267,7 @@ def check_refused() -> None:
     expect(talweg.Unsupported, words, dist.all_reduce, bools, dist.ReduceOp.AVG)
     words = "0 are no ReduceOptions: call torch.distributed's own"
     expect(talweg.InvalidArgument, words, dist.group.WORLD.reduce, [torch.ones(3)], 0)
-    # torch sorts ranks, unless it is told not to.
+    # torch sorts the ranks of this group.
     own = dist.new_group([1, 0], group_desc="some words")
     assert _RANK >= 2 or own.group_desc == "some words"
     assert _RANK >= 2 or dist.get_process_group_ranks(own) == [0, 1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank 0 receives from any source while the others leave one after the other.
 
-A receive that is left open for a rank that has gone is no failure: the others are still heard.
+A receive that is open when a rank leaves does not fail, because other ranks may still send.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def main() -> None:
     if rank == 0:
         sources = [_receive(3) for _ in range(size - 1)]
         assert sorted(sources) == list(range(1, size)), sources
-        # Two that are open at once, of another length; only the last rank is there to send.
+        # Two receives of another length are open at once. Only the last rank is there to send.
         tensors = torch.zeros(5), torch.zeros(5)
         works = [dist.irecv(tensor) for tensor in tensors]
         dist.send(torch.zeros(1), size - 1)
         for work, tensor in zip(works, tensors):
             work.wait()
             assert tensor.tolist() == [float(size - 1)] * 5
-        dist.barrier(pair)  # The job is whole for those who are left.
-        for _ in range(2):  # Before this rank has heard of it, and after that.
+        dist.barrier(pair)  # The ranks that are left still work together.
+        for _ in range(2):  # Once before this rank has heard of the loss, and once after that.
             try:
                 _receive(3)
                 raise AssertionError("nobody is left to send")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.distributed in callbacks of futures, where ranks complete futures in other orders."""
+"""Checks calls in callbacks of futures. Ranks complete the futures in different orders."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-_SUM = _SIZE * (_SIZE + 1) / 2  # What all ranks' numbers from 1 on come to.
-_BUCKET_MB = 0.01  # Every layer of _model() has buckets of its own.
+_SUM = _SIZE * (_SIZE + 1) / 2  # The sum of the ranks' numbers from 1 on.
+_BUCKET_MB = 0.01  # With it every layer of _model() has its own buckets.
 _STEPS = 8
 
 
 def _summed(value: float, count: int = 3, group: Any = None) -> Any:
-    """The future of a sum over the ranks, each of which gives `value` times its number from 1 on."""
+    """Returns the future of a sum. Each rank gives `value` times its number from 1 on."""
     tensor = torch.full((count,), value * (_RANK + 1))
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()
 
 
 def check_order() -> None:
-    """Callbacks call beside the program, at ranks that have their futures at other times."""
+    """Callbacks make calls beside the program, at ranks whose futures end at different times."""
 
     def again(future: Any) -> Any:
         return _summed(float(future.value()[0][0])).wait()
@@ -49,7 +49,7 @@ def check_order() -> None:
         results: list[Any] = []
         for at in reversed(range(4)):
             if (at + turn + _RANK) % 3 == 0:
-                works[at].wait()  # What is chained then runs at once, if none is before it.
+                works[at].wait()  # A callback that is chained now runs at once, if it is the first.
             results.append(works[at].get_future().then(again).then(again))
             gathered = [torch.zeros(1) for _ in range(_SIZE)]
             dist.all_gather(gathered, torch.tensor([float(at + _RANK)]))
@@ -60,7 +60,7 @@ def check_order() -> None:
 
 
 def check_depth() -> None:
-    """Callbacks chain callbacks, and wait for them; deeper than there are lines."""
+    """Callbacks chain callbacks and wait for them, deeper than there are lines."""
 
     def deeper(left: int) -> Callable[[Any], float]:
         def callback(future: Any) -> float:
@@ -88,7 +88,7 @@ def check_depth() -> None:
 
 
 def check_groups() -> None:
-    """Sums over a half of the ranks, and in their callbacks over ranks of both."""
+    """Sums run over one half of the ranks, and in their callbacks over ranks of both halves."""
     half = _SIZE // 2
     inside = [dist.new_group(list(range(at * half, (at + 1) * half))) for at in range(2)]
     across = [dist.new_group([at, at + half]) for at in range(half)]
@@ -106,7 +106,7 @@ def check_groups() -> None:
 
 
 def check_failures() -> None:
-    """They are raised where the value is wanted, as what they are."""
+    """A failure is raised with its own type where the value is wanted."""
 
     def fails(future: Any) -> Any:
         raise KeyError(f"no weights, but {type(future.value())}")
@@ -150,7 +150,7 @@ def _require_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> N
 
 
 def check_power_sgd() -> None:
-    """Several buckets come to the same as when each waits for the one before it."""
+    """Several buckets give the same result as when each waits for the one before it."""
 
     def hook(state: Any, bucket: Any, waits: bool) -> Any:
         future = powerSGD_hook.powerSGD_hook(state, bucket)
@@ -169,7 +169,7 @@ def check_power_sgd() -> None:
 
 
 def check_optimizer_in_callbacks() -> None:
-    """ZeroRedundancyOptimizer(overlap_with_ddp=True): as SGD that begins when its buckets stand."""
+    """ZeroRedundancyOptimizer(overlap_with_ddp=True) trains as SGD that begins in step 3."""
 
     def overlapped(make_hook: Any, shard_buckets: bool) -> list[torch.Tensor]:
         model = DistributedDataParallel(
@@ -187,7 +187,7 @@ def check_optimizer_in_callbacks() -> None:
     model = DistributedDataParallel(_model())
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    # The hook has the optimizer's state made in the second step.
+    # The hook makes the optimizer's state in the second step.
     expected = _train(model, lambda at: sgd.step() if at >= 2 else None)
     for make_hook in (
         ddp_zero_hook.hook_with_zero_step,

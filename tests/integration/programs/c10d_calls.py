@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call of torch.distributed that Gloo has too: the same results with both backends.
+"""Compares every call of torch.distributed that Gloo has too over both backends.
 
-Runs as a rank. All calls are made with Gloo, then, after destroy_process_group(), with Talweg.
+It runs as a rank. It makes all calls with Gloo, then, after destroy_process_group(), with Talweg.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CASES: dict[str, Callable[[int, int], Any]] = {}
 
 
 def case(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    """A call, with the rank and the number of ranks; what it returns is compared."""
+    """Registers a case. It gets the rank and the number of ranks, and its results are compared."""
     _CASES[run.__name__] = run
     return run
 
@@ -101,7 +101,7 @@ def coalescing_manager(rank: int, size: int) -> Any:
 
 @case
 def small_again(rank: int, size: int) -> Any:
-    """The same small calls again and again: others than the first go straight to the library."""
+    """Small calls repeat. All except the first go straight to the library."""
     found = []
     for repeat in range(4):
         for dtype in (torch.float32, torch.float16, torch.int64, torch.bool):
@@ -116,14 +116,14 @@ def small_again(rank: int, size: int) -> Any:
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
                 reduced = tensor.clone()
                 open_call = None
-                if repeat == 2:  # Then it waits for its turn.
+                if repeat == 2:  # The call waits for its turn.
                     other = _values(rank, 6)
                     open_call = dist.all_reduce(other, async_op=True)
                 dist.all_reduce(reduced, op)
                 if open_call is not None:
                     open_call.wait()
                     found.append(other)
-                # Its elements lie in another order.
+                # The elements of this tensor lie in another order.
                 strided = _values(rank + repeat, 12, dtype).view(2, 6).t()
                 dist.all_reduce(strided, op)
                 part = torch.zeros(2, dtype=dtype)
@@ -137,7 +137,7 @@ def small_again(rank: int, size: int) -> Any:
 def several_at_once(rank: int, size: int) -> Any:
     tensors = [_values(rank + at, 50 + at) for at in range(6)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for work in works[:: 1 if rank % 2 else -1]:  # In any order.
+    for work in works[:: 1 if rank % 2 else -1]:  # Ranks wait in different orders.
         assert work.wait()
         assert work.is_completed()
     return tensors
@@ -145,7 +145,7 @@ def several_at_once(rank: int, size: int) -> Any:
 
 @case
 def many_under_way(rank: int, size: int) -> Any:
-    """Calls of all kinds and lengths, made in one order and waited for in each rank's own."""
+    """Ranks make calls of all kinds and lengths in one order, and wait for them in any order."""
     same, own = random.Random(11), random.Random(rank)
     found, under_way = [], []
     for at in range(120):
@@ -192,7 +192,7 @@ def what_a_work_says(rank: int, size: int) -> Any:
         found += [work.result(), work.get_future().wait()]
     work = dist.all_gather_into_tensor(every, _values(rank), async_op=True)
     work.wait()
-    # Gloo has parts of the output, Talweg the whole of it.
+    # Gloo's result is parts of the output, Talweg's the whole output.
     found += [torch.cat(work.result()), torch.cat(work.get_future().wait())]
     return found
 
@@ -224,7 +224,7 @@ def reduce(rank: int, size: int) -> Any:
         for count in (6, 2000):
             tensor = _values(rank, count, torch.int32 if op.startswith("B") else torch.float32)
             dist.reduce(tensor, size - 1, getattr(dist.ReduceOp, op))
-            # Talweg leaves the others' as they are, Gloo does not.
+            # Talweg leaves the tensors of other ranks as they are, Gloo does not.
             found.append(tensor if rank == size - 1 else None)
     return found
 
@@ -254,7 +254,7 @@ def reduce_scatter(rank: int, size: int) -> Any:
 def all_to_all(rank: int, size: int) -> Any:
     even = torch.zeros(size * 2)
     dist.all_to_all_single(even, _values(rank, size * 2))
-    # Rank r sends r + place rows to each place.
+    # Rank r sends r + p rows to each place p.
     sent = [rank + place for place in range(size)]
     rows = torch.zeros(sum(sent), 3)
     given = _values(rank, sum(sent) * 3).view(-1, 3)
@@ -264,7 +264,7 @@ def all_to_all(rank: int, size: int) -> Any:
 
 @case
 def in_place(rank: int, size: int) -> Any:
-    """What a rank gives is a part of what it gets, or the other way around."""
+    """A rank's input is a part of its output, or the other way around."""
     found = []
     for count in (6, 50_000, 9_000_000):
         every = torch.zeros(size, count)
@@ -319,7 +319,7 @@ def point_to_point(rank: int, size: int) -> Any:
 
 @case
 def from_any_source(rank: int, size: int) -> Any:
-    """Rank 0 gets what all others send, in whatever order it comes; one rank's in its order."""
+    """Rank 0 gets messages from all others in any order. Those of one rank come in their order."""
     if rank > 0:
         for number in range(3):
             dist.send(_values(10 * number + rank, 4), 0)
@@ -328,7 +328,7 @@ def from_any_source(rank: int, size: int) -> Any:
     got: dict[int, list[Any]] = {}
     last, tensor = torch.zeros(2), torch.zeros(4)
     while sum(map(len, got.values())) < 3 * (size - 1):
-        # A rank that has sent all three is heard by its number, for its fourth is a shorter one.
+        # The fourth message of a rank is shorter. It is received by the rank's number.
         source = dist.recv(tensor)
         got.setdefault(source, []).append(tensor.tolist())
         if len(got[source]) == 3:
@@ -344,7 +344,7 @@ def from_any_source(rank: int, size: int) -> Any:
 
 @case
 def sparse(rank: int, size: int) -> Any:
-    """Ranks have other indices, some of them twice; dense dimensions too."""
+    """Ranks have different indices, some of them twice, and also dense dimensions."""
     found = []
     for dense in ((), (2,)):
         indices = torch.tensor([[rank, 0, rank], [1, 0, 1]])
@@ -412,7 +412,7 @@ def groups(rank: int, size: int) -> Any:
 
 @case
 def forms_of_one_tensor(rank: int, size: int) -> Any:
-    """The group's own calls, with a tensor instead of a list."""
+    """The group's own calls take a tensor instead of a list."""
     group, op, root, limit = dist.group.WORLD, dist.ReduceOp.MAX, size - 1, timedelta(seconds=100)
     summed, largest, told, last = (_values(rank) for _ in range(4))
     every, gathered = ([torch.zeros(6) for _ in range(size)] for _ in range(2))
@@ -433,13 +433,13 @@ def forms_of_one_tensor(rank: int, size: int) -> Any:
         work.wait()
     reduced = _values(rank)
     group.reduce(reduced, root, op).wait()
-    reduced = reduced if is_root else None  # Talweg leaves the others' as they are, Gloo does not.
+    reduced = reduced if is_root else None  # Talweg leaves other ranks' tensors, Gloo does not.
     return [summed, largest, told, last, every, gathered, got, part, reduced]
 
 
 @case
 def groups_in_any_order(rank: int, size: int) -> Any:
-    """Places that are not in the order of the ranks, in each call that has parts of them."""
+    """The places of a group are not in the order of the ranks, in each call that has parts."""
     found: list[Any] = []
     for ranks in ([*range(1, size), 0], [size - 1, 0], list(range(size))[::-1]):
         group = dist.new_group(ranks, sort_ranks=False)
@@ -541,7 +541,7 @@ def functional_with_gradients(rank: int, size: int) -> Any:
 
 @case
 def results_that_are_not_there_yet(rank: int, size: int) -> Any:
-    """What a functional collective returns has no memory of its own, and may be given to any call."""
+    """The result of a functional collective has no memory yet, and any call may take it."""
     import torch.distributed._functional_collectives as functional
 
     def result_of(count: int) -> torch.Tensor:
@@ -552,7 +552,7 @@ def results_that_are_not_there_yet(rank: int, size: int) -> Any:
     found: list[Any] = []
     for count in (size, 2000 * size):
         pending = partial(result_of, count)
-        dist.all_reduce(pending() + 0)  # The next one like it would go the short way.
+        dist.all_reduce(pending() + 0)  # The next call like it would take the short way.
         summed, told, swapped, got = pending(), pending(), pending(), pending()
         dist.all_reduce(summed)
         dist.broadcast(told, 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each call of torch.distributed with each dtype, short and long: what Gloo gives, Talweg gives.
+"""Compares each call of torch.distributed with each dtype, short and long, with Gloo.
 
-Where Talweg refuses a dtype, it says so by an error of its own, and Gloo refuses it too. Bools are the
-exception: their sum is any for Talweg, as for NCCL, and a number modulo 256 for Gloo.
+If Talweg refuses a dtype by its own error, Gloo refuses it too. Bools are an exception: their sum
+is any() for Talweg, as for NCCL, and a number modulo 256 for Gloo.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _strided(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Every other element of a longer tensor."""
+    """Returns every other element of a longer tensor."""
     return _values(rank, 2 * count, dtype).view(count, 2)[:, 0]
 
 
 def _copies() -> dict[str, _Call]:
-    """The calls that compute nothing."""
+    """Returns the calls that compute nothing."""
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
@@ -98,7 +98,7 @@ def _reductions(op: str) -> dict[str, _Call]:
     def reduce(dtype: torch.dtype, count: int) -> Any:
         tensor = _values(_RANK, count, dtype)
         dist.reduce(tensor, 0, reduce_op)
-        return tensor if _RANK == 0 else None  # Talweg leaves the others' as they are.
+        return tensor if _RANK == 0 else None  # Talweg leaves the tensors of other ranks.
 
     def reduce_scatter(dtype: torch.dtype, count: int) -> Any:
         outputs = [torch.zeros(count, dtype=dtype) for _ in range(2)]
@@ -118,7 +118,7 @@ def _bytes(found: Any) -> Any:
 
 
 def _run(backend: str, calls: dict[str, _Call]) -> dict[tuple[str, str, int], Any]:
-    """What each call gives, or raises."""
+    """Returns the result or the error of each call."""
     dist.init_process_group(backend, timeout=_TIMEOUT)
     found: dict[tuple[str, str, int], Any] = {}
     for name, call in calls.items():
@@ -133,7 +133,7 @@ def _run(backend: str, calls: dict[str, _Call]) -> dict[tuple[str, str, int], An
 
 
 def _check_strided() -> None:
-    """Gloo gives other elements than those of tensors that do not lie in one piece."""
+    """Checks strided tensors without Gloo, which takes wrong elements of them."""
     dist.init_process_group("talweg", timeout=_TIMEOUT)
     for name in _DTYPES:
         dtype = getattr(torch, name)
@@ -157,7 +157,7 @@ def _check_strided() -> None:
 
 
 def _check_averages(found: dict[tuple[str, str, int], Any]) -> None:
-    """Gloo has none of integers; they are cut off."""
+    """Checks averages of integers without Gloo, which has none. They are rounded towards zero."""
     for dtype in ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"):
         kind = getattr(torch, dtype)
         for count in _LENGTHS:
@@ -176,7 +176,7 @@ def main() -> None:
     for key, expected in gloo.items():
         got = own[key]
         if isinstance(got, Exception):
-            is_torchs = "on complex tensors" in str(got)  # Before it asks the backend.
+            is_torchs = "on complex tensors" in str(got)  # torch refuses it before the backend.
             assert is_torchs or isinstance(got, talweg.TalwegError), (key, repr(got))
             assert isinstance(expected, Exception), (key, repr(got))
         elif not isinstance(expected, Exception):

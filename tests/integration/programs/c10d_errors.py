@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed over Talweg has beyond Gloo, and what it refuses, with which words.
+"""Checks what torch.distributed over Talweg has beyond Gloo, and the errors of what it refuses.
 
-With the argument "disagreements" nothing but calls that do not fit together.
+With the argument "disagreements" it checks only calls that do not fit together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_ranks() -> None:
 
 
 def check_small_calls_of_late_ranks() -> None:
-    """The library waits for nobody: each call is carried on by who waits for it."""
+    """The library does not wait for late ranks. The thread that waits for a call carries it on."""
     from talweg._library import native_exchange
 
     slice_ns, native_exchange.WAIT_SLICE_NS = native_exchange.WAIT_SLICE_NS, 0
@@ -50,7 +50,7 @@ def check_small_calls_of_late_ranks() -> None:
 
 
 def check_without_slots() -> None:
-    """Nothing but the reducer's buckets have slots: torch cannot resize what it has moved."""
+    """Only the reducer's buckets have slots, because torch cannot resize a tensor that it moved."""
     tensor = torch.zeros(40_000)
     for count in (40_000, 40_000, 40_000, 50_000):
         tensor.resize_(count).fill_(1)
@@ -60,7 +60,7 @@ def check_without_slots() -> None:
 
 
 def check_slots() -> None:
-    """Tensors that are reduced again and again are summed where they lie, whatever the others bring."""
+    """Tensors that are reduced repeatedly are summed where they lie, whatever others bring."""
     slots = dist.distributed_c10d._get_default_group()._channel.slots
     before = len(slots._slots)
 
@@ -72,28 +72,28 @@ def check_slots() -> None:
         assert torch.equal(tensor, wanted.float()), (repeat, tensor[:5], wanted[:5])
 
     own, other = torch.zeros(40_000), torch.zeros(40_000)
-    large = torch.zeros(9 << 20)  # It needs several rounds until it has a slot.
+    large = torch.zeros(9 << 20)  # Without a slot it needs several rounds.
     for repeat in range(5):
         check(own, repeat)
         check(large, repeat)
     assert len(slots._slots) == before + 2, len(slots._slots)
     for slot, tensor in zip(slots._slots[before:], (own, large)):
         assert slot.declared.buffer.is_attached_to(tensor.data_ptr())
-    # Ranks that bring others: the data goes without the slot, which nobody uses any more.
+    # If ranks bring other tensors, the data goes without the slot, which is retired.
     for repeat in range(3):
         check(other if _RANK == 1 else own, repeat)
     for repeat in range(5):
         check(own, repeat)
         check(other, repeat)
     assert own.data_ptr() != other.data_ptr()
-    # A call that does not fit leaves the tensor as it was.
+    # A call that does not fit leaves the tensor unchanged.
     own.fill_(7)
     with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[40000\], but rank 1 calls"):
         dist.all_reduce(torch.zeros(50_000) if _RANK == 1 else own)
     assert _RANK == 1 or own.tolist() == [7] * 40_000
     for repeat in range(3):
         check(own, repeat)
-    # A rank that cannot have a slot's tensor when the ranks agree on it says so in its next call.
+    # A rank that fails to get a slot when the ranks agree on it tells so in its next call.
     third = torch.zeros(60_000)
     count, failure = len(slots._slots), talweg.OutOfMemory("no memory")
     failing = mock.patch.object(slots, "_declared", mock.Mock(side_effect=failure))
@@ -103,11 +103,11 @@ def check_slots() -> None:
     assert len(slots._slots) == count + 1, (len(slots._slots), count)
     for repeat in range(3):
         check(third, repeat)
-    # What nobody has any more has its memory back when another one asks for a slot.
+    # When another tensor asks for a slot, slots whose tensors nobody has give their memory back.
     there = [slot for slot in slots._slots[before:] if slot.storage is not None]
     assert there
     del own, other, large, third, tensor, slot, failing, failure
-    gc.collect()  # The errors have the frames that they came through.
+    gc.collect()  # The errors keep the frames that they came through.
     new = torch.zeros(70_000)
     for repeat in range(4):
         check(new, repeat)
@@ -129,7 +129,7 @@ def check_timeout() -> None:
         tensor = torch.ones(6)
         work = dist.all_reduce(tensor, group=group, async_op=True)
     if _RANK < 2:
-        work.wait()  # It was open all the time.
+        work.wait()  # The call was open all the time.
         assert work.is_success() and tensor.tolist() == [2] * 6
         dist.barrier(group, timeout=timedelta(seconds=60))
     if _RANK == 0:
@@ -141,7 +141,7 @@ def check_timeout() -> None:
 
 
 def check_timeout_of_futures() -> None:
-    """Waits for futures end, too: those of the program, of messages, and of a backward pass."""
+    """Waits for futures end, too: waits of the program, for messages, and of a backward pass."""
     sums, messages = dist.new_group(), dist.new_group()
     model = DistributedDataParallel(torch.nn.Linear(10, 10), process_group=dist.new_group())
     if _RANK == 0:
@@ -153,7 +153,7 @@ def check_timeout_of_futures() -> None:
         words += r"rank 1 .*; the process group takes no more calls here: "
         with raises(talweg.Timeout, words):
             future.wait()
-        # What has the future may use the tensor, so nobody waits for the group's calls any more.
+        # The future's owner may use the tensor, so nobody can wait for the group's calls any more.
         for call in (works[1].wait, lambda: dist.barrier(sums)):
             with raises(talweg.Timeout, words):
                 call()
@@ -164,7 +164,7 @@ def check_timeout_of_futures() -> None:
         _STORE.set("late", "")
     else:
         _STORE.wait(["late"])
-        # What rank 0 has begun, so that nothing of it is open when ranks leave.
+        # This completes the call that rank 0 has begun, so it is not open when ranks leave.
         dist.all_reduce(torch.ones(6), group=sums)
         if _RANK == 1:
             dist.send(torch.ones(3), 0, group=messages)
@@ -173,7 +173,7 @@ def check_timeout_of_futures() -> None:
 
 
 class _Watched:
-    """A work that only its group keeps. A thread that has just ended it may have it a while longer."""
+    """A work that only its group keeps. A thread that has just ended it may keep it a moment."""
 
     def __init__(self, work: dist.Work) -> None:
         self._is_gone = threading.Event()
@@ -187,7 +187,7 @@ class _Watched:
 
 
 def check_works_are_kept() -> None:
-    """As torch before 2.7 needs it, until somebody waits or has a future."""
+    """A group keeps a work until somebody waits for it or has its future, for torch before 2.7."""
     group = dist.new_group()
     group._all_calls.kept.all_are_wanted = True
     for use in (lambda work: work.wait(), lambda work: work.get_future().wait()):
@@ -199,7 +199,7 @@ def check_works_are_kept() -> None:
     tensors = [torch.ones(3), torch.ones(4)]
     opts = dist.AllreduceCoalescedOptions()
     kept = _Watched(group.allreduce_coalesced(tensors, opts))
-    for _ in tensors:  # Functional collectives wait for each.
+    for _ in tensors:  # Functional collectives wait once for each tensor.
         gc.collect()
         work = kept.get()
         assert work is not None
@@ -209,7 +209,7 @@ def check_works_are_kept() -> None:
 
 
 def check_beyond_gloo() -> None:
-    # Averages, pre-multiplied sums, bools, lists of several lengths.
+    # These are averages, pre-multiplied sums, bools, and lists of different lengths.
     tensor = torch.full((3,), float(_RANK))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.tolist() == [(_SIZE - 1) / 2] * 3
@@ -247,7 +247,7 @@ def check_beyond_gloo() -> None:
     assert all(bool((output == _SIZE).all()) for output in pairs)
     for dtype in (torch.float32, torch.complex64):
         for wide in (1, 2000):
-            # One of them has no elements.
+            # The part of rank 0 has no elements.
             parts = [torch.full((wide * rank,), _RANK + 1.0).to(dtype) for rank in range(_SIZE)]
             part = torch.zeros(wide * _RANK, dtype=dtype)
             dist.reduce_scatter(part, parts)
@@ -259,7 +259,7 @@ def check_beyond_gloo() -> None:
     sent = [torch.full((2 * rank + 3000 * _RANK,), float(_RANK)) for rank in range(_SIZE)]
     dist.all_to_all(received, sent)
     assert all(bool((part == rank).all()) for rank, part in enumerate(received))
-    for count in (2, 30_000):  # In place.
+    for count in (2, 30_000):  # The call works in place.
         numbers, million = torch.arange(count * _SIZE).view(_SIZE, count), 1_000_000
         numbers += million * _RANK
         dist.all_to_all_single(numbers, numbers)
@@ -309,7 +309,7 @@ def check_refused() -> None:
         with raises(talweg.InvalidArgument, "rank 0 of the group is this one"):
             dist.isend(torch.zeros(3), 0)
     with raises(talweg.Mismatch, "but this rank expects"):
-        # Each rank sends one row to the first and two to each other, and expects one of all.
+        # Each rank sends one row to the first rank and two to each other, and expects one from all.
         sent = [1] + [2] * (_SIZE - 1)
         output = torch.zeros(_SIZE + 1, 2)
         wanted = [2] + [1] * (_SIZE - 1)
@@ -321,10 +321,10 @@ def check_monitored_barrier() -> None:
     short, long = timedelta(seconds=0.3), timedelta(seconds=120)
     for _ in range(3):
         talweg.torch.monitored_barrier()
-    # One is missing. The others hear who it is from the first one, not by a time limit of theirs.
+    # One rank is missing. The others hear from the first rank who it is, before their own limits.
     if _RANK == 2:
         _STORE.wait(["named.0", "named.1"])
-        # It comes when nobody waits any more.
+        # This rank comes when no other one waits any more.
         with raises(talweg.Timeout, "monitored_barrier: rank 0 did not come within 0.3 s"):
             talweg.torch.monitored_barrier(timeout=short)
     else:
@@ -332,7 +332,7 @@ def check_monitored_barrier() -> None:
             talweg.torch.monitored_barrier(None, long if _RANK else short)
         _STORE.set(f"named.{_RANK}", "")
     talweg.torch.monitored_barrier(timeout=long)
-    # All but the first one are missing.
+    # All ranks except the first one are missing.
     for number, (waits_for_all, who) in enumerate(
         [(False, "rank 1 did"), (True, "ranks 1, 2 did")]
     ):
@@ -345,7 +345,7 @@ def check_monitored_barrier() -> None:
             with raises(talweg.Timeout, "rank 0 did not come"):
                 talweg.torch.monitored_barrier(timeout=short)
         talweg.torch.monitored_barrier(timeout=long)
-    # A group of some of the ranks; it names the job's.
+    # A group of some of the ranks names them by their numbers in the job.
     group = dist.new_group([1, 2])
     talweg.torch.monitored_barrier(group)
     if _RANK == 1:
@@ -359,14 +359,14 @@ def check_monitored_barrier() -> None:
     talweg.torch.monitored_barrier(group, long)
     with raises(talweg.InvalidArgument, "give a time above 0"):
         talweg.torch.monitored_barrier(timeout=timedelta(0))
-    # Another backend's is torch's own.
+    # For a group of another backend torch's own function is called.
     gloo = dist.new_group(backend="gloo")
     talweg.torch.monitored_barrier(gloo)
     dist.barrier()
 
 
 def check_abort() -> None:
-    """A rank's calls end, whoever waits for them, and however."""
+    """After abort() a rank's calls end, in each way of waiting for them."""
     group, other = dist.new_group(), dist.new_group()
     if _RANK == 0:
         works = [dist.all_reduce(torch.ones(5), group=group, async_op=True) for _ in range(3)]
@@ -399,13 +399,13 @@ def check_abort() -> None:
         _STORE.set("aborted", "")
     else:
         _STORE.wait(["aborted"])
-        # What rank 0 has begun, so that nothing of it is open when ranks leave.
+        # This completes the call that rank 0 has begun, so it is not open when ranks leave.
         dist.all_reduce(torch.ones(5), group=group)
         if _RANK == 1:
             dist.send(torch.ones(3), 0, group=group)
     dist.destroy_process_group(group)
     tensor = torch.ones(3)
-    dist.all_reduce(tensor, group=other)  # It is another one.
+    dist.all_reduce(tensor, group=other)  # Another group still works.
     assert tensor.tolist() == [_SIZE] * 3
     dist.distributed_c10d._abort_process_group()
     dist.init_process_group(
@@ -416,7 +416,7 @@ def check_abort() -> None:
 
 
 def check_what_splits() -> None:
-    """What stands for torch's split_group."""
+    """new_group() does what torch's split_group does for other backends."""
     own, groups = dist.new_subgroups_by_enumeration([[2, 0], [1]])
     assert len(groups) == 2
     tensor = torch.tensor([float(_RANK)])
@@ -445,22 +445,22 @@ def check_devices() -> None:
 
 
 def check_threads() -> None:
-    """Calls that are waited for need no thread; all futures share few."""
+    """Calls that are waited for need no thread. All futures share a few threads."""
 
     def threads() -> int:
         return sum(thread.name.startswith("talweg") for thread in threading.enumerate())
 
-    # Longer gathers before this have begun one.
+    # Longer gathers before this have started a thread.
     before = threads()
     tensors = [torch.ones(2000) for _ in range(8)]
-    inner = dist.new_group()  # Its calls come whenever a future is complete.
+    inner = dist.new_group()  # It is for calls that are made when a future is complete.
     for tensor in tensors:
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, async_op=True).wait()
     assert threads() == before, (threads(), before)
     for _ in range(5):
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-        # What is chained may wait for calls, and for their futures.
+        # Chained callbacks may wait for calls, and for their futures.
         chained = [
             work.get_future().then(
                 lambda future: (
@@ -475,14 +475,14 @@ def check_threads() -> None:
         for future in [*chained, *futures]:
             future.wait()
         assert chained[0].value().tolist() == [_SIZE] * 2000
-    # One that is told, and those that complete futures, as many as are complete at once at most:
-    # calls chained to one of them may block.
+    # One thread is told of ends. Others complete futures, at most as many as end at once, because
+    # chained calls may block.
     assert 2 <= threads() <= max(before, len(tensors) + 2), (threads(), before)
 
 
 if __name__ == "__main__":
     check_ranks()
-    dist.init_process_group("talweg")  # env://, of talweg run.
+    dist.init_process_group("talweg")  # It takes env://, whose variables `talweg run` sets.
     _STORE = dist.PrefixStore("later", dist.distributed_c10d._get_default_store())
     check_disagreements(_STORE)
     if "disagreements" not in sys.argv[1:]:

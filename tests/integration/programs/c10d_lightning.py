@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of frameworks_test.py: Lightning's Trainer over the backend, beside training alone."""
+"""One rank of frameworks_test.py. It compares Lightning's Trainer with training alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _data() -> TensorDataset:
 
 
 def _fit(module: _Module, batch: int, **options: Any) -> None:
-    # The ranks' batches together are what one process has as a batch: the order stays.
+    # The ranks' batches together are one process's batch, in the same order.
     place, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sampler = DistributedSampler(_data(), size, place, shuffle=False)
     loader = DataLoader(_data(), batch_size=batch, sampler=sampler)
@@ -86,13 +86,13 @@ def main() -> int:
         assert other == (own.tolist(), module.logged)
     print(f"trained by {size}: {module.logged}", flush=True)
 
-    # One process with the batches of all, each in the ranks' order.
+    # One process takes the batches of all ranks, in the ranks' order.
     alone = _Module()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
     inputs, targets = _data().tensors
     for _ in range(_EPOCHS):
         for begin in range(0, len(inputs), _BATCH * size):
-            # A DistributedSampler deals samples out by turns.
+            # A DistributedSampler deals out samples in turn.
             some = slice(begin, begin + _BATCH * size)
             optimizer.zero_grad()
             nn.functional.mse_loss(alone.model(inputs[some]), targets[some]).backward()

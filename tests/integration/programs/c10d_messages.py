@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives of torch.distributed with many tags, in any order."""
+"""Checks sends and receives of torch.distributed with many tags, in any order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from expected_errors import expect
 from talweg import _client
 
-# Short ones go with the words that say what they are; longer ones after them, in one round or more.
+# Short messages go in the control round. Longer ones go after it, in one round or several.
 _LENGTHS = (0, 1, 500, 1024, 1025, 20_000, 300_000)
 _SECONDS = timedelta(seconds=120)
 
@@ -35,7 +35,7 @@ def _wait(works: Iterable[Any]) -> None:
 
 
 def check_that_tags_cost_nothing(rank: int) -> None:
-    """Neither the job nor this process has more after thousands of tags than after a few."""
+    """After thousands of tags neither the job nor this process has more memory than after a few."""
     client = _client.current()
     buffer, long = torch.zeros(3), torch.zeros(2000)
     sizes: list[tuple[int, int]] = []
@@ -46,7 +46,7 @@ def check_that_tags_cost_nothing(rank: int) -> None:
             dist.send(long, 1, tag=9000 + tag)
             dist.recv(buffer, 1, tag=tag)
         elif rank == 1:
-            # The long one comes too early, and the short one is received from anybody.
+            # The long message comes too early, and the short one is received from any source.
             dist.recv(buffer, None if tag % 2 else 0, tag=tag)
             dist.recv(long, 0, tag=9000 + tag)
             dist.send(buffer, 0, tag=tag)
@@ -55,14 +55,14 @@ def check_that_tags_cost_nothing(rank: int) -> None:
             sizes.append((client.tensor_count, tracemalloc.get_traced_memory()[0]))
     tracemalloc.stop()
     (tensors, before), (last_tensors, after) = sizes
-    # Long messages go through two by turns, in each of the two ways that they may take.
+    # Long messages use two tensors in turn, for each of the two ways that they may take.
     assert last_tensors <= tensors + 4, sizes
-    # 1600 tags that were kept would take a hundred bytes each, at the very least.
+    # 1600 tags that were kept would take at least a hundred bytes each.
     assert after - before < 50_000, sizes
 
 
 def check_tags_in_any_order(rank: int, size: int) -> None:
-    """Each rank sends to each; messages of one pair and one tag come in their order."""
+    """Each rank sends to each rank. Messages of one pair and one tag come in their order."""
     same, own = random.Random(5), random.Random(rank)
     for repeat in range(6):
         messages = []
@@ -73,7 +73,7 @@ def check_tags_in_any_order(rank: int, size: int) -> None:
         lengths = {each: same.choice(_LENGTHS) for each in messages}
         sends = [each for each in messages if each[0] == rank]
         receives = [each for each in messages if each[1] == rank]
-        # What is received with a tag is in the order of the sends, but tags come in any.
+        # Messages of a tag are received in the order of the sends, but tags in any order.
         order = list(range(len(receives)))
         own.shuffle(order)
         by_tag: dict[tuple[int, int], list[Any]] = {}
@@ -83,7 +83,7 @@ def check_tags_in_any_order(rank: int, size: int) -> None:
         works: list[Any] = []
         got: list[Any] = []
         while sends or receives:
-            # All receives first, all sends first, or mixed.
+            # Receives come first, sends come first, or both are mixed.
             if sends and (not receives or own.random() < (0.1, 0.9, 0.5)[repeat % 3]):
                 sender, receiver, tag, number = message = sends.pop(0)
                 tensor = _message(sender, tag, number, lengths[message])
@@ -105,10 +105,10 @@ def check_tags_in_any_order(rank: int, size: int) -> None:
 
 
 def check_from_any_source_with_tags(rank: int, size: int) -> None:
-    """Receives from any source beside those from one; each message comes once."""
-    each, length = 10, 3000  # So many of each of four tags.
+    """There are receives from any source beside receives from one rank. Each message comes once."""
+    each, length = 10, 3000  # The number of messages of each of four tags, and their length.
     if rank > 0:
-        # Those from any may take all that one rank sends beside those from it.
+        # Receives from any source may take all messages of one rank.
         count = 4 * each * (2 if rank == 1 else 1)
         _wait(
             dist.isend(_message(rank, number % 4, number, length), 0, tag=number % 4)
@@ -134,14 +134,14 @@ def check_from_any_source_with_tags(rank: int, size: int) -> None:
         assert torch.equal(tensor, torch.arange(length, dtype=torch.float32) + first)
         assert first not in seen
         seen.add(first)
-        # They come in the order of the sends of each rank.
+        # Messages of a rank come in the order of its sends.
         assert last.get((sender, tag), -1.0) < first, (sender, tag)
         last[sender, tag] = first
     assert len(seen) == len(kinds)
 
 
 def check_many_outstanding(rank: int) -> None:
-    """More than a receiver names at once, received in the opposite order."""
+    """More messages than a receiver names at once are received in the opposite order."""
     count = 1500
     lengths = [3 if tag % 10 else 1500 for tag in range(count)]
     if rank == 0:
@@ -154,12 +154,12 @@ def check_many_outstanding(rank: int) -> None:
 
 
 def check_progress_that_nobody_waits_for(rank: int) -> None:
-    """A receive is served while its rank waits for something else that hangs on it."""
+    """A receive goes on while its rank waits for another call that depends on it."""
     for length in (3, 5000):
         tensor, other, flag = torch.zeros(length), torch.zeros(length), torch.zeros(1)
         if rank == 0:
             first = dist.isend(tensor + 1, 1, tag=1)
-            dist.send(tensor + 2, 1, tag=2)  # Returns, though the one before it is not wanted yet.
+            dist.send(tensor + 2, 1, tag=2)  # It returns, although nobody wants its message yet.
             dist.send(flag, 1, tag=3)
             first.wait(_SECONDS)
         elif rank == 1:
@@ -171,13 +171,13 @@ def check_progress_that_nobody_waits_for(rank: int) -> None:
 
 
 def check_lengths_that_differ(rank: int) -> None:
-    """The receiver hears of it in any case, the sender where it gives anything after that."""
+    """The receiver always gets the error. The sender gets it if it gives data after that."""
     words = r"make it as long as what is sent"
     for length in (3, 5000):
         tensor, ok = torch.ones(length), torch.ones(2)
         if rank == 0:
             work = dist.isend(tensor, 1, tag=1)
-            dist.send(ok, 1, tag=2)  # The receiver takes it after the first one.
+            dist.send(ok, 1, tag=2)  # The receiver takes it after the first message.
             if length == 5000:
                 expect(talweg.Mismatch, "calls send of f32[5000]", work.wait)
             else:
@@ -187,7 +187,7 @@ def check_lengths_that_differ(rank: int) -> None:
             if length == 5000:
                 words = "but rank 1 calls recv of f32[5001]"
             expect(talweg.Mismatch, words, dist.recv, torch.ones(length + 1), 0, tag=1)
-        # The next ones are not touched.
+        # The error does not affect the next messages.
         if rank == 0:
             dist.send(tensor, 1, tag=1)
         elif rank == 1:
@@ -203,7 +203,7 @@ def check_time_limits(rank: int) -> None:
         work = dist.irecv(tensor, 0, tag=9)
         told = ""
         end = time.monotonic() + _SECONDS.total_seconds()
-        # Nodes learn of other nodes' after a second.
+        # Nodes learn of other nodes' ranks after a second.
         while "it still waits for rank 0" not in told:
             assert time.monotonic() < end, told
             try:
@@ -221,7 +221,7 @@ def check_time_limits(rank: int) -> None:
 
 
 def check_that_nothing_keeps_tensors(rank: int) -> None:
-    """A message that is over, and that nobody holds, is freed without a search for cycles."""
+    """A message that has ended, and that nobody holds, is freed without a search for cycles."""
     gc.collect()
     gc.disable()
     for length in (3, 5000):
@@ -242,7 +242,7 @@ def check_that_nothing_keeps_tensors(rank: int) -> None:
                     dist.recv(flag, 0, tag=2)
             del tensor
             end = time.monotonic() + _SECONDS.total_seconds()
-            while kept() is not None:  # Another thread may be about to let it go.
+            while kept() is not None:  # Another thread may still be letting it go.
                 assert time.monotonic() < end, f"{length} are kept"
     gc.enable()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own ways to train on several ranks: the same weights over Gloo and over Talweg."""
+"""Checks that torch's ways to train on several ranks give the same weights over Gloo and Talweg."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CASES: dict[str, Callable[[int, int], Any]] = {}
 
 
 def case(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    """A way to train; what it returns is compared."""
+    """Registers a way to train, whose results are compared."""
     _CASES[run.__name__] = run
     return run
 
 
 class _Model(nn.Module):
-    """Small, with a layer that not every step uses."""
+    """A small model with a layer that not every step uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def _step(model: Any, optimizer: Any, rank: int, step: int, **options: Any) -> N
 
 
 class _Wide(nn.Module):
-    """Its buckets are summed where they lie, over Talweg on one node."""
+    """A model whose buckets are summed where they lie, over Talweg on one node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def ddp_of_wide_layers(rank: int, size: int) -> Any:
 
 @case
 def data_parallel(rank: int, size: int) -> Any:
-    torch.manual_seed(rank)  # DDP has all begin with rank 0's.
+    torch.manual_seed(rank)  # With DDP all ranks begin with rank 0's weights.
     model = DistributedDataParallel(_Model(), bucket_cap_mb=0.002)
     optimizer = sgd_of(model)
     for step in range(4):
@@ -103,7 +103,7 @@ def data_parallel(rank: int, size: int) -> Any:
 
 @case
 def compiled_data_parallel(rank: int, size: int) -> Any:
-    """torch traces what runs within the forward pass, and could trace the group's own methods."""
+    """torch traces code that runs within the forward pass, and might trace the group's methods."""
     found = []
     for is_outermost in (False, True):
         for splits in (False, True):
@@ -124,7 +124,7 @@ def compiled_data_parallel(rank: int, size: int) -> Any:
 
 @case
 def compiled_step(rank: int, size: int) -> Any:
-    """Backward, messages and collectives where torch leaves the graph, but looks for another one."""
+    """Backward, messages and collectives run where torch leaves the graph and looks for another."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     model = DistributedDataParallel(_Wide())
@@ -232,7 +232,7 @@ def sync_batch_norm_like_buffers(rank: int, size: int) -> Any:
     optimizer = sgd_of(model)
     for step in range(3):
         _step(model, optimizer, rank, step)
-    # The last step's statistics are each rank's own: rank 0's count.
+    # In the last step each rank has its own statistics, and rank 0's count.
     buffers = [buffer.clone() for buffer in model.buffers()]
     for buffer in buffers:
         dist.broadcast(buffer, 0)
@@ -293,7 +293,7 @@ def hybrid_sharded(rank: int, size: int) -> Any:
 
 @case
 def hybrid_sharded_by_two_backends(rank: int, size: int) -> Any:
-    """The copies over the backend, the shards over Gloo."""
+    """Copies go over the backend, shards over Gloo."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shards = 2 if size % 2 == 0 else 1
@@ -313,7 +313,7 @@ def hybrid_sharded_by_two_backends(rank: int, size: int) -> Any:
 
 @case
 def distributed_tensors(rank: int, size: int) -> Any:
-    """Lengths that the ranks do not divide evenly."""
+    """The number of ranks does not divide the lengths."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -348,7 +348,7 @@ def tensor_parallel(rank: int, size: int) -> Any:
 
 @case
 def compiled(rank: int, size: int) -> Any:
-    """Collectives within what torch.compile traces, as one graph."""
+    """torch.compile traces collectives as one graph."""
     import torch.distributed._functional_collectives as functional
 
     def call(tensor: torch.Tensor) -> Any:
@@ -365,7 +365,7 @@ def compiled(rank: int, size: int) -> Any:
 
 
 def _directory(rank: int) -> str:
-    """One that rank 0 makes, for all."""
+    """Returns a directory that rank 0 makes for all ranks."""
     directory: list[Any] = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
     dist.broadcast_object_list(directory, 0)
     return str(directory[0])
@@ -405,7 +405,7 @@ def checkpoint(rank: int, size: int) -> Any:
 
 @case
 def checkpoint_beside_training(rank: int, size: int) -> Any:
-    """async_save: its thread makes calls of the group; what the model becomes is not saved."""
+    """The thread of async_save makes calls of the group. It saves no later changes of the model."""
     import torch.distributed.checkpoint as checkpoints
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -431,7 +431,7 @@ def checkpoint_beside_training(rank: int, size: int) -> Any:
 
 @case
 def state_from_rank_0(rank: int, size: int) -> Any:
-    """Rank 0 alone has a state, which the others get; a sharded model, and a whole one."""
+    """Only rank 0 has a state, and the others get it, for a sharded and for a whole model."""
     from torch.distributed.checkpoint import state_dict
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -451,7 +451,7 @@ def state_from_rank_0(rank: int, size: int) -> Any:
         _step(model, optimizer, 0, 0)
         states = state_dict.get_model_state_dict(model, options=at_rank_0)
         optimizer_states = state_dict.get_optimizer_state_dict(model, optimizer, options=at_rank_0)
-        # Else the two optimizers of rank 0 would share their states.
+        # Without copies the two optimizers of rank 0 would share their states.
         optimizer_states = copy.deepcopy(optimizer_states)
         torch.manual_seed(50 + rank)
         other, other_optimizer = make()
@@ -470,13 +470,13 @@ def state_from_rank_0(rank: int, size: int) -> Any:
 
 
 def _pipeline(rank: int, size: int, schedule: str, per_rank: int) -> Any:
-    """Two steps of a network whose layers lie on the ranks; this rank's gradients, and the losses."""
+    """Makes two steps of a network with layers at each rank. Returns own gradients, and losses."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
     count, width = size * per_rank, 12
     layers = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
     numbers = [rank + size * each for each in range(per_rank)]
-    if schedule == "ScheduleZBVZeroBubble":  # There and back.
+    if schedule == "ScheduleZBVZeroBubble":  # Its stages go from rank 0 to the last one and back.
         numbers = [rank, count - 1 - rank]
     stages = [
         PipelineStage(layers[number], number, count, torch.device("cpu")) for number in numbers
@@ -513,7 +513,7 @@ def pipelines(rank: int, size: int) -> Any:
 
 @case
 def pipeline_of_tensor_parallel_stages(rank: int, size: int) -> Any:
-    """A stage sends what a functional collective has returned, which is not there yet."""
+    """A stage sends the result of a functional collective, which is not there yet."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.distributed.tensor import parallel
@@ -540,7 +540,7 @@ def pipeline_of_tensor_parallel_stages(rank: int, size: int) -> Any:
 
 @case
 def memory_of_the_backend(rank: int, size: int) -> Any:
-    """FSDP2 asks the group's backend for memory, where it has some to give."""
+    """FSDP2 asks the group's backend for memory, if the backend can allocate any."""
     from torch.distributed.device_mesh import init_device_mesh
 
     model, optimizer = _sharded(init_device_mesh("cpu", (size,)))

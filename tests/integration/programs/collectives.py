@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of collectives_test.py: every collective on NumPy arrays, one function for each case."""
+"""One rank of collectives_test.py, for NumPy arrays. Each function is a case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bf16"}
 
 
 def _places(ranks: tuple[int, ...]) -> list[int]:
-    """How many of `ranks` each node has, of those that have one."""
+    """Returns how many of `ranks` each node has, without nodes that have none."""
     counts, first = [], 0
     for count in _NODES:
         counts.append(sum(first <= rank < first + count for rank in ranks))
@@ -40,7 +40,7 @@ def _sets() -> list[tuple[talweg.ProcessSet | None, tuple[int, ...]]]:
 
 
 def _of(seed: list[int], ranks: tuple[int, ...], shape: Any, dtype: str) -> list[np.ndarray]:
-    """What every rank has: of one shape, or of one each in a list."""
+    """Returns every rank's array. They have one shape, or one for each rank in a list."""
     arrays = []
     for place, rank in enumerate(ranks):
         own = shape[place] if isinstance(shape, list) else shape
@@ -57,7 +57,7 @@ def _check(actual: np.ndarray, wanted: np.ndarray, dtype: str, what: str) -> Non
     assert same(left.reshape(-1), right.reshape(-1), dtype), f"{what} {dtype}: {left} not {right}"
 
 
-# A few elements, more than travel with the control round, and a tensor of several pieces.
+# No element, a few, more than travel with the control round, and a tensor of several pieces.
 _COUNTS = (0, 3, 700, 30_000)
 
 
@@ -180,7 +180,7 @@ def reductions_of_every_dtype() -> None:
 
 
 def _small_tensors() -> Any:
-    """Has all data take several rounds that is longer than 4096 bytes a rank."""
+    """A context in which data of more than 4096 bytes a rank takes several rounds."""
     nbytes = 4096 * talweg.size()
     return mock.patch.multiple(
         kinds, _TENSOR_BYTES_MAX=nbytes, _REDUCED_BYTES_MAX=nbytes, _COPIED_BYTES_MAX=nbytes
@@ -188,7 +188,7 @@ def _small_tensors() -> Any:
 
 
 def several_pieces() -> None:
-    """Tensors that are longer than the memory that they go through."""
+    """Tensors are longer than the memory that they go through."""
     rank, n = talweg.rank(), talweg.size()
     ranks = tuple(range(n))
     with _small_tensors():
@@ -248,7 +248,7 @@ def between_two_ranks() -> None:
         elif rank == last:
             _check(talweg.recv(None, 0), wanted, "f64", "recv")
             _check(talweg.recv((count,), 0, np.float64), wanted, "f64", "recv of a shape")
-            talweg.send(wanted + 1, 0)  # Both directions at once.
+            talweg.send(wanted + 1, 0)  # Messages go in both directions at once.
             filled: np.ndarray = np.empty(count)
             assert talweg.recv(filled, 0) is filled
             _check(filled, wanted, "f64", "recv into an array")
@@ -313,7 +313,7 @@ def who_may_not_call() -> None:
 
 
 def arguments_of_the_wrong_kind() -> None:
-    """Each is refused here, in words that name it, and nothing is pushed."""
+    """Each wrong argument is refused with an error that names it, and nothing is pushed."""
     rank, n = talweg.rank(), talweg.size()
     ones: np.ndarray = np.ones(n, np.float32)
     wrong, peer = talweg.InvalidArgument, (rank + 1) % n
@@ -365,7 +365,7 @@ def arguments_of_the_wrong_kind() -> None:
 
 
 def generators_of_tensors() -> None:
-    """A group may come from what gives its tensors once."""
+    """A generator may give the tensors of a grouped call."""
     n = talweg.size()
     arrays: list[np.ndarray] = [np.full((n, 2), i, np.float32) for i in range(3)]
     for name in (None, "generated"):
@@ -377,7 +377,7 @@ def generators_of_tensors() -> None:
 
 
 def opposite_orders_of_different_sets() -> None:
-    """Calls of different sets, and of different names, run at once: none waits for another."""
+    """Calls of different sets and of different names run at once, and none waits for another."""
     rank, last, n = talweg.rank(), talweg.size() - 1, talweg.size()
     pair = talweg.ProcessSet([0, last])
     is_backward = rank == last
@@ -398,7 +398,7 @@ def opposite_orders_of_different_sets() -> None:
         handles = {}
         for index in order:
             handles[index] = starts[index]()
-        # The other way round than they were started.
+        # They end in the opposite order.
         results = {index: talweg.synchronize(handles[index]) for index in reversed(order)}
         assert results[0].shape == (n * count,) and results[0][-1] == last
         assert (results[1] == n * last // 2).all()
@@ -468,7 +468,7 @@ def mismatches_then_a_good_round() -> None:
 
 
 def a_result_without_a_place() -> None:
-    """One rank cannot have its result; the others get theirs, and the next call works."""
+    """One rank cannot have its result. The others get theirs, and the next call works."""
     rank, n = talweg.rank(), talweg.size()
     odd = rank == n - 1
     for count in (3, 7000, 20_000):
@@ -498,7 +498,7 @@ def a_result_without_a_place() -> None:
 
 
 def a_time_limit() -> None:
-    """Ends the wait; the call goes on."""
+    """A time limit ends the wait, and the call goes on."""
     rank, n = talweg.rank(), talweg.size()
     if n == 1:
         return
@@ -545,7 +545,7 @@ def changing_shapes_in_flat_memory() -> None:
         else:
             same_rows: np.ndarray = np.full((rows[0], width), 1, np.int32)
             assert (talweg.reduce_scatter(same_rows, op=talweg.Op.SUM) == n).all()
-        if call == calls // 4:  # By now there is a tensor of each length.
+        if call == calls // 4:  # There is a tensor of each length by now.
             tensors = sum(len(channel._tensors) for channel in client.channels.values())
             resident = _resident_bytes()
     assert sum(len(channel._tensors) for channel in client.channels.values()) == tensors
@@ -572,7 +572,7 @@ CASES = [
 
 
 def main() -> int:
-    before = talweg.ProcessSet([0])  # A set may be older than the job.
+    before = talweg.ProcessSet([0])  # A program may make a set before init().
     talweg.init()
     assert talweg.size() == sum(_NODES) and before.included() == (talweg.rank() == 0)
     run_cases(*CASES)

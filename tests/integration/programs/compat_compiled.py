@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of byteps_test.py and horovod_test.py: whole steps of their programs, compiled by torch.
+"""One rank of byteps_test.py and horovod_test.py. It compiles whole steps by torch.compile.
 
-They do what they do uncompiled, and torch has nothing to warn of in Talweg's functions.
+They do the same as the plain steps, and torch warns of nothing in Talweg's functions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def horovods_optimizer_with_clipping() -> None:
 
 
 def horovods_calls() -> None:
-    """With a gradient through one, in groups, and asynchronously."""
+    """Calls are compiled with a gradient through one, in groups, and asynchronously."""
 
     def make(name: str) -> Any:
         model = small_model()
@@ -117,7 +117,7 @@ def bytepss_calls() -> None:
 
 
 def bytepss_data_parallel() -> None:
-    """With buffers, which travel at every forward pass."""
+    """The module has buffers, which travel at every forward pass."""
 
     def make(_: str) -> Any:
         torch.manual_seed(1)

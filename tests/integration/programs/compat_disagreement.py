@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of horovod_test.py: where ranks disagree every one is told so, and the job goes on."""
+"""One rank of horovod_test.py. If ranks disagree, each gets an error, and the job goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _told(tensor: torch.Tensor, name: str | None) -> str:
 
 
 def without_names() -> None:
-    """Calls without a name have a tensor each by turns, which stays the same one at all ranks."""
+    """Calls without a name take tensors in turn, and the turns stay the same at all ranks."""
     rank, size = hvd.rank(), hvd.size()
     for _ in range(2):
         lengths = _told(torch.ones(5 + rank), None)

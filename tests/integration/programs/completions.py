@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that a descriptor tells of, as event loops and completion threads use it."""
+"""Checks rounds whose end a descriptor tells, as event loops and completion threads use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _tensors(client: _client.Client, count: int, name: str) -> list[int]:
 
 
 async def _event_loop(client: _client.Client) -> None:
-    """A program that has nothing but an event loop."""
+    """A program has only an event loop."""
     connection, loop = client.connection, asyncio.get_running_loop()
     tensors = _tensors(client, 20, "loop")
     waiting: dict[int, asyncio.Future[None]] = {}
@@ -43,7 +43,7 @@ async def _event_loop(client: _client.Client) -> None:
         future = waiting[index] = loop.create_future()
         connection.watch(fd, tensors[index], pushed, index)
         await future
-        connection.wait(tensors[index], pushed, out.ctypes.data, 0.0)  # It does not wait.
+        connection.wait(tensors[index], pushed, out.ctypes.data, 0.0)  # The round is over already.
         assert (out == (index + round_) * talweg.size()).all()
 
     for round_ in range(20):
@@ -53,7 +53,7 @@ async def _event_loop(client: _client.Client) -> None:
 
 
 def _completion_threads(client: _client.Client) -> None:
-    """Calls are made for each round once, and may watch; others may block."""
+    """Each round's call is made once. Some calls may watch, others may block."""
     connection, completions = client.connection, client.completions
     assert _threads() == 0
     tensors = _tensors(client, 30, "threads")
@@ -78,7 +78,7 @@ def _completion_threads(client: _client.Client) -> None:
     assert (outs == 10 * talweg.size()).all()
     assert _threads() == 1, _threads()
 
-    # A call that may block waits for what another tells.
+    # A call that may block waits for another call.
     last = threading.Event()
 
     def first_told() -> None:
@@ -98,16 +98,16 @@ def _completion_threads(client: _client.Client) -> None:
 
 
 def _collectives_go_on_by_themselves() -> None:
-    """Async calls of several rounds need no thread that waits for them at every rank."""
+    """Async calls of several rounds end even if a rank's threads do not wait for them."""
     rank, n = talweg.rank(), talweg.size()
     handle = talweg.all_gather_async(np.full((rank + 1, 5000), rank))
     talweg.barrier()
     if rank == 0:
         assert talweg.synchronize(handle).shape == (n * (n + 1) // 2, 5000)
-    talweg.barrier()  # The others have not waited before the first rank had its result.
+    talweg.barrier()  # The others wait only after the first rank has its result.
     if rank != 0:
         assert talweg.synchronize(handle).shape == (n * (n + 1) // 2, 5000)
-    # Many that nobody has waited for are carried in their order.
+    # Many calls that nobody waits for are carried on in their order.
     handles = [talweg.reduce_scatter_async(np.full(n * 10, float(i))) for i in range(50)]
     while not talweg.poll(handles[-1]):
         pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of crossed_lines_test.py: tensor i times (-1)^rank, for i = 1..99, sums to zero."""
+"""One rank of crossed_lines_test.py. Tensors i times (-1)^rank, for i = 1..99, must sum to zero."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> int:
                 np.full(17 * i, i * sign, np.float32), op=talweg.Op.SUM, name=f"tensor.{i}"
             )
             if delay_s and i % 10 == 0:
-                time.sleep(rng.random() * delay_s)  # The forced delay that the bug needs.
+                time.sleep(rng.random() * delay_s)  # The bug needs this delay.
         for i, handle in handles.items():
             result = talweg.synchronize(handle, timeout_s=60)
             if result.any():

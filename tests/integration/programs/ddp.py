@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of ddp_test.py: DistributedDataParallel with Talweg's hook against DDP with Gloo."""
+"""One rank of ddp_test.py. It compares DistributedDataParallel with Talweg's hook and with Gloo."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from talweg.torch import _buckets, _ddp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# How DDP is told to work. Over a static graph the first pass has its buckets reduced when it has
-# ended; a bucket of which no parameter was used is reduced before backward begins.
+# Options of DDP. Over a static graph the first pass reduces its buckets when it has ended. A bucket
+# without used parameters is reduced before backward begins.
 _MANNERS: tuple[dict[str, bool], ...] = (
     {},
     {"gradient_as_bucket_view": True},
@@ -35,7 +35,7 @@ _MANNERS: tuple[dict[str, bool], ...] = (
 
 
 class _Model(nn.Module):
-    """Three layers, the second of which may be left out."""
+    """A model of three layers. A pass may leave out the second one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def check(name: str, manner: dict[str, bool]) -> None:
 
 
 class _Bucket:
-    """What the hook needs of DDP's."""
+    """The part of DDP's bucket that the hook needs."""
 
     def __init__(self) -> None:
         self._tensor = torch.full((4,), float(tw.rank()))
@@ -90,7 +90,7 @@ class _Bucket:
 
 
 def check_after_failed_backward() -> None:
-    """A bucket that was pushed before backward failed is in nobody's way afterwards."""
+    """A bucket that was pushed before backward failed does not disturb later passes."""
     futures: list[torch.futures.Future[torch.Tensor]] = []
     for fails in (True, False):
         weight = nn.Parameter(torch.ones(4))
@@ -112,7 +112,7 @@ def check_after_failed_backward() -> None:
 
 
 def check_errors_of_rounds(left: bool, manner: dict[str, bool]) -> None:
-    """Backward raises what a round has failed with; the next step is one like any other."""
+    """Backward raises a round's error, and the next step works."""
     torch.manual_seed(0)
     inner = _Model()
     model = DistributedDataParallel(inner, bucket_cap_mb=0.1, **manner)
@@ -150,7 +150,7 @@ class _Two(nn.Module):
 
 
 def check_shapes(columns: int) -> None:
-    """Ranks with a process group each, in which torch compares nothing."""
+    """Each rank has its own process group, so torch does not compare shapes."""
     own = (3, 2 * columns) if tw.rank() == 1 else (2, 3 * columns)
     alone = dist.new_subgroups_by_enumeration([[rank] for rank in range(tw.size())])[0]
     words = rf"of shape \[2, {3 * columns}\] at rank 0, but of shape \[3, {2 * columns}\] at rank 1"
@@ -183,7 +183,7 @@ def check_states_that_are_none() -> None:
 
 
 class _Trainer:
-    """A model whose buckets' memory its gradients lie in."""
+    """A model whose gradients lie in the memory of its buckets."""
 
     def __init__(self, name: str | None, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -215,7 +215,7 @@ class _Trainer:
 
 @contextlib.contextmanager
 def _counting(method: str) -> Iterator[list[int]]:
-    """Lists the addresses or tensors that a connection's method was called with last."""
+    """A context that lists the addresses or tensors with which a connection's method is called."""
     calls: list[int] = []
     real = getattr(native.Connection, method)
 
@@ -228,7 +228,7 @@ def _counting(method: str) -> Iterator[list[int]]:
 
 
 def check_where_buckets_lie() -> None:
-    """Their memory is where the ranks sum, from the third step on at the latest."""
+    """From the third step on the ranks sum in the buckets' own memory."""
     ours, theirs = _Trainer("where"), _Trainer(None)
     with _counting("attach") as places:
         for step in range(6):
@@ -241,7 +241,7 @@ def check_where_buckets_lie() -> None:
 
 
 def check_two_models_of_one_name() -> None:
-    """Neither's gradients are written by the other's rounds; by turns each keeps its memory."""
+    """Rounds of one model do not write to the other's gradients. In turn each keeps its memory."""
     ours = [_Trainer("same", seed) for seed in range(2)]
     theirs = [_Trainer(None, seed) for seed in range(2)]
     with _counting("attach") as places, _counting("detach") as given_back:
@@ -264,7 +264,7 @@ def check_a_gradient_for_another_process() -> None:
         sent = pickle.loads(bytes(ForkingPickler.dumps(ours.inner.second.weight.grad)))
         assert len(given_back) == 1
     assert torch.equal(sent, ours.inner.second.weight.grad)
-    sent[0] += 1  # It is the same memory, as torch would have it.
+    sent[0] += 1  # A process that torch shares the tensor with has the same memory.
     assert torch.equal(sent, ours.inner.second.weight.grad)
     with _counting("attach") as places:
         for _ in range(4):
@@ -297,7 +297,7 @@ def check_buckets_that_stay_where_they_are() -> None:
 
 
 def check_over_a_goodbye() -> None:
-    """Gradients are their model's own again, and a next client takes them where they are."""
+    """After shutdown() gradients have their own memory, and the next client takes them there."""
     ours, theirs = _Trainer("life"), _Trainer(None)
     for _ in range(4):
         ours.step()
@@ -319,7 +319,7 @@ def check_over_a_goodbye() -> None:
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
-    dist.init_process_group("gloo")  # Finds its place in the variables that talweg run sets.
+    dist.init_process_group("gloo")  # The variables of `talweg run` tell its place.
     assert (dist.get_rank(), dist.get_world_size()) == (tw.rank(), tw.size())
     for number, (manner, left) in enumerate(itertools.product(_MANNERS, (False, True))):
         with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 raises an exception, and ends when rank 1 has, which fails because of it.
+"""Rank 0 raises an exception. Rank 1 fails because of it, and rank 0 ends after rank 1.
 
 With a number as an argument rank 0 calls sys.exit() with it instead.
 """
@@ -14,7 +14,7 @@ import time
 _others: list[int] = []
 
 
-@atexit.register  # Before talweg's own, so it is called after that.
+@atexit.register  # It is registered before talweg's function, so it is called after that.
 def end_late() -> None:
     while any(os.path.exists(f"/proc/{pid}") for pid in _others):
         time.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of forward_overlap_test.py: steps that the next forward pass makes."""
+"""One rank of forward_overlap_test.py. The next forward pass makes its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 6
 
 
 class Shortcut(nn.Module):
-    """Calls its layer when it trains and reads the layer's weight when not, as fused layers do."""
+    """Calls its layer in training. Otherwise it reads the layer's weight, as fused layers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Shortcut(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers that are called, tied, used without a call, and used in some steps only."""
+    """Has layers that are called, tied, used without a call, and used only in some steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)  # Reads out_proj's weight.
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)  # It reads out_proj.weight.
         self.scale = nn.Parameter(torch.ones(8))
         self.hidden = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
         self.shortcut = Shortcut()
@@ -59,7 +59,7 @@ def train(
     passes: int = 1,
     before_step: Step | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Trains Net for a few steps; returns its weights, and what it said in the middle."""
+    """Trains Net for a few steps. Returns its weights, and its output in the middle."""
     torch.manual_seed(5)
     model = Net()
     optimizer = tw.DistributedOptimizer(
@@ -76,7 +76,7 @@ def train(
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         for _ in range(passes):
             tokens = torch.randint(0, 11, (4, 5), generator=data)
-            # Ranks differ in what they use: one that does not gets the others' average.
+            # Ranks use different layers. A rank that does not use a layer gets the others' average.
             logits = model(tokens, with_sometimes=step % 3 == 0 or (step + tw.rank()) % 2 == 0)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()) / passes
             loss.backward()
@@ -169,7 +169,7 @@ def changed_gradients_are_refused() -> None:
         assert ".weight'" in str(error) and "synchronize()" in str(error), error
     else:
         raise AssertionError("clipping what is under way went unnoticed")
-    # What was refused is still under way; waiting for it gives the averages.
+    # The rounds are still under way after the error, and synchronize() gives the averages.
     optimizer.synchronize()
     gradient = model[2].weight.grad
     assert gradient is not None
@@ -189,7 +189,7 @@ def batches_that_are_left_out() -> None:
         optimizer.zero_grad()
         model(torch.full((2, 4), 1.0 + tw.rank())).sum().backward()
         if step % 2 == 0:
-            continue  # Its averages are under way, and nobody wants them.
+            continue  # The step is left out while its averages are under way.
         optimizer.step()
     optimizer.synchronize()
     for key, value in model.state_dict().items():
@@ -197,7 +197,7 @@ def batches_that_are_left_out() -> None:
 
 
 def modules_that_are_left_out() -> None:
-    """Some ranks leave modules out in one pass, whose batch is then left out, too."""
+    """Some ranks leave out modules in a pass, and then leave out its batch, too."""
     model, optimizer = layers_in_a_row()
     x = torch.full((2, 4), 1.0 + tw.rank())
     for step in range(4):
@@ -223,7 +223,7 @@ def schedulers_that_come_first() -> None:
         assert "schedulers after DistributedOptimizer()" in str(error), error
     else:
         raise AssertionError("a step() that nobody would call was taken")
-    assert not model.weight._post_accumulate_grad_hooks  # Its gradients are left alone.
+    assert not model.weight._post_accumulate_grad_hooks  # Talweg no longer watches its gradients.
 
 
 def state_and_join_see_whole_steps() -> None:

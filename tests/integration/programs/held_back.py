@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tool_test.py: ranks 1 and 2 of 3 hold a round back until rank 0 has seen that in `talweg status`."""
+"""One rank of tool_test.py. Ranks 1 and 2 of 3 delay a round until `talweg status` shows that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 120
 
 
 def waiting_for(tool: str, ranks: list[int], nodes: list[int]) -> dict[str, Any]:
-    """Asks until the open round of 'held' waits for exactly these."""
+    """Asks until the open round of 'held' waits for exactly these ranks and nodes."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         done = subprocess.run(
@@ -43,7 +43,7 @@ def main() -> int:
     talweg.declare("held", np.float32, ones.size, op=talweg.Op.SUM)
     talweg.barrier()
     if rank > 0:
-        (gates / str(rank)).read_bytes()  # A named pipe: until rank 0 writes.
+        (gates / str(rank)).read_bytes()  # It reads a named pipe, and waits until rank 0 writes.
     handle = talweg.push_pull_async(ones, op=talweg.Op.SUM, name="held")
     if rank == 0:
         waiting_for(tool, ranks=[1], nodes=[])

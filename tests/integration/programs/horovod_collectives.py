@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of horovod_test.py: allgather, alltoall, reducescatter and process sets."""
+"""One rank of horovod_test.py. It checks allgather, alltoall, reducescatter and process sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gathers() -> None:
 
 
 def open_names() -> None:
-    """An open name is refused at the call, free when it is synchronized, and each kind's own."""
+    """A call refuses an open name. The name is free after synchronize(), and for other kinds."""
     own = torch.ones(hvd.size())
     for call in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
         handle = call(own, name="open")
@@ -59,7 +59,7 @@ def exchanges() -> None:
     result = hvd.alltoall(own)
     assert result.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
     splits = [r + 1 for r in range(size)]
-    rows = torch.full((sum(splits) + 1, 2), float(rank))  # One row more, which is dropped.
+    rows = torch.full((sum(splits) + 1, 2), float(rank))  # The last row is dropped.
     received, counts = hvd.alltoall(rows, splits)
     assert counts.dtype == torch.int32 and counts.tolist() == [rank + 1] * size
     assert received[:, 0].tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
@@ -78,7 +78,7 @@ def scatters() -> None:
     size, rank = hvd.size(), hvd.rank()
     own = (torch.arange(size + 1.0) + 1).view(-1, 1).repeat(1, 3) * (rank + 1)
     ranks = size * (size + 1) // 2
-    rows = [0, 1] if rank == 0 else [rank + 1]  # The remainder goes to the lowest ranks.
+    rows = [0, 1] if rank == 0 else [rank + 1]  # The lowest ranks get the remainder.
     total = hvd.reducescatter(own, name="scatter", op=hvd.Sum)
     assert total[:, 0].tolist() == [float((row + 1) * ranks) for row in rows]
     mean = hvd.reducescatter(own)
@@ -99,7 +99,7 @@ def scatters() -> None:
 
 
 def process_sets() -> None:
-    """All ranks but the last, if there are several; added and removed by all."""
+    """All ranks add and remove a set of all ranks except the last, if there are several."""
     size, rank = hvd.size(), hvd.rank()
     if size == 1:
         return
@@ -119,7 +119,7 @@ def process_sets() -> None:
     else:
         assert some.rank() == rank
         _operations(some)
-    # What a set has called a tensor, the others have not heard of.
+    # Ranks outside of a set do not know its names.
     if some.included():
         hvd.allreduce(torch.ones(2), name="of a set, then of all", process_set=some)
     whole = hvd.allreduce(torch.ones(3), op=hvd.Sum, name="of a set, then of all")
@@ -128,7 +128,7 @@ def process_sets() -> None:
     hvd.barrier()
     assert hvd.remove_process_set(some) and some.process_set_id is None
     assert not hvd.remove_process_set(hvd.global_process_set)
-    # Another set takes the id, and has made no optimizer yet.
+    # Another set gets the same id, and has made no optimizer yet.
     others = hvd.add_process_set(range(1, size))
     assert others.process_set_id == 1
     if others.included():
@@ -138,7 +138,7 @@ def process_sets() -> None:
 
 
 def _operations(some: hvd.ProcessSet) -> None:
-    """Each of them among a set, and the gradients."""
+    """Checks each operation in a set, and the gradients."""
     size, rank, place = some.size(), hvd.rank(), some.rank()
     assert size is not None and place is not None and some.ranks is not None
     root = some.ranks[-1]
@@ -187,7 +187,7 @@ def _operations(some: hvd.ProcessSet) -> None:
 
 
 def _optimizer(some: hvd.ProcessSet) -> None:
-    """The ranks of the set step with their average, one outside with its own gradients."""
+    """The ranks of the set step with their average. A rank outside steps with its own gradients."""
     rank = hvd.rank()
     model = nn.Linear(2, 1)
     with torch.no_grad():
@@ -213,7 +213,7 @@ def _optimizer(some: hvd.ProcessSet) -> None:
     assert some.ranks is not None
     mean = sum(some.ranks) / len(some.ranks) if some.included() else float(rank)
     assert torch.allclose(model.weight, torch.full((1, 2), -2.0 * mean))
-    # Whatever it was, it is one of all ranks now.
+    # The optimizer now belongs to all ranks.
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     with torch.no_grad():
         model.weight.zero_()

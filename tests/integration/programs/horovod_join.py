@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.join() of torch: plain calls of the others go on with zeros, whatever their names and shapes.
+"""Checks hvd.join() of torch. The others' plain calls go on with zeros, for any name and shape.
 
     horovod_join.py FILE
 
-FILE is not there; rank 0 makes it.
+FILE does not exist. Rank 0 makes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = ("small", "large")
 
 
 def others_go_on(first: int, calls: Callable[[], None]) -> None:
-    """Rank `first` joins at once, the others when they have made their calls; all hear the same."""
+    """Rank `first` joins at once, and the others after `calls`. All get the same last rank."""
     if hvd.rank() != first:
         calls()
     last = hvd.join()
@@ -38,7 +38,7 @@ def others_go_on(first: int, calls: Callable[[], None]) -> None:
 
 
 def _floor(tensor: torch.Tensor, op: int, absent: int = 1) -> torch.Tensor:
-    """What an average or a sum of one tensor comes to, where some ranks have joined."""
+    """Returns the average or the sum of one tensor if some ranks have joined."""
     total = tensor * (hvd.size() - absent)
     if op == hvd.Sum:
         return total
@@ -48,7 +48,7 @@ def _floor(tensor: torch.Tensor, op: int, absent: int = 1) -> torch.Tensor:
 
 
 def reductions() -> None:
-    """As Horovod's own suite: dtypes, shapes, who joins first, names in use or new, one twice."""
+    """Checks dtypes, shapes, each first rank, and old, new and repeated names."""
     for dtype in DTYPES:
         for dimensions in (1, 2, 3):
             for first in range(min(2, hvd.size())):
@@ -79,7 +79,7 @@ def reductions() -> None:
 
 
 def orders() -> None:
-    """Several new names in opposite orders, groups, in place, without names, and extremes."""
+    """Checks new names in opposite orders, groups, calls in place or without names, min and max."""
     size, rank = hvd.size(), hvd.rank()
     count = 7
 
@@ -117,7 +117,7 @@ def orders() -> None:
 
 
 def told_before() -> None:
-    """The others' name came with one of this rank's own, before it joined."""
+    """The others' name came together with one of this rank's names, before this rank joined."""
     size, ones = hvd.size(), torch.ones(2)
     if hvd.rank() == 0:
         hvd.allreduce(ones, name="common")
@@ -129,7 +129,7 @@ def told_before() -> None:
 
 
 def one_after_another() -> None:
-    """Rank r has r + 1 batches, of each of which the divisor is all ranks; twice, with new names."""
+    """Rank r has r + 1 batches. Averages divide by the number of all ranks. Two names are used."""
     size, rank = hvd.size(), hvd.rank()
     for turn in range(2):
         for batch in range(rank + 1):
@@ -140,14 +140,14 @@ def one_after_another() -> None:
             found = hvd.allreduce(torch.ones(batch + 1), name=f"length.{turn}", op=hvd.Sum)
             assert torch.equal(found, torch.full((batch + 1,), float(there)))
         assert hvd.join() == size - 1
-    assert hvd.join() == size - 1  # All at once: the largest of them.
-    # All ranks know what each name means by now.
+    assert hvd.join() == size - 1  # If all join at once, the largest rank counts as the last.
+    # All ranks know now which tensor each name means.
     assert torch.equal(hvd.allreduce(torch.ones(9), name="batch", op=hvd.Sum), torch.ones(9) * size)
     assert torch.equal(hvd.allreduce(torch.ones(1), op=hvd.Sum), torch.ones(1) * size)
 
 
 def sparse() -> None:
-    """A sparse allreduce is two gathers of which joined ranks give nothing."""
+    """A sparse allreduce is two gathers, to which joined ranks give nothing."""
     size = hvd.size()
 
     def calls() -> None:
@@ -162,14 +162,14 @@ def sparse() -> None:
 
 
 def others_raise() -> None:
-    """As in Horovod: gathers, broadcasts and their kin need every rank. The job goes on."""
+    """Gathers, broadcasts and similar calls need every rank, as in Horovod. The job goes on."""
     rows = torch.ones(hvd.size(), 3)
     last = hvd.size() - 1
     for settled in ("settled", "left"):
         hvd.broadcast(rows, last, name=settled)
 
     def names_rank_0(rows: torch.Tensor, root: int, name: str | None) -> None:
-        """In one of three ways: as a call's ranks say it, as an agent does, or as ranks that sum."""
+        """The error names rank 0, whether ranks, an agent, or ranks that sum in place tell it."""
         try:
             hvd.broadcast(rows, root, name=name)
         except hvd.HorovodInternalError as error:
@@ -188,7 +188,7 @@ def others_raise() -> None:
             names_rank_0(rows, last, name)
             names_rank_0(rows, 0, name)
         names_rank_0(rows, last, "settled")
-        names_rank_0(rows, 1, "left")  # The name means another tensor from here on.
+        names_rank_0(rows, 1, "left")  # From here on the name means another tensor.
         expect(internal, who, hvd.reducescatter, torch.ones(hvd.size(), 5000))
         expect(internal, "joined", hvd.allgather_object, "x")
         expect(internal, "joined", hvd.broadcast_object, "x", last)
@@ -203,7 +203,7 @@ def others_raise() -> None:
 
 
 def disagreements() -> None:
-    """Ranks whose shapes differ are told so, and only they are named."""
+    """Ranks whose shapes differ get an error, which names only them."""
     size, rank = hvd.size(), hvd.rank()
     if size < 3:
         return
@@ -225,7 +225,7 @@ def disagreements() -> None:
 
 
 def sets() -> None:
-    """Sets that a joined rank is in go on as well; others are not touched by it."""
+    """Sets with a joined rank go on as well. The join does not affect other sets."""
     size, rank = hvd.size(), hvd.rank()
     if size < 3:
         return
@@ -250,14 +250,14 @@ def sets() -> None:
 
 
 def forgotten_handles() -> None:
-    """Nobody can synchronize what a second init() has forgotten, so join() ends it."""
+    """join() ends operations that a second init() has forgotten, as nobody can synchronize them."""
     size, rank = hvd.size(), hvd.rank()
     ones = torch.ones(4)
     for name in ("forgotten", "forgotten in one"):
         hvd.allreduce_async(ones, name=name)
         hvd.broadcast_async(ones, 0, name=f"{name}, of one")
         hvd.allgather_async(ones, name=f"{name}, gathered")
-    hvd.barrier()  # They are over.
+    hvd.barrier()  # The forgotten operations are over.
     if rank == 0:
         hvd.allreduce_async(ones, name="under way", op=hvd.Sum)
     hvd.allreduce_async(torch.ones(2 + rank), name="disagreed")
@@ -277,7 +277,7 @@ def forgotten_handles() -> None:
         )
 
     others_go_on(0, calls)
-    # Each waits for the others, which have joined.
+    # Each of these waits for the other ranks, which have joined.
     hvd.allreduce_async(ones, name=f"of rank {rank}")
     hvd.init()
     hvd.join()
@@ -287,7 +287,7 @@ def forgotten_handles() -> None:
 
 
 def many_names() -> None:
-    """To end all of them costs a round of each, and no second one."""
+    """To end many open names costs one round of each."""
     names = [f"many.{place}" for place in range(200)]
     for handle in [hvd.allreduce_async(torch.ones(3), name=name) for name in names]:
         hvd.synchronize(handle)
@@ -303,7 +303,7 @@ def many_names() -> None:
 
     with mock.patch.object(client.connection, "push_parts", counted):
         hvd.join()
-    # Who hears of a round just before it hears that all have joined begins another.
+    # A rank that hears of a round just before it hears that all have joined begins another one.
     assert len(names) <= begun < 1.2 * len(names), begun
 
 
@@ -324,7 +324,7 @@ def bad_use() -> None:
             time.sleep(0.001)
         expect(ValueError, "another thread", hvd.join)
         expect(ValueError, "another thread", hvd.allreduce, torch.ones(1))
-        checked.touch()  # Until then the others do not join.
+        checked.touch()  # The others join after this.
         thread.join()
         assert told[0] > 0, told
         return

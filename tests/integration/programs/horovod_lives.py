@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of horovod_test.py: a process that joins its job, leaves it and joins it again."""
+"""One rank of horovod_test.py. The process joins its job, leaves it and joins it again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIVES = 6
 
 
 def wrong_process_sets() -> None:
-    """init() says what is wrong with them, and takes the right ones after that."""
+    """init() refuses wrong process sets with an error, and takes correct ones after that."""
     expect(
         ValueError,
         "registered already",
@@ -31,27 +31,27 @@ def wrong_process_sets() -> None:
 
 
 def lives() -> None:
-    """Each has operations that nobody waited for, of names and tensors that the one before had."""
+    """Each life has operations that nobody waits for, with names of the life before."""
     for life in range(_LIVES):
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         own = torch.full((life + 1, 2), float(rank))
         summed = hvd.allreduce(own, name="of each life", op=hvd.Sum)
         assert (summed == size * (size - 1) // 2).all() and summed.shape == own.shape
-        for _ in range(4):  # Each has a round for which the others wait, after one that is over.
+        for _ in range(4):  # Each turn has a round for which others wait, after one that is over.
             hvd.allgather_async(own)
         hvd.allgather_async(own, name="left open")
         hvd.barrier()
         hvd.shutdown()
         assert not hvd.is_initialized()
     threads = [each for each in threading.enumerate() if each.name == "talweg-completions"]
-    for each in threads[:-2]:  # Those of the last life may still be at it.
+    for each in threads[:-2]:  # The threads of the last life may still run.
         each.join(60)
         assert not each.is_alive(), f"of {_LIVES} lives there are {len(threads)} threads"
 
 
 def names_of_forgotten_handles() -> None:
-    """A second init() forgets handles. Whoever has lost one this way may use its name again."""
+    """A second init() forgets handles. A rank that has lost a handle so may use its name again."""
     hvd.init()
     own = torch.arange(2.0 * hvd.size())
     for start in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):

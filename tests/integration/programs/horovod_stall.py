@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that do not come: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, or the agents' stall_ms, ends the job.
+"""Checks that HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, or stall_ms, ends a job if ranks do not come.
 
-horovod_stall.py late FILE      the last rank reduces when rank 0 has got its error, which FILE tells
+horovod_stall.py late FILE      the last rank reduces when FILE tells that rank 0 has got its error
 horovod_stall.py joined LIMIT   the last rank has joined, and nobody stalls in LIMIT seconds
 """
 
@@ -16,7 +16,7 @@ import torch
 
 
 def late(told: Path) -> None:
-    """A small tensor and a large one, which a node's ranks sum themselves."""
+    """The last rank is late for a small tensor, and for a large one that a node's ranks sum."""
     last = hvd.size() - 1
     for count in (1, 1 << 20):
         hvd.allreduce(torch.ones(count), name=f"met{count}")
@@ -43,7 +43,7 @@ def joined(limit_s: float) -> None:
     hvd.allgather(torch.ones(3), name="y")
     if hvd.rank() != hvd.size() - 1:
         for round_ in range(2):
-            # What is waited for is that nothing happens while this rank computes.
+            # The rank computes for this long, and nothing must happen meanwhile.
             time.sleep(3 * limit_s)
             assert float(hvd.allreduce(torch.ones(1), name="x1", op=hvd.Sum)) == hvd.size() - 1
             assert float(hvd.allreduce(torch.ones(3), name="x", op=hvd.Sum)[0]) == hvd.size() - 1

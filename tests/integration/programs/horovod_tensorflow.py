@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_compat_test.py: what Horovod's documentation says of horovod.tensorflow."""
+"""One rank of tensorflow_compat_test.py. It checks what Horovod documents of its TensorFlow API."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def others() -> None:
     assert hvd.broadcast(tf.constant(rank), size - 1, name="b").numpy() == size - 1
     variables = [tf.Variable(float(rank))]
     assert hvd.broadcast_(variables, 0)[0] is variables[0] and float(variables[0]) == 0.0
-    rows = tf.fill([size + 1, 2], float(rank))  # One row more, which is dropped.
+    rows = tf.fill([size + 1, 2], float(rank))  # The last row is one too many, and dropped.
     received, counts = hvd.alltoall(rows, splits=[1] * size)
     assert (
         received.numpy()[:, 0].tolist() == list(range(size))
@@ -241,7 +241,7 @@ def others() -> None:
 
 
 def elastic_where_nodes_stay() -> None:
-    """The state goes back to its last commit; an optimizer that has made no step has variables."""
+    """The state goes back to its last commit. An optimizer has variables before its first step."""
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
     expect(ValueError, "no variables yet", hvd_keras.elastic.KerasState, keras.Sequential())
     expect(ValueError, "pass `variables`", hvd.elastic.TensorFlowState)
@@ -346,7 +346,7 @@ def graphs_of_version_1() -> None:
 
 
 def sessions_of_one_thread() -> None:
-    """What waits occupies none of a session's threads, in whatever orders ranks come to it."""
+    """Operations that wait occupy no thread of a session, whatever order ranks come in."""
     size, rank = hvd.size(), hvd.rank()
     threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
     kinds = [
@@ -366,7 +366,7 @@ def sessions_of_one_thread() -> None:
         for _ in range(3):
             found = session.run([results[number] for number, _ in calls])
             assert found == [whole * size, whole * size, whole, whole, whole] * 2, found
-        # The root waits for the others' gradients, which give nothing to their own ones.
+        # The root waits for the others' gradients. The others' own gradients are zero.
         x = tf.fill([2], float(rank + 1))
         [gradient] = tf.gradients(hvd.broadcast(x * x, size - 1), x)
         assert (session.run(gradient) == (2.0 * size if rank == size - 1 else 0.0)).all()
@@ -376,12 +376,12 @@ def disagreements() -> None:
     size, rank = hvd.size(), hvd.rank()
     if size == 1:
         return
-    shape = [2, 6] if rank == 0 else [2, 2, 3]  # As many elements.
+    shape = [2, 6] if rank == 0 else [2, 2, 3]  # Both have the same number of elements.
     precondition = tf.errors.FailedPreconditionError
     for _ in range(2):
         expect(precondition, "2, 6", hvd.allreduce, tf.ones(shape))
         assert (hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy() == size).all()
-    # Also of a name that they have agreed on before.
+    # The same holds for a name on which the ranks have agreed before.
     graph = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
     for _ in range(2):
         assert (graph(tf.ones(3)).numpy() == size).all()
@@ -390,7 +390,7 @@ def disagreements() -> None:
 
 
 def insides() -> None:
-    """What Horovod's own tests, and programs written after them, ask of its code."""
+    """Checks the internals that Horovod's own tests and similar programs use."""
     assert hvd.util._executing_eagerly() and hvd._executing_eagerly()
     variable = tf.Variable(1.0)
     refs = hvd.util.vars_to_refs([variable, [variable]])
@@ -425,7 +425,7 @@ def insides() -> None:
 
 
 def models() -> None:
-    """A saved model needs nothing of Horovod, and is loaded with it or without."""
+    """A saved model needs nothing of Horovod, and can be loaded with it or without."""
     size, rank = hvd.size(), hvd.rank()
     for module, kind in ((hvd_keras, keras), (hvd_tf_keras, tf_keras)):
         kind.utils.set_random_seed(rank)
@@ -467,7 +467,7 @@ def batch_norm() -> None:
 
 
 def joined() -> None:
-    """Rank r has r + 1 batches: the last rank joins last, at every rank."""
+    """Rank r has r + 1 batches, so every rank learns that the last rank joined last."""
     size, rank = hvd.size(), hvd.rank()
     last = size - 1
     weights = tf.Variable(tf.zeros(3))
@@ -485,9 +485,9 @@ def joined() -> None:
         optimizer.apply_gradients(zip(tape.gradient(loss, [weights]), [weights]))
 
     graph = tf.function(optimized)
-    for _ in range(2):  # Once more, after all have joined.
+    for _ in range(2):  # The second turn is after all have joined.
         for step in range(rank + 1):
-            there = size - step  # Ranks that have this batch.
+            there = size - step  # The number of ranks that have this batch.
             dense, sparse = taped()
             assert np.allclose(dense, there / size), (dense, there)
             assert len(sparse.indices) == there and np.allclose(sparse.values, 1 / size)
@@ -496,13 +496,11 @@ def joined() -> None:
             assert np.allclose(weights, -sum(range(step + 1, size + 1)) / size), weights
         told = hvd.join()
         assert told.dtype == tf.int32 and int(told) == last, told
-    assert int(tf.function(hvd.join)()) == last  # All at once: the largest of them.
+    assert int(tf.function(hvd.join)()) == last  # If all join at once, the largest rank counts.
 
 
 def joined_calls() -> None:
-    """Whatever the others reduce goes on with zeros, by names and shapes that are new; the rest does
-    not.
-    """
+    """The others' reductions go on with zeros, for new names and shapes. Other calls do not."""
     size, rank = hvd.size(), hvd.rank()
     if size == 1:
         assert int(hvd.join()) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_compat_test.py: gradients, lives and callbacks of horovod.tensorflow."""
+"""One rank of tensorflow_compat_test.py. It checks gradients, lives and callbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _COUNT = 4
 
 
 def _operations() -> list[tuple[str, Callable[[list[Any]], list[Any]], float]]:
-    """An operation of several tensors, and by what it multiplies a gradient of ones."""
+    """Returns operations of several tensors, with the factor by which each scales a gradient of
+    ones.
+    """
     size = hvd.size()
     splits = [2] * size
     return [
@@ -41,7 +43,7 @@ def _inputs() -> list[tf.Tensor]:
 
 
 def gradients_of_a_group() -> None:
-    """Each output's own, all in one run of a graph."""
+    """Each output has its own gradient, and one run of a graph computes all."""
     for kind, call, times in _operations():
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             inputs = _inputs()
@@ -52,7 +54,7 @@ def gradients_of_a_group() -> None:
 
 
 def gradients_of_one_tensor() -> None:
-    """Two losses through one operation, within a function."""
+    """Two losses go through one operation within a function."""
     for kind, call, times in _operations():
 
         @tf.function(reduce_retracing=True)
@@ -74,7 +76,7 @@ def gradients_of_one_tensor() -> None:
 
 
 def local_and_global_gradients() -> None:
-    """Pairs of a source and its gradient, in the sources' order."""
+    """Pairs of a source and its gradient come in the sources' order."""
     rank, size = hvd.rank(), hvd.size()
     layer = keras.layers.Dense(1, kernel_initializer="ones")
     layer.build((None, 2))
@@ -99,7 +101,7 @@ def local_and_global_gradients() -> None:
 
 
 def averages_of_integer_slices() -> None:
-    """Quotients, as TensorFlow's: rows of one index give the average together."""
+    """Averages are quotients as TensorFlow's. Rows of one index add up to the average."""
     rank, size = hvd.rank(), hvd.size()
     for dtype in (tf.uint8, tf.int16, tf.int32, tf.int64, tf.float32):
         rows = tf.constant([[5, 100], [5, 100]], dtype)
@@ -115,7 +117,7 @@ def averages_of_integer_slices() -> None:
 
 
 def lives_after_a_graph() -> None:
-    """A job that begins after another one in whose graph an optimizer had several passes a step."""
+    """A job begins after another one, in whose graph an optimizer had several passes a step."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         weight = tf.compat.v1.get_variable("w", initializer=[1.0])
         optimizer = hvd.DistributedOptimizer(
@@ -130,7 +132,7 @@ def lives_after_a_graph() -> None:
 
 
 def own_callbacks() -> None:
-    """A program's own callbacks over Horovod's of elastic jobs and of broadcasts."""
+    """A program may derive its callbacks from Horovod's for elastic jobs and for broadcasts."""
     rank = hvd.rank()
     model = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
     model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
@@ -158,7 +160,7 @@ def own_callbacks() -> None:
 
 
 def commits_before_counts() -> None:
-    """CommitStateCallback warns where it commits what is not counted yet, and nowhere else."""
+    """CommitStateCallback warns only if it commits a batch that is not counted yet."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     model.build((None, 1))
@@ -167,7 +169,7 @@ def commits_before_counts() -> None:
     commit = elastic.CommitStateCallback(state)
     counts = [elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state)]
     zeros: np.ndarray = np.zeros((3, 1), np.float32)
-    # Keras does not know how many steps this has.
+    # Keras does not know how many steps this dataset has.
     endless = tf.data.Dataset.from_tensor_slices((zeros, zeros)).batch(1).filter(lambda *_: True)
 
     def warned(data: Any, callbacks: list[Any]) -> list[str]:
@@ -189,7 +191,7 @@ def commits_before_counts() -> None:
         on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", True)
     )
     assert warned(known, [stops, *counts, commit]) == []
-    # Other fits, and other states, do not count.
+    # Other calls of fit(), and other states, do not count.
     other = elastic.KerasState(model, epoch=0, batch=0)
     assert warned(known, [elastic.CommitStateCallback(other), *counts]) == []
     [text] = warned(endless, [*counts, elastic.CommitStateCallback(state)])
@@ -197,7 +199,7 @@ def commits_before_counts() -> None:
 
 
 def answers_that_change() -> None:
-    """Where nodes may come a graph asks for the number of ranks again, also after a constant."""
+    """If nodes may come, a graph asks for the number of ranks again, also after a constant."""
     if not _client.current().nodes_change:
         return
     answers = itertools.count(1)

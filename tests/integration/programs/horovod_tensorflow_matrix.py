@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_compat_test.py: each operation of horovod.tensorflow with each dtype and
-number of dimensions, eagerly, in tf.function and in a session, against NumPy.
+"""One rank of tensorflow_compat_test.py. It compares operations of horovod.tensorflow with NumPy.
+
+Each operation has each dtype and number of dimensions, eagerly, in tf.function and in a session.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 from expected_errors import expect
 
-# What Horovod reduces, and what it moves besides.
+# The dtypes that Horovod reduces, and those that it only moves.
 _SCATTERED = ("int32", "int64", "float16", "float32", "float64")
 _REDUCED = (*_SCATTERED, "uint8", "int8")
 _MOVED = (*_REDUCED, "uint16", "int16", "bool")
 _OPS = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
 
-# A call, and what it gives.
+# A call, and its expected result.
 _Case = tuple[Callable[[], Any], Any]
 
 
@@ -32,7 +33,7 @@ def _own(rank: int, rows: int, dims: int, dtype: str) -> np.ndarray:
 
 
 def _combined(every: np.ndarray, op: int) -> np.ndarray:
-    """What the ranks' tensors are together. Averages of integers are truncated."""
+    """Returns the ranks' tensors, combined. Averages of integers are truncated."""
     wide: np.ndarray = every.astype(np.float64 if every.dtype.kind == "f" else np.int64)
     if op == hvd.Average:
         return (wide.sum(0) / len(every)).astype(every.dtype)
@@ -41,7 +42,7 @@ def _combined(every: np.ndarray, op: int) -> np.ndarray:
 
 
 def _part(index: int, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """One of the results of a call that has several."""
+    """Returns one of the results of a call that has several."""
     return call(*arguments, **keywords)[index]
 
 
@@ -77,7 +78,7 @@ def _moves(way: str) -> list[_Case]:
             cases.append(
                 (partial(hvd.broadcast, mine, root, name=name), _own(root, 2, dims, dtype))
             )
-            # Each rank sends i rows to rank i; rank 0 gets none.
+            # Each rank sends i rows to rank i, so rank 0 gets none.
             sent = [_own(each, sum(splits), dims, dtype) for each in range(size)]
             first = rank * (rank - 1) // 2
             got = np.concatenate([each[first : first + rank] for each in sent])
@@ -95,7 +96,7 @@ def _scatters(way: str) -> list[_Case]:
     cases: list[_Case] = []
     for dtype in _SCATTERED:
         for dims in (1, 3):
-            # The first rank has a row more.
+            # The first rank has one more row.
             every = np.stack([_own(each, size + 1, dims, dtype) for each in range(size)])
             begin = rank + (rank > 0)
             for op in (hvd.Sum, hvd.Average):
@@ -109,7 +110,7 @@ def _scatters(way: str) -> list[_Case]:
 
 
 def _gradients(way: str) -> list[_Case]:
-    """Gradients where the loss is the sum of what a rank gets, times its number and one."""
+    """Returns cases of gradients. Rank r's loss is r + 1 times the sum of its result."""
     size, rank = hvd.size(), hvd.rank()
     mean, total = (size + 1) / 2, size * (size + 1) / 2
 
@@ -163,7 +164,7 @@ def calls() -> None:
         function = tf.function(lambda traced=traced: [call() for call in traced])
         for _ in range(2):
             _check("function", list(function()), cases)
-        if kind is _gradients:  # A session has tf.gradients() for these.
+        if kind is _gradients:  # In a session tf.gradients() computes them.
             continue
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             cases = kind("session")
@@ -172,7 +173,7 @@ def calls() -> None:
 
 
 def disagreements() -> None:
-    """Each names both sides, and the next call under the name works."""
+    """An error names both sides, and the next call with the name works."""
     size, rank = hvd.size(), hvd.rank()
     if size == 1:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of horovod_test.py: what Horovod's documentation and source say of horovod.torch."""
+"""One rank of horovod_test.py. It checks what Horovod's documents say of horovod.torch."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def reductions() -> None:
             assert (own == hvd.rank() + 2).all()
             assert hvd.allreduce_(own, op=hvd.Sum) is own and (own == total).all()
     negative = torch.full((2,), -1 if hvd.rank() == 0 else 0, dtype=torch.int32)
-    wanted = -1 if size == 1 else 0  # Truncated, not rounded down.
+    wanted = -1 if size == 1 else 0  # Averages are truncated, and not rounded down.
     assert (hvd.allreduce(negative, op=hvd.Average) == wanted).all()
     assert hvd.allreduce(torch.empty(0, 3), name="empty").shape == (0, 3)
 
@@ -143,7 +143,7 @@ def scaling() -> None:
         result = hvd.allreduce(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
         assert (result == 6 * size).all() and (own == 3).all()
     whole = torch.full((5,), 3, dtype=torch.int32)
-    scaled = hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5)  # 1.5, truncated.
+    scaled = hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5)  # 1.5 is truncated.
     assert scaled.dtype == torch.int32 and (scaled == size).all()
     after = hvd.allreduce_(whole, op=hvd.Sum, postscale_factor=0.5)
     assert after is whole and (whole == 3 * size // 2).all()
@@ -182,7 +182,7 @@ def handles() -> None:
         expect(ValueError, "handle", hvd.poll, handle)
     expect(ValueError, "handle", hvd.poll, 10**9)
     open_handle = hvd.allreduce_async(torch.ones(4), op=hvd.Sum)
-    # Two kinds may have one name.
+    # Two kinds of calls may have the same name.
     tensor = torch.full((4,), float(hvd.rank()))
     broadcast = hvd.broadcast_async(tensor, 0, name="first")
     reduced = hvd.allreduce_async(torch.ones(4), name="first", op=hvd.Sum)
@@ -245,7 +245,7 @@ def states() -> None:
     assert all(torch.equal(each, same[0]) for each in same)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 + hvd.rank())
     model.bias.requires_grad_(False)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # It has no state.
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # The optimizer has no state.
     assert (model.weight.grad == 0).all() and model.bias.grad is None
     model.bias.requires_grad_(True)
     if hvd.rank() == 0:
@@ -274,7 +274,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _check_optimizer(divided_by: float, tolerance: float, **keywords: Any) -> None:
-    """Against one process with all ranks' data, whose gradients' sum is divided."""
+    """Compares training with one process that has all data and divides the gradients' sum."""
     model, plain = _model(), _model()
     alone = _sgd(plain)
     distributed = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), **keywords)
@@ -304,14 +304,14 @@ def optimizers() -> None:
     _check_optimizer(size, 1e-5, gradient_predivide_factor=4.0)
     _check_optimizer(size, 1e-6, groups=2)
     model = _model()
-    distributed = hvd.DistributedOptimizer(_sgd(model))  # Without names.
+    distributed = hvd.DistributedOptimizer(_sgd(model))  # The parameters have no names.
     distributed.zero_grad()
     names = distributed._parameter_names
     assert set(names) == set(model.parameters()) and len(set(names.values())) == len(names)
 
 
 def sparse_gradients() -> None:
-    """Rows are gathered, or pushed as a dense tensor; the gradient stays sparse."""
+    """Rows are gathered, or pushed as a dense tensor. The gradient stays sparse."""
     size = hvd.size()
     for as_dense in (False, True):
         table, bias = nn.Embedding(size, 3, sparse=True), nn.Parameter(torch.zeros(3))
@@ -320,7 +320,7 @@ def sparse_gradients() -> None:
         distributed = hvd.DistributedOptimizer(
             torch.optim.SGD([table.weight, bias], lr=0.1), sparse_as_dense=as_dense
         )
-        for users in (range(size), range(size), range(1)):  # In the end some have no gradient.
+        for users in (range(size), range(size), range(1)):  # At last some have no gradient.
             distributed.zero_grad()
             loss = bias.sum()
             if hvd.rank() in users:
@@ -385,7 +385,7 @@ def passes() -> None:
 
 
 def one_rank_alone() -> None:
-    """There is nobody whose gradients could be spoilt."""
+    """A single rank may step without averages, because there are no others."""
     if hvd.size() > 1:
         return
     model = _model()
@@ -398,7 +398,7 @@ def one_rank_alone() -> None:
 
 
 def loaded_between_passes() -> None:
-    """Whoever goes back to a state of before begins a step anew."""
+    """A rank that loads an earlier state between passes begins the step anew."""
     model, plain = _model(), _model()
     alone = _sgd(plain)
     distributed = hvd.DistributedOptimizer(
@@ -423,16 +423,16 @@ def loaded_between_passes() -> None:
 
 
 def joined() -> None:
-    """Rank r has r + 1 batches: the last rank joins last, at every rank."""
+    """Rank r has r + 1 batches, so every rank learns that the last rank joined last."""
     model = _model()
     distributed = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-    hvd.join()  # The optimizers of before are done with.
+    hvd.join()  # It ends what earlier optimizers have begun.
     for step in range(hvd.rank() + 1):
         distributed.zero_grad()
         _loss(model, step).backward()
         distributed.step()
     assert hvd.join() == hvd.size() - 1
-    assert hvd.join() == hvd.size() - 1  # All at once: the largest of them.
+    assert hvd.join() == hvd.size() - 1  # If all join at once, the largest rank counts.
 
 
 def barriers() -> None:
@@ -477,7 +477,7 @@ def process_sets() -> None:
 
 
 def lives() -> None:
-    """After shutdown() the functions say so, and init() begins anew where the job still can."""
+    """After shutdown() calls raise, and init() begins anew if the job still can."""
     hvd.barrier()
     hvd.shutdown()
     assert not hvd.is_initialized()
@@ -486,7 +486,7 @@ def lives() -> None:
 
 
 def elastic_where_nodes_stay() -> None:
-    """hvd.elastic.run returns what its function does; a state goes back to its last commit."""
+    """hvd.elastic.run returns its function's result. A state goes back to its last commit."""
     state = hvd.elastic.ObjectState(batch=0)
 
     @hvd.elastic.run
@@ -501,7 +501,7 @@ def elastic_where_nodes_stay() -> None:
     state.restore()
     assert state.batch == 3
     sampler = hvd.elastic.ElasticSampler(range(8 * hvd.size()))
-    alone = hvd.elastic.TorchState(sampler=sampler)  # There may be no model.
+    alone = hvd.elastic.TorchState(sampler=sampler)  # A state needs no model.
     alone.sync()
     sampler.record_batch(0, 2)
     alone.commit()

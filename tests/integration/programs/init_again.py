@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that leaves its job and joins another, as a notebook's cells do, three times.
+"""One rank that three times leaves its job and joins another one, as a notebook's cells do.
 
     init_again.py DIRECTORY
 
-The last rank leaves each job when the first one is about to join the next, so that the first ones
+The last rank leaves each job when the first one is about to join the next job. So the first ranks
 come back before their agents have ended.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
     for number in range(3):
         talweg.init()
         rank, size = talweg.rank(), talweg.size()
-        # Another job: what a name was before is forgotten.
+        # In another job a name may mean another tensor.
         own: np.ndarray = np.full(4 + number, rank + 1, np.float32)
         total = talweg.push_pull(own, op=talweg.Op.SUM, name="x")
         assert (total == size * (size + 1) / 2).all(), total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls of talweg.jax: each raises an error that names the thing, and the next call works."""
+"""Makes wrong calls of talweg.jax. Each raises an error that names it, and the next call works."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def works(name: str) -> None:
 
 
 def check_shapes_that_differ() -> None:
-    """Both sides are named, eagerly and in a program, and later calls of that program work."""
+    """The error names both sides, eagerly and in a program, and later calls of the program work."""
     mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
     expect(talweg.Mismatch, "f32[4]", tw.push_pull, mine, "shapes", tw.Op.SUM)
     expect(talweg.Mismatch, "f32[3]", tw.push_pull, mine, "shapes too", tw.Op.SUM)
     size, is_last = tw.size(), tw.rank() == tw.size() - 1
     for call in (tw.push_pull, tw.reduce_scatter):
-        for shape in ((size, 6), (6 * size, 1)):  # As many elements, and as many in each part.
+        for shape in ((size, 6), (6 * size, 1)):  # Both have as many elements, also in each part.
             turned = jnp.ones((size, 6) if is_last else (6 * size, 1))
             expect(talweg.Mismatch, str(list(shape)), call, turned, f"turned {shape}")
     works("after shapes")
@@ -56,7 +56,7 @@ def check_dtypes_and_ops_that_differ() -> None:
 
 
 def check_calls_without_a_name() -> None:
-    """Ranks that would call different things hear of both, also in a program and of a tree."""
+    """Ranks that make different calls get an error that names both, also in a program."""
     is_last = tw.rank() == tw.size() - 1
     mine = jnp.ones(3 + is_last)
     both = (
@@ -88,7 +88,7 @@ def check_calls_without_a_name() -> None:
 
 
 def check_rows_that_differ() -> None:
-    """A rank says other rows than its neighbour has: told by their lengths."""
+    """A rank expects other rows than another rank gives. The error has their lengths."""
     rank, size = tw.rank(), tw.size()
     rows = [2] * (size - 1) + [1]
     wrong = [2] * size
@@ -101,7 +101,7 @@ def check_rows_that_differ() -> None:
 
 
 def check_no_calls() -> None:
-    """Refused before anything is pushed."""
+    """Impossible calls are refused before anything is pushed."""
     x = jnp.ones(4)
     expect(talweg.InvalidArgument, "under jax.vmap", jax.vmap(lambda v: tw.push_pull(v, "v")), x)
     traced = jax.jit(lambda v: tw.push_pull(v, "elsewhere")).trace(x)
@@ -139,7 +139,7 @@ def check_no_calls() -> None:
 
 
 def check_one_name_of_two_calls() -> None:
-    """A tree's leaf and an array whose names come to the same: nothing would order them."""
+    """A tree's leaf and an array with the same name are refused, because nothing orders them."""
     tw.push_pull({"a": jnp.ones(2)}, "tree")
     expect(talweg.InvalidArgument, "another name", tw.push_pull, jnp.ones(2), "tree['a']")
     works("a name")
@@ -148,7 +148,7 @@ def check_one_name_of_two_calls() -> None:
 
 
 def check_after_shutdown() -> None:
-    """A program that was compiled before says so."""
+    """A program that was compiled before shutdown() raises an error after it."""
     step = jax.jit(lambda x: tw.push_pull(x, "again"))
     step(jnp.ones(2)).block_until_ready()
     tw.barrier()

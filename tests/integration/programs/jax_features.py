@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call of talweg.jax against NumPy, on whatever job this runs in."""
+"""Compares every call of talweg.jax with NumPy, in any job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EAGER_AND_JIT: list[Callable[[Any], Any]] = [lambda function: function, jax.jit
 
 
 def of_rank(rank: int, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """What rank `rank` gives: small whole numbers, so that sums are exact in every dtype."""
+    """Returns the array of a rank: small whole numbers, so that sums are exact in every dtype."""
     values = np.random.default_rng(1000 + rank).integers(0, 4, shape)
     return np.asarray(values).astype(dtype)
 
@@ -102,7 +102,7 @@ def check_trees() -> None:
 
 
 def check_async() -> None:
-    """Starts in one program, or in none, and collects in another."""
+    """Rounds start in one program, or in none, and are collected in another one."""
     every = all_of((5,))
     mine = jnp.asarray(every[tw.rank()])
 
@@ -149,7 +149,7 @@ def check_rows() -> None:
 
 
 def check_calls_without_a_name() -> None:
-    """They belong together by their order, whatever their shapes, and whichever rows a rank has."""
+    """Calls without a name are matched by their order, whatever their shapes and rows."""
     size, rank = tw.size(), tw.rank()
     for wrap in _EAGER_AND_JIT:
         for count in (1, 3):
@@ -224,7 +224,7 @@ def check_sets() -> None:
 
 
 def check_gradients() -> None:
-    """A gradient is that of the sum over all ranks of what each makes of its result."""
+    """A gradient is that of the sum of all ranks' losses."""
     size, rank = tw.size(), tw.rank()
     weights = all_of((size * 2, 3))  # Rank r's loss is the sum of weights[r] times its result.
     mine = jnp.asarray(of_rank(rank + 50, (size * 2, 3)))
@@ -257,14 +257,14 @@ def check_gradients() -> None:
 
 
 def check_loops() -> None:
-    """A scan, a while loop and a condition repeat a name; two equal calls stay two."""
+    """A scan, a while loop and a condition repeat a name. Two equal calls stay two calls."""
     size, rank = tw.size(), tw.rank()
 
     def accumulate(carry: Any, value: Any) -> Any:
         carry = carry + tw.push_pull(value, "scan", tw.Op.SUM)
         return carry, carry
 
-    values = np.stack(all_of((6, 4)))  # By rank.
+    values = np.stack(all_of((6, 4)))  # One array for each rank.
     last, every = jax.jit(lambda xs: jax.lax.scan(accumulate, jnp.zeros(4), xs))(values[rank])
     expected = np.cumsum(values.sum(axis=0), axis=0)
     same(every, expected)
@@ -304,7 +304,7 @@ def check_loops() -> None:
 
 
 def check_gradients_of_loops() -> None:
-    """Through a scan, and where remat computes a call again."""
+    """Gradients go through a scan, and through remat, which repeats a call."""
     size, rank = tw.size(), tw.rank()
     for word, wrap in (("plain", lambda function: function), ("remat", jax.checkpoint)):
 
@@ -331,7 +331,7 @@ def check_gradients_of_loops() -> None:
 
 
 def check_gradients_of_gradients() -> None:
-    """A penalty on a gradient, beside what one process computes of all ranks' inputs."""
+    """A penalty on a gradient has the gradient that one process computes with all ranks' inputs."""
     size, rank = tw.size(), tw.rank()
 
     def loss(weights: Any, x: Any) -> Any:
@@ -342,7 +342,7 @@ def check_gradients_of_gradients() -> None:
 
     weights = np.array([1, 2, 3], np.float32)
     inputs: np.ndarray = np.arange(1, size + 1, dtype=np.float32)
-    # Rank r's penalty is (2 n y x_r)^2, as all n ranks' losses have y = w (x_1 + ... + x_n) in them.
+    # Rank r's penalty is (2 n y x_r)^2, because each of n losses has y = w (x_1 + ... + x_n).
     y = weights * inputs.sum()
     expected = sum(8 * size**2 * y * x**2 * inputs[rank] for x in inputs)
     for wrap in _EAGER_AND_JIT:
@@ -374,7 +374,7 @@ def check_compiled_ahead_of_time() -> None:
 
 
 def check_multi_steps() -> None:
-    """optax accumulates two steps, and their average alone travels."""
+    """optax accumulates two steps, and only their average travels."""
     optimizer = optax.MultiSteps(tw.DistributedOptimizer(optax.sgd(1.0)), 2)
     parameters = {"a": jnp.zeros(2)}
     state = optimizer.init(parameters)
@@ -392,14 +392,14 @@ def check_multi_steps() -> None:
 
 
 def check_order_of_one_name() -> None:
-    """Calls of one name and nothing else between them keep the program's order, within and across."""
+    """Calls that share only a name keep their order, within a program and across programs."""
     size, rank = tw.size(), tw.rank()
 
     @jax.jit
     def steps(first: Any) -> Any:
         results = []
         for step in range(8):
-            # Nothing but the name orders these.
+            # Only the name orders these calls.
             results.append(tw.push_pull(first * (step + 1), "steps", tw.Op.SUM))
         return results
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fifty tensors in opposite orders at the ranks never stop each other, with one thread of XLA's.
+"""Checks that fifty tensors in opposite orders never block each other, with one thread of XLA.
 
     jax_orders.py ELEMENTS
 
-With few elements XLA runs a program's calls one after another, with more it runs what is ready.
+With few elements XLA runs a program's calls one after another. With more it runs ready ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-# Before jax is imported: its pools have one thread then.
+# It is set before jax is imported, so jax's pools have one thread.
 _CPUS = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {_CPUS[os.getpid() % len(_CPUS)]})
 os.environ["NPROC"] = "1"
@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import talweg.jax as tw  # noqa: E402
 
 _COUNT = 50
-_APART = 10  # Each of these is a program of its own.
+_APART = 10  # So many tensors have a program each.
 _STEPS = 3
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         for _ in range(_STEPS):
             for name, result in zip(names, function(given)):
                 np.testing.assert_array_equal(result, tw.size() * given[name])
-    # The ranks' programs differ: what one starts at once comes late at its neighbour.
+    # The ranks' programs differ. One rank starts at once what another starts late.
     late = tw.rank() % 2
 
     @jax.jit
@@ -69,7 +69,7 @@ def main() -> None:
     for result in crossed(jnp.ones(elements)):
         np.testing.assert_array_equal(result, jnp.ones(elements))
 
-    # Programs run one after another, as calls that wait do: start all, then collect.
+    # Programs run one after another, and so do calls that wait. So start all, then collect.
     for _ in range(_STEPS):
         started = {
             name: begin(given[name], name) for name in names if int(name.split()[1]) < _APART

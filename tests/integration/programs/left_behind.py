@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of left_behind_test.py: rank 1 leaves after three rounds, rank 0 wants a fourth."""
+"""One rank of left_behind_test.py. Rank 1 leaves after three rounds, and rank 0 wants a fourth."""
 
 from __future__ import annotations
 

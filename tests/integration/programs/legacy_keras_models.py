@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_model() where TF_USE_LEGACY_KERAS makes tf.keras tf-keras, while `keras` is Keras 3."""
+"""Checks load_model() with TF_USE_LEGACY_KERAS, by which tf.keras is tf-keras, beside Keras 3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ assert tf.keras.Model is not keras.Model, "run it with TF_USE_LEGACY_KERAS=1"
 modules = (byteps.keras, byteps.tensorflow.keras, horovod.keras, horovod.tensorflow.keras)
 for module in modules:
     module.init()
-    # Keras 3 itself cannot go on to train what it has saved as HDF5.
+    # Keras 3 itself cannot go on with the training of a model that it has saved as HDF5.
     kinds = [(tf.keras, name) for name in ("model.h5", "model.keras", "directory")]
     if module in (byteps.keras, horovod.keras):
         kinds += [(keras, "model.keras")]
@@ -36,7 +36,7 @@ for module in modules:
         case = f"{module.__name__}: {kind.__name__}, {name}"
         assert isinstance(loaded, kind.Model), f"{case}: a {type(loaded)} was loaded"
         assert "talweg" in type(loaded.optimizer).__mro__[1].__module__, case
-        # tf-keras itself loads no state of an optimizer from a directory.
+        # tf-keras itself does not load an optimizer's state from a directory.
         before = 0 if name == "directory" else 1
         assert int(loaded.optimizer.iterations) == before, case
         loaded.fit(ONES, ONES[:, :1], verbose=0)

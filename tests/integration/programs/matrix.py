@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of matrix_test.py: every case given, against the reference, bit for bit."""
+"""One rank of matrix_test.py. It compares each given case with the reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import talweg
 from numeric_reference import expected, same, sample
 from talweg import _client, _declaration
 
-# A long tensor repeats what so many elements hold: a prime number, so that no two slices begin alike.
+# A long tensor repeats so many elements. The number is prime, so no two slices begin alike.
 _BLOCK = 1_000_003
 
 
@@ -33,7 +33,7 @@ def main() -> int:
         declaration = _declaration.Declaration(
             _declaration.DType[dtype.upper()], count, _declaration.Op[op.upper()], 0
         )
-        for repeat in range(2):  # The second round lands in the other result region.
+        for repeat in range(2):  # The second round's result goes to the other region.
             out = np.empty_like(mine)
             name = f"case.{number}.{dtype}.{op}.{count}"
             handle = client.push(name, declaration, mine.ctypes.data, out.ctypes.data)

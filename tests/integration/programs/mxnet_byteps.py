@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of mxnet_test.py: what BytePS's documentation and source say of byteps.mxnet."""
+"""One rank of mxnet_test.py. It checks what BytePS's documents and source say of byteps.mxnet."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def push_pulls() -> None:
             bps.byteps_declare_tensor(name)
             bps.byteps_push_pull(tensor, 0, -1, name, False)
             assert (tensor.asnumpy() == ranks.sum()).all() and tensor.dtype == np.dtype(dtype).type
-            bps.byteps_push_pull(tensor)  # Without a name, by the order of calls; an average.
+            bps.byteps_push_pull(tensor)  # The call has no name, and averages.
             assert np.allclose(tensor.asnumpy(), ranks.sum(), rtol=1e-3)
-    # It is complete before it leaves, and read when the average has come.
+    # The push waits until the product is computed, and the reader waits for the average.
     product = mx.nd.ones((200, 200)) * (rank + 1)
     for _ in range(20):
         product = mx.nd.dot(product, mx.nd.ones((200, 200))) / 200
@@ -117,15 +117,15 @@ def training() -> None:
     losses = models.train(net, _broadcasting_first(trainer, net), size, rank)
     models.check_training(net, losses, wanted, "trainer")
 
-    # Gluon's trainer, with the store of this name: sums, as MXNet's distributed stores.
+    # Gluon's trainer with the KVStore of this name sums, as with MXNet's distributed stores.
     net = models.network(7 + rank)
     trainer = gluon.Trainer(net.collect_params(), "sgd", dict(options), kvstore="byteps")
     trainer._init_kvstore()
-    trainer._init_params()  # As its first step does; the losses before that are the rank's own.
+    trainer._init_params()  # Its first step does this. Without it the first loss is the rank's own.
     losses = models.train(net, lambda batch: trainer.step(batch * size), size, rank)
     models.check_training(net, losses, wanted, "store")
 
-    # Adam, through the optimizer, with saved and loaded states between.
+    # Adam as the optimizer, whose states are saved and loaded in between.
     options = {"learning_rate": 0.003}
     wanted = models.reference(7, "adam", options, size)
     net = models.network(7 + rank)
@@ -150,14 +150,14 @@ def training() -> None:
 
 
 def _broadcasting_first(trainer: Any, net: gluon.Block) -> Any:
-    """The trainer's step; its parameters come to all ranks before the first loss is computed."""
+    """Returns the trainer's step, after all ranks have got the parameters for the first loss."""
     trainer._init_kvstore()
     trainer._init_params()
     return trainer.step
 
 
 def symbols() -> None:
-    """MXNet's older Module, as the tutorial's ImageNet program has it."""
+    """MXNet's older Module works as in the tutorial's ImageNet program."""
     size, rank = bps.size(), bps.rank()
     images, classes = models.digits()
     data = mx.sym.Variable("data")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of mxnet_test.py: what Horovod's documentation and source say of horovod.mxnet."""
+"""One rank of mxnet_test.py. It checks what Horovod's documents and source say of horovod.mxnet."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def before_init() -> None:
 
 
 def _of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """What that rank gives: small numbers, so that sums of 8 bits fit."""
+    """Returns the array of a rank: small numbers, so that sums fit into 8 bits."""
     return (np.random.RandomState(rank).randint(0, 6, shape) + rank).astype(dtype)
 
 
@@ -86,8 +86,8 @@ def reductions() -> None:
             result = hvd.allreduce(tensor, op=hvd.Sum, name=what)
             assert isinstance(result, mx.nd.NDArray) and result.dtype == np.dtype(dtype).type
             assert (result.asnumpy() == total).all(), what
-            assert (tensor.asnumpy() == every[rank]).all()  # Left as it was.
-            mean = hvd.allreduce(tensor).asnumpy()  # Integers are truncated.
+            assert (tensor.asnumpy() == every[rank]).all()  # The input is unchanged.
+            mean = hvd.allreduce(tensor).asnumpy()  # Averages of integers are truncated.
             wanted = np.trunc(total / size) if dtype[0] in "iu" else total / np.float64(size)
             assert np.allclose(mean, wanted, rtol=1e-3 if dtype == "float16" else 1e-6), what
             largest = hvd.allreduce(tensor, op=hvd.Max, name=f"{what}.max").asnumpy()
@@ -140,7 +140,7 @@ def groups() -> None:
 
 
 def numpy_arrays() -> None:
-    """MXNet's other kind of array."""
+    """Calls take MXNet's other kind of array."""
     size, rank = hvd.size(), hvd.rank()
     result = hvd.allreduce(mx.np.ones((2, 3)) * rank, op=hvd.Sum, name="np")
     assert isinstance(result, mx.np.ndarray)
@@ -150,7 +150,7 @@ def numpy_arrays() -> None:
 
 
 def own_layouts() -> None:
-    """oneDNN keeps what a convolution returns in a layout of its own."""
+    """oneDNN keeps a convolution's result in its own layout."""
     size = hvd.size()
     images, weight = mx.nd.ones((2, 8, 6, 6)), mx.nd.ones((16, 8, 3, 3))
     out = mx.nd.Convolution(images, weight, no_bias=True, kernel=(3, 3), num_filter=16)
@@ -161,7 +161,7 @@ def own_layouts() -> None:
 
 
 def _late(value: float) -> mx.nd.NDArray:
-    """An array of this value, which is still computed when this returns."""
+    """Returns an array of this value that MXNet still computes."""
     product = mx.nd.ones((300, 300)) * value
     for _ in range(20):
         product = mx.nd.dot(product, mx.nd.ones((300, 300))) / 300
@@ -169,25 +169,25 @@ def _late(value: float) -> mx.nd.NDArray:
 
 
 def asynchronous() -> None:
-    """Reductions wait for nobody: neither for their input nor for other ranks."""
+    """Reductions return at once, without waiting for their input or for other ranks."""
     size, rank = hvd.size(), hvd.rank()
     if rank != 0:
         talweg.broadcast_object(None, name="asynchronous")
     total = hvd.allreduce(_late(rank + 1), op=hvd.Sum, name="late")
     doubled = total * 2
-    if rank == 0:  # Had the call waited for the others, they would wait for this.
+    if rank == 0:  # If the call waited for the other ranks, they would wait for this one.
         talweg.broadcast_object(None, name="asynchronous")
     assert np.allclose(doubled.asnumpy(), size * (size + 1), rtol=1e-5)
 
 
 def orders() -> None:
-    """50 tensors in opposite orders; then ranks that each need what another gives first."""
+    """Ranks reduce 50 tensors in opposite orders. Then each needs another rank's tensor first."""
     size, rank = hvd.size(), hvd.rank()
     order = range(50) if rank % 2 == 0 else range(49, -1, -1)
     results = {n: hvd.allreduce(mx.nd.ones((n + 1,)), op=hvd.Sum, name=f"o{n}") for n in order}
     assert all((results[n].asnumpy() == size).all() for n in results)
     one = mx.nd.ones((1,))
-    if rank == 0:  # The oldest round is the last to end.
+    if rank == 0:  # At this rank the oldest round ends last.
         a = hvd.allreduce(one, op=hvd.Sum, name="a")
         b = hvd.allreduce(one, op=hvd.Sum, name="b")
         b.wait_to_read()
@@ -201,7 +201,7 @@ def orders() -> None:
 
 
 def repeated_names() -> None:
-    """Rounds of one name follow each other, whether or not anybody reads their results."""
+    """Rounds of one name follow each other, even if nobody reads their results."""
     size = hvd.size()
     tensors = [mx.nd.ones((3,)) * n for n in range(10)]
     for tensor in tensors:
@@ -210,7 +210,7 @@ def repeated_names() -> None:
 
 
 def names_stay() -> None:
-    """A second init() forgets handles, not what the ranks have agreed on."""
+    """A second init() forgets handles, but not the names on which the ranks have agreed."""
     size = hvd.size()
     first, second = mx.nd.ones((3,)), mx.nd.ones((4,))
     hvd.allreduce_(first, op=hvd.Sum, name="stays")
@@ -221,7 +221,7 @@ def names_stay() -> None:
     assert (first.asnumpy() == size).all() and (second.asnumpy() == size).all()
     if size == 1:
         return
-    # Ranks that go on otherwise are told, also of a name that they have agreed on before.
+    # Ranks that use a name in different ways get an error, also if they have agreed on it before.
     for _ in range(2):
         other = mx.nd.ones((5 + hvd.rank() % 2,))
         expect(
@@ -252,7 +252,7 @@ def exchanges() -> None:
     wanted = [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
     assert hvd.alltoall(own).asnumpy().tolist() == wanted
     splits = [r + 1 for r in range(size)]
-    rows = mx.nd.ones((sum(splits) + 1, 2)) * rank  # One row more, which is dropped.
+    rows = mx.nd.ones((sum(splits) + 1, 2)) * rank  # The last row is dropped.
     for given in (splits, mx.nd.array(splits, dtype="int32")):
         received, counts = hvd.alltoall(rows, given)
         assert counts.dtype == np.int32 and counts.asnumpy().tolist() == [rank + 1] * size
@@ -266,7 +266,7 @@ def exchanges() -> None:
 
 def scatters() -> None:
     size, rank = hvd.size(), hvd.rank()
-    rows = [0, 1] if rank == 0 else [rank + 1]  # The remainder goes to the lowest ranks.
+    rows = [0, 1] if rank == 0 else [rank + 1]  # The lowest ranks get the remainder.
     for dtype in ("int32", "float32"):
         every = np.stack([_of(r, (size + 1, 3), dtype) for r in range(size)])
         tensor = mx.nd.array(every[rank], dtype=dtype)
@@ -301,7 +301,7 @@ def broadcasts() -> None:
 
 
 def late_parameters() -> None:
-    """Parameters whose shapes the first batch tells follow then."""
+    """Parameters whose shapes come with the first batch are broadcast then."""
     net = models.network(hvd.rank(), shapes_are_known=False)
     hvd.broadcast_parameters(net.collect_params(), prefix="late.")
     net(mx.nd.ones((1, 1, 28, 28))).wait_to_read()
@@ -320,7 +320,7 @@ def process_sets() -> None:
         rows = hvd.reducescatter(mx.nd.ones((2,)), op=hvd.Sum, process_set=ends)
         assert rows.asnumpy().tolist() == [2.0]
         assert hvd.alltoall(mx.nd.ones((2,)), process_set=ends).shape == (2,)
-        # They disagree, and the name is free again for them.
+        # The ranks disagree, and the name is free again.
         wrong = mx.nd.ones((2 if rank == 0 else 3,))
         expect(
             mx.MXNetError,
@@ -335,7 +335,7 @@ def process_sets() -> None:
 
 
 def disagreements() -> None:
-    """Each rank gets MXNetError, and the name is free again."""
+    """Each rank gets MXNetError if they disagree, and the name is free again."""
     rank = hvd.rank()
     wrong = mx.nd.ones((2 + rank % 2,))
     for what, call in {
@@ -354,7 +354,7 @@ def disagreements() -> None:
 
 
 def other_forms() -> None:
-    """A rank that uses a name otherwise than the others is told so with them, and none waits."""
+    """If a rank uses a name in another way, all ranks get an error, and none waits."""
     size, is_first = hvd.size(), hvd.rank() == 0
 
     def summed(name: str | None, *shape: int) -> mx.nd.NDArray:
@@ -380,7 +380,7 @@ def other_forms() -> None:
     sums("form.both_known", (4,), (5,), (4,))
     differ("form.both_known", (4,), (5,))
     sums("form.both_known", (5,))
-    for _ in range(20):  # Without a name.
+    for _ in range(20):  # These calls have no name.
         sums(None, (4,), (5,))
     differ(None, (4,), (5,))
     differ(None, (2, 3), (3, 2))
@@ -404,7 +404,7 @@ def training() -> None:
     run("plain")
     run("predivided", gradient_predivide_factor=float(size), num_groups=2)
 
-    # The optimizer, in Gluon's own trainer, and saved and loaded on the way.
+    # The optimizer in Gluon's own trainer, with states that are saved and loaded in between.
     net = models.network(7 + rank)
     hvd.broadcast_parameters(net.collect_params(), prefix="optimizer.")
     optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", **options))
@@ -415,7 +415,7 @@ def training() -> None:
     losses = models.train(net, trainer.step, size, rank)
     models.check_training(net, losses, wanted, "optimizer")
 
-    # Halves travel: near, and still the same everywhere.
+    # Gradients travel as f16. Results are near those of f32, and the same at all ranks.
     net = models.network(7 + rank)
     hvd.broadcast_parameters(net.collect_params(), prefix="fp16.")
     trainer = hvd.DistributedTrainer(
@@ -441,7 +441,7 @@ def training() -> None:
 
 
 def leaving() -> None:
-    """A rank that does not read a result gives its part of it all the same, before it leaves."""
+    """A rank that does not read a result still gives its part before it leaves."""
     size, rank = hvd.size(), hvd.rank()
     total = hvd.allreduce(_late(1), op=hvd.Sum, name="last")
     if rank != 0:
@@ -467,7 +467,7 @@ def _broadcast(tensor: mx.nd.NDArray, root_rank: int, name: str | None) -> np.nd
 
 
 def joined() -> None:
-    """Rank r has r + 1 batches; what the others reduce goes on with zeros, the rest does not."""
+    """Rank r has r + 1 batches. The others' reductions go on with zeros. Other calls do not."""
     size, rank = hvd.size(), hvd.rank()
     for turn in range(2):
         for batch in range(rank + 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of names_test.py: names whose tensors change, and ranks that do not agree on them."""
+"""One rank of names_test.py. Names change their tensors, and ranks do not agree on them."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_name_that_changes() -> None:
 
 
 def test_one_rank_that_changes() -> None:
-    """The others are told at their next call, and the next one is as good as any."""
+    """The other ranks get an error at their next call, and the call after that works."""
     rank = talweg.rank()
     for _ in range(3):
         assert _sum(4, "one")
     told = _told(lambda: _sum(4 + (rank == 1), "one"))
-    # Rank 1, and whichever of the others has come first.
+    # The error names rank 1, and the first of the other ranks.
     _check(told, "'one'", "f32[4]", "f32[5]", "rank 1", "shape [4]")
     assert _sum(6, "one")
     assert _sum(4, "one")
@@ -88,7 +88,7 @@ def test_a_first_use_that_differs() -> None:
 
 
 def test_a_late_rank_that_differs() -> None:
-    """Others have agreed on the tensor, and pushed it, when the last one comes."""
+    """The other ranks have agreed on the tensor and pushed it when the last rank comes."""
     rank, last = talweg.rank(), talweg.size() - 1
     handle = None
     if rank != last:
@@ -137,7 +137,7 @@ def test_an_open_round_is_not_left() -> None:
 
 
 def test_many_at_once() -> None:
-    """Names change in another order at each rank, with what is given changed at once."""
+    """Names change in a different order at each rank, and the arrays change at the same time."""
     names = [f"many {index}" for index in range(12)]
     for name in names:
         assert _sum(3, name)
@@ -152,7 +152,7 @@ def test_many_at_once() -> None:
 
 
 def test_names_of_objects() -> None:
-    """A name serves for each kind of call, and for each root."""
+    """Each kind of call, and each root, may use the same name."""
     rank, size = talweg.rank(), talweg.size()
     for root in (0, size - 1, 0):
         assert talweg.broadcast_object(rank, root, "object") == root
@@ -165,11 +165,11 @@ def test_names_of_objects() -> None:
 
 
 def test_long_names() -> None:
-    """Every call takes the names that a settled one takes, also those that differ in their end."""
+    """Each call takes names as long as a settled call does, also if they differ only at the end."""
     rank, size = talweg.rank(), talweg.size()
     for start in ("n" * 1023, "\u00e9" * 511 + "o"):
         for name in (start + "a", start + "b"):
-            for count in (3, 5000, 6000):  # Settled, then free.
+            for count in (3, 5000, 6000):  # The name is settled at first, then free.
                 assert _sum(count, name)
                 own: np.ndarray = np.full(count, rank, np.int32)
                 assert talweg.all_gather(own, name).shape == (size * count,)
@@ -191,10 +191,10 @@ def test_long_names() -> None:
 
 
 def test_a_mismatch_while_a_rank_waits_elsewhere() -> None:
-    """A rank that has a call open takes part in its end while it waits for something else."""
+    """A rank with an open call takes part in the call's end while it waits for another one."""
     rank = talweg.rank()
     for count in (4, 100_000):
-        # What goes through tensors of its own, which the others have not begun.
+        # These calls use other tensors, which the other ranks have not begun.
         array: np.ndarray = np.ones(count, np.float64 if rank == 1 else np.float32)
         free = f"elsewhere {count}"
         for length in (3, 4):
@@ -217,12 +217,12 @@ def test_a_mismatch_while_a_rank_waits_elsewhere() -> None:
 
 
 def test_a_mismatch_of_a_settled_name_while_a_rank_waits_elsewhere() -> None:
-    """It ends for the others though a rank does not look at its call."""
+    """The call ends for the others even if a rank does not look at it."""
     rank = talweg.rank()
     four: np.ndarray = np.ones(4, np.float32)
     wide: np.ndarray = np.ones((2, 3), np.float32)
     tensor, frame = torch.ones(4), talweg.torch
-    # How ranks use a name, how one uses it otherwise, and what all are told.
+    # How ranks use a name, how one rank uses it otherwise, and words of the error.
     cases: list[tuple[Callable[[str], Any], Callable[[str], object], tuple[str, ...]]] = [
         (
             lambda name: talweg.push_pull_async(four, name),
@@ -276,7 +276,7 @@ def test_a_settled_name_that_each_rank_uses_otherwise() -> None:
 
 
 def test_a_dropped_handle_of_a_settled_name_that_others_use_otherwise() -> None:
-    """The next call of the rank that has dropped it is one of the free name."""
+    """For the next call of the rank that has dropped the handle, the name is free."""
     rank, frame = talweg.rank(), talweg.torch
     starts: list[Callable[[str], Any]] = [
         lambda name: talweg.push_pull_async(np.ones(4, np.float32), name, talweg.Op.SUM),
@@ -291,14 +291,14 @@ def test_a_dropped_handle_of_a_settled_name_that_others_use_otherwise() -> None:
         else:
             _check(_told(partial(_sum, 5, name)), name, "f32[4]", "f32[5]")
         talweg.barrier()
-        if rank == 0 and index == 2:  # What goes the shortest way finds out when it pushes.
+        if rank == 0 and index == 2:  # A call on the shortest way finds out when it pushes.
             _raises(talweg.Busy, partial(start, name), "mismatch", "repeat")
         frame.synchronize(start(name))
         assert _sum(5, name)
 
 
 def test_calls_are_named_as_the_program_makes_them() -> None:
-    """At both sides, whatever they are made of."""
+    """Errors name the calls of both sides as the program makes them."""
     rank = talweg.rank()
     one: np.ndarray = np.ones(4, np.float32)
     two: np.ndarray = np.ones(5, np.float32)
@@ -315,7 +315,7 @@ def test_calls_are_named_as_the_program_makes_them() -> None:
         "broadcast_ of f32[6]": lambda: talweg.torch.broadcast_(tensor, 0, "called"),
     }
     for count in (3, 4):
-        assert _sum(count, "called")  # It is free.
+        assert _sum(count, "called")  # The name is free.
     names = list(calls)
     for own, other in zip(names, [*names[1:], names[0]]):
         told = _told(calls[other if rank == 1 else own])
@@ -328,7 +328,7 @@ def test_groups() -> None:
         arrays: list[np.ndarray] = [np.ones(count, np.float32), np.ones(2 * count, np.float32)]
         for result in talweg.grouped_push_pull(arrays, "group", talweg.Op.SUM):
             assert (result == talweg.size()).all()
-    # One round each, as other settled names.
+    # Settled names take one round each.
     talweg.grouped_push_pull([np.ones((2, 3), np.float32)] * 2, "settled group", talweg.Op.SUM)
     assert not any(_client.current().tensors.is_free(f"settled group.{i}") for i in range(2))
     first: list[np.ndarray] = [np.ones(3, np.float32), np.ones(4 + (rank == 1), np.float32)]
@@ -385,7 +385,7 @@ def _raises(kind: type[BaseException], call: Callable[[], object], *words: str) 
 
 
 def _calls_that_block(name: str, count: int) -> list[tuple[Callable[..., object], bool]]:
-    """Each with a name of its own, and whether it takes a time limit."""
+    """Returns calls that block, each with its own name, and whether it takes a time limit."""
     last, frame, tensor = talweg.size() - 1, talweg.torch, torch.ones(count)
     array: np.ndarray = np.ones(count, np.float32)
     return [
@@ -402,11 +402,11 @@ def _calls_that_block(name: str, count: int) -> list[tuple[Callable[..., object]
 
 
 def test_calls_that_end_before_their_rounds() -> None:
-    """A call that blocks has no handle to go on with: its round ends by itself."""
+    """A call that blocks has no handle, so its round ends by itself."""
     signal.signal(signal.SIGALRM, _interrupt)
     for count in (4, 300_000):
         for call, has_limit in _calls_that_block(f"early {count}", count):
-            call()  # The name is settled.
+            call()  # This settles the name.
             for is_interrupted in (True, False) if has_limit else (True,):
                 if talweg.rank() > 0:
                     talweg.barrier()
@@ -424,8 +424,8 @@ def test_calls_that_end_before_their_rounds() -> None:
 
 
 def test_a_round_that_was_left_and_differs() -> None:
-    """The others are told without another call of the rank that has left it."""
-    for op in (talweg.Op.SUM, talweg.Op.MAX):  # As the name was used before, and otherwise.
+    """The other ranks get an error without another call of the rank that has left the round."""
+    for op in (talweg.Op.SUM, talweg.Op.MAX):  # The name's earlier use, and another.
         name = f"left {op.name}"
         assert _sum(4, name)
         if talweg.rank() == 0:
@@ -450,7 +450,7 @@ def test_a_round_that_was_left_and_differs() -> None:
 
 
 def test_dropped_handles() -> None:
-    """A round of which nobody has the handle is taken by the next call of its name."""
+    """The next call of a name takes an earlier round whose handle nobody has."""
     for count in (4, 300_000):
         array: np.ndarray = np.ones(count, np.float32)
         tensor = torch.ones(count)
@@ -482,7 +482,7 @@ def _not_busy(push: Callable[[], talweg.Handle]) -> talweg.Handle:
 
 
 def test_what_no_tensor_can_be() -> None:
-    """It is refused before others are told of it: the name means what it meant."""
+    """Impossible tensors are refused before others learn of them. The name keeps its meaning."""
     assert _sum(4, "refused")
     for _ in range(2):
         _refused(lambda: _sum(4, "refused", np.bool_), "bool")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of numpy_test.py: every promise of talweg on NumPy arrays, one function each."""
+"""One rank of numpy_test.py. Each function checks a promise of talweg for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def dtypes_and_shapes() -> None:
 
 
 def rounds_without_names() -> None:
-    """However many they are, they take a bounded number of tensors."""
+    """Rounds without names take a bounded number of tensors, however many there are."""
     before = _declared()
     for step in range(40):
         array: np.ndarray = np.full(10, step * (talweg.rank() + 1), np.float32)
@@ -73,7 +73,7 @@ def rounds_without_names() -> None:
 
 
 def objects_of_several_rounds() -> None:
-    """With lengths on either side of a round's, and of two."""
+    """Objects have lengths just below and above that of one round, and of two."""
     with mock.patch.object(objects, "_CHUNK_BYTES", 1024):
         before = _declared()
         for length in (0, 1000, 1010, 1020, 1030, 2030, 2040, 2050, 10_000):
@@ -84,7 +84,7 @@ def objects_of_several_rounds() -> None:
 
 
 def many_open_rounds_without_names() -> None:
-    """More than there are tensors for: those that come first are taken first, and given out later."""
+    """More rounds are open than there are tensors. The oldest are taken first, and kept."""
     handles = [
         talweg.push_pull_async(np.full(33, i * (talweg.rank() + 1), np.int64), op=talweg.Op.SUM)
         for i in range(100)
@@ -100,7 +100,7 @@ def many_open_rounds_without_names() -> None:
 
 
 def refused_arguments() -> None:
-    """The value is named as it was given, and nothing has happened to the tensor."""
+    """The error names the value as it was given, and the tensor is unchanged."""
     ones: np.ndarray = np.ones(3, np.float32)
     push = talweg.push_pull
     invalid = talweg.InvalidArgument
@@ -145,18 +145,18 @@ def refused_arguments() -> None:
     read_only.flags.writeable = False
     expect(invalid, "read-only", talweg.push_pull_inplace, read_only)
     expect(invalid, "read-only", talweg.broadcast, read_only)
-    # Every name above is free still, and infinity is a time limit like any other.
+    # Every name above is still free, and infinity is a valid time limit.
     for name in ("p", "t", "o", "a", "d", "l", "b", "m"):
         assert (push(ones, name=name, op=talweg.Op.MAX, timeout_s=math.inf) == 1).all()
     expect(invalid, "f32[3] max", talweg.declare, "p", np.float64, 3, talweg.Op.MAX)
-    # A name may be used otherwise, by all ranks in the same call.
+    # All ranks may use a name in another way in the same call.
     assert (push(ones.astype(np.float64), name="p", op=talweg.Op.MAX) == 1).all()
     assert (push(ones, name="p", op=talweg.Op.SUM) == talweg.size()).all()
     talweg.declare("p", np.float32, 3)
 
 
 def arguments_in_the_old_order() -> None:
-    """The operation came before the name once."""
+    """In an earlier version the operation came before the name."""
     size, own = talweg.size(), talweg.rank() + 1
     array: np.ndarray = np.full(3, own, np.float32)
     for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
@@ -190,12 +190,12 @@ def arguments_in_the_old_order() -> None:
 
 
 def a_handle_of_a_job_that_was_left() -> None:
-    """It is refused: its tensor's number may be another tensor's in a second life."""
+    """Such a handle is refused, because its tensor's number may mean another one later."""
     array: np.ndarray = np.zeros(3, np.float32)
     handle = talweg.push_pull_async_inplace(array, name="left")
     if talweg.size() > 1:
         talweg.barrier()
-        return  # A job does not go on without ranks that have left it.
+        return  # A job of several ranks does not go on when ranks have left it.
     talweg.shutdown()
     talweg.init()
     again = talweg.push_pull_async(np.ones(1_000_000, np.float32), name="left.second")
@@ -205,7 +205,7 @@ def a_handle_of_a_job_that_was_left() -> None:
 
 
 class _Interrupted(Exception):
-    """Ctrl-C, of a test."""
+    """Stands for Ctrl-C."""
 
 
 def _interrupt(*_: object) -> None:
@@ -213,7 +213,7 @@ def _interrupt(*_: object) -> None:
 
 
 def an_interrupted_barrier() -> None:
-    """It is heard while others are late, and the next call waits for the same barrier."""
+    """An interrupt ends the wait for late ranks, and the next call waits for the same barrier."""
     if talweg.size() > 1 and talweg.rank() == 0:
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -238,7 +238,7 @@ def two_threads_in_a_barrier() -> None:
 
 
 def a_forked_child_that_joins() -> None:
-    """In its parent's place, when that has left."""
+    """A forked child joins in its parent's place, when the parent has left."""
     if talweg.size() > 1:
         return
     read, write = os.pipe()
@@ -262,7 +262,7 @@ def a_forked_child_that_joins() -> None:
     talweg.init()
     pid = os.fork()
     if pid == 0:
-        talweg.shutdown()  # It says no goodbye for what is the parent's.
+        talweg.shutdown()  # It does not leave the parent's job.
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert (talweg.push_pull(np.ones(3, np.float32), name="parent") == 1).all()

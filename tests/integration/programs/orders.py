@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of orders_test.py: thousands of tensors, from several threads, in orders of its own."""
+"""One rank of orders_test.py. Several threads push thousands of tensors in the rank's own order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main() -> int:
     tensor_count, thread_count, rounds = (int(text) for text in sys.argv[1:4])
     talweg.init()
     failures: list = []
-    # Some in one call, in an order of this rank's own; the others with their first push.
+    # One call declares half of the tensors in this rank's order. The others come with a push.
     declared = [(f"t.{n}", count_of(n)) for n in range(0, tensor_count, 2)]
     random.Random(talweg.rank()).shuffle(declared)
     _client.current().tensors.declare_all(

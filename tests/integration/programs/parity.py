@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains for 100 steps and writes each step's loss and the digest of the weights after it.
+"""Trains for 100 steps. Writes each step's loss, and the digest of the weights after it.
 
-The global batch is the same for any number of ranks; without Talweg (--single) one process takes
+The global batch is the same for any number of ranks. Without Talweg (--single) one process takes
 all of it. Each rank writes the losses of its own share.
 """
 

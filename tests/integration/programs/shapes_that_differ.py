@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of two whose tensors have one name and as many elements, but other shapes.
+"""One of two ranks whose tensors have one name and as many elements, but different shapes.
 
-Each way to call says so at both ranks, naming both shapes, and the next call works.
+Each kind of call raises an error at both ranks that names both shapes, and the next call works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import talweg.torch as tw
 import torch
 from talweg.byteps.torch.parallel import DistributedDataParallel
 
-# What each of the two ranks has.
+# The shapes of the two ranks.
 SHAPES = ((2, 6), (3, 4))
 
 
@@ -38,7 +38,7 @@ def told(case: str, errors: Any, call: Callable[[], Any]) -> None:
 
 
 def check_calls() -> None:
-    """New names, and names that were used before in one shape."""
+    """Checks new names, and names that ranks have used with one shape before."""
     ones: dict[str, Callable[[tuple[int, ...]], Any]] = {"numpy": np.ones, "torch": torch.ones}
     calls: dict[str, Callable[[Any, str], Any]] = {
         "numpy push_pull": talweg.push_pull,
@@ -52,7 +52,7 @@ def check_calls() -> None:
     for case, call in calls.items():
         make = ones[case.split()[0]]
         told(case, talweg.Mismatch, partial(call, make(mine()), f"new {case}"))
-        for shape in (*SHAPES, (12,)):  # The name is free, for any shape.
+        for shape in (*SHAPES, (12,)):  # The name is free for any shape.
             call(make(shape), f"new {case}")
         for _ in range(3):
             call(make((3, 4)), f"used {case}")
@@ -61,7 +61,7 @@ def check_calls() -> None:
 
 
 def check_declared() -> None:
-    """A name that was declared by its count has the shape of its first call."""
+    """A name that was declared by its count takes the shape of its first call."""
     talweg.declare("declared", np.float32, 12)
     talweg.declare("declared", np.float32, 12)
     for _ in range(3):
@@ -80,7 +80,7 @@ def check_declared() -> None:
 
 
 def model_of(shape: tuple[int, ...]) -> torch.nn.Module:
-    """A model whose two parameters have one name and length at all ranks."""
+    """Returns a model whose two parameters have the same names and lengths at all ranks."""
     model = torch.nn.Module()
     model.register_parameter("first", torch.nn.Parameter(torch.ones(5)))
     model.register_parameter("weight", torch.nn.Parameter(torch.ones(shape)))
@@ -92,7 +92,7 @@ def backward(model: torch.nn.Module) -> None:
 
 
 def check_optimizers() -> None:
-    """Each is told in its first step, of small gradients and of those that ranks sum in place."""
+    """Optimizers get the error in their first step, for small and for large gradients."""
 
     def talwegs(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
         return tw.DistributedOptimizer(optimizer, model.named_parameters(), name=name)
@@ -127,7 +127,7 @@ def check_optimizers() -> None:
 
 
 def check_parameters() -> None:
-    """Horovod's broadcast says it to all ranks; BytePS's model to those that are not the root."""
+    """Horovod's broadcast raises at all ranks. BytePS's model raises at all except the root."""
     model = model_of(mine())
     try:
         hvd.broadcast_parameters(model.state_dict(), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_test.py: talweg.tensorflow against NumPy, eagerly and in tf.function."""
+"""One rank of tensorflow_test.py. It compares talweg.tensorflow with NumPy, eager and in graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGERS = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64)
 
 
 def _both_ways(call: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `call` gives eagerly, and twice in a graph."""
+    """Returns the results of `call`, made once eagerly and twice in a graph."""
     graph = tf.function(call)
     return [call(*arguments), graph(*arguments), graph(*arguments)]
 
@@ -72,7 +72,7 @@ def factors_and_shapes() -> None:
     assert all(each.shape == () and float(each) == 2.0 * size for each in scalar)
     empty = _both_ways(lambda x: tw.push_pull(x, "empty"), tf.zeros([0, 3]))
     assert all(each.shape == (0, 3) for each in empty)
-    # One function, one name, batches of several lengths.
+    # One function with one name takes batches of several lengths.
     function = tf.function(
         lambda x: tw.push_pull(x, "lengths", average=False),
         input_signature=[tf.TensorSpec([None, 2], tf.float32)],
@@ -139,7 +139,7 @@ def broadcasts() -> None:
 
 
 def gradients() -> None:
-    """Each operation's gradient, by a tape, eagerly and in a graph."""
+    """A tape gives each operation's gradient, eagerly and in a graph."""
     size, rank = tw.size(), tw.rank()
 
     def gradient_of(call: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> list[np.ndarray]:
@@ -192,7 +192,7 @@ def process_sets() -> None:
 
 
 def repeated_calls() -> None:
-    """A loop repeats a name; a constant is pushed in each execution, and merged with no other."""
+    """A loop repeats a name. Each execution pushes a constant, and merges it with no other."""
     size, rank = tw.size(), tw.rank()
 
     @tf.function
@@ -224,11 +224,11 @@ def repeated_calls() -> None:
 
 
 def gradients_leave_early() -> None:
-    """The first layer's backward pass waits until the second one's gradient has been pushed."""
+    """The first layer's backward pass waits until the second layer's gradient is pushed."""
     pushed: list[int] = []
 
     def wait(gradient: np.ndarray) -> np.ndarray:
-        end = time.monotonic() + 120.0  # Ends a hang.
+        end = time.monotonic() + 120.0  # It ends a wait that hangs.
         while tw.pushed_bytes() == pushed[-1] and time.monotonic() < end:
             time.sleep(0.001)
         assert tw.pushed_bytes() > pushed[-1], "no gradient left while backward ran"
@@ -282,7 +282,7 @@ def errors() -> None:
 
 
 def other_forms(failed: type[Exception]) -> None:
-    """A rank that uses a name otherwise than the others is told so with them, and none waits."""
+    """If a rank uses a name in another way, all ranks get an error, and none waits."""
     size, is_first = tw.size(), tw.rank() == 0
 
     def summed(name: str) -> Any:
@@ -307,8 +307,8 @@ def other_forms(failed: type[Exception]) -> None:
     sums(graph, [4], [5], [4])
     expect(failed, "f32[5]", graph, tf.ones([4 if is_first else 5]))
     sums(graph, [5])
-    # Several at once, of which the ranks hear in other orders. A graph of its own for each: of one
-    # that fails TensorFlow begins nothing more, and the other ranks would wait for that.
+    # Several fail at once, and ranks learn of them in different orders. Each has its own graph,
+    # because TensorFlow begins nothing more in a failed graph, and other ranks would wait for that.
     graphs = [summed(f"form.of.{number}") for number in range(9)]
     with ThreadPoolExecutor(len(graphs)) as threads:
         for _ in threads.map(lambda each: sums(each, [2, 3]), graphs):

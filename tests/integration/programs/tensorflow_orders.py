@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_test.py: 50 tensors in opposite orders, where TensorFlow has one thread."""
+"""One rank of tensorflow_test.py. It pushes 50 tensors in its own order, with one thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> int:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         sums = {}
         for i in order:
-            # Each waits for a tensor of its own, and the next operation for it.
+            # Each operation waits for its tensor, and the next operation waits for it.
             total = tw.push_pull(x + tf.cast(i, tf.float32), f"first.{i}", average=False)
             sums[i] = tw.push_pull(total * 2.0, f"second.{i}", average=False)
         return [sums[i] for i in range(_TENSORS)]

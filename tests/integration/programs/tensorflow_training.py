@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tensorflow_test.py: trains on handwritten digits, and prints each step's loss.
+"""One rank of tensorflow_test.py. It trains on handwritten digits, and prints each step's loss.
 
     tensorflow_training.py fit|tape|tf_keras
 
-Ranks take equal parts of one batch: whatever their number, the sum of the batches is the same.
+Ranks take equal parts of one batch, so the batch is the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _model(kind: Any) -> Any:
-    kind.utils.set_random_seed(1 + tw.rank())  # Made equal by a broadcast.
+    kind.utils.set_random_seed(1 + tw.rank())  # A broadcast makes the weights equal.
     return kind.Sequential(
         [
             kind.layers.Conv2D(8, 3, activation="relu"),
@@ -43,7 +43,7 @@ def _model(kind: Any) -> Any:
 
 
 def _own(images: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's part of every batch, in the order of the batches."""
+    """Returns this rank's part of every batch, in the order of the batches."""
     size, rank = tw.size(), tw.rank()
     part = _BATCH // size
     index = np.arange(len(classes)).reshape(-1, _BATCH)[:, rank * part : (rank + 1) * part]

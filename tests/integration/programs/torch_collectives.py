@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of collectives_test.py: the collectives on torch tensors, one function for each case."""
+"""One rank of collectives_test.py, for torch tensors. Each function is a case."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def reductions() -> None:
 
 
 def complex_reductions() -> None:
-    """As push_pull takes them."""
+    """Reductions take complex numbers as push_pull does."""
     rank, n = tw.rank(), tw.size()
     total = n * (n - 1) / 2
     for dtype in (torch.complex64, torch.complex128):
@@ -126,7 +126,7 @@ def groups_of_tensors() -> None:
 
 
 def results_that_autograd_must_see() -> None:
-    """What it has saved of a tensor is gone when a result has been written into it."""
+    """Autograd refuses what it has saved of a tensor after a result was written into it."""
     rank, n = tw.rank(), tw.size()
 
     def write(how: str, target: torch.Tensor) -> None:
@@ -147,7 +147,7 @@ def results_that_autograd_must_see() -> None:
 
 
 def arguments_of_the_wrong_kind() -> None:
-    """Each is refused here, in words that name it, and nothing is pushed."""
+    """Each wrong argument is refused with an error that names it, and nothing is pushed."""
     rank, n = tw.rank(), tw.size()
     ones, wrong, peer = torch.ones(4 * n), talweg.InvalidArgument, (tw.rank() + 1) % tw.size()
     calls = (
@@ -168,7 +168,7 @@ def arguments_of_the_wrong_kind() -> None:
     for call in (tw.push_pull_inplace, tw.broadcast_):
         expect(wrong, "clone()", call, expanded)
     expect(wrong, "clone()", tw.all_gather_into, expanded, ones)
-    empty = torch.ones(1).expand(n, 0, 4)  # It has no element to write.
+    empty = torch.ones(1).expand(n, 0, 4)  # It has no elements to write.
     assert tw.all_gather_into(empty, torch.ones(1, 0, 4)) is empty
     scaled = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     expect(wrong, "dequantize()", tw.all_gather, scaled)

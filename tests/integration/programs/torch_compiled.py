@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of torch_test.py: a whole step that torch.compile takes, with Talweg's calls in it.
+"""One rank of torch_test.py. torch.compile compiles whole steps with Talweg's calls.
 
-It does what it does uncompiled, and torch has nothing to warn of in Talweg's functions.
+A step does the same as the plain one, and torch warns of nothing in Talweg's functions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def hook_of_data_parallel() -> None:
 
 
 def calls() -> None:
-    """With a gradient through one, and what torch compiles as it stands."""
+    """A call has a gradient, and others stay as they are in the compiled step."""
 
     def make(name: str) -> Any:
         model = small_model()
@@ -75,7 +75,7 @@ def calls() -> None:
 
 
 def a_compiled_model_in_a_closure() -> None:
-    """Talweg's step runs as it stands, and the model within it compiled."""
+    """Talweg's step is not compiled, and the model within it is."""
     compiled = 0
 
     def count(graph: Any, _: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of torch_test.py: every promise of talweg.torch, one function each."""
+"""One rank of torch_test.py. Each function checks a promise of talweg.torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dtypes() -> None:
         assert mean.dtype == dtype and mean.shape == (3, 5)
         assert (mean == (tw.size() + 1) / 2).all(), mean
     integers = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
-    # Newer than the oldest torch.
+    # The oldest torch lacks these.
     newer = ("uint16", "uint32", "uint64")
     integers += [getattr(torch, name) for name in newer if hasattr(torch, name)]
     for dtype in integers:
@@ -69,7 +69,7 @@ def layouts() -> None:
 
 
 def again() -> None:
-    """Rounds of one name, in place: only those that are like the one before go the short way."""
+    """Rounds of one name in place take the short way only if they are like the round before."""
     ramp = torch.arange(6.0)
     negative = torch.complex(torch.zeros(6), ramp).conj().imag
     assert negative.is_neg()
@@ -105,7 +105,7 @@ def handles() -> None:
         assert (tw.synchronize(handle) == wanted).all()
         assert tw.poll(handle)
     expect(talweg.Busy, "synchronized before", tw.synchronize, opened[0])
-    # Each is itself, whatever its tensor's == says.
+    # A handle is equal only to itself, whatever == of its tensor returns.
     assert opened.index(opened[3]) == 3 and len(set(opened)) == 20
     assert (tw.push_pull(torch.ones(7), average=False, name="h0") == tw.size()).all()
 
@@ -127,7 +127,7 @@ def broadcasts() -> None:
 
 
 def _gathers_of_long_objects() -> None:
-    """They take more rounds, and no more memory."""
+    """Gathers of long objects take more rounds, and no more memory."""
     lengths: list[int] = []
     client = _client.current()
     run = client.run
@@ -164,7 +164,7 @@ def arguments_in_the_wrong_place() -> None:
 
 
 def arguments_in_numpys_order() -> None:
-    """And in the old one, in which whether to average came before the name."""
+    """Arguments may come in NumPy's order, and in the old one with `average` before the name."""
     for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
         push: Any = getattr(tw, name)
         numpys, own = (
@@ -192,7 +192,7 @@ def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def gradients() -> None:
-    """What all ranks' losses say to the results comes back, combined as the tensors were."""
+    """The gradient is the combination of all ranks' gradients by the same operation."""
     own = tw.rank() + 1
     total = tw.size() * (tw.size() + 1) // 2
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
@@ -201,7 +201,7 @@ def gradients() -> None:
             for _ in range(2):
                 result = tw.push_pull(tensor, average=average, name=f"forward.{dtype}.{average}")
                 assert result.grad_fn is not None and not result.is_leaf
-                # Its gradient is one number, expanded; that of a complex one is a conjugate view.
+                # The gradient is one expanded number; for complex tensors it is a conjugate view.
                 tensor.grad = None
                 (own * result.conj().sum()).abs().backward()
                 assert torch.equal(tensor.grad, torch.full_like(tensor, wanted)), tensor.grad
@@ -216,7 +216,7 @@ def gradients() -> None:
 
 
 def gradients_of_gradients() -> None:
-    """All ranks change their elements together, so differences are those of the whole."""
+    """All ranks change their elements together, so finite differences give the whole gradient."""
     torch.manual_seed(1)
     for dtype in (torch.float64, torch.complex128):
         for average in (False, True):
@@ -230,7 +230,7 @@ def gradients_of_gradients() -> None:
 
 
 def gradients_without_names() -> None:
-    """Rounds without names that come between forward and backward are in nobody's way."""
+    """Rounds without names between forward and backward do not disturb the gradient."""
     own, mean = tw.rank() + 1, (tw.size() + 1) / 2
     declared = 0
     for step in range(60):
@@ -263,7 +263,7 @@ def no_gradients() -> None:
 
 
 def _parameters(value: int) -> dict[str, Any]:
-    """Some of every kind; the elements' order in memory may differ from rank to rank."""
+    """Returns parameters of every kind. The order of elements in memory may differ by rank."""
     tied = torch.full((40, 20), float(value))
     image = torch.arange(240.0).reshape(2, 3, 5, 8) * value
     if tw.rank() % 2 == 0:
@@ -284,7 +284,7 @@ def _parameters(value: int) -> dict[str, Any]:
         "half": torch.full((5,), value, dtype=torch.bfloat16),
         "no tensor": value,
     }
-    if hasattr(torch, "float8_e4m3fn"):  # Not in the oldest torch.
+    if hasattr(torch, "float8_e4m3fn"):  # The oldest torch lacks it.
         parameters["float8"] = torch.full((3, 3), float(value)).to(torch.float8_e4m3fn)
     with torch.inference_mode():
         parameters["inference"] = torch.full((3,), float(value))
@@ -297,7 +297,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def parameters_of_every_kind() -> None:
-    """Also over the ends of chunks, and named in another order at another rank."""
+    """Parameters lie across the ends of chunks, and ranks name them in different orders."""
     before = _client.current().tensor_count
     for root in range(tw.size()):
         parameters, wanted = _parameters(tw.rank()), _parameters(root)
@@ -310,8 +310,8 @@ def parameters_of_every_kind() -> None:
         for name, tensor in parameters.items():
             assert _bytes(tensor) == _bytes(wanted[name]), (name, tensor)
             assert tensor.data_ptr() == storages[name], name
-    # However many parameters: the length, and the bytes, of which two rounds of a long stream take
-    # turns. Another root's are others.
+    # The tensors are the length and two for the bytes of a long stream, for any number of
+    # parameters. Another root has its own.
     long = (tw.size() + 1) // 2
     assert _client.current().tensor_count == before + 2 * tw.size() + long
 
@@ -327,7 +327,7 @@ def parameters_that_are_in_a_graph() -> None:
 
 
 def parameters_that_differ() -> None:
-    """Said where they are not the root's, and nobody waits for ever."""
+    """Ranks whose parameters are not like the root's raise, and nobody waits for ever."""
     last = tw.size() - 1
     differs = tw.rank() == last and last > 0
     text = f"parameter 'b' is float32 of shape (2, 3) at rank 0, but {{}} at rank {last}: build"
@@ -384,7 +384,7 @@ def optimizer_basics() -> None:
     _train(model, optimizer, 3)
     scheduler.step()
     _assert_same_everywhere(_weights(model))
-    # The averages stand in .grad when backward returns: clipping sees the same norm everywhere.
+    # The averages are in .grad when backward returns, so clipping sees the same norm at all ranks.
     optimizer.zero_grad()
     model(torch.randn(4, 6)).sum().backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -417,7 +417,7 @@ def unused_parameters() -> None:
 
 
 def grad_scaler() -> None:
-    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
+    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors can be scaled.
         return
     model = nn.Linear(6, 3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -428,7 +428,7 @@ def grad_scaler() -> None:
         optimizer.zero_grad()
         loss = model(torch.randn(4, 6)).square().mean()
         if step == 1 and tw.rank() == tw.size() - 1:
-            loss = loss * float("inf")  # One rank overflows: all must skip this step.
+            loss = loss * float("inf")  # One rank overflows, so all must skip this step.
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -474,7 +474,7 @@ def refused_optimizers() -> None:
 
 
 def optimizers_of_one_name() -> None:
-    """Also where their parameters have other names: they would share what says who has gradients."""
+    """Optimizers of one name fail, also with other parameter names, as they would share marks."""
     models = [nn.Linear(3, 3) for _ in range(2)]
     for at, model in enumerate(models):
         named = [(f"{at}.{name}", each) for name, each in model.named_parameters()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of torch_test.py: what steps apply are averages, whatever led to them."""
+"""One rank of torch_test.py. Steps apply averages, however their gradients came about."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def closures() -> None:
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
-        # Its own loss would have each rank take other steps.
+        # With its own loss each rank would take other steps.
         return float(tw.push_pull(loss.detach()))
 
     for step in range(2):
@@ -38,7 +38,7 @@ def closures() -> None:
 
 
 def _averaged_by_hand(model: nn.Module, name: str) -> list[torch.Tensor]:
-    """What each gradient of plain copies comes to."""
+    """Returns the averages of the gradients of plain copies."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return [tw.push_pull(g, name=f"{name}.{i}") for i, g in enumerate(gradients)]
 
@@ -72,13 +72,13 @@ def _check_closures(name: str, passes: int) -> None:
 
 
 def closures_of_few_passes() -> None:
-    """Also of gradients that nobody has averaged by the time of the step."""
+    """A closure may make few passes, so gradients are not averaged yet at the step."""
     _check_closures("closure.enough", 1)
     _check_closures("closure.few", 2)
 
 
 def assigned_gradients() -> None:
-    """By hand, by one rank, before the optimizer was made; and those that only stay."""
+    """Gradients are assigned by hand, by one rank, or before the optimizer, and some only stay."""
     model = nn.Linear(6, 3)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float(tw.rank()))
@@ -92,12 +92,12 @@ def assigned_gradients() -> None:
         losses = model(torch.ones(2, 6)).sum()
         weight, bias = torch.autograd.grad(losses, (model.weight, model.bias))
         if step == 1 and tw.rank() != 0:
-            continue  # The others' zeros count as any rank's do.
+            continue  # The zeros of other ranks count, too.
         share = tw.size() if step == 1 else 1
         at = mean if step == 1 else float(tw.rank())
         model.weight.grad = torch.full_like(weight, at * share)
         model.bias.grad = torch.full_like(bias, at * share)
-    # One that stays is as it was, though other gradients are averaged.
+    # A gradient that stays is unchanged, while other gradients are averaged.
     optimizer.zero_grad()
     other = nn.Linear(6, 3)
     optimizer.add_param_group({"params": list(other.parameters()), "lr": 0.1})
@@ -111,7 +111,7 @@ def assigned_gradients() -> None:
 
 
 def batches_that_are_left_out() -> None:
-    """The first of several passes is dropped, and a whole step."""
+    """The program drops the first of several passes, and a whole step."""
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "left out", backward_passes_per_step=2)
     for step in range(3):
@@ -134,7 +134,7 @@ def batches_that_are_left_out() -> None:
 
 
 def backwards_within_backwards() -> None:
-    """Whose end is not that of the pass, nor one of those to accumulate."""
+    """The end of an inner backward does not end the pass, and does not count as a pass."""
     if not hasattr(torch._C, "_current_autograd_node"):
         return
     first, second, third = (nn.Linear(6, 6) for _ in range(3))
@@ -152,8 +152,8 @@ def backwards_within_backwards() -> None:
             torch.manual_seed(100 * step + 10 * number + tw.rank())
             x = torch.randn(4, 6)
             plain(x).square().mean().backward()
-            # The last layer's gradients come first, from a backward within the other layers'; or
-            # within one within it.
+            # The last layer's gradients come first, from a backward within the other layers'
+            # backward, or one level deeper.
             y = second(first(x))
             y = checkpoint(inner, y, use_reentrant=True) if step == 0 else inner(y)
             y.square().mean().backward()
@@ -177,7 +177,7 @@ def schedulers() -> None:
 
 
 def clipped_under_a_scaler() -> None:
-    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
+    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors can be scaled.
         return
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "unscaled")
@@ -194,7 +194,7 @@ def clipped_under_a_scaler() -> None:
 
 
 def accumulated_gradients() -> None:
-    """Also a last step of fewer backward passes, and steps of several without being told so."""
+    """A last step may have fewer backward passes, and a step more passes than were announced."""
     for name, passes in (("three", 3), ("one", 1)):
         model = nn.Linear(6, 3)
         optimizer = distributed(model, f"accumulate.{name}", backward_passes_per_step=passes)
@@ -220,7 +220,7 @@ def accumulated_gradients() -> None:
 
 
 def optimizers_that_are_left_out() -> None:
-    """By some ranks, of a pass that has several; their gradients come in any order."""
+    """Some ranks leave optimizers out of a pass. Gradients of several come in any order."""
     a, b = nn.Linear(6, 6), nn.Linear(6, 3)
     optimizers = [distributed(a, "left out a"), distributed(b, "left out b")]
     for step in range(3):
@@ -241,7 +241,7 @@ def gradients_that_come_too_late() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
     optimizer = distributed(model, "late")
     model[1](torch.ones(2, 6)).sum().backward()
-    model[1].weight.grad = torch.ones(3, 6)  # Changes what has been averaged, as clipping may.
+    model[1].weight.grad = torch.ones(3, 6)  # It changes an average, as clipping may.
     model[0].weight.grad = torch.ones(6, 6)
     expect(talweg.InvalidArgument, "'0.weight' was assigned after backward()", optimizer.step)
     model[0].weight.grad = None
@@ -260,7 +260,7 @@ def gradients_of_one_element_for_all() -> None:
 
 
 def closures_that_assign() -> None:
-    """As often as an optimizer calls them."""
+    """Closures assign gradients as often as an optimizer calls them."""
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "assigning", torch.optim.LBFGS)
     torch.manual_seed(tw.rank())
@@ -278,7 +278,7 @@ def closures_that_assign() -> None:
 
 
 class _Scaled(torch.optim.SGD):
-    """Whose step takes more than a closure, and calls it something else."""
+    """An optimizer whose step() takes more than a closure, and has another name for it."""
 
     def step(self, evaluate: Any, scale: float = 0.0) -> Any:  # type: ignore[override]
         loss = evaluate()
@@ -305,7 +305,7 @@ def steps_of_other_arguments() -> None:
 
     assert optimizer.step(closure, 0.5) is not None  # type: ignore[call-arg]
     same_everywhere(model, "another argument")
-    # One that is called without a closure, and with something else in its place.
+    # This optimizer's step() gets no closure, but another argument in its place.
     other = distributed(nn.Linear(6, 3), "no closure", _Reported)
     other.step(0.25)  # type: ignore[arg-type]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own suite of torch.distributed, as its wheel carries it, over Talweg.
+"""Runs torch's own suite of torch.distributed, which its wheel contains, over Talweg.
 
-The suite leaves out what a backend does not have by the name in $BACKEND, and knows torch's own
-names only. So it is told one of those, and the groups that it makes are Talweg's. $WORLD_SIZE: as
-many ranks, each a fork of this process. Arguments: which of its tests not to run, `-NAME` each.
+By the name in $BACKEND the suite leaves out tests that a backend cannot pass. It knows only torch's
+own names. So it gets one of those, but its groups are Talweg's. $WORLD_SIZE is the number of ranks,
+which are forks of this process. Each argument `-NAME` leaves out a test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 _directory = tempfile.TemporaryDirectory(prefix="talweg.")
 os.environ["TEMP_DIR"] = _directory.name
 
-# It reads $BACKEND, $WORLD_SIZE and $TEMP_DIR.
+# The suite reads $BACKEND, $WORLD_SIZE and $TEMP_DIR.
 from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
 
 _init_process_group, _new_group = dist.init_process_group, dist.new_group

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of torch_test.py: what training programs do to models, optimizers and gradients."""
+"""One rank of torch_test.py. It does to models and gradients what training programs do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def shared_parameters() -> None:
             return self.b(self.a(x))
 
     model = Tied()
-    # Each of the two names, and once.
+    # The parameter is averaged once, by each of its two names.
     for name, twice in (("tied", False), ("tied.twice", True)):
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         tw.broadcast_parameters(model.state_dict())
@@ -111,7 +111,7 @@ def an_optimizer_for_the_same_parameters() -> None:
 
 def two_optimizers_of_one_name() -> None:
     a, b = nn.Linear(6, 3), nn.Linear(6, 3)
-    # Each by itself is fine.
+    # Each optimizer alone would work.
     optimizers = [distributed(model, "one name") for model in (a, b)]
     for model, optimizer in zip((a, b), optimizers):
         step_on_own_data(model, optimizer, 0)
@@ -145,7 +145,7 @@ def saved_and_loaded() -> None:
 
 
 def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Leaves averages in `.grad`, added to what is there, and checks them."""
+    """Adds averages to `.grad`, and checks them."""
     torch.manual_seed(100 * step + tw.rank())
     before = [0.0 if p.grad is None else p.grad.clone() for p in model.parameters()]
     x = torch.randn(4, 160)
@@ -157,7 +157,7 @@ def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step:
 
 
 def gradients_that_are_kept() -> None:
-    """Over the steps after theirs: whole, as a part, and through another tensor."""
+    """Gradients are kept after their step: whole, in part, and through another tensor."""
     model = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 130))
     optimizer = distributed(model, "kept")
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -177,13 +177,13 @@ def gradients_that_are_kept() -> None:
         same_everywhere(model, f"kept {step}")
         for tensor, values in kept:
             assert torch.equal(tensor, values), f"step {step} wrote over a gradient of before"
-    kept[0][0].fill_(1)  # And it is nobody else's.
+    kept[0][0].fill_(1)  # Nobody else has this memory.
     optimizer.zero_grad()
     _averaged_backward(model, optimizer, 8)
 
 
 def gradients_that_stay() -> None:
-    """Accumulated onto averages, and zeros."""
+    """Gradients are accumulated onto averages, and onto zeros."""
     model = nn.Linear(160, 160)
     optimizer = distributed(model, "stay")
     for step in range(9):
@@ -197,7 +197,7 @@ def gradients_that_stay() -> None:
 
 
 def gradients_in_a_forked_child() -> None:
-    """As a data loader's worker may touch them, that is all."""
+    """A forked child may read gradients, as a data loader's worker might."""
     model = nn.Linear(160, 160)
     optimizer = distributed(model, "forked")
     _averaged_backward(model, optimizer, 0)
@@ -215,7 +215,7 @@ def gradients_in_a_forked_child() -> None:
 
 
 def memory_formats() -> None:
-    """Gradients whose elements lie in another order at another rank."""
+    """The elements of gradients lie in different orders at the ranks."""
     model = nn.Conv2d(3, 4, 3)
     optimizer = distributed(model, "formats")
     if tw.rank() == 0:
@@ -229,7 +229,7 @@ def memory_formats() -> None:
 
 
 def odd_parameters() -> None:
-    """Without elements, without dimensions."""
+    """Some parameters have no elements, or no dimensions."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -269,7 +269,7 @@ def _train_with_a_failure(name: str, failing: Callable[[], bool]) -> None:
         except RuntimeError as error:
             assert "no backward" in str(error), error
             optimizer.synchronize()  # type: ignore[attr-defined]
-        # The average is there when backward has ended, after a failure as before.
+        # The average is there when backward has ended, also after a failure.
         own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         assert all(torch.equal(a, b) for a, b in zip(own, tw.broadcast_object(own)))
         optimizer.step()
@@ -318,7 +318,7 @@ def broadcasts_of_any_dtype() -> None:
 
 
 def views() -> None:
-    """What a view shows is pushed, not what lies in its memory."""
+    """A push takes the elements that a view shows, and not those that lie in memory."""
     negative = torch._neg_view(torch.ones(3))
     assert (tw.push_pull(negative, average=False) == -tw.size()).all()
     tw.push_pull_inplace(negative, average=False)

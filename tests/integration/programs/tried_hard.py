@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of tried_hard_test.py: what users do that no manual has told them to."""
+"""One rank of tried_hard_test.py. It does what users do although no manual tells them to."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _mismatch_of(optimizer: Any, model: nn.Module) -> None:
     try:
         model(torch.ones(2, 4)).sum().backward()
     except talweg.Mismatch as error:
-        # Whoever catches it does not hang in the next call either.
+        # A program that catches the error does not hang in the next call.
         expect(talweg.Mismatch, str(error), optimizer.synchronize)
         print(f"mismatch: {error}", flush=True)
 
 
 def names_that_differ() -> None:
-    """The parameters are otherwise alike."""
+    """Parameters differ only in their names."""
     last = tw.size() - 1
     names = ["body", "head" if tw.rank() < last else "classifier"]
     model = nn.Sequential(OrderedDict((name, nn.Linear(4, 4)) for name in names))
@@ -54,7 +54,7 @@ def names_in_another_order() -> None:
 
 
 def line_searches() -> None:
-    """The closure's loss is the rank's own; how often it is called must not be."""
+    """A closure returns the rank's own loss, but all ranks must call it equally often."""
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     for parameter in model.parameters():
         nn.init.constant_(parameter, 0.3)
@@ -87,7 +87,7 @@ def _join(optimizer: Any) -> None:
 
 
 def wrapped_twice() -> None:
-    """As when a notebook's cell is run again."""
+    """An optimizer is wrapped twice, as when a notebook's cell runs again."""
     model = nn.Linear(6, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     plain = type(optimizer)
@@ -139,7 +139,7 @@ def pickled() -> None:
             for group in other.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = torch.ones_like(parameter)
-            other.step()  # Alone.
+            other.step()  # Only this rank makes the step.
         step_on_own_data(model, optimizer, 1)
 
 
@@ -160,7 +160,7 @@ def objects_that_cannot_be_pickled() -> None:
 
 
 def objects_that_only_cloudpickle_takes() -> None:
-    """Where it is installed. Else a lambda is refused, with what would send it."""
+    """cloudpickle sends a lambda if it is installed. Otherwise the error names the remedy."""
     rank, one = tw.rank(), types.ModuleType("cloudpickle")
     one.dumps = lambda value, protocol: pickle.dumps(value(), protocol)  # type: ignore[attr-defined]
     with mock.patch.dict(sys.modules, cloudpickle=one):
@@ -187,7 +187,7 @@ def optimizer_state_that_cannot_be_pickled() -> None:
     expect(own, text, tw.broadcast_optimizer_state, optimizer)
 
 
-# These leave rounds open, and so end the job.
+# These leave rounds open, which ends the job.
 LAST = [names_that_differ, names_in_another_order]
 CASES = [
     line_searches,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel over Talweg: nothing but the backend's name is Talweg's.
+"""DistributedDataParallel over Talweg. Only the name of the backend differs from other programs.
 
     talweg run --nodes 2 --ranks-per-node 2 -- python examples/ddp.py
 
@@ -9,7 +9,7 @@ ranks have the same weights.
 
 from __future__ import annotations
 
-# Only where Talweg is not installed as a wheel, whose entry point makes the backend known.
+# Needed only if Talweg is not installed as a wheel. A wheel's entry point registers the backend.
 import talweg.torch  # noqa: F401
 import torch
 import torch.distributed as dist

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small convolutional network on the handwritten digits that scikit-learn carries.
+"""Trains a small convolutional network on the handwritten digits of scikit-learn.
 
     talweg run --nodes 2 --ranks-per-node 2 -- python examples/digits.py
     python examples/digits.py --single        # The same, in one process, without Talweg.
 
-The global batch is the same in both: with N ranks, each takes an Nth of every batch.
+The global batch is the same in both cases. With N ranks, each takes an Nth of every batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def build_model() -> nn.Module:
 
 
 def load_data() -> tuple[Batch, Batch]:
-    """The digits as f32[n, 1, 8, 8] in 0..1 and their classes; a fifth is held out for the test."""
+    """Returns digits as f32[n, 1, 8, 8] in 0..1 and their classes, to train and to test.
+
+    A fifth of the digits is for the test.
+    """
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     classes = torch.tensor(digits.target, dtype=torch.int64)
@@ -54,7 +57,7 @@ def load_data() -> tuple[Batch, Batch]:
 
 
 def evaluate(model: nn.Module, data: Batch) -> tuple[float, float]:
-    """Accuracy and mean loss."""
+    """Returns the accuracy and the mean loss."""
     model.eval()
     with torch.no_grad():
         logits = model(data[0])
@@ -65,7 +68,7 @@ def evaluate(model: nn.Module, data: Batch) -> tuple[float, float]:
 
 
 class Spans:
-    """What this rank computed in one step, as Chrome trace events (microseconds)."""
+    """What this rank computes in one step, as events of a Chrome trace (microseconds)."""
 
     def __init__(self, rank: int, step: int | None) -> None:
         self._rank = rank
@@ -117,7 +120,7 @@ def train(
     place: tuple[int, int],
     spans: Spans,
 ) -> list[float]:
-    """Returns this rank's loss of each step; `place` is its number and that of all ranks."""
+    """Returns this rank's loss of each step. `place` is its rank and the number of ranks."""
     rank, size = place
     images, classes = data
     share = arguments.batch // size
@@ -159,7 +162,7 @@ def main() -> int:
         sys.exit(f"--batch is {arguments.batch}; it must be a multiple of the {size} ranks")
 
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # Different on purpose: the broadcast makes them equal.
+    torch.manual_seed(rank)  # The seeds differ on purpose. The broadcast makes weights equal.
     model = build_model()
     if arguments.optimizer == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
@@ -181,7 +184,7 @@ def main() -> int:
     spread, pushed_bytes = 0.0, 0
     if not arguments.single:
         pushed_bytes = tw.pushed_bytes()
-        # Where two ranks differ in any weight, the largest and the smallest of it differ.
+        # If two ranks differ in a weight, its largest and its smallest value differ.
         largest = tw.push_pull(weights, name="weights.max", op=tw.Op.MAX)
         smallest = tw.push_pull(weights, name="weights.min", op=tw.Op.MIN)
         spread = (largest - smallest).abs().max().item()
@@ -200,7 +203,7 @@ def main() -> int:
             "weights_sha256": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
             "steps": len(losses),
             "seconds": seconds,
-            # What is pushed comes back: a rank moves each byte twice.
+            # Each pushed byte comes back as a result, so a rank moves it twice.
             "bytes_moved": 2 * pushed_bytes,
             "trace_events": spans.events,
         }

@@ -6,9 +6,9 @@ On each of three nodes, with a talweg-scheduler and a talweg-aggregator running:
     talweg run --scheduler host:port --nodes 3 --min-nodes 1 --node-rank K --loss-policy continue \\
         --restarts 3 -- python examples/elastic.py
 
-Kill one, and start it again with the same command. Or kill its agent, which is started again: the
-rank's process goes on. Each sample of an epoch is learnt from once, and at the end all ranks have
-the same weights.
+Kill one node, and start it again with the same command. Or kill its agent. `talweg run` starts the
+agent again, and the rank's process goes on. Each sample of an epoch is used once, and at the end
+all ranks have the same weights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
             for indices, batch, answers in loader:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(batch), answers)
-                (loss * state.weight).backward()  # 0 where this rank has no sample in the step.
+                (loss * state.weight).backward()  # The weight is 0 if this rank has no sample.
                 optimizer.step()
                 state.step += 1
                 epoch = state.epoch
@@ -73,7 +73,7 @@ def main() -> None:
             state.epoch += 1
             sampler.set_epoch(state.epoch)
 
-    state.run(train)  # Again, with the others' state, when this rank's agent was lost.
+    state.run(train)  # It calls train() again, with the others' state, if the agent is lost.
 
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]

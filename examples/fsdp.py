@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 over Talweg: each rank keeps a part of the parameters, and all learn together.
+"""FSDP2 over Talweg. Each rank keeps a part of the parameters, and all learn together.
 
     talweg run --nodes 2 --ranks-per-node 2 -- python examples/fsdp.py
 
@@ -9,7 +9,7 @@ which part of the parameters it has kept.
 
 from __future__ import annotations
 
-# Only where Talweg is not installed as a wheel, whose entry point makes the backend known.
+# Needed only if Talweg is not installed as a wheel. A wheel's entry point registers the backend.
 import talweg.torch  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ def main() -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)  # Gathered for this layer alone, and dropped after it.
+            fully_shard(layer, mesh=mesh)  # Its parameters are gathered only while it runs.
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(30):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small network to predict the next character of Python's own standard library.
+"""Trains a small network to predict the next character of Python's standard library.
 
     talweg run --nodes 2 --ranks-per-node 2 -- python examples/jax_text.py
     python examples/jax_text.py --single      # The same, in one process, without Talweg.
 
-The global batch is the same in both: with N ranks, each takes an Nth of every batch. It needs jax
-and optax.
+The global batch is the same in both cases. With N ranks, each takes an Nth of every batch. The
+example needs jax and optax.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-_CONTEXT = 16  # Characters that the next one is predicted from.
-_CHARACTERS = 96  # Printable ones, with all others as one.
+_CONTEXT = 16  # The network predicts a character from so many characters before it.
+_CHARACTERS = 96  # The printable characters, and one number for all others.
 _TEXT_BYTES = 2_000_000
 
 
 def load_text() -> np.ndarray:
-    """The library's sources one after another, as numbers below _CHARACTERS: int32[n]."""
+    """Returns the library's sources one after another, as numbers below _CHARACTERS: int32[n]."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(source.read_bytes() for source in sources)[:_TEXT_BYTES]
     numbers = np.frombuffer(text, np.uint8).astype(np.int32) - 32
@@ -54,7 +54,10 @@ def build_parameters(seed: int) -> dict[str, Any]:
 
 
 def loss_of(parameters: dict[str, Any], windows: jax.Array) -> jax.Array:
-    """Mean cross entropy in nats of the last character of each window, int32[n, _CONTEXT + 1]."""
+    """Returns the mean cross entropy, in nats, of the last character of each window.
+
+    Windows are int32[n, _CONTEXT + 1].
+    """
     values = parameters["embedding"][windows[:, :-1]].reshape(len(windows), -1)
     for name in ("first", "second"):
         values = jax.nn.gelu(values @ parameters[name]["kernel"] + parameters[name]["bias"])
@@ -82,7 +85,7 @@ def main() -> int:
     arguments = parse_arguments()
     rank, size = 0, 1
     optimizer: Any = optax.adam(arguments.lr)
-    # Different on purpose: the broadcast makes them equal.
+    # The seeds differ on purpose. The broadcast makes parameters equal.
     parameters = build_parameters(seed=0)
     if not arguments.single:
         import talweg.jax as tw

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds Talweg, trains the digits over it and in one process, and compares; see ./quickstart."""
+"""Builds Talweg, trains the digits over it and in one process, and compares. See ./quickstart."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ TARGETS = [
 TOOL = ROOT / "bazel-bin" / "clients" / "cli" / "talweg"
 PROGRAM = ROOT / "examples" / "digits.py"
 ACCURACY_MIN = 0.97
-# Sums in another order differ in their last bits, and training makes the difference grow from step to step.
+# Sums in another order differ in their last bits, and training makes the difference grow.
 DRIFT_STEPS = 20
 NODES, RANKS_PER_NODE, AGGREGATORS = 2, 2, 2
-# Shown in the timeline; within the rounds that an agent traces by default. Steps count from 0, rounds from 1.
+# The timeline shows this step. An agent traces its round. Steps count from 0, rounds from 1.
 TRACE_STEP = 8
 _STEP = re.compile(r"step (\d+)/(\d+) loss ([\d.]+)")
 _END_S = 20.0
 
 
 class Failed(Exception):
-    """A part of the demonstration did not work; the text says which, and shows its output."""
+    """A part of the demonstration has failed. The text names it, and has its output."""
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The tool ends its daemons and ranks by itself; only if it cannot, all is killed."""
+    """Asks the tool to end, with its daemons and ranks. Kills all of them if it does not."""
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)
@@ -62,14 +62,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def run_shown(title: str, line: list[str], log: Path) -> None:
-    """Runs a training program, shows how far it is, keeps its output in `log`."""
+    """Runs a training program, shows its progress, and keeps its output in `log`."""
     progress = ProgressLine(title)
     progress.show(0, 0, "starting")
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "clients" / "python"))
     environment["TALWEG_LIBRARY"] = str(ROOT / "bazel-bin" / "clients" / "c" / "libtalweg.so")
-    # PyTorch makes a directory for compiled kernels when it is imported: in this tree's cache, not in /tmp.
+    # At its import PyTorch makes a directory for compiled kernels, here in this tree's cache.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache" / "torchinductor"))
-    # A step is a round of every gradient: the agents' timelines reach the traced step.
+    # A step is a round of every gradient, so the agents' timelines contain the traced step.
     environment["TALWEG_TRACE_ROUNDS"] = str(TRACE_STEP + 2)
     process = None
     try:
@@ -83,7 +83,7 @@ def run_shown(title: str, line: list[str], log: Path) -> None:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Signals reach it below, once.
+                start_new_session=True,  # Signals reach it only once, by the code below.
             )
         assert process.stdout is not None
         with log.open("w") as file:
@@ -110,7 +110,7 @@ def read_results(directory: Path) -> list[dict[str, Any]]:
 
 
 def draw_losses(single: dict[str, Any], job: dict[str, Any], path: Path) -> None:
-    # Its list of fonts, which takes seconds to make, belongs to this tree's cache, not to the home.
+    # Matplotlib takes seconds to make its list of fonts, which is kept in this tree's cache.
     os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
     import matplotlib
 
@@ -131,7 +131,10 @@ def draw_losses(single: dict[str, Any], job: dict[str, Any], path: Path) -> None
 
 
 def write_timeline(ranks: list[dict[str, Any]], traces: list[Path], path: Path) -> int:
-    """One Chrome trace of a step: the ranks' computing, the agents' rounds; returns its events."""
+    """Writes a Chrome trace of a step: the ranks' work and the agents' rounds.
+
+    Returns the number of its events.
+    """
     computing = [event for rank in ranks for event in rank["trace_events"]]
     spans = [event for event in computing if event["ph"] == "X"]
     begin = min(event["ts"] for event in spans)
@@ -139,7 +142,7 @@ def write_timeline(ranks: list[dict[str, Any]], traces: list[Path], path: Path) 
     events = computing[:]
     for trace in traces:
         for event in json.loads(trace.read_text())["traceEvents"]:
-            # The agents record every round up to this step's.
+            # The agents record every round up to that of this step.
             if event["ph"] == "M" or (event["ts"] < end and event["ts"] + event["dur"] > begin):
                 events.append(event)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -147,7 +150,7 @@ def write_timeline(ranks: list[dict[str, Any]], traces: list[Path], path: Path) 
 
 
 def report(single: dict[str, Any], ranks: list[dict[str, Any]]) -> bool:
-    """Prints the table; whether accuracy and identity hold."""
+    """Prints the table. Returns whether the accuracy and the identity of weights hold."""
     job = ranks[0]
     identical = len({rank["weights_sha256"] for rank in ranks}) == 1
     drift = max(

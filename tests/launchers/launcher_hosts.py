@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests of launchers: hosts that are network namespaces, with names of their own."""
+"""Hosts that are network namespaces with host names of their own, for tests of launchers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class HostsTest(SiteTest):
         super().setUp()
 
     def on(self, host: str) -> list[str]:
-        """What goes before a command, to run it on that host."""
-        # A host name of its own; Open MPI also asks for the directory of its user's jobs by it.
+        """Returns words to put before a command. They run it on that host."""
+        # The host has its own name. Open MPI also names the directory of a user's jobs by it.
         become = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"]
         return [*self.network.enter(host), *become]
 
     def remote_shell(self) -> Path:
-        """A program that is called as ssh is: ADDRESS COMMAND..."""
+        """Returns a program that takes the arguments of ssh: ADDRESS COMMAND..."""
         cases = [
             f'{self.network.address(host)}) shift; exec {shlex.join(self.on(host))} sh -c "$*" ;;'
             for host in self.hosts

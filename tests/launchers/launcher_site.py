@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests of launchers: a place of its own for each, in which nothing may be left."""
+"""A site for each test of launchers. Nothing may be left there at the end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import job
 PROGRAMS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "tests" / "launchers" / "programs"
 RANK = [sys.executable, "-P", str(PROGRAMS / "rank.py")]
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run"]
-# All that the processes of one site have, and no other.
+# A variable that all processes of one site have, and no others.
 _MARK = "TALWEG_TEST_SITE"
 _OTHERS = re.compile("(TALWEG|SLURM|PMIX?|OMPI|HYDR?A?|TORCHELASTIC|BYTEPS|DMLC|HOROVOD)_")
 _TORCHS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class SiteTest(unittest.TestCase):
-    """A test with a directory of its own, whose processes all end with it."""
+    """A test with a directory of its own. All its processes end with the test."""
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="talweg.", dir="/tmp"))
@@ -46,13 +46,13 @@ class SiteTest(unittest.TestCase):
             "TMPDIR": str(self.directory),
             "HOME": str(self.directory),
             "OMP_NUM_THREADS": "1",
-            # For Open MPI, in a container whose user is root.
+            # Open MPI needs it in a container whose user is root.
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
 
     def processes(self) -> dict[int, str]:
-        """Those of this site, with their command lines."""
+        """Returns the processes of this site, with their command lines."""
         found = {}
         for directory in Path("/proc").glob("[0-9]*"):
             try:
@@ -60,7 +60,7 @@ class SiteTest(unittest.TestCase):
                 if f"{_MARK}={self.mark}".encode() in environment:
                     line = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(directory.name)] = line.decode(errors="replace")
-            except OSError:  # It has ended, or is another user's.
+            except OSError:  # The process has ended, or is another user's.
                 continue
         return {pid: line for pid, line in found.items() if line}
 
@@ -75,7 +75,7 @@ class SiteTest(unittest.TestCase):
                 continue
 
     def require_nothing_left(self) -> None:
-        """No process, and no directory of a job: within a while of the launcher's end."""
+        """Checks that soon after the launcher's end no process and no job's directory is left."""
         end = time.monotonic() + job.TIMEOUT_S
         while True:
             left = self.processes()
@@ -100,7 +100,10 @@ class SiteTest(unittest.TestCase):
         return process
 
     def finish(self, *processes: subprocess.Popen[str], status: int | None = 0) -> str:
-        """The outputs together, of processes that have all ended with this status (None: another)."""
+        """Waits for the processes, and returns their outputs together.
+
+        All must end with `status`; with None they must not end with 0.
+        """
         output = ""
         for process in processes:
             try:
@@ -120,7 +123,7 @@ class SiteTest(unittest.TestCase):
         return self.finish(self.start(line, **variables), status=status)
 
     def require_ranks(self, output: str, nodes: Sequence[int], times: int = 1) -> None:
-        """That each rank has said once that its sum is right."""
+        """Checks that each rank has said `times` times that its sum is right."""
         size = sum(nodes)
         wanted: list[str] = []
         for count in nodes:

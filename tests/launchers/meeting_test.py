@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers at the port where a job's nodes meet, and strangers who listen where nodes look for it."""
+"""Tests strangers at the port where a job's nodes meet, and strangers who listen in its place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _saying(line: bytes) -> Callable[[socket.socket], None]:
 
 
 class _First:
-    """The first node's side, in a loop of its own until the other node has come."""
+    """The first node's side. It runs a loop until the other node has come."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -65,7 +65,7 @@ class MeetingPointTest(unittest.TestCase):
         self.addCleanup(self.stack.close)
 
     def _check_that_nodes_meet(self) -> None:
-        """The other node gets in now."""
+        """Checks that the other node gets in now."""
         connection = self.first.connect(self.stack, "127.0.0.2")
         failure: list[Exception] = []
 
@@ -108,10 +108,10 @@ class MeetingPointTest(unittest.TestCase):
 
 
 class ReachTest(unittest.TestCase):
-    """Another process has the port where the first node's keeper is looked for."""
+    """Another process has the port at which nodes look for the first node's keeper."""
 
     def _said_of(self, answer: Callable[[socket.socket], None]) -> str:
-        """What is said of a place where `answer` serves each connection."""
+        """Returns the error about an address at which `answer` serves each connection."""
         said: dict[str, str] = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
             place = listener.getsockname()

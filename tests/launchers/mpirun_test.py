@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that the real mpirun has started, Open MPI's and MPICH's, on one host and on several."""
+"""Tests ranks of the real mpirun, Open MPI's and MPICH's, on one host and on several."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class MpirunTest(SiteTest):
 
 
 class HydraTest(SiteTest):
-    """mpirun of MPICH, whose variables name no job."""
+    """Tests mpirun of MPICH, whose variables name no job."""
 
     def setUp(self) -> None:
         super().setUp()
         needs("mpiexec.hydra")
 
     def test_one_node_and_two_jobs_at_once(self) -> None:
-        # Each rank has a parent of its own.
+        # The shell makes each rank's parent a process of its own.
         line = ["mpiexec.hydra", "-n", "2", "sh", "-c", '"$@"; exit $?', "sh", *RANK, "again"]
         output = self.finish(self.start(line), self.start(line))
         self.require_ranks(output, [2], times=2)
@@ -72,7 +72,7 @@ class HydraOnHostsTest(HostsTest):
 
 
 class MpirunOnHostsTest(HostsTest):
-    """Where no torch can be imported, and mpirun itself is on a host without ranks."""
+    """Tests ranks that cannot import torch, with mpirun on a host without ranks."""
 
     hosts = ["login", "a", "b"]
 
@@ -82,7 +82,7 @@ class MpirunOnHostsTest(HostsTest):
         options = ["--mca", "plm_rsh_agent", str(agent), "--host", hosts]
         options += ["-x", "PYTHONPATH", "-x", "TMPDIR", "-x", "TALWEG_TEST_SITE", "-x", "PATH"]
         needs("mpirun.openmpi")
-        # Its path would stand for a prefix.
+        # A path before the name would mean an installation prefix.
         line = ["mpirun.openmpi", "-np", str(sum(slots.values())), *options]
         return self.run_line([*self.on("login"), *line, *program], status=status)
 
@@ -100,12 +100,12 @@ class MpirunOnHostsTest(HostsTest):
         self.require_nothing_left()
 
     def test_ranks_dealt_out_by_turns(self) -> None:
-        """Talweg counts the ranks over the nodes in order."""
+        """mpirun deals ranks to nodes in turn. Talweg counts them node by node."""
         output = self.mpirun({"a": 2, "b": 2}, "--map-by", "node", *RANK, "sum")
         self.require_ranks(output, [2, 2])
 
     def test_without_pmix(self) -> None:
-        """The first node is then mpirun's own host."""
+        """Without PMIx mpirun's own host counts as the first node."""
         without = ["env", "-u", "PMIX_NAMESPACE"]
         self.require_ranks(self.mpirun({"login": 1, "b": 1}, *without, *RANK, "sum"), [1, 1])
         self.require_nothing_left()

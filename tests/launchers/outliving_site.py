@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests of launchers: ranks of programs/outlive.py, whose agents are killed."""
+"""Runs programs/outlive.py, whose agents tests kill, for tests of launchers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher_site import PROGRAMS, SiteTest
 
 
 class OutlivingTest(SiteTest):
-    """One job. What its ranks say is in a directory."""
+    """A test with one job. The ranks' lines are in files of a directory."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -34,7 +34,7 @@ class OutlivingTest(SiteTest):
             time.sleep(0.02)
 
     def go_on(self, ranks: int) -> None:
-        """Returns when so many have ended ten steps more."""
+        """Returns when so many ranks have ended ten more steps."""
         self.wait_for(f"{ranks} ranks go on", rank_logs.going_on(self.told, ranks))
 
     def agents(self) -> list[int]:
@@ -45,7 +45,7 @@ class OutlivingTest(SiteTest):
         self.wait_for("another agent", lambda: pid not in self.agents() and bool(self.agents()))
 
     def stop(self) -> None:
-        """Has the ranks end."""
+        """Tells the ranks to end."""
         (self.told / "stop").touch()
 
     def require_equal_ends(self, ranks: int) -> None:

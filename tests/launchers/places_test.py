@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers say is understood, and what does not belong to a job is kept out of it."""
+"""Tests that launchers' variables give the right places, and that strangers stay out of a job."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LaunchersTest(unittest.TestCase):
 
         first = place(TORCHELASTIC_RESTART_COUNT="0")
         self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="0", GROUP_RANK="0").job)
-        # Nodes count lives apart from each other.
+        # Each node counts lives by itself.
         self.assertEqual(first.job, place(TORCHELASTIC_RESTART_COUNT="1").job)
         alone = {"GROUP_WORLD_SIZE": "1"}
         jobs = {place(TORCHELASTIC_RESTART_COUNT=count, **alone).job for count in "01"}
@@ -105,7 +105,7 @@ class LaunchersTest(unittest.TestCase):
         self.assertNotEqual(first.node, place(GROUP_RANK="0").node)
 
     def test_torchruns_nodes_meet_in_each_life(self) -> None:
-        """Also at a scheduler that could number them by what torchrun says."""
+        """Nodes meet in each life, also at a scheduler that torchrun's numbers would do for."""
         torchrun = {"TORCHELASTIC_RUN_ID": "x"}
         for own, nodes in (({}, 2), (torchrun, None), ({**torchrun, "GROUP_WORLD_SIZE": "1"}, 1)):
             place = launchers.find({**_TORCH, "TALWEG_SCHEDULER": "a:1", **own})
@@ -171,7 +171,7 @@ class PrivateDirectoryTest(unittest.TestCase):
         (job / "left").touch()
         with self.assertRaises(TimeoutError):
             places.Claim(job, 0)
-        os.close(first._lock)  # As when its process has died.
+        os.close(first._lock)  # The same happens when its process dies.
         second = places.Claim(job, 0)
         self.assertEqual(list(job.iterdir()), [])
         second.release()
@@ -179,7 +179,7 @@ class PrivateDirectoryTest(unittest.TestCase):
 
 
 class HandshakeTest(unittest.TestCase):
-    """The first node's side; the other is told by whole jobs."""
+    """Tests the first node's side. Tests of whole jobs cover the other side."""
 
     def test_another_job_is_refused(self) -> None:
         answerer = handshake.Answerer("job", "secret", None)

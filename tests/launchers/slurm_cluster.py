@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Slurm cluster on this host: munge, the controller, and nodes that are processes."""
+"""Runs a Slurm cluster on this host: munge, the controller, and nodes that are processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """Nodes n1, n2, ... of as many CPUs as ranks are to fit. A context manager, for root alone."""
+    """Nodes n1, n2 and so on, with as many CPUs as ranks. A context manager that needs root."""
 
     def __init__(self, directory: Path, nodes: int, cpus: int) -> None:
         self._directory = directory
@@ -56,7 +56,7 @@ class SlurmCluster:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> dict[str, str]:
-        """The variables by which srun finds it."""
+        """Returns the variables by which srun finds the cluster."""
         try:
             return self._start()
         except BaseException:

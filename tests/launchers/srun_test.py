@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that the real srun has started, on virtual nodes of this host."""
+"""Tests ranks that the real srun starts on virtual nodes of this host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from permitted import needs
 from slurm_cluster import SlurmCluster
 
 _EXAMPLES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples"
-# What torch's env:// wants to know.
+# The variables that torch's env:// needs.
 _TORCHS = (
     "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=2 "
     "GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES"
@@ -98,7 +98,7 @@ class SrunTest(SiteTest):
         self.require_nothing_left()
 
     def test_a_shell_in_an_allocation_is_no_rank(self) -> None:
-        """Nor is the batch script, which has a SLURM_PROCID."""
+        """Neither a shell nor the batch script, which has a SLURM_PROCID, is a rank."""
         line = ["salloc", "--nodes=2", "--ntasks=4", *RANK, "sum"]
         self.require_ranks(self.run_line(line), [1])
         script = self.directory / "script"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real sshd on addresses of the loopback interface, with keys and a port of its own."""
+"""Runs a real sshd on addresses of the loopback interface, with its own keys and port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import sshd
 from launcher_site import SiteTest
 
-HOSTS = ("127.0.0.2", "127.0.0.3")  # Neither is a name of this host.
+HOSTS = ("127.0.0.2", "127.0.0.3")  # The launcher does not take these for its own host.
 
 
 class SshTest(SiteTest):
@@ -19,7 +19,7 @@ class SshTest(SiteTest):
         with socket.create_server((HOSTS[0], 0)) as probe:
             self.port = probe.getsockname()[1]
         sshd.start(self, self.directory, HOSTS, self.port, self._answers)
-        # Known hosts are a user's, by the password database.
+        # ssh finds a user's known hosts by the password database, and not by HOME.
         tools = self.directory / "tools"
         tools.mkdir()
         wrapper = tools / "ssh"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that reach other hosts by ssh, with a real sshd: horovodrun, horovod.run, dist_launcher.py."""
+"""Tests launchers that reach hosts by a real ssh and sshd: horovodrun, dist_launcher and so on."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class HorovodrunTest(SshTest):
 
 
 class HostsRunTest(SshTest):
-    """talweg run on hosts that it is told, by a real ssh."""
+    """Tests `talweg run` on listed hosts, with a real ssh."""
 
     def talweg_run(self, *arguments: str, status: int | None = 0) -> str:
         reached = [f"--ssh-port={self.port}", f"--ssh-identity-file={self.key}"]
@@ -145,7 +145,7 @@ class DistLauncherTest(SshTest):
         for name, hosts in (("workers", HOSTS), ("servers", HOSTS[:1])):
             lines = "".join(f"{host}:{self.port}\n" for host in hosts)
             (self.directory / name).write_text(lines + "\n")
-        # As a user's own ssh configuration would say it.
+        # A user's own ssh configuration would do the same.
         wrapper = self.directory / "tools" / "ssh"
         wrapper.write_text(wrapper.read_text().replace('"$@"', f'-i {self.key} "$@"'))
 
@@ -171,7 +171,7 @@ class DistLauncherTest(SshTest):
         return "".join(path.read_text() for path in paths)
 
     def test_a_job(self) -> None:
-        """Scheduler, server and two workers, and all end by themselves."""
+        """Starts scheduler, server and two workers. All end by themselves."""
         self.run_there(*LAUNCH, *RANK, "sum")
         self.require_ranks(self.logs("stdout"), [1, 1])
         names = [path.name for path in (self.directory / "sshlog").glob("*.stdout")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchrun on several hosts: the nodes find each other through its store."""
+"""Tests torchrun on several hosts. The nodes find each other through its store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher_hosts import HostsTest
 from launcher_site import PROGRAMS, RANK, TORCHRUN
 from outliving_site import OutlivingTest
 
-_PORT = "29500"  # The hosts are this test's own.
+_PORT = "29500"  # No other process uses it, because only this test has these hosts.
 
 
 class _TorchrunTest(HostsTest):
@@ -32,7 +32,7 @@ class _TorchrunTest(HostsTest):
             meeting = [f"--master-addr={first}", f"--master-port={_PORT}"]
             if (
                 self.restarts > 0
-            ):  # Nodes that meet like this begin their ranks again when others do.
+            ):  # Nodes that meet in this way start their ranks again when others do.
                 meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{_PORT}"]
                 meeting += ["--rdzv-id=test", f"--rdzv-conf=is_host={node == 0}"]
             options = [
@@ -68,7 +68,7 @@ class TorchrunOnHostsTest(_TorchrunTest):
         self.require_nothing_left()
 
     def test_torchrun_starts_the_ranks_of_all_hosts_again(self) -> None:
-        """Only the node whose rank has died counts that. Both meet in the life that follows."""
+        """Only the node whose rank has died counts a restart. Both nodes meet in the next life."""
         self.restarts = 1
         for rank in ("0", "1"):
             lived = str(self.directory / f"lived.{rank}")
@@ -79,7 +79,7 @@ class TorchrunOnHostsTest(_TorchrunTest):
 
 
 class AtASchedulerTest(_TorchrunTest):
-    """Jobs of a scheduler that is there before torchrun is, and after it."""
+    """Tests jobs of a scheduler that runs before torchrun starts and after it ends."""
 
     restarts = 1
 
@@ -96,7 +96,7 @@ class AtASchedulerTest(_TorchrunTest):
         self._start_daemon("aggregator", f"--listen={first}:0")
 
     def _start_daemon(self, *line: str) -> dict[str, str]:
-        """On the first host. Its addresses by their names."""
+        """Starts a daemon on the first host. Returns its addresses by their names."""
         on_first = self.on(self.hosts[0])
         daemon = self.start([*on_first, job.TOOL, *line, "--insecure", "--ready_fd=1"])
         self.daemons.append(daemon)
@@ -111,7 +111,7 @@ class AtASchedulerTest(_TorchrunTest):
         self.require_nothing_left()
 
     def test_torchrun_starts_the_ranks_of_all_hosts_again(self) -> None:
-        """The hosts count these lives apart, and each life is another job of the scheduler."""
+        """Each host counts lives by itself, and each life is another job of the scheduler."""
         for rank in ("0", "1"):
             lived = str(self.directory / f"lived.{rank}")
             program = ["--no-python", *RANK, "die_once", lived, rank]
@@ -119,7 +119,7 @@ class AtASchedulerTest(_TorchrunTest):
         self._require_nothing_else_left()
 
     def test_a_job_with_a_name(self) -> None:
-        """It is the same in each life."""
+        """The job has the same name in each life."""
         program = ["--no-python", *RANK, "die_once", str(self.directory / "lived"), "1"]
         started = self.start_torchrun((1, 1), *program, TALWEG_JOB="named")
         self.require_ranks(self.finish(*started), [1, 1])
@@ -146,7 +146,7 @@ class OutlivedAgentTest(OutlivingTest, _TorchrunTest):
             own = [int(line.split()[1]) for line in lines if line.startswith("step ")]
             self.assertEqual(own, sorted(set(own)))
             steps |= set(own)
-            # Each was the one that was lost, once.
+            # Each rank has lost its agent once.
             self.assertEqual(sum(line.startswith("begins") for line in lines), 2)
         self.assertEqual(steps, set(range(1, max(steps) + 1)))
         self.require_nothing_left()

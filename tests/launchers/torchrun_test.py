@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that the real torchrun has started bring up what their nodes need, and end it."""
+"""Tests that ranks of the real torchrun start the daemons that their nodes need, and end them."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ class TorchrunTest(SiteTest):
             self.assertIn("rank 1 of 2", output)
 
     def test_a_program_that_starts_its_ranks_itself(self) -> None:
-        """No launcher's variable: the ranks find each other's hosts in torch's store."""
+        """Without a launcher's variables ranks find each other's hosts in torch's store."""
         output = self.run_line([sys.executable, "-P", _BACKEND, "spawn", "2"])
         self.assertEqual(output.count("of 2: sum is right"), 2, output)
         self.require_nothing_left()
 
     def test_groups_of_all_ranks_that_have_other_ranks_later(self) -> None:
-        """Each init_process_group() may name other ranks; those of the last one stay in its job."""
+        """Each init_process_group() may have other ranks. The last ones stay in their job."""
         output = self.run_line([sys.executable, "-P", _BACKEND, "worlds"])
         self.assertEqual(output.count("sums are right"), 3, output)
         self.require_nothing_left()
 
     def test_ranks_that_swap_their_numbers(self) -> None:
-        """For the others torchrun's variables are still right: all ranks look in one place."""
+        """Some ranks swap their numbers. For others torchrun's variables stay right. All meet."""
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=3", _BACKEND, "renumbered"]
         output = self.run_line([*line, str(self.directory)])
         self.assertEqual(output.count("sums are right"), 3, output)
         self.require_nothing_left()
 
     def test_torchrun_starts_the_ranks_again(self) -> None:
-        """Each of its lives is a job of its own."""
+        """Each life of torchrun is a job of its own."""
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python"]
         self.require_ranks(self.run_line([*line, *RANK, "fail_once"]), [2])
         self.require_nothing_left()
 
     def test_a_rank_that_comes_late(self) -> None:
-        """No rank is through init() before all of its node have called it; one may call it again."""
+        """init() returns when all ranks of the node have called it. A rank may call it again."""
         late = str(self.directory / "late")
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *RANK, "late", late]
         output = self.run_line(line)
@@ -81,14 +81,14 @@ class TorchrunTest(SiteTest):
         self.require_nothing_left()
 
     def test_the_first_rank_dies(self) -> None:
-        """It had started the daemons. The others hear of it, and nothing is left."""
+        """The first rank, which has started the daemons, dies. Others get an error."""
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *RANK, "die", "0"]
         output = self.run_line(line, status=1)
         self.assertRegex(output, "told: JobFailed: .*rank 0")
         self.require_nothing_left()
 
     def test_the_keeper_dies(self) -> None:
-        """Its daemons end with it, and ranks are told."""
+        """The keeper's daemons end with it, and ranks get an error."""
         torchrun = self._hold()
         [keeper] = self.keepers()
         os.kill(keeper, signal.SIGKILL)
@@ -131,7 +131,7 @@ class TorchrunTest(SiteTest):
 
 
 class OutlivedAgentTest(OutlivingTest):
-    """The keeper starts an agent again for ranks that wait for it."""
+    """Tests that the keeper starts an agent again for ranks that wait for it."""
 
     def _start(self, **variables: str) -> subprocess.Popen[str]:
         line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *self.program]
@@ -162,7 +162,7 @@ class OutlivedAgentTest(OutlivingTest):
         output = self.finish(torchrun, status=1)
         text = "started again: it was started again 1 times in 300 s, and TALWEG_AGENT_RESTARTS"
         self.assertIn(text, output)
-        # Torchrun ends the other rank once one has failed, perhaps before it could say so.
+        # torchrun ends the other rank when one has failed, perhaps before it has printed its error.
         last_lines = "\n".join(lines[-1] for lines in self.said().values())
         self.assertRegex(last_lines, f"error AgentLost: .*{text}")
         self.require_nothing_left()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of torch.distributed that names the backend, and nothing else of Talweg.
+"""A rank of torch.distributed that uses nothing of Talweg except the name of the backend.
 
 backend.py             started by a launcher
 backend.py spawn N     starts N ranks itself, as torch.multiprocessing does
 backend.py renumbered DIRECTORY
-                       started by torchrun; ranks swap their numbers in a second group
-backend.py worlds      starts 3 ranks, which have process groups of other ranks one after the other
+                       is started by torchrun; ranks swap their numbers in a second group
+backend.py worlds      starts 3 ranks, which make process groups of different ranks in turn
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-# An installed wheel's entry point does this; the tree's package has none.
+# The entry point of an installed wheel does this. The package in the tree has none.
 import talweg.torch  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ def _require_sum(group: Any = None) -> None:
 
 
 def _world(store: str, members: Sequence[int], process: int, backend: str = "talweg") -> None:
-    """`members`: the processes in it, by rank; `store`: a file of its own."""
+    """Makes a process group. `members` are its processes, by rank. `store` is a file for it."""
     if process not in members:
         return
     rank, size = members.index(process), len(members)
@@ -71,7 +71,7 @@ def _worlds(process: int, directory: str) -> None:
     world([0, 1, 2])
     client = _client.current()
     world([0, 1, 2])
-    assert client is _client.current()  # The job goes on.
+    assert client is _client.current()  # The rank stays in its job.
     world([2, 1, 0])
     world([0, 1])
     world([0, 1, 2])

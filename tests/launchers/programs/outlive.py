@@ -3,8 +3,8 @@
 
     outlive.py DIRECTORY
 
-Lines go to DIRECTORY/PID: "begins STEP", "step STEP" after each, at last "weights DIGEST", or
-"error TYPE: TEXT".
+Lines go to DIRECTORY/PID: "begins STEP", then "step STEP" after each step. The last line is
+"weights DIGEST" or "error TYPE: TEXT".
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank without torch, started by a launcher that knows nothing of Talweg.
 
-rank.py sum            sums once, and says who it is
-rank.py die RANK       RANK kills itself in the middle; the others say what they are told
+rank.py sum            sums once, and prints its place
+rank.py die RANK       RANK kills itself in the middle; the others print their errors
 rank.py fail_once      rank 1 fails in the first of torchrun's lives
 rank.py again          joins and leaves three times
-rank.py hold FILE      goes on until FILE is there
-rank.py late FILE      rank 1 joins when FILE is there: rank 0 makes it when it has waited in vain
+rank.py hold FILE      goes on until FILE exists
+rank.py late FILE      rank 1 joins when FILE exists; rank 0 makes it after a wait in vain
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _sum() -> None:
 
 
 def _say(text: str) -> None:
-    # One write: lines of several ranks do not mix.
+    # It is one write, so lines of several ranks do not mix.
     place = f"rank {talweg.rank()} of {talweg.size()}, local {talweg.local_rank()} of {talweg.local_size()}"
     os.write(1, f"{place}: {text}\n".encode())
 
@@ -56,7 +56,7 @@ def main() -> int:
     _sum()
     if mode == "die":
         if talweg.rank() == int(arguments[0]):
-            _sum()  # Then all others have the first one, and wait for what they will be told.
+            _sum()  # After it all others have the first sum, and wait for their error.
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             while True:
@@ -74,10 +74,10 @@ def main() -> int:
         lived = Path(f"{arguments[0]}.{talweg.rank()}")
         if not lived.exists():
             lived.touch()
-            _sum()  # All have lived.
+            _sum()  # All ranks have taken part in a sum.
             if talweg.rank() == int(arguments[1]):
                 os.kill(os.getpid(), signal.SIGKILL)
-            signal.pause()  # The launcher ends the others.
+            signal.pause()  # The launcher ends the other ranks.
     if mode == "again":
         for _ in range(2):
             talweg.shutdown()
